@@ -5,6 +5,7 @@ learn of Heed's models when they are imported themselves, before or after this p
 """
 
 import importlib
+import warnings
 
 from heedful.registration import install
 
@@ -33,23 +34,26 @@ _HOMES = {
     "SeededSampling": "heedful.inference.strategies.sampling",
     "TokenizerPair": "heedful.data.tokenization",
     "Translator": "heedful.inference.translation",
-    "alignment_errors": "heedful.inference.attention.measures",
-    "attention_entropy": "heedful.inference.attention.measures",
     "attention_map": "heedful.inference.attention.maps",
     "attention_maps": "heedful.inference.attention.maps",
-    "attention_rollout": "heedful.inference.attention.measures",
     "compare_translations": "heedful.evaluation.comparison",
     "draw_attention": "heedful.inference.attention.drawing",
     "draw_attention_grid": "heedful.inference.attention.drawing",
-    "dual_cross_entropy": "heedful.inference.scoring",
     "make_recipe": "heedful.training.recipe_file",
     "prepare_for_inference": "heedful.inference.native.prepared_model",
     "read_recipe": "heedful.training.recipe_file",
-    "record_gates": "heedful.inference.attention.recording",
     "train": "heedful.training.run",
+    "write_attention_report": "heedful.inference.attention.report",
+}
+# Names that were exported until 0.1, each with the module that has it.
+_MOVED = {
+    "alignment_errors": "heedful.inference.attention.measures",
+    "attention_entropy": "heedful.inference.attention.measures",
+    "attention_rollout": "heedful.inference.attention.measures",
+    "dual_cross_entropy": "heedful.inference.scoring",
+    "record_gates": "heedful.inference.attention.recording",
     "word_alignment": "heedful.inference.attention.measures",
     "word_attention": "heedful.inference.attention.measures",
-    "write_attention_report": "heedful.inference.attention.report",
     "write_run_card": "heedful.publishing.run_card",
 }
 __all__ = [*_HOMES, "__version__"]
@@ -57,9 +61,13 @@ __all__ = [*_HOMES, "__version__"]
 
 def __getattr__(name: str):
     """Import a public name at its first use."""
-    if name not in _HOMES:
+    home = _HOMES.get(name) or _MOVED.get(name)
+    if home is None:
         raise AttributeError(f"module 'heedful' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MOVED:
+        advice = f"`from heedful import {name}` will be removed: use `from {home} import {name}`."
+        warnings.warn(advice, FutureWarning, stacklevel=2)
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -21,8 +21,7 @@ from .fast_paths_heed import Packing, Tokens, project, project_together
 from .kernels_heed import attention_function, check_flex_attention
 from .masks_heed import WindowedMask, neighbourhood_attention
 from .packed_rows_heed import EndToEnd, packed_attention
-from .positions_heed import RotaryPositions
-from .relative_positions_heed import RelativeKeys, RelativeValues
+from .positions_heed import RelativeKeys, RelativeValues, RotaryPositions
 from .versions_heed import given_cache
 
 # Equation 1, and the additive score
@@ -40,7 +39,7 @@ def eager_attention(
 
     It is called as every attention function of transformers is: with `(batch, heads, length, width)` queries, keys and
     values (of fewer heads where groups share them), a mask `(batch, 1, Q, K)` that is added to the scores, `dropout`
-    and `scaling`, with relative positions also the `position_bias` or `distances` of `relative_positions_heed.py`. It
+    and `scaling`, with relative positions also the `position_bias` or `distances` of `positions_heed.py`. It
     returns the output `(batch, Q, heads, d_v)` and the weights `(batch, heads, Q, K)`.
     """
     if module.num_key_value_groups > 1:

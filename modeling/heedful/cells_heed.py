@@ -48,9 +48,9 @@ class Cell(nn.RNNBase):
         """Read one token of each sequence, `(batch, input_size)`, or whole ones, `(batch, length, input_size)`.
 
         Return the next state; of whole sequences the output at each token, `(batch, length, hidden_size)` with zeros
-        at padding, and the state behind the last token that was read. `tokens` is true at tokens and false at padding,
-        wherever it stands. Without a state, the first is zeros. `is_reversed` reads each sequence from its end;
-        `is_fused` lets torch's own loop run in place of the equations, where torch has such a cell.
+        at padding, and the state behind the last token that was read. `tokens` is false at padding, on any side. The
+        first state is zeros by default. `is_reversed` reads each sequence from its end; `is_fused` lets torch's loop
+        run in place of the equations, where torch has such a cell.
         """
         is_fused = is_fused and self.fused_step is not None
         if inputs.dim() > 2:
@@ -69,8 +69,8 @@ class Cell(nn.RNNBase):
         return F.linear(inputs, self.weight_ih_l0, self.bias_ih_l0)
 
     def whole(self, inputs: torch.Tensor | PackedSequence, state: Any = None) -> Any:
-        """Run torch's own loop over `(batch, length, input_size)` or packed sequences."""
-        # torch keeps a list of the weights beside them, which knows nothing of weights that are loaded when needed.
+        """Run torch's loop over `(batch, length, input_size)` or packed sequences."""
+        # torch keeps a second list of the weights, in which those that are loaded when needed are missing.
         self._flat_weights = [*self.all_weights[0]]
         return super().forward(inputs, state)
 
@@ -151,21 +151,22 @@ def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
 
 
 def may_fuse(config: HeedRNNConfig, device: torch.device, tokens: torch.Tensor | None = None) -> bool:
-    """Tell whether torch's fused cells run.
+    """Return whether torch's fused cells run: not under autocast of the CPU, `torch.func` or a replaced `F.linear`.
 
-    On the CPU they know no mixed precision. The equations do: under autocast their products are in bfloat16, and the
-    state stays in float32. The functions of `torch.func` they do not know either, nor an own `F.linear`; and to leave
-    out padding, where `tokens` are false, they read the tokens.
+    The equations do: under autocast their products are in bfloat16, and the state stays in float32. To leave out
+    padding, fused cells read the tokens, which what is traced must not.
     """
     is_mixed = device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    knows_all = is_original(nn.Linear) and not (is_mixed or is_transformed() or (is_traced() and tokens is not None))
-    return config.use_fused_cells and knows_all
+    is_supported = is_original(nn.Linear) and not (
+        is_mixed or is_transformed() or (is_traced() and tokens is not None)
+    )
+    return config.use_fused_cells and is_supported
 
 
 def run_fused(
     cell: Cell, inputs: torch.Tensor, state: State | None, tokens: torch.Tensor | None, is_reversed: bool = False
 ) -> tuple[torch.Tensor, State]:
-    """Run a cell over padded sequences by torch's own loop; arguments and result are those of `Cell.forward`."""
+    """Run a cell over padded sequences by torch's loop; arguments and result are those of `Cell.forward`."""
     dtype = cell.weight_ih_l0.dtype
     inputs = inputs.to(dtype)
     state = no_state(cell, inputs) if state is None else tuple(part.to(dtype) for part in state)
@@ -177,7 +178,7 @@ def run_fused(
     order = reading_order(tokens, is_reversed)
     lengths = tokens.sum(1).cpu()
     laid_out = inputs.take_along_dim(order[..., None], 1)
-    # A row of padding alone cannot be packed: it is read as one token, and what came of it is taken back.
+    # A row of padding alone cannot be packed: it is read as one token, whose effect is undone below.
     packed = pack_padded_sequence(laid_out, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
     outputs, last = cell.whole(packed, given)
     outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
@@ -209,10 +210,9 @@ def run_by_steps(
     cell: Cell, inputs: torch.Tensor, state: State | None, tokens: torch.Tensor | None, is_reversed: bool = False
 ) -> tuple[torch.Tensor, State]:
     """Do as `run_fused` does, position after position, by the equations as they are written."""
-    length = inputs.shape[1]
     state = no_state(cell, inputs) if state is None else state
-    read, outputs = cell.read(inputs), []
-    for position in reversed(range(length)) if is_reversed else range(length):
+    read, outputs, positions = cell.read(inputs), [], range(inputs.shape[1])
+    for position in reversed(positions) if is_reversed else positions:
         new = cell.step(read[:, position], state)
         state = new if tokens is None else keep_at_padding(tokens[:, position], new, state)
         outputs.append(state[0] if tokens is None else state[0] * tokens[:, position, None])
@@ -239,9 +239,7 @@ class RecurrentMemory(CacheLayerMixin):
     """The decoder's state, what it attended to, and the projected source, as the one layer of a `RecurrentCache`."""
 
     states: list[State]  # of each layer, from the lowest; empty before the first token
-    # What is read beside the next token, with input feeding: (B, embedding_size), or without attention the encoder's
-    # last state, (B, hidden_size).
-    fed: torch.Tensor | None
+    fed: torch.Tensor | None  # read beside the next token: what attention found, or the encoder's last state
     keys: torch.Tensor | None  # the source as the attention projects it, (B, S, hidden_size)
 
     def __init__(self):
@@ -265,13 +263,11 @@ class RecurrentMemory(CacheLayerMixin):
         """Return the number of tokens that a mask covers, and where it begins."""
         return self._length + query_length, 0
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do as `update` does."""
-        self.update(key_states, value_states)
-
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Refuse keys and values of attention, by a `ValueError`."""
         raise ValueError("A recurrent cache must be given states by its model, but is given keys and values instead.")
+
+    lazy_initialization = update
 
     def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.states = [tuple(change(part) for part in state) for state in self.states]

@@ -1,7 +1,7 @@
 """What the configurations of Heed's Transformer and recurrent models share: vocabularies, special ids, spelling."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
@@ -29,8 +29,10 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
-# Fields of other encoder-decoders that a family has none like, though the names are like some of its own.
-OTHERS_KEYS = ("tie_encoder_decoder", "encoder_layerdrop", "decoder_layerdrop")
+# A field of other encoder-decoders that no family has, though its name is like some of theirs.
+OTHERS_KEYS = ("tie_encoder_decoder",)
+# Fields that Heedful had, whose default 0 did nothing: layer dropout of training.
+REMOVED_KEYS = ("encoder_layerdrop", "decoder_layerdrop")
 # Others' names of fields: nearer in meaning than in letters.
 MEANT_KEYS = {
     "share_embeddings": "share_encoder_decoder_embeddings",
@@ -43,21 +45,18 @@ IGNORED_LABEL = -100
 _is_generating = ContextVar("_is_generating", default=False)
 
 
-class OfferedPipelines(dict):
-    """The tasks that a folder brings code for, without those that the installed Heedful has: it wins over copied code.
+class OfferedPipelines(dict[str, dict[str, Any]]):
+    """The tasks that a folder brings code for, as keys; `in` asks for less: whether a task needs that code.
 
-    `pipeline()` reads this dictionary twice. It takes the task from its keys where none is named; and for a task that
-    is in it, it demands trust in the copied code, which nobody has to give where the installed code runs. So the keys
-    are all tasks, and `in` is true for those alone that need the folder's code.
+    `pipeline()` reads it twice, and no other type answers both questions: it takes a task that the user leaves out
+    from the keys, and for a task that is `in`, it demands trust in the folder's code, where the installed one may run.
     """
 
     def __contains__(self, task: object) -> bool:
-        """Tell whether the folder's code is needed for a task."""
-        if not super().__contains__(task):
-            return False
+        """Return whether the folder has code for a task, and the installed Heedful has none."""
         from transformers.pipelines import PIPELINE_REGISTRY  # whose import takes its time
 
-        return task not in PIPELINE_REGISTRY.supported_tasks
+        return super().__contains__(task) and task not in PIPELINE_REGISTRY.supported_tasks
 
 
 @strict
@@ -91,6 +90,9 @@ class HeedBaseConfig(PreTrainedConfig):
                 "Heedful is not installed, with `trust_remote_code=True`)."
             )
         kwargs.pop(CONFIG_KEY, None)  # it is the folder's, not the model's
+        removed = [kwargs.pop(key, 0) for key in REMOVED_KEYS]
+        if any(removed):
+            logger.warning_once("`encoder_layerdrop` and `decoder_layerdrop` were removed: no layer is dropped.")
         self._check_spelling(kwargs)
         if "custom_pipelines" in kwargs:
             kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])
@@ -119,10 +121,9 @@ class HeedBaseConfig(PreTrainedConfig):
 
     @contextmanager
     def vocabulary_of_the_target(self) -> Iterator[None]:
-        """Let `get_text_config()` tell the number of target tokens as `vocab_size`, in this thread.
+        """Let `get_text_config()` return the number of target tokens as `vocab_size`, in this thread.
 
-        A method, since the model cannot know which module its config is of: from a folder whose code is trusted
-        transformers imports the files of the config and those of the model apart from each other.
+        A method, because the model cannot import its config's module: of a trusted folder there are two copies.
         """
         token = _is_generating.set(True)
         try:
@@ -168,29 +169,32 @@ class HeedBaseConfig(PreTrainedConfig):
         self._check_embeddings()
 
     def _check_own_fields(self) -> None:
-        """Check the fields that this family alone has."""
+        """Check the fields that do not depend on others; each family adds its own."""
         self._check_shares("label_smoothing", "source_word_dropout", "target_word_dropout")
+
+    def _require(self, is_met: Any, name: str, rule: str, found: str | None = None) -> None:
+        """Raise a `ValueError` if the rule of a field is not met; `found` says more of it than its value."""
+        if not is_met:
+            raise ValueError(f"`{name}` must be {rule}, but {found or f'is {getattr(self, name)}'} instead.")
 
     def _check_at_least_one(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {value} instead.")
+            self._require(value is None or value >= 1, name, "at least 1")
 
     def _check_shares(self, *names: str) -> None:
         """Check fields that are a share of a whole: at least 0 and below 1."""
         for name in names:
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise ValueError(f"`{name}` must be at least 0 and below 1, but is {value} instead.")
+            self._require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
 
     def _check_embeddings(self) -> None:
         """Check vocabularies, special ids and what is shared against each other."""
-        if self.shares_source_and_target_embeddings and self.decoder_vocab_size != self.vocab_size:
-            raise ValueError(
-                "`share_encoder_decoder_embeddings` must be False where `decoder_vocab_size` differs from "
-                f"`vocab_size`, but it is True with {self.decoder_vocab_size} and {self.vocab_size} instead."
-            )
+        self._require(
+            not self.shares_source_and_target_embeddings or self.decoder_vocab_size == self.vocab_size,
+            "share_encoder_decoder_embeddings",
+            "False where `decoder_vocab_size` differs from `vocab_size`",
+            f"it is True with {self.decoder_vocab_size} and {self.vocab_size}",
+        )
         target = self.target_vocab_size
         for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
             limit = min(self.vocab_size, target) if name == "pad_token_id" else target
@@ -204,31 +208,24 @@ class HeedBaseConfig(PreTrainedConfig):
         from transformers import GenerationConfig
 
         family, fields = type(self).__name__, list(type(self).__dataclass_fields__)
-        # Keys of other libraries (quantisation, pipelines) and generation defaults may stand in a config.json.
+        # Keys of other libraries (quantisation, pipelines) and generation defaults may be in a config.json.
         known = {*self.attribute_map, *GenerationConfig().to_dict(), *EXTRA_KEYS}
         for key in keys:
             if key.startswith("_") or key in known:
                 continue
-            nearest = [] if key in OTHERS_KEYS else get_close_matches(key, fields, n=1, cutoff=0.8)
             if key in MEANT_KEYS:
-                nearest = [MEANT_KEYS[key]] if MEANT_KEYS[key] in fields else []
+                nearest = [name for name in fields if name == MEANT_KEYS[key]]
+            else:
+                nearest = [] if key in OTHERS_KEYS else get_close_matches(key, fields, n=1, cutoff=0.8)
             if nearest:
                 raise ValueError(f"`{key}` is not a field of {family}; did you mean `{nearest[0]}`?")
             logger.warning_once(f"`{key}` is not a field of {family}: it is kept, and Heed does not read it.")
 
 
 def position_limit(config: Any) -> int | None:
-    """Tell how many positions the sequences of any encoder-decoder may have; `None` is any number.
-
-    A Heed model is limited where its positions are learned; a recurrent one has none.
-    """
+    """Return how many positions the sequences of any encoder-decoder may have; `None` is any number."""
     if config.model_type == "heed":
         return config.max_position_embeddings if config.position_encoding == "learned" else None
     if config.model_type in MODELS_OF_ANY_LENGTH:
         return None
     return getattr(config, "max_position_embeddings", None)
-
-
-def first_three(names: Sequence[str]) -> str:
-    """Name the first three of some names, and say how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -78,8 +78,6 @@ class HeedConfig(HeedBaseConfig):
             network; the paper has none there.
         source_word_dropout, target_word_dropout (`float`): Share of the tokens whose whole embedding is dropped while
             training, see `HeedBaseModel.drop_words`.
-        encoder_layerdrop, decoder_layerdrop (`float`): Share of the layers that are left out of a training step, see
-            `HeedStack.drop_layer`.
         label_smoothing (`float`): ε_ls of the training loss (section 5.4). In evaluation mode the loss is the
             plain cross-entropy, so that its exponential is the perplexity.
         tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each.
@@ -105,7 +103,7 @@ class HeedConfig(HeedBaseConfig):
         "num_attention_heads": "encoder_attention_heads",
         "layer_norm_epsilon": "layer_norm_eps",
     }
-    # Empty, not None: the plans stand on the stacks and the head, see `HeedEncoder._tp_plan`.
+    # Empty, not None: the stacks and the head have the plans, see `HeedEncoder._tp_plan`.
     base_model_tp_plan = {}
 
     d_model: int = 512
@@ -140,8 +138,6 @@ class HeedConfig(HeedBaseConfig):
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
-    encoder_layerdrop: float | int = 0.0
-    decoder_layerdrop: float | int = 0.0
     output_bias: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -160,63 +156,46 @@ class HeedConfig(HeedBaseConfig):
         sizes = ("vocab_size", "decoder_vocab_size", "d_model", "d_k", "d_v", "max_position_embeddings")
         in_stack = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
         self._check_at_least_one(*sizes, *(f"{stack}_{size}" for stack in ("encoder", "decoder") for size in in_stack))
-        if self.depth_scaled_init and self.share_layers:
-            raise ValueError("`depth_scaled_init` must be False where `share_layers` is True, but is True instead.")
+        is_scaled = self.depth_scaled_init and self.share_layers
+        self._require(not is_scaled, "depth_scaled_init", "False where `share_layers` is True")
         self._check_shares("dropout", "attention_dropout", "activation_dropout")
-        self._check_shares("encoder_layerdrop", "decoder_layerdrop")
-        if self.layer_norm_eps <= 0:
-            raise ValueError(f"`layer_norm_eps` must be above 0, but is {self.layer_norm_eps} instead.")
+        self._require(self.layer_norm_eps > 0, "layer_norm_eps", "above 0")
         self._check_positions()
         from transformers.activations import ACT2FN
 
         if self.activation_function not in [*GATED_ACTIVATIONS, *ACT2FN]:
             nearest = get_close_matches(self.activation_function, [*GATED_ACTIVATIONS, *ACT2FN], n=3)
             hint = f" (near it: {', '.join(nearest)})" if nearest else ""
-            raise ValueError(
-                "`activation_function` must be a transformers activation or one of "
-                f"{', '.join(GATED_ACTIVATIONS)}, but is {self.activation_function!r} instead{hint}."
-            )
+            rule = f"a transformers activation or one of {', '.join(GATED_ACTIVATIONS)}"
+            self._require(False, "activation_function", rule, f"is {self.activation_function!r}{hint}")
 
     def _check_positions(self) -> None:
         """Check what belongs to the kinds of positions."""
-        is_sinusoidal = self.position_encoding == "sinusoidal"
-        if is_sinusoidal and self.d_model % 2:
-            raise ValueError(f"`d_model` must be even for sinusoidal positions, but is {self.d_model} instead.")
-        if is_sinusoidal and self.sinusoid_layout == "tensor2tensor" and self.d_model < 4:
-            raise ValueError(f"`d_model` must be at least 4 for `tensor2tensor` sines, but is {self.d_model} instead.")
-        if self.position_offset < 0 or (self.position_offset and not is_sinusoidal):
-            raise ValueError(
-                "`position_offset` must be at least 0, and 0 unless `position_encoding` is sinusoidal, "
-                f"but is {self.position_offset} with {self.position_encoding} instead."
-            )
+        encoding, offset = self.position_encoding, self.position_offset
+        if encoding == "sinusoidal":
+            self._require(self.d_model % 2 == 0, "d_model", "even for sinusoidal positions")
+            is_wide = self.sinusoid_layout != "tensor2tensor" or self.d_model >= 4
+            self._require(is_wide, "d_model", "at least 4 for `tensor2tensor` sines")
+        rule, found = "at least 0, and 0 unless `position_encoding` is sinusoidal", f"is {offset} with {encoding}"
+        self._require(offset == 0 or (offset > 0 and encoding == "sinusoidal"), "position_offset", rule, found)
         # In T5's decoder 16 buckets have one distance each; the others need at least one more.
-        farthest, least = self.relative_attention_max_distance, {"shaw": 1, "t5": 17}.get(self.position_encoding)
-        if farthest is not None and (least is None or farthest < least):
-            raise ValueError(
-                "`relative_attention_max_distance` must be None, or at least 1 with shaw and 17 with t5 positions, "
-                f"but is {farthest} with {self.position_encoding} instead."
-            )
-        if self.position_encoding == "shaw" and self.attention_scoring == "additive":
-            raise ValueError("`attention_scoring` must be scaled_dot or dot with shaw, but is additive instead.")
+        farthest, least = self.relative_attention_max_distance, {"shaw": 1, "t5": 17}.get(encoding)
+        rule, found = "None, or at least 1 with shaw and 17 with t5 positions", f"is {farthest} with {encoding}"
+        is_met = farthest is None or (least is not None and farthest >= least)
+        self._require(is_met, "relative_attention_max_distance", rule, found)
+        is_met = encoding != "shaw" or self.attention_scoring != "additive"
+        self._require(is_met, "attention_scoring", "scaled_dot or dot with shaw")
 
     def _check_heads(self, stack: str) -> None:
         """Check that the heads of one stack divide what they have to divide."""
         heads = getattr(self, f"{stack}_attention_heads")
         key_value_heads = getattr(self, f"{stack}_key_value_heads") or heads
         for name in ("d_k", "d_v"):
-            if getattr(self, name) is None and self.d_model % heads:
-                raise ValueError(
-                    f"`d_model` must be divisible by `{stack}_attention_heads` unless `{name}` is given, "
-                    f"but they are {self.d_model} and {heads} instead."
-                )
-        if heads % key_value_heads:
-            raise ValueError(
-                f"`{stack}_attention_heads` must be divisible by `{stack}_key_value_heads`, "
-                f"but they are {heads} and {key_value_heads} instead."
-            )
+            rule = f"divisible by `{stack}_attention_heads` unless `{name}` is given"
+            is_met = getattr(self, name) is not None or self.d_model % heads == 0
+            self._require(is_met, "d_model", rule, f"they are {self.d_model} and {heads}")
+        rule, found = f"divisible by `{stack}_key_value_heads`", f"they are {heads} and {key_value_heads}"
+        self._require(heads % key_value_heads == 0, f"{stack}_attention_heads", rule, found)
         d_k = self.d_k or self.d_model // heads
-        if self.position_encoding == "rotary" and d_k % 2:
-            raise ValueError(f"`d_k` must be even for rotary positions, but is {d_k} instead.")
-
-
-__all__ = ["HeedConfig"]
+        is_met = self.position_encoding != "rotary" or d_k % 2 == 0
+        self._require(is_met, "d_k", "even for rotary positions", f"is {d_k}")

@@ -83,28 +83,14 @@ class HeedRNNConfig(HeedBaseConfig):
         self._check_at_least_one("encoder_layers", "decoder_layers")
         super()._check_own_fields()
         self._check_shares("dropout")
-        if self.cell != "rnn" and self.activation_function != "tanh":
-            raise ValueError(
-                f"`activation_function` must be tanh with the cell {self.cell}, "
-                f"but is {self.activation_function} instead."
-            )
-        if self.bidirectional and self.hidden_size % 2:
-            raise ValueError(
-                "`hidden_size` must be even with a bidirectional encoder, each of whose directions has half of it, "
-                f"but is {self.hidden_size} instead."
-            )
-        if self.bidirectional and self.reverse_source:
-            raise ValueError("`reverse_source` must be False with a bidirectional encoder, but is True instead.")
-        if self.attention == "none" and self.bridge == "none" and not self.input_feeding:
-            raise ValueError(
-                "`bridge` must be linear or copy without attention and input feeding, or the decoder would know "
-                "nothing of the source, but is none instead."
-            )
-        if self.bridge == "copy" and self.encoder_layers < self.decoder_layers:
-            raise ValueError(
-                f"`bridge` must be linear or none with more decoder layers ({self.decoder_layers}) than encoder "
-                f"layers ({self.encoder_layers}), but is copy instead."
-            )
-
-
-__all__ = ["HeedRNNConfig"]
+        is_met = self.cell == "rnn" or self.activation_function == "tanh"
+        self._require(is_met, "activation_function", f"tanh with the cell {self.cell}")
+        if self.bidirectional:
+            rule = "even with a bidirectional encoder, each of whose directions has half of it"
+            self._require(self.hidden_size % 2 == 0, "hidden_size", rule)
+            self._require(not self.reverse_source, "reverse_source", "False with a bidirectional encoder")
+        rule = "linear or copy without attention and input feeding, or the decoder would know nothing of the source"
+        self._require(self.attention != "none" or self.bridge != "none" or self.input_feeding, "bridge", rule)
+        depths = f"decoder layers ({self.decoder_layers}) than encoder layers ({self.encoder_layers})"
+        is_met = self.bridge != "copy" or self.encoder_layers >= self.decoder_layers
+        self._require(is_met, "bridge", f"linear or none with more {depths}")

@@ -15,7 +15,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import computing_dtype, is_plain, runs_plainly
+from .fast_paths_heed import computing_dtype, is_eager, is_unmodified
 from .loss_heed import OutputLoss, check_label_shape, mean_per_label, smoothed_cross_entropy
 from .versions_heed import by_name, cache_of, given_cache, with_known_signature
 
@@ -30,7 +30,7 @@ class EncoderDecoder(nn.Module):
     decoder: Any
 
     def _hold_both_stacks(self, encoder: nn.Module, decoder: nn.Module) -> None:
-        """Take the two stacks, and tell transformers which of their matrices are one."""
+        """Take the two stacks, and name the matrices that are one."""
         self.encoder, self.decoder = encoder, decoder
         self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
         self._tied_weights_keys = {}
@@ -87,18 +87,11 @@ class EncoderDecoder(nn.Module):
                 f"The attention mask must cover {source.shape[1]} tokens of the source, "
                 f"but it covers {attention_mask.shape[1]} instead (`generate()` cuts it by a `prefill_chunk_size`)."
             )
-        decoded = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            encoder_hidden_states=source,
-            encoder_attention_mask=attention_mask,
-            **by_name(cache),
-            inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            return_dict=True,
-            **self._beside_states(encoded),
-            **kwargs,
-        )
+        of_source = {"encoder_hidden_states": source, "encoder_attention_mask": attention_mask}
+        of_source |= self._beside_states(encoded)
+        target_inputs: dict[str, Any] = {"input_ids": decoder_input_ids, "attention_mask": decoder_attention_mask}
+        target_inputs |= {"inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache, **by_name(cache)}
+        decoded = self.decoder(**target_inputs, **of_source, return_dict=True, **kwargs)
         return Seq2SeqModelOutput(
             last_hidden_state=decoded.last_hidden_state,
             **by_name(cache_of(decoded)),
@@ -134,7 +127,7 @@ class OutputLayer(nn.Module):
     trains_on_loss_alone = False
 
     def _hold_head(self, model: nn.Module, head: nn.Linear) -> None:
-        """Take the model and its pre-softmax layer, and tell transformers which of their matrices are one."""
+        """Take the model and its pre-softmax layer, and name the matrices that are one."""
         self.model, self.lm_head = model, head
         self.model.is_part_of_a_model = True
         owner = "encoder" if self.config.shares_source_and_target_embeddings else "decoder"
@@ -232,7 +225,7 @@ class OutputLayer(nn.Module):
         """Tell whether the loss is computed without logits: where that is asked for, and nobody looks at `lm_head`."""
         if skip_logits is None:
             skip_logits = self.skips_logits_in_training and self.training and torch.is_grad_enabled()
-        if not (skip_logits and runs_plainly() and is_plain(self.lm_head)):
+        if not (skip_logits and is_eager() and is_unmodified(self.lm_head)):
             return False
         # float16 must be scaled before it is differentiated.
         return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))

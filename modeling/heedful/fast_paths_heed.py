@@ -1,14 +1,16 @@
 """What makes training and generating faster on the CPU, and changes no result: nothing here is in the paper.
 
-Each fast way steps aside where something else would have to happen: for hooks, tracing, transforms of functions,
-adapters, quantizers, shards, patches, and for states that somebody may look at. `runs_plainly` tells that of a call,
-`is_plain` of a layer, `runs_known_code` of a model. They are entered by
+Each fast path steps aside where something else must happen: for hooks, tracing, transforms of functions, adapters,
+quantizers, shards, patches, and for states that may be observed. `is_eager` checks a call, `is_unmodified` a layer,
+`runs_known_code` a model. They are entered by
 
 - `project` and `project_together`: matrix products by oneDNN, and several of the same states as one,
 - `HeedDropout`: masks of 16 random bits a feature,
 - `Packing`: a training step that computes nothing for padding, and norms that keep less (`LeanLayerNorm`),
-- `leaves_only_tokens`: `generate()` in inference mode.
+- `only_tokens_are_returned`: `generate()` in inference mode.
 
+They cost this file and 600 lines of tests (`test_fast_paths.py`), and stay because without them a training step takes
+1.9 times as long (3 + 3 layers of width 256, 64 pairs of 8 to 31 tokens, one core with AVX-512, float32).
 `loss_heed.py` has the loss that holds no more than a part of the logits.
 
 Letters in shape comments: N tokens of a batch without its padding, D = d_model.
@@ -36,17 +38,17 @@ from .packed_rows_heed import EndToEnd
 
 
 def is_traced() -> bool:
-    """Tell whether calls become a program for other values: by `torch.export`, `torch.jit.trace`, or both to ONNX."""
+    """Return whether calls become a program for other values: by `torch.export` or `torch.jit.trace`, also to ONNX."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def is_transformed() -> bool:
-    """Tell whether calls become those of another function, by `torch.func` or automatic differentiation forwards."""
+    """Return whether calls become those of another function, by `torch.func` or forward-mode differentiation."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
-def runs_plainly() -> bool:
-    """Tell whether torch does what is called and nothing else: nothing traces, transforms or watches it."""
+def is_eager() -> bool:
+    """Return whether torch does what is called and nothing else: nothing traces, transforms or observes it."""
     return not (
         torch.compiler.is_compiling()
         or is_traced()
@@ -65,7 +67,7 @@ FILES_OF_FUNCTIONS = re.compile(rf"{OURS}|torch\.|transformers\.")
 
 
 def is_known(function: Any) -> bool:
-    """Tell whether Heed, torch or transformers wrote a function and all that it wraps, and no user."""
+    """Return whether a function and all that it wraps is Heedful's, torch's or transformers', and no user's."""
     while isinstance(function, FunctionType):
         if not FILES_OF_FUNCTIONS.match(function.__globals__["__name__"]):  # its other names are copied by a patch
             return False
@@ -80,29 +82,23 @@ ORIGINALS = {kind: called for kind, called in AS_FOUND if all(map(is_known, call
 
 
 def is_original(kind: type[nn.Module]) -> bool:
-    """Tell whether nobody has put functions of their own in the place of those that run in a layer."""
+    """Return whether the functions that run in a layer are torch's, and not replaced by others."""
     return (kind.forward, getattr(F, FUNCTIONS[kind])) == ORIGINALS.get(kind)
 
 
-def is_plain(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
-    """Tell whether a layer is of exactly that class, and nothing stands before, behind or in place of its `forward`.
-
-    So it is no adapter or quantizer, it is no shard, and has no hook of PyTorch's or Accelerate's.
-    """
+def is_unmodified(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
+    """Return whether a layer is of exactly that class: no adapter, quantizer or shard, and without hooks."""
     is_of_torch = type(layer) is kind and type(layer.weight) is nn.Parameter and is_original(kind)
     return is_of_torch and not is_hooked(layer)
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Tell the same of hooks alone, of any module."""
+    """Return whether hooks of PyTorch or Accelerate run with a module, forwards or backwards."""
     return bool(foreign_hooks(module) or module._backward_hooks or module._backward_pre_hooks)
 
 
 def foreign_hooks(module: nn.Module) -> list[Callable]:
-    """Return what else is called with a module, but for hooks by which transformers records what it returns.
-
-    accelerate's hooks are a `forward` of the module's own, in place of its class's.
-    """
+    """Return what is called with a module, but for transformers' recording; accelerate sets a `forward` on it."""
     if not (module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__):
         return []
     hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
@@ -114,15 +110,12 @@ def foreign_hooks(module: nn.Module) -> list[Callable]:
 
 
 def runs_known_functions(model: Any) -> bool:
-    """Tell whether a model's attention function is no user's, and no function of torch was replaced within layers."""
+    """Return whether a model's attention function is no user's, and no function of torch was replaced in layers."""
     return is_original(nn.Linear) and is_known(ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation))
 
 
 def runs_known_code(model: Any) -> bool:
-    """Tell whether no code of a user runs within a model, which might keep a tensor or count its rows.
-
-    Such code is a module of another class, a hook, or a method or function that somebody replaced.
-    """
+    """Return whether no module, hook, method or function of a user runs within a model, and might keep a tensor."""
     modules = list(model.modules())
     kinds: set[Any] = set(map(type, modules))
     fields = [(type(m), *field) for m in modules if isinstance(m, PreTrainedModel) for field in vars(m).items()]
@@ -157,7 +150,7 @@ class OneDnnProduct(torch.autograd.Function):
         """Return the gradients of states, weight and bias, themselves differentiable."""
         states, weight = ctx.saved_tensors
         of_states = of_weight = of_bias = None
-        product = OneDnnProduct.apply if runs_plainly() else F.linear
+        product = OneDnnProduct.apply if is_eager() else F.linear
         if ctx.needs_input_grad[0]:
             of_states = product(gradient, weight.t(), None)
         if ctx.needs_input_grad[1]:
@@ -175,12 +168,12 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu
 
 
 def is_large(states: torch.Tensor, in_features: int, out_features: int) -> bool:
-    """Tell whether a product of `(…, in_features)` states takes so long that oneDNN may be faster."""
+    """Return whether a product of `(…, in_features)` states takes so long that oneDNN may be faster."""
     return states.numel() >= FEWEST_ROWS * in_features or in_features * out_features >= LARGE_MATRIX
 
 
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x Wᵀ + b of `(…, in_features)`, by oneDNN where that is faster; for calls that run plainly."""
+    """Return x Wᵀ + b of `(…, in_features)`, by oneDNN where that is faster; for eager calls."""
     # Tensors of other types are quantized, sharded or traced.
     is_for_onednn = (
         HAS_ONEDNN
@@ -206,7 +199,7 @@ def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
     is_sized = type(projection) is nn.Linear and not (torch.compiler.is_compiling() or is_traced())
     if is_sized and not is_large(states, projection.in_features, projection.out_features):
         return projection(states)
-    if runs_plainly() and is_plain(projection):
+    if is_eager() and is_unmodified(projection):
         return linear(states, projection.weight, projection.bias)
     return projection(states)
 
@@ -214,8 +207,8 @@ def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
 def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
     """Apply several projections to the same `(…, d_model)` states; while training on the CPU as one matrix product."""
     # On a GPU autocast rounds each weight once an update, and what is joined once a micro-batch.
-    is_joined = torch.is_grad_enabled() and states.device.type == "cpu" and runs_plainly()
-    if not is_joined or not all(is_plain(each) for each in projections):
+    is_joined = torch.is_grad_enabled() and states.device.type == "cpu" and is_eager()
+    if not is_joined or not all(is_unmodified(each) for each in projections):
         return tuple(project(states, projection) for projection in projections)
     weight = torch.cat(tuple(projection.weight for projection in projections))
     biases = tuple(projection.bias for projection in projections)
@@ -253,23 +246,22 @@ class SharedBitsDropout(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """Return the gradient of the states, itself differentiable."""
         (kept,) = ctx.saved_tensors
-        if not runs_plainly():
-            return gradient * (kept * -ctx.scale).to(gradient.dtype), None, None
-        return SharedBitsDropout.apply(gradient, kept, ctx.scale), None, None
+        if is_eager():
+            return SharedBitsDropout.apply(gradient, kept, ctx.scale), None, None
+        return gradient * (kept * -ctx.scale).to(gradient.dtype), None, None
 
 
 class HeedDropout(nn.Dropout):
-    """`nn.Dropout` (section 5.4), whose masks are drawn faster on the CPU.
+    """`nn.Dropout` (section 5.4), whose masks take 16 random bits a feature on the CPU, and not a float's.
 
-    There a mask takes 16 bits of randomness a feature instead of a float's. The probability is met to 1/65,536, and
-    the features that stay are scaled by exactly what compensates for it.
+    The probability is met to 1/65,536, and the features that stay are scaled by exactly what compensates for it.
     """
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Drop out features of a tensor of any shape, while training."""
         if not self.training or self.p == 0.0:
             return states
-        is_for_bits = states.device.type == "cpu" and type(states) is torch.Tensor and runs_plainly()
+        is_for_bits = states.device.type == "cpu" and type(states) is torch.Tensor and is_eager()
         if not (is_for_bits and is_original(nn.Dropout)) or self.p == 1.0:
             return super().forward(states)
         dropped = min(round(self.p * 2**16), 2**16 - 1)  # of the 2^16 values of an int16
@@ -304,11 +296,11 @@ class UniqueRows(torch.autograd.Function):
 class PackedTokens:
     """The tokens of a padded batch in one row, so that only attention computes something for padding.
 
-    One position of padding goes along and stands for all others. Nothing may depend on it: its gradient must be zero.
-    The `(batch, length)` tokens are false at padding, and at least one of them is.
+    One position of padding represents all others. Nothing may depend on it: its gradient must be zero. The
+    `(batch, length)` tokens are false at padding, and at least one of them is.
     """
 
-    positions = None  # the mask tells them
+    positions = None  # they follow from the mask
 
     def __init__(self, tokens: torch.Tensor):
         flat = tokens.flatten()
@@ -347,7 +339,7 @@ Tokens = PackedTokens | EndToEnd
 
 @dataclass(frozen=True)
 class Packing:
-    """What a training step leaves out whose loss is all that anybody looks at, and is differentiated once.
+    """What a training step leaves out whose loss alone is read, and is differentiated once.
 
     Padding is not computed, and where a layer is given a packing, its norms are lean (`LeanLayerNorm`).
     """
@@ -386,19 +378,13 @@ def _if_of_shape(tokens: Tokens | None, states: torch.Tensor) -> Tokens | None:
 def packing_of(
     labels: torch.Tensor, attention_mask: torch.Tensor | None, decoder_attention_mask: torch.Tensor | None
 ) -> Packing | None:
-    """Return what a training step may leave out that nobody looks at; `None` where that is not known.
-
-    The labels are -100 where nothing is to be predicted, the masks of source and target 0 at padding.
-    """
+    """Return what a training step may leave out, of labels (-100: none) and masks (0: padding); `None` if unknown."""
     needed = needed_targets(labels, decoder_attention_mask)
     return None if needed is None else Packing(packed_tokens(needed), packed_tokens(attention_mask))
 
 
 def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `(batch, length)`, true at the targets that a loss depends on; `None` where they are not known.
-
-    They are those with a label, and those before one that the decoder's mask lets it see.
-    """
+    """Return `(batch, length)`, true at targets with a label and those that one sees; `None` if unknown."""
     predicted = labels != IGNORED_LABEL
     needed = predicted.long().flip(1).cumsum(1).flip(1) > 0
     if attention_mask is None:
@@ -406,18 +392,15 @@ def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) ->
     return needed & (predicted | (attention_mask != 0)) if attention_mask.shape == labels.shape else None
 
 
-def may_be_seen(model: Any, asked: Mapping[str, Any], kinds: tuple[type[nn.Module], ...]) -> bool:
-    """Tell whether somebody may look at states of the layers, which are of these classes.
-
-    They are recorded, as `asked` or the config says, or seen by a hook, or by layers of another class.
-    """
+def has_observers(model: Any, asked: Mapping[str, Any], kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Return whether states of the layers may be observed: recorded, by a hook, or by layers of other classes."""
     names, stacks = ("output_attentions", "output_hidden_states"), (model.model.encoder, model.model.decoder)
     if any(getattr(model.config, name) if asked.get(name) is None else asked[name] for name in names):
         return True
     layers = [layer for stack in stacks for layer in stack.layers]
     parts = *layers, *filter(None, (stack.norm for stack in stacks))
-    is_watched = any(is_hooked(module) for part in parts for module in part.modules())
-    return is_watched or any(type(layer) not in kinds for layer in layers)
+    is_of_others = any(type(layer) not in kinds for layer in layers)
+    return is_of_others or any(is_hooked(module) for part in parts for module in part.modules())
 
 
 # Norms
@@ -454,11 +437,11 @@ class LeanLayerNorm(torch.autograd.Function):
 LARGEST_BIAS = 16
 
 
-def may_be_lean(norm: Any, states: torch.Tensor) -> bool:
-    """Tell whether a norm is `nn.LayerNorm` in float32, with weights that the output can be divided by."""
+def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
+    """Return whether a norm is `nn.LayerNorm` in float32, with weights that the output can be divided by."""
     return (
         not torch.compiler.is_compiling()
-        and is_plain(norm, nn.LayerNorm)
+        and is_unmodified(norm, nn.LayerNorm)
         and states.dtype == norm.weight.dtype == torch.float32
         and states.device.type == "cpu"  # elsewhere the question below would wait for the device
         and torch.is_grad_enabled()
@@ -476,18 +459,14 @@ READ_ALONE = (torch.Tensor, str, float, int, bool, type(None))
 KEEPING_SETTINGS = ("return_dict_in_generate", "cache_implementation", "custom_generate", "synced_gpus")
 
 
-def leaves_only_tokens(
+def only_tokens_are_returned(
     model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any
 ) -> bool:
-    """Tell whether nobody sees a tensor that a call of `generate()` makes, but the tokens.
-
-    It may run in inference mode then, where a step of a small model takes a tenth less, and nothing is made that
-    autograd could read.
-    """
-    # What a config that is given leaves open, the model's own says.
+    """Return whether a call of `generate()` lets only tokens out: it may run in inference mode, a tenth faster."""
+    # What a given config leaves open, the model's own says.
     settings = [kwargs, vars(model.generation_config), *([vars(generation_config)] if generation_config else [])]
     return (
-        runs_plainly()
+        is_eager()
         and all(type(value) in READ_ALONE for value in (inputs, *args, *kwargs.values()))
         and not any(each.get(name) for each in settings for name in KEEPING_SETTINGS)
         and runs_known_code(model)

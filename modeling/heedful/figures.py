@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 6.0, 3.6  # inches
 def save_figure(panels: Sequence[Panel], path: Path) -> None:
     """Draw panels, two in a row, into an SVG or PNG file: the same panels give the same bytes, text stays text.
 
-    A legend that all panels share stands in the first alone. Neither pyplot nor matplotlib's settings are touched.
+    A legend that all panels share is drawn in the first alone. Neither pyplot nor matplotlib's settings are touched.
     """
     check_matplotlib()
     import matplotlib

@@ -12,6 +12,8 @@ from pathlib import Path, PureWindowsPath
 from stat import S_IMODE
 from typing import Any
 
+from heedful.symbols_heed import listed as listed
+
 LONGEST_LINE = 2**26  # bytes of a text file
 # What a private folder is called in which something is written: by whose side, and random letters.
 PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
@@ -109,8 +111,8 @@ def read_lines(path: str | Path, name: str) -> list[str]:
     try:
         return Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        told = other_encoding(Path(path).read_bytes()) or error
-        raise ValueError(f"`{name}` must be a text file in UTF-8, but {path} is not: {told}.") from error
+        reason = other_encoding(Path(path).read_bytes()) or error
+        raise ValueError(f"`{name}` must be a text file in UTF-8, but {path} is not: {reason}.") from error
 
 
 def bounded_lines(stream: Any, name: object, longest: int = LONGEST_LINE) -> Iterator[bytes]:
@@ -122,7 +124,7 @@ def bounded_lines(stream: Any, name: object, longest: int = LONGEST_LINE) -> Ite
 
 
 def other_encoding(content: bytes) -> str | None:
-    """Tell which encoding that spreadsheets write in Korea bytes seem to have, and how they become UTF-8."""
+    """Return which encoding of Korean spreadsheets some bytes seem to have, and how they become UTF-8."""
     found = None
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         found = "UTF-16"
@@ -182,13 +184,13 @@ def check_inside(folder: Path) -> None:
 
 def check_name_inside(name: Any, what: str) -> None:
     """Raise a `ValueError` that begins with `what` if a name is not that of a file in the same folder or below it."""
-    parts = PureWindowsPath(str(name))  # which knows the separators of all systems
+    parts = PureWindowsPath(str(name))  # knows the separators of all systems
     if not isinstance(name, str) or parts.drive or parts.root or ".." in parts.parts:
         raise ValueError(f"{what} must name files in the model's folder, but names {name!r} instead.")
 
 
 def flush(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder (which Windows cannot be asked for)."""
+    """Wait until the disk has a file, or the names in a folder (which Windows does not offer)."""
     if os.name == "nt" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -196,12 +198,6 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Name the first three of some names in alphabetical order, and say how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(sorted(names)[:3]) + more
 
 
 def shortened(value: Any, width: int = 60) -> str:

@@ -17,7 +17,7 @@ from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import is_plain, leaves_only_tokens, runs_known_code, runs_plainly
+from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, runs_known_code
 from .versions_heed import CACHE, cache_of, given_cache, rename_cache, with_known_signature
 
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
@@ -176,7 +176,7 @@ class HeedGenerationMixin(GenerationMixin):
                 prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
-        is_unseen = leaves_only_tokens(self, *args, **kwargs)
+        is_unseen = only_tokens_are_returned(self, *args, **kwargs)
         strategy = kwargs.get("custom_generate")
         is_ours = str(getattr(strategy, "__module__", None)).startswith(f"{__name__.rpartition('.')[0]}.")
         _is_users_strategy.set(strategy is not None and not is_ours)
@@ -275,7 +275,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
             # Left out where it is all ones, see `_expand_inputs_for_generation`: without it a step is compiled anew.
             source = kwargs["encoder_outputs"][0]
             attention_mask = torch.ones(source.shape[:2], dtype=torch.long, device=source.device)
-        if not is_ordinary or not is_plain(self.lm_head) or input_ids.device != self.lm_head.weight.device:
+        if not is_ordinary or not is_unmodified(self.lm_head) or input_ids.device != self.lm_head.weight.device:
             known = {CACHE: cache, "attention_mask": attention_mask}
             return super().prepare_inputs_for_generation(input_ids, next_sequence_length, **known, **kwargs)
         newest = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
@@ -303,7 +303,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
 def _check_padding_side(labels: torch.Tensor) -> None:
     # Only on the CPU, where collators make batches: elsewhere it would wait for the device on every call.
-    if labels.device.type != "cpu" or not runs_plainly() or labels.numel() == 0:
+    if labels.device.type != "cpu" or not is_eager() or labels.numel() == 0:
         return
     is_target = labels != IGNORED_LABEL
     if (~is_target[:, 0] & is_target.any(dim=1)).any():

@@ -19,7 +19,7 @@ ALL_BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 
 
 def has_uneven_heads(config: HeedConfig) -> bool:
-    """Tell whether the keys of a head are wider or narrower than its values."""
+    """Return whether the keys of a head are wider or narrower than its values."""
     widths = (config.d_model // heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads))
     return any((config.d_k or width) != (config.d_v or width) for width in widths)
 
@@ -31,27 +31,29 @@ def why_only_eager(config: HeedConfig) -> str | None:
     return "`position_encoding` is shaw" if config.position_encoding == "shaw" else None
 
 
+def why_only_general(config: HeedConfig) -> str | None:
+    """Return why no others than the `GENERAL_KERNELS` compute what the config says, or `None` where others do."""
+    if config.position_encoding == "t5":
+        return "`position_encoding` is t5"
+    if config.encoder_neighbourhood or config.decoder_neighbourhood:
+        return "self-attention is restricted to a neighbourhood"
+    return "`d_k` differs from `d_v`" if has_uneven_heads(config) else None
+
+
 def check_kernel(config: HeedConfig, name: str | None) -> None:
     """Raise a `ValueError` if the attention function of that name would not compute what the config says."""
     # First what every step of decoding asks: to read a config takes microseconds.
     if name in (None, "eager"):
         return
-    choices: tuple[str, ...] = ("eager",)
-    reason = why_only_eager(config)
+    choices, reason = "eager", why_only_eager(config)
     if reason is None and name not in GENERAL_KERNELS:
-        choices = GENERAL_KERNELS
-        if config.position_encoding == "t5":
-            reason = "`position_encoding` is t5"
-        elif config.encoder_neighbourhood or config.decoder_neighbourhood:
-            reason = "self-attention is restricted to a neighbourhood"
-        elif has_uneven_heads(config):
-            reason = "`d_k` differs from `d_v`"
+        choices, reason = ", ".join(GENERAL_KERNELS), why_only_general(config)
     if reason is not None:
-        raise ValueError(f"`attn_implementation` must be {', '.join(choices)} where {reason}, but is {name} instead.")
+        raise ValueError(f"`attn_implementation` must be {choices} where {reason}, but is {name} instead.")
 
 
 def check_kernel_name(config: HeedConfig, name: str | None) -> None:
-    """Do so, and for a name that no attention function has: transformers looks at some names only."""
+    """Raise for the same, and for a name that no attention function has: transformers checks some names only."""
     check_kernel(config, name)
     known = ["eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if not name.startswith("paged|"))]
     if name is not None and name not in known and ("/" not in name or name.startswith("paged|")):
@@ -82,7 +84,7 @@ def attention_function(name: str, eager: Callable, device: torch.device) -> Call
 
 
 def without_cudnn(attend: Callable, *states: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Call an attention function while torch has cuDNN's left out, unless somebody else has left any of them out.
+    """Call an attention function without torch's cuDNN backend, unless some backend was excluded before.
 
     cuDNN, which torch prefers on some GPUs, makes a plan for every new shape, in up to half a second; batches of text
     have new shapes nearly always. The gradient is computed by what computed the output.
@@ -99,7 +101,7 @@ def without_cudnn(attend: Callable, *states: Any, **kwargs: Any) -> tuple[torch.
 
 @torch.compiler.assume_constant_result
 def chooses_from_all() -> bool:
-    """Tell whether torch may compute `sdpa` on a GPU by all that it has, as it may where nobody asks for less."""
+    """Return whether torch may compute `sdpa` on a GPU by all backends that it has, as it may by default."""
     cuda = torch.backends.cuda
     kinds = (cuda.cudnn_sdp_enabled, cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
     return all(is_enabled() for is_enabled in kinds)
@@ -118,8 +120,7 @@ class KernelChoice(PreTrainedModel):
         # Read by transformers before it picks an attention function for a model that was given none.
         if why_only_eager(config) is not None:
             self._supports_sdpa = self._supports_flex_attn = self._supports_flash_attn = False
-        is_restricted = config.encoder_neighbourhood or config.decoder_neighbourhood
-        if is_restricted or has_uneven_heads(config) or config.position_encoding == "t5":
+        elif why_only_general(config) is not None:
             self._supports_flash_attn = False
         check_kernel_name(config, config._attn_implementation)
         super().__init__(config)
@@ -131,8 +132,8 @@ class KernelChoice(PreTrainedModel):
             ValueError: If it is unknown, would compute something else, or is given for a part of the model.
         """
         check_one_kernel(attn_implementation)
-        given = attn_implementation
-        check_kernel_name(self.config, given.get("") if isinstance(given, dict) else given)
+        name = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
+        check_kernel_name(self.config, name)
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     def _leave_out_of_tensor_parallelism(self) -> None:
@@ -153,9 +154,8 @@ class KernelChoice(PreTrainedModel):
         check_kernel(self.config, kernel)  # it may have been assigned
         if kernel == "eager":
             return self.config
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        if not output_attentions and not (kernel == "sdpa" and self._trains_in_bfloat16_on_the_cpu()):
+        records = self.config.output_attentions if output_attentions is None else output_attentions
+        if not records and not (kernel == "sdpa" and self._trains_in_bfloat16_on_the_cpu()):
             return self.config
         settings = copy.copy(self.config)
         settings._attn_implementation = "eager"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import computing_dtype, linear, runs_plainly
+from .fast_paths_heed import computing_dtype, is_eager, linear
 
 # `OutputLoss` holds the logits of so many target tokens at once on the CPU,
 TOKENS_AT_ONCE = 256
@@ -143,7 +143,7 @@ def mean_per_label(
     """Divide a summed loss by the number of labels: those given here, or of the whole update."""
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORED_LABEL).sum()
-        if runs_plainly() and num_items_in_batch == 0:
+        if is_eager() and num_items_in_batch == 0:
             raise ValueError("`labels` must hold at least one label other than -100, but all are -100.")
     if isinstance(num_items_in_batch, torch.Tensor):
         num_items_in_batch = num_items_in_batch.to(total.device)

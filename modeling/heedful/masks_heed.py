@@ -34,7 +34,7 @@ def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None
 
 
 def may_ask_for_padding(attention_mask: torch.Tensor | None, embeddings: torch.Tensor) -> bool:
-    """Tell whether a mask may be looked through for padding: not on a GPU, for which a call would wait."""
+    """Return whether a mask may be searched for padding: not on a GPU, for which a call would wait."""
     return attention_mask is None or embeddings.device.type == "cpu"
 
 
@@ -49,8 +49,9 @@ def self_attention_mask(
     config: HeedConfig,
     embeddings: torch.Tensor,
     attention_mask: torch.Tensor | None,
+    *,
     side: str,
-    output_attentions: bool | None = None,
+    output_attentions: bool | None,
     cache: Cache | None = None,
     tokens: Any = None,
 ) -> Any:
@@ -59,46 +60,42 @@ def self_attention_mask(
     `config` is that of the call, with the name of its attention function. Of the `(batch, length, d_model)` embeddings
     only shape, dtype and device count. The mask is `(batch, past_length + length)`, 0 at padding, or a finished one. A
     query sees so many positions away as the config says of its side (section 4), and in the decoder only itself and
-    earlier ones (section 3.2.3). `output_attentions` wants the weights of all positions and not of a window's. Rows
-    that lie end to end, as the tokens of a packing say, are kept apart by attention itself.
+    earlier ones (section 3.2.3). Rows that lie end to end, by the tokens of a packing, attention itself keeps apart.
     """
     if isinstance(tokens, EndToEnd):
         return None
     radius, is_causal = getattr(config, f"{side}_neighbourhood"), side == "decoder"
-    is_plain_kernel = config._attn_implementation in ("eager", "sdpa")
-    has_spare_room = cache is not None and cache.is_compileable
-    if (
-        is_causal
-        and is_plain_kernel
-        and attention_mask is None
-        and not torch.compiler.is_compiling()  # before sizes, which what is traced must not ask for
-        and embeddings.shape[1] == 1
-        and radius is None
-        and not has_spare_room
-    ):
-        # A single token sees all before it. To find that out by making a mask would take longer than a layer norm.
-        return None
-    records = config.output_attentions if output_attentions is None else output_attentions
-    if (
-        radius is not None
-        and cache is None
-        and is_plain_kernel
-        and not records
-        and config.position_encoding not in RELATIVE_ENCODINGS  # which tell of all keys
-        and (attention_mask is None or attention_mask.dim() == 2)
-        and not torch.compiler.is_exporting()  # an exported program must not depend on the length
-        and pays_in_windows(embeddings.shape[1], radius)
-    ):
-        if attention_mask is None:
-            attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
-        dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool
-        return windowed_mask(attention_mask, radius, is_causal, dtype)
+    is_plain = config._attn_implementation in ("eager", "sdpa") and (
+        attention_mask is None or attention_mask.dim() == 2
+    )
+    if is_plain and radius is None and is_causal and attention_mask is None and decodes_one_token(embeddings, cache):
+        return None  # it sees all before it; to make a mask that says so would take longer than a layer norm
+    if is_plain and radius is not None and cache is None and runs_in_windows(config, embeddings, radius):
+        records = config.output_attentions if output_attentions is None else output_attentions
+        if not records:  # or the weights of all positions are wanted, and not of a window's
+            if attention_mask is None:
+                attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
+            dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool
+            return windowed_mask(attention_mask, radius, is_causal, dtype)
     given: dict[str, Any] = {"config": config, "inputs_embeds": embeddings, "attention_mask": attention_mask}
     given["and_mask_function"] = neighbourhood_mask(radius)
     may_ask = may_ask_for_padding(attention_mask, embeddings)
     if is_causal:
         return create_causal_mask(**by_name(cache), **given, allow_is_causal_skip=may_ask)
     return create_bidirectional_mask(**given, allow_is_bidirectional_skip=may_ask)
+
+
+def decodes_one_token(embeddings: torch.Tensor, cache: Cache | None) -> bool:
+    """Return whether a call decodes a single token, behind a cache without spare room; what is traced must not ask."""
+    is_asked = not torch.compiler.is_compiling() and embeddings.shape[1] == 1
+    return is_asked and not (cache is not None and cache.is_compileable)
+
+
+def runs_in_windows(config: HeedConfig, embeddings: torch.Tensor, radius: int) -> bool:
+    """Return whether restricted self-attention runs in windows: not with relative positions, which are of all keys."""
+    is_of_all_keys = config.position_encoding in RELATIVE_ENCODINGS
+    # An exported program must not depend on the length.
+    return not (is_of_all_keys or torch.compiler.is_exporting()) and pays_in_windows(embeddings.shape[1], radius)
 
 
 def source_mask(
@@ -141,7 +138,7 @@ class WindowedMask(NamedTuple):
 
 
 def pays_in_windows(length: int, radius: int) -> bool:
-    """Tell whether restricted self-attention is computed by windows at that length."""
+    """Return whether restricted self-attention is computed by windows at that length."""
     return length > FEWEST_BLOCKS * max(radius, NARROWEST_BLOCK)
 
 

@@ -4,7 +4,15 @@ It reads from top to bottom as the paper does: feed-forward networks (section 3.
 embeddings with positions (3.4 and 3.5), stacks, the model of figure 1. Attention (3.2) is in `attention_heed.py`,
 positions are in `positions_heed.py`; how the stacks work together, and the output, are in `encoder_decoder_heed.py`,
 the training loss (5.4) is in `loss_heed.py`. What is not in the paper, but makes training faster on the CPU, is in
-`fast_paths_heed.py`; loading, saving and `generate()` are in `pretrained_heed.py` and `generation_heed.py`.
+`fast_paths_heed.py`.
+
+Who adds what to `HeedForConditionalGeneration`, in the order in which Python looks:
+
+- `OutputLayer` (`encoder_decoder_heed.py`): the pre-softmax layer, and `forward` with the loss;
+- `HeedPreTrainedModel`, below: initial weights. It is a `KernelChoice` (`kernels_heed.py`), which chooses attention
+  functions, and a `HeedBaseModel` (`pretrained_heed.py`), which loads, resizes and saves; both are `PreTrainedModel`s;
+- `CachedGenerationMixin` (`generation_heed.py`): `generate()` with a cache, whose hypotheses share their source. It is
+  a `HeedGenerationMixin` (two vocabularies, refused arguments), and that transformers' `GenerationMixin`.
 
 Letters in shape comments: B batch, S source length, T target length, D = d_model, V = number of target tokens.
 """
@@ -28,13 +36,12 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_heed import AdditiveScore, HeedAttention
 from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
-from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, may_be_lean, may_be_seen, packing_of, project
+from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, can_use_lean_norm, has_observers, packing_of, project
 from .generation_heed import CachedGenerationMixin
 from .kernels_heed import KernelChoice
 from .masks_heed import check_length, self_attention_mask, source_mask
-from .positions_heed import SinusoidalPositions, positions_of
+from .positions_heed import RelativeBias, RelativePositions, RelativeVectors, SinusoidalPositions, positions_of
 from .pretrained_heed import HeedBaseModel
-from .relative_positions_heed import RelativeBias, RelativePositions, RelativeVectors
 from .versions_heed import by_name, given_cache
 
 # Feed-forward networks and residual connections, sections 3.3 and 3.1
@@ -94,7 +101,7 @@ class HeedResidual(nn.Module):
         return self._normalise(added, packing) if self.is_post_norm else added
 
     def _normalise(self, states: torch.Tensor, packing: Packing | None) -> torch.Tensor:
-        if packing is not None and may_be_lean(self.norm, states):
+        if packing is not None and can_use_lean_norm(self.norm, states):
             return LeanLayerNorm.apply(states, self.norm.weight, self.norm.bias, self.norm.eps)
         return self.norm(states)
 
@@ -240,22 +247,10 @@ class HeedStack(HeedPreTrainedModel):
         return self.look_up(input_ids, inputs_embeds) * self.embedding_scale
 
     def add_positions(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Add the encoding of `(batch, length)` positions to `(batch, length, d_model)` embeddings, and drop out.
-
-        Between the two stands a norm where `embedding_norm` asks for it.
-        """
+        """Add the encoding of `(batch, length)` positions to `(batch, length, d_model)` states, norm and drop out."""
         if self.embed_positions is not None:
             embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
         return self.dropout(self.embedding_norm(embeddings))
-
-    def drop_layer(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """Return the states behind a layer; while training with probability p those before it, as if there were none.
-
-        Fan et al., "Reducing Transformer Depth on Demand with Structured Dropout", 2020 (LayerDrop), drawn for each
-        layer and call. The layer is computed all the same: every process needs its gradient, which is then zero.
-        """
-        p = getattr(self.config, f"{self.side}_layerdrop") if self.training else 0.0
-        return torch.where(torch.rand((), device=after.device) < p, before, after) if p else after
 
 
 class HeedEncoder(HeedStack):
@@ -312,25 +307,20 @@ class HeedEncoder(HeedStack):
         embeddings = self.embed(input_ids, inputs_embeds)
         check_length(embeddings.shape[1], attention_mask, self.longest_sequence)
         settings = self.attention_settings(kwargs.get("output_attentions"))
-        tokens, records = packing and packing.source, kwargs.get("output_attentions")
+        kernel, tokens = settings._attn_implementation, packing and packing.source
         positions = positions_of(embeddings.shape[1], 0, attention_mask, embeddings.device, tokens)
         relative = self.relative_positions(positions, attention_mask)
-        mask = self_attention_mask(settings, embeddings, attention_mask, "encoder", records, None, tokens)
+        records = kwargs.get("output_attentions")
+        mask = self_attention_mask(
+            settings, embeddings, attention_mask, side="encoder", output_attentions=records, tokens=tokens
+        )
         hidden_states = self.add_positions(embeddings, positions)  # (B, S, D)
         if packing is not None:
             packing = packing.of_encoder(hidden_states)
             hidden_states = packing.pack(hidden_states)
+        given = {"positions": positions, "attn_implementation": kernel, "packing": packing, **kwargs}
         for layer in [*self.layers] * self.rounds:
-            transformed = layer(
-                hidden_states,
-                mask,
-                relative,
-                positions=positions,
-                attn_implementation=settings._attn_implementation,
-                packing=packing,
-                **kwargs,
-            )
-            hidden_states = self.drop_layer(hidden_states, transformed)
+            hidden_states = layer(hidden_states, mask, relative, **given)
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         return BaseModelOutput(last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states))
 
@@ -397,34 +387,32 @@ class HeedDecoder(HeedStack):
             raise ValueError(
                 "`attn_implementation` must be eager or sdpa beside a static cache, but is flex_attention instead."
             )
-        tokens, records = packing and packing.states, kwargs.get("output_attentions")
+        tokens = packing and packing.states
         positions = positions_of(embeddings.shape[1], past_length, attention_mask, embeddings.device, tokens)
         own_cache = None if cache is None else cache.self_attention_cache
         relative = self.relative_positions(positions, attention_mask, own_cache)
-        causal_mask = self_attention_mask(settings, embeddings, attention_mask, "decoder", records, own_cache, tokens)
+        records = kwargs.get("output_attentions")
+        causal_mask = self_attention_mask(
+            settings,
+            embeddings,
+            attention_mask,
+            side="decoder",
+            output_attentions=records,
+            cache=own_cache,
+            tokens=tokens,
+        )
         cross_mask = source_mask(settings, embeddings, encoder_attention_mask, encoder_hidden_states)
         hidden_states = self.add_positions(embeddings, positions)  # (B, T, D)
         if packing is not None:
-            source = encoder_hidden_states if cache is None else None
-            packing = packing.of_decoder(hidden_states, source)
+            packing = packing.of_decoder(hidden_states, encoder_hidden_states if cache is None else None)
             hidden_states = packing.pack(hidden_states)
             if packing.source is not None and encoder_hidden_states is not None:
                 encoder_hidden_states = packing.source.pack(encoder_hidden_states)
+        given = {"positions": positions, "attn_implementation": kernel, "packing": packing, **by_name(cache), **kwargs}
         for number, layer in enumerate([*self.layers] * self.rounds):
-            transformed = layer(
-                hidden_states,
-                causal_mask,
-                encoder_hidden_states,
-                relative,
-                encoder_attention_mask=cross_mask,
-                **by_name(cache),
-                positions=positions,
-                attn_implementation=kernel,
-                packing=packing,
-                layer_idx=number,
-                **kwargs,
+            hidden_states = layer(
+                hidden_states, causal_mask, encoder_hidden_states, relative, cross_mask, layer_idx=number, **given
             )
-            hidden_states = self.drop_layer(hidden_states, transformed)
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),
@@ -463,13 +451,9 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
         return project(states, self.lm_head)
 
     def _shortcuts(self, asked: Mapping[str, Any], labels: torch.Tensor, *masks: Any) -> dict[str, Any]:
-        """Return the padding that a step may leave out, as `packing`; not where somebody may look at its states.
-
-        Nobody does on the CPU, where nothing is recorded and no module within the layers has a hook.
-        """
-        if self.lm_head.weight.device.type != "cpu" or may_be_seen(self, asked, (HeedEncoderLayer, HeedDecoderLayer)):
+        """Return the padding that a step on the CPU may leave out, as `packing`, where nothing observes its states."""
+        if self.lm_head.weight.device.type != "cpu" or has_observers(
+            self, asked, (HeedEncoderLayer, HeedDecoderLayer)
+        ):
             return {}
         return {"packing": packing_of(labels, *masks)}
-
-
-__all__ = ["HeedDecoder", "HeedEncoder", "HeedForConditionalGeneration", "HeedModel", "HeedPreTrainedModel"]

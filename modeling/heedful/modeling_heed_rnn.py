@@ -35,13 +35,14 @@ from .generation_heed import HeedGenerationMixin
 from .pretrained_heed import HeedBaseModel
 from .versions_heed import CACHE, by_name, given_cache, with_known_signature
 
-# Longest translation, in tokens, unless `generate()` is told otherwise.
+# Longest translation, in tokens, unless `generate()` gets another limit.
 DEFAULT_MAX_LENGTH = 512
 
+MaybeTensor = torch.Tensor | None
 # Looks at the source from `(batch, length, hidden_size)` states: what the pre-softmax layer reads, and the weights.
-Look = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+Look = Callable[[torch.Tensor], tuple[torch.Tensor, MaybeTensor]]
 # The decoder's next states, what is fed next, what the pre-softmax layer reads, the weights, and each layer's outputs.
-Run = tuple[list[State], torch.Tensor | None, torch.Tensor, torch.Tensor | None, list[torch.Tensor]]
+Run = tuple[list[State], MaybeTensor, torch.Tensor, MaybeTensor, list[torch.Tensor]]
 
 
 # Encoder
@@ -73,8 +74,7 @@ class HeedRNNEncoderLayer(nn.Module):
 class RecurrentEncoderOutput(BaseModelOutput):
     """What the encoder hands to the decoder."""
 
-    # The state behind the last token of each layer, from the lowest: (B, encoder_layers · parts, H). An LSTM's has two
-    # parts, h and c.
+    # Of each layer behind its last token: (B, encoder_layers · parts, H), with two parts h and c of an LSTM.
     final_state: torch.Tensor | None = None
 
 
@@ -117,8 +117,8 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
 
     @staticmethod
     def _init_cell(cell: Cell) -> None:
-        # Drawn in tensors of their own and copied as a whole: transformers knows of a whole weight whether it was
-        # loaded, not of a part, and no matrix of 16 bits can be made orthogonal.
+        # Drawn apart in float32 and copied whole: transformers marks whole weights as loaded, and no matrix of 16 bits
+        # can be made orthogonal.
         drawn = {name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in cell.named_parameters()}
         if isinstance(cell, LSTMCell):
             # An LSTM that begins by remembering learns to do so over longer distances (Jozefowicz et al., 2015).
@@ -174,17 +174,10 @@ class HeedRNNEncoder(HeedRNNStack):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> RecurrentEncoderOutput:
-        """Encode the source.
+        """Encode the source, with the arguments of `HeedEncoder.forward`, but for attentions, of which there are none.
 
-        Args:
-            input_ids: `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`, 1 at tokens and 0 at padding, on either side.
-            inputs_embeds: `(batch, source_length, embedding_size)` in place of `input_ids`.
-            output_hidden_states: Whether to return what each layer reads and gives.
-            kwargs: `return_dict`. (A recurrent encoder has no attention to record.)
-
-        Returns:
-            `last_hidden_state` `(batch, source_length, hidden_size)`, zeros at padding, and `final_state`.
+        Embeddings are `(batch, source_length, embedding_size)`. `output_hidden_states` are what each layer reads and
+        gives. Return `last_hidden_state` `(batch, source_length, hidden_size)`, zeros at padding, and `final_state`.
 
         Raises:
             ValueError: If an id is outside the vocabulary, or the mask's width is not the source's length.
@@ -206,7 +199,7 @@ class HeedRNNEncoder(HeedRNNStack):
 
 
 class HeedRNNBridge(nn.Module):
-    """Makes the decoder's first state of the encoder's last; its layers stand beside the encoder's uppermost ones."""
+    """Makes the decoder's first state of the encoder's last: each layer's of that of an uppermost encoder layer."""
 
     def __init__(self, config: HeedRNNConfig):
         super().__init__()
@@ -228,13 +221,12 @@ class HeedRNNBridge(nn.Module):
             return [(torch.zeros_like(like[:, 0]),) * self.parts for _ in range(self.layers)]
         layers, states = self.layers_of(final_state), []
         for layer in range(self.layers):
-            beside = layers[:, max(0, layers.shape[1] - self.layers + layer)]
-            parts = beside.unbind(1)
+            parts = layers[:, max(0, layers.shape[1] - self.layers + layer)].unbind(1)
             if self.projections is not None:
-                own = self.projections[layer * self.parts : (layer + 1) * self.parts]
-                parts = tuple(projection(part) for projection, part in zip(own, parts, strict=True))
+                projections = self.projections[layer * self.parts : (layer + 1) * self.parts]
+                parts = tuple(projection(part) for projection, part in zip(projections, parts, strict=True))
                 parts = (torch.tanh(parts[0]), *parts[1:])  # h lies between -1 and 1, c anywhere
-            states.append(tuple(parts))
+            states.append(parts)
         return states
 
     def layers_of(self, final_state: torch.Tensor | None) -> torch.Tensor:
@@ -312,6 +304,7 @@ class HeedRNNDecoder(HeedRNNStack):
         super().__init__(config, config.target_vocab_size)
         has_attention = config.attention != "none"
         self.feeds_last_state = config.input_feeding and not has_attention
+        self.feeds_attention = config.input_feeding and has_attention
         fed = (config.embedding_size if has_attention else config.hidden_size) if config.input_feeding else 0
         sizes = [config.embedding_size + fed] + [config.hidden_size] * (config.decoder_layers - 1)
         self.bridge = HeedRNNBridge(config)
@@ -336,23 +329,13 @@ class HeedRNNDecoder(HeedRNNStack):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decode the target's newest tokens.
+        """Decode the target's newest tokens, with the arguments of `HeedDecoder.forward`.
 
-        Args:
-            input_ids: `(batch, target_length)`, without the tokens that the cache has read.
-            attention_mask: `(batch, past_length + target_length)`, 0 at padding, on either side.
-            encoder_hidden_states: `(batch, source_length, hidden_size)`.
-            encoder_attention_mask: `(batch, source_length)`.
-            encoder_final_state: `(batch, encoder_layers · parts, hidden_size)`, not needed beside a cache.
-            cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
-            inputs_embeds: `(batch, target_length, embedding_size)` in place of `input_ids`.
-            use_cache: Whether to return a cache; the config's `use_cache` by default.
-            output_attentions: Whether to return the attention to the source.
-            output_hidden_states: Whether to return what each layer reads and gives.
-            kwargs: `return_dict`.
-
-        Returns:
-            `last_hidden_state` `(batch, target_length, embedding_size)`, the cache, and what was asked for.
+        The source is `(batch, source_length, hidden_size)`, with one row for each target; beside a first call's also
+        its `encoder_final_state`, `(batch, encoder_layers · parts, hidden_size)`. Embeddings of the target are
+        `(batch, target_length, embedding_size)`. `output_attentions` are those to the source, `output_hidden_states`
+        what each layer reads and gives. Return `last_hidden_state` `(batch, target_length, embedding_size)`, the
+        cache, and what was asked for.
 
         Raises:
             ValueError: If an id is outside the vocabulary, a mask's width is not the source's length, or past plus new
@@ -362,33 +345,25 @@ class HeedRNNDecoder(HeedRNNStack):
         cache = given_cache(cache, kwargs)
         embeddings = self.embed(input_ids, inputs_embeds)
         length = embeddings.shape[1]
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        records = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         records_attention = self.config.output_attentions if output_attentions is None else output_attentions
         if encoder_hidden_states is None:
             raise ValueError("`encoder_hidden_states` must be given, but are not: this decoder reads a source.")
-        if cache is not None and not isinstance(cache, RecurrentCache):
-            kind = type(cache).__name__
-            raise ValueError(f"`{CACHE}` must be a RecurrentCache, but is a {kind} instead.")
-        if records_attention and self.cross_attn is None:
-            raise ValueError(
-                "`output_attentions` must be False where the config's `attention` is none, but is True instead."
-            )
-        use_cache = self.config.use_cache if use_cache is None else use_cache
+        self._check_given(cache, records_attention)
         kept = RecurrentCache() if cache is None else cache
         memory = kept.layers[0]
         self._check_mask(attention_mask, memory.get_seq_length() + length)
         self._check_mask(encoder_attention_mask, encoder_hidden_states.shape[1])
         tokens = padding_free(None if attention_mask is None else attention_mask[:, -length:])
-        states = memory.states or self.bridge(encoder_final_state, encoder_hidden_states)
-        fed = memory.fed
+        states, fed = memory.states or self.bridge(encoder_final_state, encoder_hidden_states), memory.fed
         if self.feeds_last_state and fed is None:
             fed = self.bridge.layers_of(encoder_final_state)[:, -1, 0]  # (B, H)
         look = self._look_at(encoder_hidden_states, encoder_attention_mask, memory, fed)
-        is_step_by_step = self.config.input_feeding and self.cross_attn is not None
-        run = self._feed_step_by_step if is_step_by_step else self._run_layers
+        run = self._feed_step_by_step if self.feeds_attention else self._run_layers
         states, fed, outputs, weights, seen = run(embeddings, tokens, states, fed, look)
         if use_cache or cache is not None:
             memory.keep(states, fed, length)
-        records = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=outputs,
             **by_name(kept if use_cache else None),
@@ -396,9 +371,15 @@ class HeedRNNDecoder(HeedRNNStack):
             cross_attentions=(weights,) if records_attention and weights is not None else None,
         )
 
-    def _look_at(
-        self, source: torch.Tensor, mask: torch.Tensor | None, memory: RecurrentMemory, fed: torch.Tensor | None
-    ) -> Look:
+    def _check_given(self, cache: Any, records_attention: bool | None) -> None:
+        if cache is not None and not isinstance(cache, RecurrentCache):
+            raise ValueError(f"`{CACHE}` must be a RecurrentCache, but is a {type(cache).__name__} instead.")
+        if records_attention and self.cross_attn is None:
+            raise ValueError(
+                "`output_attentions` must be False where the config's `attention` is none, but is True instead."
+            )
+
+    def _look_at(self, source: torch.Tensor, mask: MaybeTensor, memory: RecurrentMemory, fed: MaybeTensor) -> Look:
         """Return a function from `(batch, length, hidden_size)` states to what the output reads, and the weights."""
         if self.cross_attn is None:
             return lambda states: (self.dropout(torch.tanh(self.out_proj(join_to_each(states, fed)))), None)
@@ -413,12 +394,7 @@ class HeedRNNDecoder(HeedRNNStack):
         return look
 
     def _run_layers(
-        self,
-        embeddings: torch.Tensor,
-        tokens: torch.Tensor | None,
-        states: list[State],
-        fed: torch.Tensor | None,
-        look: Look,
+        self, embeddings: torch.Tensor, tokens: MaybeTensor, states: list[State], fed: MaybeTensor, look: Look
     ) -> Run:
         """Run each layer over the whole target, then look at the source from all positions at once."""
         is_fused = may_fuse(self.config, embeddings.device, tokens)
@@ -432,12 +408,7 @@ class HeedRNNDecoder(HeedRNNStack):
         return last, fed, outputs, weights, seen
 
     def _feed_step_by_step(
-        self,
-        embeddings: torch.Tensor,
-        tokens: torch.Tensor | None,
-        states: list[State],
-        fed: torch.Tensor | None,
-        look: Look,
+        self, embeddings: torch.Tensor, tokens: MaybeTensor, states: list[State], fed: MaybeTensor, look: Look
     ) -> Run:
         """Read token after token, each beside what the one before attended to."""
         is_fused = may_fuse(self.config, embeddings.device)
@@ -494,11 +465,9 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         self.generation_config.max_length = DEFAULT_MAX_LENGTH
         self.post_init()
 
-    # Generation
-
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """Tell `generate()` that keys and values are not what this model keeps: it makes its own cache."""
+        """Return that `generate()` makes no cache of keys and values: this model makes its own."""
         return False
 
     @with_known_signature
@@ -514,14 +483,4 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         cache = given_cache(cache, kwargs)
         newest = input_ids if cache is None else input_ids[:, cache.get_seq_length() :]
         given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}
-        own = {"decoder_input_ids": newest, "attention_mask": attention_mask, CACHE: cache}
-        return own | given
-
-
-__all__ = [
-    "HeedRNNDecoder",
-    "HeedRNNEncoder",
-    "HeedRNNForConditionalGeneration",
-    "HeedRNNModel",
-    "HeedRNNPreTrainedModel",
-]
+        return {"decoder_input_ids": newest, "attention_mask": attention_mask, CACHE: cache, **given}

@@ -1,8 +1,8 @@
 """Rows laid end to end, without padding: how a GPU trains where it can.
 
-A batch is one long row of tokens then, `(1, tokens)`, and attention, by the form of flash attention that is made for
-this, keeps each sentence to itself. Tokens are filled up to a multiple of a large step, so that batches have few
-shapes, which come again and again; in padded batches nearly every shape is new. `laid_end_to_end` makes the batch.
+A batch is one long row of tokens then, `(1, tokens)`, and a form of flash attention keeps each sentence to itself.
+Tokens are filled up to a multiple of a large step, so that batches have few shapes, which recur; in padded batches
+nearly every shape is new. `laid_end_to_end` makes the batch.
 
 Letters in shape comments: N tokens of all rows with what fills them up, H heads.
 """
@@ -15,7 +15,7 @@ import torch
 
 from .configuration_base_heed import HeedBaseConfig
 
-# Positions that a packed row may have without more to know, and the encodings that need no more than these.
+# The encodings that need no more than the positions of a packed row.
 PACKED_ENCODINGS = ("sinusoidal", "rotary", "none")
 WIDEST_HEAD = 256  # of flash attention, whose heads are multiples of 8 wide
 # As a window to either side it restricts nothing. Without a window torch 2.14 takes cuDNN's attention on Hopper, which
@@ -25,10 +25,7 @@ UNRESTRICTED = 2**20
 
 @dataclass(frozen=True)
 class EndToEnd:
-    """One side of a batch whose rows lie end to end: where each begins, and where in its row each token is.
-
-    It stands in a `Packing` where `PackedTokens` do, and has nothing to lay out: its states are packed already.
-    """
+    """One side of a batch whose rows lie end to end: a `Packing` has it in place of `PackedTokens`."""
 
     bounds: torch.Tensor  # (rows + 1), int32: the first token of each row, and the end of the last
     positions: torch.Tensor  # (1, N)

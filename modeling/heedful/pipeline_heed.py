@@ -28,9 +28,9 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.pipelines.base import ChunkPipeline
 
 from .checksums_heed import TARGET_FOLDER, write_checksums
-from .configuration_base_heed import HEED_TYPES, first_three, position_limit
+from .configuration_base_heed import HEED_TYPES, position_limit
 from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_strategy_arguments, stopped, weights_that_are_no_numbers
-from .symbols_heed import check_are_several, trimmed, unknown_symbol
+from .symbols_heed import check_are_several, listed, trimmed, unknown_symbol
 
 TASK, TEXT_TASK = "heed-translation", "heed-text2text"
 
@@ -565,7 +565,7 @@ def _check_model(model: Any) -> None:
         )
     broken = sorted(weights_that_are_no_numbers(model))
     if broken:
-        raise ValueError(f"The model's weights must be finite numbers, but are not in {first_three(broken)}.")
+        raise ValueError(f"The model's weights must be finite numbers, but are not in {listed(broken)}.")
 
 
 def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:

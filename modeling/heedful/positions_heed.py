@@ -1,15 +1,22 @@
-"""Where in its sequence each token stands, and how a model is told (section 3.5 of *Attention Is All You Need*).
+"""Where in its sequence each token is, and how the model learns of it (section 3.5 of *Attention Is All You Need*).
 
-Letters in shape comments: B batch.
+Sinusoids are the paper's. Relative positions are later work: `RotaryPositions`; vectors for every distance from -k to
+k, `RelativeKeys` and `RelativeValues` of Shaw et al., "Self-Attention with Relative Position Representations", 2018,
+which the heads of a layer share; and `RelativeBias` of T5.
+
+Letters in shape comments: B batch, or 1 where all sequences are numbered alike, Q and K lengths of queries and keys,
+H heads.
 """
 
 import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from transformers.cache_utils import Cache
 
-from .configuration_heed import HeedConfig
+from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
 
 
 def sinusoids(positions: torch.Tensor, width: int, layout: str) -> torch.Tensor:
@@ -69,3 +76,106 @@ def positions_of(
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(length, device=device) + past_length)[None]
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:].to(device)
+
+
+# Relative positions
+
+# Of the papers; the distances are those of a config that has none.
+SHAW_MAX_DISTANCE = 16
+T5_MAX_DISTANCE = 128
+T5_BUCKETS = 32
+
+
+class RelativeVectors(nn.Module):
+    """A vector for each distance from -k to k."""
+
+    def __init__(self, config: HeedConfig, width: int):
+        super().__init__()
+        self.max_distance = config.relative_attention_max_distance or SHAW_MAX_DISTANCE
+        self.weight = nn.Parameter(torch.empty(2 * self.max_distance + 1, width))
+
+    def rows(self, distances: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of the vectors of `(batch, Q, K)` distances, for each head of states: `(B, H, Q, K)`."""
+        numbers = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
+        return numbers[:, None].expand(*states.shape[:3], -1)
+
+
+class RelativeKeys(RelativeVectors):
+    """The vectors a^K of equation 4."""
+
+    def forward(self, query: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+        """Return q·a^K, which is added to the scores `(B, H, Q, K)`, of `(batch, heads, Q, d_k)` queries."""
+        scores = torch.matmul(query, self.weight.t())  # (B, H, Q, 2k + 1)
+        return scores.gather(3, self.rows(distances, query))
+
+
+class RelativeValues(RelativeVectors):
+    """The vectors a^V of equation 3."""
+
+    def forward(self, weights: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+        """Return the mean of a^V by `(batch, heads, Q, K)` weights, which is added to the output `(B, H, Q, d_v)`."""
+        # Not in bfloat16 or float16: on a GPU they round after each of the many small weights that one row adds up.
+        precise = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        by_row = precise.new_zeros(*weights.shape[:3], len(self.weight))
+        by_row = by_row.scatter_add(3, self.rows(distances, weights), precise)  # (B, H, Q, 2k + 1)
+        return torch.matmul(by_row.to(weights.dtype), self.weight)
+
+
+class RelativeBias(nn.Module):
+    """The number that T5 adds to a score, one for each head and bucket of distances.
+
+    Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2020. Near
+    distances have a bucket each, farther ones share buckets that grow with the logarithm. In the encoder half of them
+    are for keys behind a query; the decoder sees none of these, and has all buckets for those before.
+    """
+
+    def __init__(self, config: HeedConfig, side: str):
+        super().__init__()
+        self.looks_ahead = side == "encoder"
+        self.max_distance = config.relative_attention_max_distance or T5_MAX_DISTANCE
+        self.weight = nn.Parameter(torch.empty(T5_BUCKETS, getattr(config, f"{side}_attention_heads")))
+
+    def buckets(self, distances: torch.Tensor) -> torch.Tensor:
+        """Return the bucket of each distance, a tensor of the same shape."""
+        count = len(self.weight) // (2 if self.looks_ahead else 1)
+        exact = count // 2  # buckets of one distance each
+        away = distances.abs() if self.looks_ahead else -distances.clamp(max=0)
+        growth = torch.log(away.clamp(min=exact).float() / exact) / math.log(self.max_distance / exact)
+        shared = exact + (growth * (count - exact)).long()
+        bucket = torch.where(away < exact, away, shared.clamp(max=count - 1))
+        return bucket + count * (distances > 0) if self.looks_ahead else bucket
+
+    def forward(self, distances: torch.Tensor) -> torch.Tensor:
+        """Return the bias of `(batch, Q, K)` distances: `(B, H, Q, K)`."""
+        return F.embedding(self.buckets(distances), self.weight).permute(0, 3, 1, 2).contiguous()
+
+
+# The modules that have parameters.
+RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)
+
+
+class RelativePositions(nn.Module):
+    """The relative positions that the self-attention of all layers of a stack reads, where a config has them."""
+
+    def __init__(self, config: HeedConfig, side: str):
+        super().__init__()
+        self.encoding = config.position_encoding
+        self.bias = RelativeBias(config, side) if self.encoding == "t5" else None
+
+    def forward(
+        self, positions: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None = None
+    ) -> torch.Tensor | None:
+        """Return `shaw`'s distances, `(B, Q, K)`, or `t5`'s bias, `(B, H, Q, K)`, or `None` without either.
+
+        A distance is the number of tokens from a query to a key, negative where the key comes before it. Queries are
+        at `(batch, Q)` positions; these and the mask are those of `positions_of`, so that padding on either side is
+        not counted. There are as many keys as queries, or as the cache has room for; masks hide what is not filled.
+        """
+        if self.encoding not in RELATIVE_ENCODINGS:
+            return None
+        query_length = positions.shape[1]
+        key_length = query_length if cache is None else cache.get_mask_sizes(query_length, 0)[0]
+        keys = positions_of(key_length, 0, attention_mask, positions.device)
+        keys = F.pad(keys, (0, key_length - keys.shape[1]))
+        distances = keys[:, None] - positions[:, :, None]
+        return distances if self.bias is None else self.bias(distances)

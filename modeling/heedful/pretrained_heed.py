@@ -17,8 +17,9 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
 from .checksums_heed import write_checksums
-from .configuration_base_heed import HeedBaseConfig, first_three
-from .fast_paths_heed import runs_plainly
+from .configuration_base_heed import HeedBaseConfig
+from .fast_paths_heed import is_eager
+from .symbols_heed import listed
 from .versions_heed import check_peft
 
 # Arguments of `save_pretrained(push_to_hub=True)` that are `push_to_hub`'s.
@@ -63,11 +64,11 @@ class HeedBaseModel(PreTrainedModel):
         return self.drop_words(inputs_embeds)
 
     def drop_words(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Drop whole `(batch, length, width)` embeddings while training: word dropout.
+        """Drop whole `(batch, length, width)` embeddings while training, and divide the others by 1 - p.
 
-        Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent Neural Networks", 2016, for
-        each position by itself, as Sennrich and Zhang, "Revisiting Low-Resource Neural Machine Translation", 2019, use
-        it (`dropout_source` and `dropout_target` of Nematus). Those that stay are divided by 1 - p, as dropout does.
+        Word dropout of Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent Neural
+        Networks", 2016, for each position by itself, as Sennrich and Zhang, "Revisiting Low-Resource Neural Machine
+        Translation", 2019, use it (`dropout_source` and `dropout_target` of Nematus).
         """
         if not self.training:
             return embeddings
@@ -75,15 +76,14 @@ class HeedBaseModel(PreTrainedModel):
         return embeddings * F.dropout(torch.ones_like(embeddings[..., :1]), p) if p else embeddings
 
     def check_token_ids(self, input_ids: torch.Tensor) -> None:
-        """Raise a `ValueError` if an id is outside a stack's vocabulary, unless the ids lie on an accelerator.
-
-        They must be `(batch, length)` everywhere, with a token at least.
-        """
-        if input_ids.dim() != 2 or (runs_plainly() and not input_ids.shape[1]):
-            told = f"(batch, length), with a token at least, but are of {tuple(input_ids.shape)} instead."
-            raise ValueError(f"Token ids must be of shape {told}")
+        """Raise a `ValueError` if ids are not `(batch, length)`, or on the CPU if one is outside the vocabulary."""
+        if input_ids.dim() != 2 or (is_eager() and not input_ids.shape[1]):
+            shape = tuple(input_ids.shape)
+            raise ValueError(
+                f"Token ids must be of shape (batch, length), with a token at least, but are of {shape} instead."
+            )
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
-        if input_ids.device.type != "cpu" or not runs_plainly() or input_ids.numel() == 0:
+        if input_ids.device.type != "cpu" or not is_eager() or input_ids.numel() == 0:
             return
         # From the config: an adapter may have replaced the embeddings, and does not know their number.
         limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size
@@ -104,14 +104,13 @@ class HeedBaseModel(PreTrainedModel):
             ValueError: If weights are missing or unknown, which the message names, or a file is broken.
             RuntimeError: If weights have other shapes and `ignore_mismatched_sizes` is not set.
         """
-        model: Any
-        report: dict[str, Any]
         source, may_differ = pretrained_model_name_or_path, bool(kwargs.get("ignore_mismatched_sizes"))
         is_strict = source is not None and kwargs.get("state_dict") is None and not kwargs.get("output_loading_info")
         # transformers' own error for other shapes names none of them.
         asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": may_differ or is_strict}
+        load: Any = super().from_pretrained
         try:
-            model, report = super().from_pretrained(source, *args, **asked)
+            model, report = load(source, *args, **asked)
         except Exception as error:
             # By its name: whatever this file imports, every user of a model on the Hub must have installed.
             if type(error).__name__ != "SafetensorError":
@@ -119,8 +118,13 @@ class HeedBaseModel(PreTrainedModel):
             raise ValueError(f"{source} must hold whole safetensors files, but one is broken: {error}") from error
         own_report = model.__dict__.pop("_own_report", report)
         if is_strict:
-            check_weights(model, own_report, source, may_differ)
-            check_adapter(model, report)
+            if getattr(model, "peft_config", None):  # the report's weights are those of its base
+                source = next(iter(model.peft_config.values())).base_model_name_or_path or source
+            check_names(model, own_report, source)
+            check_matrices(model, own_report, source, may_differ)
+            lacking = report["missing_keys"] if getattr(model, "peft_config", None) else []
+            if lacking:
+                raise ValueError(f"The adapter must have all its weights, but lacks {listed(lacking)}.")
         check_device_map(model)
         align_weights(model)
         check_quantization(model)
@@ -195,10 +199,7 @@ class HeedBaseModel(PreTrainedModel):
             self.config.tie_output_embeddings = shares_output
 
     def resize_token_embeddings(
-        self,
-        new_num_tokens: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        mean_resizing: bool = True,
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         """Resize the source embeddings; with one vocabulary for both sides the target's and the output too.
 
@@ -217,15 +218,12 @@ class HeedBaseModel(PreTrainedModel):
             ValueError: If a special id would no longer be in the vocabulary, the weights lie on the disk or another
                 device, or this is a part of a model, whose other parts would keep their size.
         """
-        own: list[str] = [self.side or "encoder"]
-        sides = ["encoder", "decoder"] if self.side is None and self.config.has_one_vocabulary else own
+        both = self.side is None and self.config.has_one_vocabulary
+        sides: list[str] = ["encoder", "decoder"] if both else [self.side or "encoder"]
         return self._resize(sides, new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def resize_decoder_token_embeddings(
-        self,
-        new_num_tokens: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        mean_resizing: bool = True,
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         """Resize the target embeddings and the output alone, with the arguments of `resize_token_embeddings`.
 
@@ -317,7 +315,7 @@ def _sign_weights(folder: Path, is_whole: bool) -> None:
         for name in (left, *filter(OLD_FORM.fullmatch, names)):
             (folder / name).unlink(missing_ok=True)
     for path in folder.glob("*.safetensors"):
-        path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read its files
+        path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets the owner alone read its files
     write_checksums(folder, "weights")
 
 
@@ -326,10 +324,8 @@ def _rounded_up(size: int, multiple: int | None) -> int:
         return size
     if not isinstance(multiple, int):
         # The words of transformers, which its tests look for.
-        raise ValueError(
-            f"Asking to pad the embedding matrix to a multiple of `{multiple}`, which is not and integer. Please make "
-            "sure to pass an integer"
-        )
+        asked = f"Asking to pad the embedding matrix to a multiple of `{multiple}`, which is not and integer"
+        raise ValueError(f"{asked}. Please make sure to pass an integer")
     if multiple < 1:
         raise ValueError(f"`pad_to_multiple_of` must be at least 1, but is {multiple} instead.")
     return math.ceil(size / multiple) * multiple
@@ -360,9 +356,9 @@ def check_device_map(model: PreTrainedModel) -> None:
             prefixes = [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
             found.append(next((devices[prefix] for prefix in prefixes if prefix in devices), None))
         if found[0] != found[1]:
-            told = " and ".join(f"{name} on {device}" for name, device in zip(pair, found, strict=True))
+            places = " and ".join(f"{name} on {device}" for name, device in zip(pair, found, strict=True))
             raise ValueError(
-                f"`device_map` must put matrices that are one on one device, but puts {told} instead; "
+                f"`device_map` must put matrices that are one on one device, but puts {places} instead; "
                 '`device_map="auto"` with `max_memory` sees to it.'
             )
 
@@ -378,14 +374,8 @@ def check_quantization(model: Any) -> None:
         )
 
 
-def check_weights(model: Any, report: dict[str, Any], source: Any, may_differ: bool) -> None:
-    """Raise if a model was not loaded whole, or not all of a file was used.
-
-    The report is what `from_pretrained(output_loading_info=True)` tells of the model's own weights, `source` its
-    folder or repository, or an adapter's. If `may_differ`, weights of other shapes are left as they were drawn.
-    """
-    if getattr(model, "peft_config", None):
-        source = next(iter(model.peft_config.values())).base_model_name_or_path or source
+def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
+    """Raise a `ValueError` if weights are missing or unknown, by the report of loading a model's own from `source`."""
     missing, unknown = report["missing_keys"], report["unexpected_keys"]
     name, base = type(model).__name__, model.base_model
     if name not in (model.config.architectures or [name]):
@@ -393,13 +383,16 @@ def check_weights(model: Any, report: dict[str, Any], source: Any, may_differ: b
         prefix = f"{model.base_model_prefix}."
         unknown = [key for key in unknown if hasattr(base, key.removeprefix(prefix).split(".")[0])]
         missing = missing if base is model else [key for key in missing if key.startswith(prefix)]
-    wrong = {"lacks": sorted(missing), "holds, unknown to it,": sorted(unknown)}
-    for what, keys in wrong.items():
+    for what, keys in {"lacks": missing, "holds, unknown to it,": unknown}.items():
         if keys:
             raise ValueError(
-                f"{source} must hold the weights of a {name} of its config, but {what} {first_three(keys)}; "
+                f"{source} must hold the weights of a {name} of its config, but {what} {listed(keys)}; "
                 "`output_loading_info=True` loads the rest and returns a list."
             )
+
+
+def check_matrices(model: Any, report: dict[str, Any], source: Any, may_differ: bool) -> None:
+    """Raise if `source` holds weights of other shapes, unless they `may_differ`, or two matrices where one is tied."""
     shapes = [f"{key} {tuple(found)} instead of {tuple(wanted)}" for key, found, wanted in report["mismatched_keys"]]
     if shapes and not may_differ:
         raise RuntimeError(
@@ -414,10 +407,3 @@ def check_weights(model: Any, report: dict[str, Any], source: Any, may_differ: b
                 f"{source} must hold one matrix for {pair[0]} and {pair[1]}, which the config ties, but holds two "
                 "different ones: set `tie_word_embeddings` to False in its config."
             )
-
-
-def check_adapter(model: PreTrainedModel, report: dict[str, Any]) -> None:
-    """Raise if a model was loaded with an adapter whose file lacks some of its weights."""
-    lacking = sorted(report["missing_keys"]) if getattr(model, "peft_config", None) else []
-    if lacking:
-        raise ValueError(f"The adapter must have all its weights, but lacks {first_three(lacking)}.")

@@ -1,13 +1,12 @@
 """Heed's models in the Auto classes and pipelines of transformers, without importing either.
 
-Whoever imports heedful may load a Heed model by `AutoModelForSeq2SeqLM` without trusting its code. For that the Auto
-classes must have been told of Heed's classes; but to import them here, and the model with them, would make
-`import heedful` and each start of the command line take seconds. So what is imported already is registered at once,
-and the rest when Python imports it: a finder at the head of `sys.meta_path` sees each import, and adds the
-registration to the few modules that matter. Python offers no other way to learn that a module has been imported.
+Whoever imports heedful may load a Heed model by `AutoModelForSeq2SeqLM` without trusting its code. To import the Auto
+classes for that, and the model with them, would make `import heedful` and each start of the command line take seconds.
+So what is imported already is registered at once, and the rest when Python imports it: a finder at the head of
+`sys.meta_path` sees each import, and adds the registration to the few modules that matter. Python offers no other way
+to learn that a module has been imported.
 """
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +14,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+
+import heedful
 
 
 def _register_config() -> None:
@@ -33,19 +34,16 @@ def _register_models() -> None:
 
     from heedful import modeling_heed, modeling_heed_rnn
 
-    for model, whole in (
-        (modeling_heed.HeedModel, modeling_heed.HeedForConditionalGeneration),
-        (modeling_heed_rnn.HeedRNNModel, modeling_heed_rnn.HeedRNNForConditionalGeneration),
-    ):
+    for model in (modeling_heed.HeedModel, modeling_heed_rnn.HeedRNNModel):
         AutoModel.register(model.config_class, model, exist_ok=True)
+    for whole in (modeling_heed.HeedForConditionalGeneration, modeling_heed_rnn.HeedRNNForConditionalGeneration):
         AutoModelForSeq2SeqLM.register(whole.config_class, whole, exist_ok=True)
 
 
-def _send_code_along(module: str, kind: str) -> None:
-    """Let `save_pretrained` put the code of a module's models into their folders."""
-    models = importlib.import_module(module)
-    getattr(models, f"{kind}Model").register_for_auto_class("AutoModel")
-    getattr(models, f"{kind}ForConditionalGeneration").register_for_auto_class("AutoModelForSeq2SeqLM")
+def _send_code_along(kind: str) -> None:
+    """Let `save_pretrained` put the code of a family's models into their folders."""
+    getattr(heedful, f"{kind}Model").register_for_auto_class("AutoModel")
+    getattr(heedful, f"{kind}ForConditionalGeneration").register_for_auto_class("AutoModelForSeq2SeqLM")
 
 
 def _register_tokenizer() -> None:
@@ -53,8 +51,8 @@ def _register_tokenizer() -> None:
 
     from heedful.tokenization_heed import HeedSourceTokenizer
 
-    # Folders name the class of their tokenizer: it is found by its name, whatever the config. With HeedConfig it would
-    # also stand in for every tokenizer whose own code is not trusted.
+    # Folders name the class of their tokenizer, which is found by that name, whatever the config. With HeedConfig it
+    # would also replace every tokenizer whose code is not trusted.
     of_no_model = type("HeedSourceTokenizerConfig", (PreTrainedConfig,), {})
     AutoTokenizer.register(of_no_model, fast_tokenizer_class=HeedSourceTokenizer)
 
@@ -69,20 +67,16 @@ def _register_pipeline() -> None:
         PIPELINE_REGISTRY.register_pipeline(task.task_id, task, pt_model=AutoModelForSeq2SeqLM, type="text")
 
 
+CONFIGS = {"heedful.configuration_heed", "heedful.configuration_heed_rnn"}
+MODELS = {"heedful.modeling_heed", "heedful.modeling_heed_rnn"}
 # Which module has been imported when something is to be registered, which modules of Heed it needs, and how.
 _REGISTRATIONS: dict[str, tuple[set[str], Callable[[], None]]] = {
-    "transformers.models.auto.configuration_auto": (
-        {"heedful.configuration_heed", "heedful.configuration_heed_rnn"},
-        _register_config,
-    ),
-    "transformers.models.auto.modeling_auto": (
-        {"heedful.modeling_heed", "heedful.modeling_heed_rnn"},
-        _register_models,
-    ),
+    "transformers.models.auto.configuration_auto": (CONFIGS, _register_config),
+    "transformers.models.auto.modeling_auto": (MODELS, _register_models),
     "transformers.models.auto.tokenization_auto": ({"heedful.tokenization_heed"}, _register_tokenizer),
     "transformers.pipelines": ({"heedful.pipeline_heed"}, _register_pipeline),
-    "heedful.modeling_heed": (set(), partial(_send_code_along, "heedful.modeling_heed", "Heed")),
-    "heedful.modeling_heed_rnn": (set(), partial(_send_code_along, "heedful.modeling_heed_rnn", "HeedRNN")),
+    "heedful.modeling_heed": (set(), partial(_send_code_along, "Heed")),
+    "heedful.modeling_heed_rnn": (set(), partial(_send_code_along, "HeedRNN")),
 }
 _WATCHED = set(_REGISTRATIONS).union(*(modules for modules, _ in _REGISTRATIONS.values()))
 _in_progress: set[str] = set()

@@ -1,7 +1,4 @@
-"""What a text is, what of it counts, and the symbols of closed vocabularies (phonemes, commands).
-
-This file travels with every model, for its pipeline.
-"""
+"""What a text is, what of it counts, the symbols of closed vocabularies (phonemes, commands), names in messages."""
 
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -12,6 +9,11 @@ from typing import Any
 # The categories of Unicode whose characters leave no mark: controls, formats such as a zero width space, and spaces.
 UNSEEN = ("Cc", "Cf", "Zl", "Zp", "Zs")
 HANGUL_FILLERS = "\u115f\u1160\u3164\uffa0"  # letters by their category
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first three of some names in alphabetical order, and how many more there are."""
+    return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def trimmed(text: str) -> str:
@@ -45,27 +47,22 @@ def checked_texts(texts: Any, name: str = "texts", first: int = 0) -> list[str]:
 
 
 class UnknownSymbol(ValueError):
-    """A text has a symbol that the closed vocabulary of its side lacks.
+    """Text number `index` (from 0) has a symbol that the closed vocabulary of its side lacks."""
 
-    Attributes:
-        index: The number of the text among those that were encoded, from 0.
-        told: What is wrong, without the place.
-    """
-
-    def __init__(self, index: int, told: str):
-        super().__init__(index, told)  # by which it is pickled
-        self.index, self.told = index, told
+    def __init__(self, index: int, message: str):
+        super().__init__(index, message)  # by which it is pickled
+        self.index, self.message = index, message
 
     def __str__(self) -> str:
-        return f"`texts[{self.index}]`: {self.told}"
+        return f"`texts[{self.index}]`: {self.message}"
 
     def at(self, place: str) -> ValueError:
-        """Return the error of a user who knows the text by its place, such as "line 12"."""
-        return ValueError(f"{place}: {self.told}")
+        """Return the error for a user who knows the text by its place, such as "line 12"."""
+        return ValueError(f"{place}: {self.message}")
 
 
 def symbols_of(tokenizer: Any) -> list[str] | None:
-    """Return all symbols of a closed vocabulary, one of words without a token for others; `None` of an open one."""
+    """Return all symbols of a closed vocabulary, which is of words and has no token for others, or `None`."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     kinds = [type(getattr(backend, part, None)).__name__ for part in ("pre_tokenizer", "model")]
     if kinds != ["Metaspace", "WordLevel"] or backend.model.token_to_id(backend.model.unk_token) is not None:
@@ -87,8 +84,7 @@ def unknown_symbol(tokenizer: Any, side: str, texts: Sequence[str]) -> UnknownSy
             if (symbol := word[1:]) not in symbols:
                 alike = [repr(by_letters[each]) for each in get_close_matches(symbol.lower(), by_letters, n=3)]
                 whose = "source" if side == "text" else "target"
-                told = (
-                    f"each symbol must be one of the {len(known)} of the {whose}'s vocabulary, but {symbol!r} is none"
-                )
-                return UnknownSymbol(index, told + (f" (nearest: {', '.join(alike)})." if alike else "."))
+                hint = f" (nearest: {', '.join(alike)})." if alike else "."
+                rule = f"each symbol must be one of the {len(known)} of the {whose}'s vocabulary"
+                return UnknownSymbol(index, f"{rule}, but {symbol!r} is none{hint}")
     return None

@@ -35,9 +35,8 @@ def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]
         return arguments
     if other != CACHE and other == "past_key_values" and not torch.compiler.is_compiling():
         # As transformers' own models say, though Heed's go on to take it.
-        warnings.warn(
-            "`past_key_values` is deprecated in transformers: use `cache` instead.", FutureWarning, stacklevel=4
-        )
+        message = "`past_key_values` is deprecated in transformers: use `cache` instead."
+        warnings.warn(message, FutureWarning, stacklevel=4)
     given = [cache for cache in (arguments.get(name), arguments.pop(other)) if cache is not None]
     if len(given) == 2 and given[0] is not given[1]:
         raise ValueError(
@@ -64,8 +63,7 @@ def given_cache(cache: Any, others: Any) -> Any:
 def with_known_signature(method: Callable) -> Callable:
     """Give a method with a parameter `cache` the signature that a peer's has under the installed version.
 
-    It is kept, so that it need not be found out again: `generate()` asks for it at each token, and to read it off a
-    decorated function takes as long as an attention or a recurrent cell of a small model.
+    It is cached: `generate()` inspects it at every token, which takes as long as a small model's attention or cell.
     """
     signature = inspect.signature(method)
     parameters = [each.replace(name=CACHE) if each.name == "cache" else each for each in signature.parameters.values()]

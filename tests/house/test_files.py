@@ -44,16 +44,13 @@ def test_two_that_write_one_file_leave_the_whole_text_of_the_last(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
-def test_a_file_that_is_replaced_keeps_its_mode(tmp_path, mode):
+def test_a_file_that_is_replaced_keeps_its_mode_and_new_ones_have_those_that_the_process_gives(tmp_path):
     path = tmp_path / "secret.txt"
     path.touch()
-    path.chmod(mode)
-    write_text(path, "text")
-    assert stat.S_IMODE(path.stat().st_mode) == mode
-
-
-def test_a_new_file_and_a_new_folder_have_the_modes_that_the_process_gives(tmp_path):
+    for mode in (0o600, 0o640, 0o755):
+        path.chmod(mode)
+        write_text(path, "text")
+        assert stat.S_IMODE(path.stat().st_mode) == mode
     before = os.umask(0o027)
     try:
         write_text(tmp_path / "new.txt", "text")
@@ -65,22 +62,17 @@ def test_a_new_file_and_a_new_folder_have_the_modes_that_the_process_gives(tmp_p
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o750
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path, exists):
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     target, link = tmp_path / "elsewhere" / "real.txt", tmp_path / "link.txt"
-    if exists:
-        target.write_text("before")
     link.symlink_to(target)
-    write_text(check_writable(link), "text")
-    assert link.is_symlink()
-    assert target.read_text() == "text"
-
-
-def test_a_link_that_leads_into_no_folder_is_an_error_that_names_it(tmp_path):
-    (tmp_path / "link.txt").symlink_to(tmp_path / "nowhere" / "real.txt")
+    for text in ("new", "in place of another"):
+        write_text(check_writable(link), text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+    (tmp_path / "lost.txt").symlink_to(tmp_path / "nowhere" / "real.txt")
     with pytest.raises(FileNotFoundError, match=r"`-o` must lie in an existing folder, but .*nowhere does not exist"):
-        check_writable(tmp_path / "link.txt", name="-o")
+        check_writable(tmp_path / "lost.txt", name="-o")
 
 
 def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path):
@@ -112,24 +104,18 @@ def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path):
     assert leftovers(Path(tmp_path / "nowhere")) == {}
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "cp949"])
-def test_the_encodings_of_korean_spreadsheets_are_named_with_a_way_out(tmp_path, encoding):
-    (tmp_path / "table.csv").write_bytes("질문,답변\n언제 와요?,내일 와요.\n".encode(encoding))
-    told = f"it looks like {encoding.upper()}; `iconv -f {encoding.upper()} -t UTF-8 OLD > NEW`"
-    with pytest.raises(ValueError, match=told):
-        read_lines(tmp_path / "table.csv", "texts")
-    with pytest.raises(ValueError, match=f"table.csv must be UTF-8 text, but line 1 is not: {told}"):
-        list(read_pairs(str(tmp_path / "table.csv"), "질문", "답변"))
-
-
-def test_a_spreadsheet_is_told_how_it_becomes_a_table(tmp_path):
+def test_the_encodings_of_korean_spreadsheets_are_named_with_a_way_out(tmp_path):
+    for encoding in ("UTF-16", "CP949"):
+        (tmp_path / "table.csv").write_bytes("질문,답변\n언제 와요?,내일 와요.\n".encode(encoding))
+        message = f"it looks like {encoding}; `iconv -f {encoding} -t UTF-8 OLD > NEW`"
+        with pytest.raises(ValueError, match=message):
+            read_lines(tmp_path / "table.csv", "texts")
+        with pytest.raises(ValueError, match=f"table.csv must be UTF-8 text, but line 1 is not: {message}"):
+            list(read_pairs(str(tmp_path / "table.csv"), "질문", "답변"))
     (tmp_path / "pairs.xlsx").write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"but is .*pairs\.xlsx instead: save the table as CSV UTF-8\."):
         read_pairs(str(tmp_path / "pairs.xlsx"), "1", "2")
-
-
-def test_a_broken_byte_in_utf8_is_no_other_encoding(tmp_path):
-    (tmp_path / "text.txt").write_bytes("한국어".encode() + b"\xc7\xd1\n")
+    (tmp_path / "text.txt").write_bytes("한국어".encode() + b"\xc7\xd1\n")  # broken UTF-8, and nothing else
     with pytest.raises(ValueError, match="invalid continuation byte"):
         read_lines(tmp_path / "text.txt", "texts")
 

@@ -98,5 +98,5 @@ def test_the_tour_passes_every_file_on_the_way_from_the_command_to_backward_and_
     finally:
         hook.remove()
     assert not end.value.code
-    assert {"training/loop/loop.py", "modeling_heed.py", "attention_heed.py"} <= found
+    assert {"training/loop/loop.py", "training/loop/engine.py", "modeling_heed.py"} <= found
     assert found - {"__main__.py"} <= {*STATIONS}

@@ -1,6 +1,7 @@
 """Who may import whom, and what importing costs."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from fnmatch import fnmatchcase
@@ -155,3 +156,10 @@ def test_every_public_name_has_a_file_that_defines_it():
 def test_an_unknown_public_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="HeedTransformer"):
         _ = heedful.HeedTransformer
+
+
+def test_a_name_that_moved_is_still_found_with_a_warning_that_names_its_import():
+    for name, home in heedful._MOVED.items():
+        with pytest.warns(FutureWarning, match=f"use `from {home} import {name}`"):
+            found = getattr(heedful, name)
+        assert found is getattr(importlib.import_module(home), name)

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from heedful import attention_entropy, attention_map, attention_maps, attention_rollout, word_alignment
-from heedful.inference.attention.measures import write_links
+from heedful import attention_map, attention_maps
+from heedful.inference.attention.measures import attention_entropy, attention_rollout, word_alignment, write_links
 
 SOURCE, TARGET = "개가 공원에서 달린다.", "The dog runs in the park."
 

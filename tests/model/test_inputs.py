@@ -60,29 +60,21 @@ def test_logits_to_keep_gives_those_positions_of_all_logits(model, kept):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "t5", "learned"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_bfloat16_stays_near_float32(encoding, attention):
-    full = tiny_model(position_encoding=encoding, attention=attention)
-    half = tiny_model(position_encoding=encoding, attention=attention).to(torch.bfloat16)
+def test_bfloat16_stays_near_float32(attention):
     source, mask = padded(sentences(6, 3))
-    logits = half(source, attention_mask=mask, decoder_input_ids=TARGET).logits
-    assert logits.dtype == torch.bfloat16
-    expected = full(source, attention_mask=mask, decoder_input_ids=TARGET).logits
-    assert (logits.float() - expected).abs().mean() < 0.1 * expected.std()
-
-
-@torch.no_grad()
-def test_the_loss_of_a_bfloat16_model_is_summed_in_float32(model):
-    assert model.to(torch.bfloat16)(SOURCE, labels=TARGET).loss.dtype == torch.float32
+    given = {"attention_mask": mask, "decoder_input_ids": TARGET}
+    for encoding in ("sinusoidal", "rotary", "t5", "learned"):
+        expected, half = (tiny_model(position_encoding=encoding, attention=attention) for _ in range(2))
+        expected, logits = expected(source, **given).logits, half.to(torch.bfloat16)(source, **given).logits
+        assert logits.dtype == torch.bfloat16
+        assert (logits.float() - expected).abs().mean() < 0.1 * expected.std()
+        assert half(SOURCE, labels=TARGET).loss.dtype == torch.float32
 
 
 REFUSED = [
     ({"input_ids": SOURCE, "attention_mask": torch.ones(2, 5)}, "must cover 4 tokens, but it covers 5"),
-    (
-        {"input_ids": SOURCE, "decoder_attention_mask": torch.ones(2, 2)},
-        "must cover 3 tokens, but it covers 2",
-    ),
+    ({"input_ids": SOURCE, "decoder_attention_mask": torch.ones(2, 2)}, "must cover 3 tokens, but it covers 2"),
     (
         {"encoder_outputs": (torch.zeros(2, 4, 32),), "attention_mask": torch.ones(2, 5)},
         "must cover 4 tokens of the source, but it covers 5",
@@ -94,25 +86,20 @@ REFUSED = [
     ({}, "`input_ids` and `inputs_embeds`.* neither"),
     ({"input_ids": SOURCE, "decoder_input_ids": None}, "neither"),
     ({"input_ids": SOURCE, "decoder_inputs_embeds": torch.zeros(2, 3, 32)}, "both"),
+    ({"input_ids": SOURCE, "labels": torch.full((2, 3), -100)}, "at least one label other than -100"),
+    ({"input_ids": SOURCE, "labels": TARGET[:, 1:]}, r"the shape of the logits, \(2, 3\), but have \(2, 2\)"),
 ]
 
 
 def test_wrong_input_is_refused_with_what_is_expected_and_what_is_given(model):
     assert_refused(REFUSED, lambda arguments: model(**{"decoder_input_ids": TARGET, **arguments}))
-
-
-def test_a_target_id_is_checked_against_the_target_vocabulary():
+    new = {"past_key_values": cache_of(model(SOURCE, decoder_input_ids=TARGET, use_cache=True))}
+    with pytest.raises(ValueError, match="must cover 4 tokens, but it covers 1"):
+        model(SOURCE, decoder_input_ids=TARGET[:, :1], decoder_attention_mask=torch.ones(2, 1), **new)
     model = tiny_model(decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
     model(torch.tensor([[90]]), decoder_input_ids=torch.tensor([[70]]))
     with pytest.raises(ValueError, match="below 71, but one is 71"):
         model(SOURCE, decoder_input_ids=torch.tensor([[71], [1]]))
-
-
-def test_a_mask_of_the_new_tokens_alone_is_refused_beside_a_cache(model):
-    cache = cache_of(model(SOURCE, decoder_input_ids=TARGET, use_cache=True))
-    new = {"decoder_input_ids": TARGET[:, :1], "past_key_values": cache}
-    with pytest.raises(ValueError, match="must cover 4 tokens, but it covers 1"):
-        model(SOURCE, decoder_attention_mask=torch.ones(2, 1), **new)
 
 
 def test_a_prompt_in_chunks_is_named_where_it_cuts_the_mask_of_the_source(model):
@@ -124,16 +111,6 @@ def test_a_prompt_in_chunks_is_named_where_it_cuts_the_mask_of_the_source(model)
     mask[0, -1] = 0
     with pytest.raises(ValueError, match="`prefill_chunk_size`"):
         model.generate(SOURCE, attention_mask=mask, prefill_chunk_size=2, **whole)
-
-
-def test_labels_that_are_all_ignored_are_refused(model):
-    with pytest.raises(ValueError, match="at least one label other than -100"):
-        model(SOURCE, labels=torch.full((2, 3), -100))
-
-
-def test_labels_of_another_length_than_the_decoder_input_are_refused(model):
-    with pytest.raises(ValueError, match=r"`labels` must have the shape of the logits, \(2, 3\), but have \(2, 2\)"):
-        model(SOURCE, decoder_input_ids=TARGET, labels=TARGET[:, 1:])
 
 
 @torch.no_grad()

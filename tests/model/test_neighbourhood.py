@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful import NativeDecoder, masks_heed
 from heedful.masks_heed import WindowedMask
-from helpers import PAD, VARIANTS, assert_near, padded, pairwise, sentences, tiny_model
+from helpers import VARIANTS, assert_near, padded, pairwise, sentences, tiny_model
 
 RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}
 LONG = 70  # more than four blocks
@@ -46,13 +46,9 @@ def batch(*lengths, side="right"):
     torch.manual_seed(1)
     source, mask = padded(sentences(*lengths), side)
     target, target_mask = padded(sentences(*reversed(lengths)), "right")
-    return {
-        "input_ids": source,
-        "attention_mask": mask,
-        "decoder_input_ids": target,
-        "decoder_attention_mask": target_mask,
-        "labels": target.roll(-1, 1).masked_fill(target_mask == 0, -100),
-    }
+    given = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+    labels = target.roll(-1, 1).masked_fill(target_mask == 0, -100)
+    return {**given, "decoder_attention_mask": target_mask, "labels": labels}
 
 
 def loss_and_gradients(model, given):
@@ -88,20 +84,19 @@ def test_windows_are_used_for_long_sequences_alone():
 
 @pytest.mark.parametrize(
     ("variant", "side", "kernel"),
-    pairwise(["default", "rotary", "grouped", "dot", "modern"], ["left", "right"], ["eager", "sdpa"]),
+    [
+        *pairwise(["default", "rotary", "grouped", "dot", "modern"], ["left", "right"], ["eager", "sdpa"]),
+        ("additive", "right", "eager"),
+    ],
 )
 def test_windows_give_the_loss_and_the_gradients_of_the_mask(variant, side, kernel, masked):
     model = tiny_model(attention=kernel, **VARIANTS[variant], **RADII).train()
     given = batch(LONG, 90, 8, side=side)
     assert windows_used(model, given) == 4
-    assert_near(loss_and_gradients(model, given), masked(lambda: loss_and_gradients(model, given)))
-
-
-def test_windows_give_what_the_mask_gives_with_the_additive_score(masked):
-    model = tiny_model(attention="eager", **VARIANTS["additive"], **RADII).train()
-    given = batch(LONG, 8)
-    assert windows_used(model, given) == 4
-    assert_near(loss_and_gradients(model, given), masked(lambda: loss_and_gradients(model, given)))
+    expected = masked(lambda: loss_and_gradients(model, given))
+    assert_near(loss_and_gradients(model, given), expected)
+    model.gradient_checkpointing_enable({"use_reentrant": side == "left"})
+    assert_near(loss_and_gradients(model, given), expected)
 
 
 @torch.no_grad()
@@ -172,29 +167,19 @@ def test_no_tensor_of_a_training_step_holds_every_pair_of_positions(side, kernel
 
 @torch.no_grad()
 def test_dropout_reaches_the_weights_within_windows():
-    model = tiny_model(attention_dropout=0.5, **RADII).train()
-    given = batch(LONG)
+    model, given = tiny_model(attention_dropout=0.5, **RADII).train(), batch(LONG)
     assert windows_used(model, given) == 4
     assert not torch.equal(model(**given).loss, model(**given).loss)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputed_layers_give_the_same_gradients(reentrant):
-    model = tiny_model(**RADII).train()
-    given = batch(LONG, 8)
-    expected = loss_and_gradients(model, given)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    assert_near(loss_and_gradients(model, given), expected)
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rows_of_padding_are_finite_in_half_precision(dtype):
+def test_rows_of_padding_are_finite_in_half_precision():
+    given = batch(LONG, 8)
+    given["attention_mask"][1] = 0
     for kernel in ("eager", "sdpa"):
-        model = tiny_model(attention=kernel, **RADII).to(dtype)
-        given = batch(LONG, 8)
-        given["attention_mask"][1] = 0
-        assert model.model.encoder(given["input_ids"], given["attention_mask"]).last_hidden_state.isfinite().all()
+        for dtype in (torch.float16, torch.bfloat16):
+            encoder = tiny_model(attention=kernel, **RADII).to(dtype).model.encoder
+            assert encoder(given["input_ids"], given["attention_mask"]).last_hidden_state.isfinite().all()
 
 
 @torch.no_grad()
@@ -235,15 +220,14 @@ def test_an_exported_encoder_takes_short_and_long_sources():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("beams", [1, 3])
-def test_the_native_decoder_reads_long_sources_in_windows(beams):
+def test_the_native_decoder_reads_long_sources_in_windows():
     model = tiny_model(**RADII)
     source, mask = padded(sentences(LONG, 20, 90), "right")
     decoder = NativeDecoder(model)
     with Sizes() as sizes:
         encoded = decoder.encoded(source, mask)
     assert not any(shape[-2:] == (90, 90) for shape in sizes.shapes)
-    options = {"num_beams": beams, "max_new_tokens": 12, "do_sample": False}
-    found = model.generate(**encoded, custom_generate=decoder, **options)
-    assert found.tolist() == model.generate(source, attention_mask=mask, **options).tolist()
-    assert PAD in mask
+    for beams in (1, 3):
+        options = {"num_beams": beams, "max_new_tokens": 12, "do_sample": False}
+        found = model.generate(**encoded, custom_generate=decoder, **options)
+        assert found.tolist() == model.generate(source, attention_mask=mask, **options).tolist()

@@ -18,14 +18,19 @@ EMBEDDINGS = [f"{stack}.embed_tokens" for stack in STACKS]
 LAYERS = [f"{stack}.layers.{number}" for stack in STACKS for number in range(2)]
 REST = [f"{stack}.{name}" for stack in STACKS for name in ("embed_positions", "embedding_norm", "norm", "dropout")]
 # Which weights lie on the disk; the others stay in memory.
+ALL = [*EMBEDDINGS, *REST, "lm_head", *LAYERS]
+
+
+def on_the_disk(*names):
+    return {name: "disk" if name in names else "cpu" for name in ALL}
+
+
+# Which weights lie on the disk; the others stay in memory.
 PLACES = {
     "everything": {"": "disk"},
-    "layers": {**dict.fromkeys([*EMBEDDINGS, *REST, "lm_head"], "cpu"), **dict.fromkeys(LAYERS, "disk")},
-    "embeddings": {**dict.fromkeys([*EMBEDDINGS, "lm_head"], "disk"), **dict.fromkeys([*LAYERS, *REST], "cpu")},
-    "every_other_layer": {
-        **dict.fromkeys([*EMBEDDINGS, *REST, "lm_head", *LAYERS[0::2]], "cpu"),
-        **dict.fromkeys(LAYERS[1::2], "disk"),
-    },
+    "layers": on_the_disk(*LAYERS),
+    "embeddings": on_the_disk(*EMBEDDINGS, "lm_head"),
+    "every_other_layer": on_the_disk(*LAYERS[1::2]),
 }
 
 
@@ -50,16 +55,23 @@ def on_disk(model):
     return {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.is_meta}
 
 
+def loaded(original, folder, shard="20KB", **settings):
+    """Save a model, and load it with some of its weights on the disk."""
+    original.save_pretrained(folder / "model", max_shard_size=shard)
+    settings["offload_folder"] = folder / "offload"
+    return AutoModelForSeq2SeqLM.from_pretrained(folder / "model", **settings)
+
+
 @pytest.mark.parametrize(("places", "shard"), each_once(PLACES, ["20KB", "5GB"], ["everything"]))
 def test_a_device_map_with_the_disk_changes_no_result(tmp_path, places, shard):
-    original, places = tiny_model(), PLACES[places]
-    original.save_pretrained(tmp_path / "model", max_shard_size=shard)
-    model = AutoModelForSeq2SeqLM.from_pretrained(
-        tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload"
-    )
-    assert set(model.hf_device_map.values()) == set(places.values())
+    original = tiny_model()
+    model = loaded(original, tmp_path, shard, device_map=PLACES[places])
+    assert set(model.hf_device_map.values()) == set(PLACES[places].values())
     assert on_disk(model)
     assert_same(model, original)
+    if places == "everything":
+        model.save_pretrained(tmp_path / "again")
+        assert_same(HeedForConditionalGeneration.from_pretrained(tmp_path / "again"), original)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +80,7 @@ def test_a_device_map_with_the_disk_changes_no_result(tmp_path, places, shard):
 )
 def test_no_option_minds_the_disk(tmp_path, family, variant):
     original = tiny_model(family=family, **FAMILIES[family][2][variant])
-    original.save_pretrained(tmp_path / "model", max_shard_size="20KB")
-    model = AutoModelForSeq2SeqLM.from_pretrained(
-        tmp_path / "model", device_map=PLACES["everything"], offload_folder=tmp_path / "offload"
-    )
-    assert_same(model, original)
+    assert_same(loaded(original, tmp_path, device_map=PLACES["everything"]), original)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +105,9 @@ def test_an_empty_model_is_filled_and_dispatched(tmp_path, sharing, places_and_s
 
 @pytest.mark.parametrize(("sharing", "road"), each_once(SHARINGS, ["cpu", "disk"]))
 def test_a_model_in_memory_is_offloaded(tmp_path, sharing, road):
-    original = tiny_model(**SHARINGS[sharing])
+    original, where = tiny_model(**SHARINGS[sharing]), {"execution_device": torch.device("cpu")}
     model = copy.deepcopy(original)
-    if road == "cpu":
-        model = cpu_offload(model, execution_device=torch.device("cpu"))
-    else:
-        model = disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
+    model = cpu_offload(model, **where) if road == "cpu" else disk_offload(model, str(tmp_path), **where)
     assert on_disk(model)
     assert_same(model, original)
 
@@ -110,37 +115,17 @@ def test_a_model_in_memory_is_offloaded(tmp_path, sharing, road):
 @pytest.mark.parametrize(("sharing", "share"), each_once(SHARINGS, [5, 60, 90], ["all_shared"]))
 def test_automatic_places_keep_matrices_that_are_one_together(tmp_path, sharing, share):
     original = tiny_model(**SHARINGS[sharing])
-    original.save_pretrained(tmp_path / "model", max_shard_size="20KB")
     memory = {"cpu": original.get_memory_footprint() * share // 100}
-    model = AutoModelForSeq2SeqLM.from_pretrained(
-        tmp_path / "model", device_map="auto", max_memory=memory, offload_folder=tmp_path / "offload"
-    )
+    model = loaded(original, tmp_path, device_map="auto", max_memory=memory)
     assert "disk" in model.hf_device_map.values()
-    with torch.no_grad():
-        found, expected = (one(SOURCE, decoder_input_ids=TARGET).logits for one in (model, original))
+    (found, tokens), (expected, expected_tokens) = (results_of(one) for one in (model, original))
     assert torch.equal(found, expected)
+    assert torch.equal(tokens, expected_tokens)
 
 
-@pytest.mark.parametrize(("sharing", "is_refused"), [("all_shared", True), ("nothing_shared", False)])
-def test_one_matrix_in_two_places_is_refused(tmp_path, sharing, is_refused):
-    original = tiny_model(**SHARINGS[sharing])
-    original.save_pretrained(tmp_path / "model")
-    settings = {
-        "device_map": {"model.encoder": "cpu", "model.decoder": "disk", "lm_head": "cpu"},
-        "offload_folder": tmp_path / "offload",
-    }
-    if is_refused:
-        with pytest.raises(ValueError, match=r"matrices that are one on one device, but puts .* on disk"):
-            AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model", **settings)
-    else:
-        assert_same(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model", **settings), original)
-
-
-def test_an_offloaded_model_is_saved_whole(tmp_path):
-    original = tiny_model()
-    original.save_pretrained(tmp_path / "model")
-    model = AutoModelForSeq2SeqLM.from_pretrained(
-        tmp_path / "model", device_map=PLACES["everything"], offload_folder=tmp_path / "offload"
-    )
-    model.save_pretrained(tmp_path / "again")
-    assert_same(HeedForConditionalGeneration.from_pretrained(tmp_path / "again"), original)
+def test_one_matrix_in_two_places_is_refused(tmp_path):
+    places = {"model.encoder": "cpu", "model.decoder": "disk", "lm_head": "cpu"}
+    with pytest.raises(ValueError, match=r"matrices that are one on one device, but puts .* on disk"):
+        loaded(tiny_model(), tmp_path / "one", device_map=places)
+    original = tiny_model(**SHARINGS["nothing_shared"])
+    assert_same(loaded(original, tmp_path / "three", device_map=places), original)

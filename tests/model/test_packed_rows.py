@@ -21,13 +21,18 @@ SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 4, "d_k": 8, 
 
 def make_rows(count: int) -> list[dict[str, list[int]]]:
     draw = random.Random(count)
-    return [
-        {
-            name: [draw.randrange(3, 100) for _ in range(draw.randint(1, most))]
-            for name, most in (("input_ids", 30), ("labels", 20))
-        }
-        for _ in range(count)
-    ]
+
+    def tokens(most):
+        return [draw.randrange(3, 100) for _ in range(draw.randint(1, most))]
+
+    return [{"input_ids": tokens(30), "labels": tokens(20)} for _ in range(count)]
+
+
+def make_model(**options):
+    torch.manual_seed(0)
+    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES, **options)).train()
+    model.set_attn_implementation("sdpa")
+    return model
 
 
 def loss_and_gradient(model, batch, **settings):
@@ -45,31 +50,23 @@ def varlen(monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"position_encoding": "rotary"},
-        {"position_encoding": "none", "norm_placement": "pre"},
-        {"share_layers": True},
-        {"attention_scoring": "dot"},
+        *({}, {"position_encoding": "rotary"}, {"position_encoding": "none", "norm_placement": "pre"}),
+        *({"share_layers": True}, {"attention_scoring": "dot"}),
     ],
+    ids=str,
 )
-@pytest.mark.parametrize("count", [1, 40])
-def test_loss_and_gradient_are_those_of_padded_rows(varlen, options, count):
-    torch.manual_seed(0)
-    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES, **options, label_smoothing=0.1)).train()
-    model.set_attn_implementation("sdpa")
+def test_loss_and_gradient_are_those_of_padded_rows(varlen, options):
+    model = make_model(**options, label_smoothing=0.1)
     assert why_padded(model.config, "sdpa") is None
-    rows = make_rows(count)
-    loss, gradient = loss_and_gradient(model, collate(rows, 0))
-    packed_loss, packed_gradient = loss_and_gradient(model, laid_end_to_end(rows, 2000, 0, 1))
-    assert packed_loss == pytest.approx(loss, rel=1e-6)
-    assert (packed_gradient - gradient).norm() < 1e-5 * gradient.norm()
+    for rows in (make_rows(1), make_rows(40)):
+        loss, gradient = loss_and_gradient(model, collate(rows, 0))
+        packed_loss, packed_gradient = loss_and_gradient(model, laid_end_to_end(rows, 2000, 0, 1))
+        assert packed_loss == pytest.approx(loss, rel=1e-6)
+        assert (packed_gradient - gradient).norm() < 1e-5 * gradient.norm()
 
 
 def test_in_bfloat16_they_differ_by_its_rounding(varlen):
-    torch.manual_seed(0)
-    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES)).train()
-    model.set_attn_implementation("sdpa")
-    rows = make_rows(40)
+    model, rows = make_model(), make_rows(40)
     with torch.autocast("cpu", torch.bfloat16):
         found = [loss_and_gradient(model, batch) for batch in (collate(rows, 0), laid_end_to_end(rows, 2000, 0, 1))]
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-2)
@@ -77,10 +74,7 @@ def test_in_bfloat16_they_differ_by_its_rounding(varlen):
 
 
 def test_what_fills_up_changes_nothing(varlen):
-    torch.manual_seed(0)
-    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES)).train()
-    model.set_attn_implementation("sdpa")
-    rows, found = make_rows(10), []
+    model, rows, found = make_model(), make_rows(10), []
     for pad in (0, 57):
         batch = laid_end_to_end(rows, 20_000, pad, 1)
         batch["decoder_input_ids"] = batch["decoder_input_ids"].where(batch["labels"] != -100, torch.tensor(pad))
@@ -90,21 +84,16 @@ def test_what_fills_up_changes_nothing(varlen):
 
 
 def test_places_of_labels_that_are_known_change_nothing():
-    torch.manual_seed(0)
-    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES)).train()
-    batch = collate(make_rows(10), 0)
+    model, batch = make_model(), collate(make_rows(10), 0)
     places = (batch["labels"].flatten() != -100).nonzero()[:, 0]
-    loss, gradient = loss_and_gradient(model, batch)
-    again, same = loss_and_gradient(model, batch, target_places=places)
+    (loss, gradient), (again, same) = (loss_and_gradient(model, batch, target_places=each) for each in (None, places))
     assert loss == again
     assert torch.equal(gradient, same)
-    fewer, _ = loss_and_gradient(model, batch, target_places=places[:1])
-    assert fewer < loss
+    assert loss_and_gradient(model, batch, target_places=places[:1])[0] < loss
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
+def test_what_flash_attention_cannot_compute_is_padded():
+    for options, reason in (
         ({"position_encoding": "learned"}, "learned"),
         ({"position_encoding": "t5"}, "t5"),
         ({"position_encoding": "shaw"}, "shaw"),
@@ -114,13 +103,8 @@ def test_places_of_labels_that_are_known_change_nothing():
         ({"decoder_key_value_heads": 2}, "share keys"),
         ({"d_v": 16}, "one width"),
         ({"d_k": 6, "d_v": 6}, "multiple of 8"),
-    ],
-)
-def test_what_flash_attention_cannot_compute_is_padded(options, reason):
-    assert reason in why_padded(HeedConfig(**IDS, **SIZES | options), "sdpa")
-
-
-def test_other_kernels_and_recurrent_models_are_padded():
+    ):
+        assert reason in why_padded(HeedConfig(**IDS, **SIZES | options), "sdpa")
     assert "eager" in why_padded(HeedConfig(**IDS, **SIZES), "eager")
     assert "recurrent" in why_padded(HeedRNNConfig(**IDS), "sdpa")
 
@@ -132,19 +116,15 @@ def test_a_step_asks_the_device_for_no_number(varlen, monkeypatch, packs, r_drop
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which knows of no such device
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     with torch.device("meta"):
-        model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES)).train()
-    model.set_attn_implementation("sdpa")
+        model = make_model()
     batch = laid_end_to_end(make_rows(9), 2000, 0, 1) if packs else collate(make_rows(9), 0)
     if r_drop:
         model.objective = RDrop(3.0)
         batch = model.objective.repeated(batch)
-    places = (batch["labels"].flatten() != -100).nonzero()[:, 0]
-    loss = model(
-        **on_device(batch | {"target_places": places}, torch.device("meta")), num_items_in_batch=9, skip_logits=True
-    ).loss
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    assert norm.is_meta
+    batch["target_places"] = (batch["labels"].flatten() != -100).nonzero()[:, 0]
+    batch = on_device(batch, torch.device("meta"))
+    model(**batch, num_items_in_batch=9, skip_logits=True).loss.backward()
+    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).is_meta
 
 
 def test_nothing_is_asked_for_that_torch_may_leave_to_cudnn(monkeypatch):
@@ -155,9 +135,7 @@ def test_nothing_is_asked_for_that_torch_may_leave_to_cudnn(monkeypatch):
         return varlen_attn(*arguments, window_size=window_size, **settings)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", seen)
-    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES)).train()
-    model.set_attn_implementation("sdpa")
     batch = laid_end_to_end(make_rows(5), 512, 0, 1)
-    loss_and_gradient(model, batch)
+    loss_and_gradient(make_model(), batch)
     assert set(windows) == {(-1, 0), (UNRESTRICTED, UNRESTRICTED)}
     assert batch["packing"].source.longest < UNRESTRICTED

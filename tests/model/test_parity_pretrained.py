@@ -8,6 +8,8 @@ from transformers import (
     GenerationConfig,
     M2M100Config,
     M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
     MBartConfig,
     MBartForConditionalGeneration,
 )
@@ -22,7 +24,9 @@ CLASSES = {
     "bart": (BartForConditionalGeneration, BartConfig),
     "mbart": (MBartForConditionalGeneration, MBartConfig),
     "m2m100": (M2M100ForConditionalGeneration, M2M100Config),
+    "marian": (MarianMTModel, MarianConfig),
 }
+MARIAN = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2, "activation_function": "swish"}
 
 
 @pytest.fixture(scope="module", params=CLASSES)
@@ -30,6 +34,7 @@ def models(request):
     torch.manual_seed(0)
     model, config = CLASSES[request.param]
     options = {"scale_embedding": request.param != "bart", "attention_dropout": 0.0}
+    options |= MARIAN if request.param == "marian" else {}
     theirs = randomized(model(config(**SIZES, vocab_size=99, decoder_start_token_id=START, **options)))
     return convert_model(theirs), theirs
 
@@ -39,15 +44,14 @@ def with_padding(rows, side="right"):
     return ids.masked_fill(mask == 0, PAD), mask
 
 
-def test_logits_equal_theirs(models):
-    ours, theirs = models
+def test_logits_and_loss_equal_theirs(models):
     source, mask = with_padding(sentences(9, 4, 6))
     target, _ = with_padding(sentences(5, 7, 2))
-    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
-    our_logits, their_logits = (model(**inputs).logits for model in (ours, theirs))
-    kept = target != PAD
-    assert their_logits.std() > 0.5
-    assert_near(our_logits[kept], their_logits[kept])
+    inputs, kept = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}, target != PAD
+    ours, theirs = (model(**inputs, labels=target.masked_fill(~kept, -100)) for model in models)
+    assert theirs.logits.std() > 0.5
+    assert_near(ours.logits[kept], theirs.logits[kept])
+    assert_near(ours.loss, theirs.loss)
 
 
 def test_logits_of_a_long_sequence_equal_theirs(models):

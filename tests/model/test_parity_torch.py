@@ -93,14 +93,8 @@ def test_a_decoder_layer_equals_torch(kernel, placement):
     ours = HeedDecoderLayer(config_like_torch(norm_placement=placement)).eval()
     copy_layer(ours, theirs)
     source, target = torch.randn(2, 6, 32), torch.randn(2, 5, 32)
-    output = ours(
-        target,
-        CAUSAL[None, None].expand(2, 1, -1, -1),
-        source,
-        encoder_attention_mask=added_mask(),
-        positions=None,
-        attn_implementation=kernel,
-    )
+    settings = {"encoder_attention_mask": added_mask(), "positions": None, "attn_implementation": kernel}
+    output = ours(target, CAUSAL[None, None].expand(2, 1, -1, -1), source, **settings)
     expected = theirs(target, source, tgt_mask=CAUSAL, memory_key_padding_mask=HIDDEN_SOURCE)
     assert_near(output, expected)
 
@@ -122,19 +116,10 @@ def test_whole_stacks_equal_torch_transformer_with_padding_on_both_sides(kernel,
     copy_stack(ours.encoder, theirs.encoder)
     copy_stack(ours.decoder, theirs.decoder)
     source, target = torch.randn(2, 6, 32), torch.randn(2, 5, 32)
-    _, target_tokens = padded([torch.ones(3), torch.ones(5)])
-    outputs = ours(
-        inputs_embeds=source,
-        attention_mask=TOKENS,
-        decoder_inputs_embeds=target,
-        decoder_attention_mask=target_tokens,
-    )
-    expected = theirs(
-        source,
-        target,
-        tgt_mask=CAUSAL,
-        src_key_padding_mask=HIDDEN_SOURCE,
-        memory_key_padding_mask=HIDDEN_SOURCE,
-        tgt_key_padding_mask=torch.zeros(2, 5).masked_fill(target_tokens == 0, float("-inf")),
-    )
-    assert_near(outputs.last_hidden_state[target_tokens == 1], expected[target_tokens == 1])
+    _, tokens = padded([torch.ones(3), torch.ones(5)])
+    masks = {"attention_mask": TOKENS, "decoder_attention_mask": tokens}
+    found = ours(inputs_embeds=source, decoder_inputs_embeds=target, **masks).last_hidden_state
+    hidden = {f"{name}_key_padding_mask": HIDDEN_SOURCE for name in ("src", "memory")}
+    hidden["tgt_key_padding_mask"] = torch.zeros(2, 5).masked_fill(tokens == 0, float("-inf"))
+    expected = theirs(source, target, tgt_mask=CAUSAL, **hidden)
+    assert_near(found[tokens == 1], expected[tokens == 1])

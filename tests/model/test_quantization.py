@@ -32,17 +32,18 @@ SAVED = {
 IN_MEMORY = {"int4": (PrototypeInt4WeightOnlyConfig(group_size=32), 0.5)}
 
 
-@pytest.fixture(scope="module", params=slow_but(["joint"], ["joint", "separate"]))
-def folder(request, tmp_path_factory):
-    """A model that knows the pairs, its three matrices one or its target's and output's one."""
-    path = tmp_path_factory.mktemp(request.param)
-    sizes = {"vocab_size": 267}
-    if request.param == "separate":
-        sizes |= {"target_vocab_size": 266, "joint": False}
+def save_translator(path, joint):
+    """Save a model that knows the pairs, its three matrices one or its target's and output's one."""
+    sizes = {"vocab_size": 267} if joint else {"vocab_size": 267, "target_vocab_size": 266, "joint": False}
     tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), **sizes)
     memorised_model(tokenizers, PAIRS, **SIZES).save_pretrained(path)
     tokenizers.save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module", params=slow_but(["joint"], ["joint", "separate"]))
+def folder(request, tmp_path_factory):
+    return save_translator(tmp_path_factory.mktemp(request.param), request.param == "joint")
 
 
 def quantized(folder, config, dtype=torch.float32):
@@ -106,9 +107,7 @@ def test_a_quantized_model_is_small_on_the_disk_and_the_same_when_loaded(folder,
 def test_quantizing_in_memory_is_the_same_as_quantizing_while_loading(folder, tmp_path):
     model = HeedForConditionalGeneration.from_pretrained(folder).eval()
     matrices = matrices_of(model)
-    quantize_(
-        model, Int8WeightOnlyConfig(), lambda module, name: isinstance(module, torch.nn.Linear) and name != "lm_head"
-    )
+    quantize_(model, Int8WeightOnlyConfig(), lambda module, name: f"{name}.weight" in linear_layers_of(model))
     assert matrices_of(model) == matrices
     assert torch.equal(logits_of(model, folder), logits_of(quantized(folder, Int8WeightOnlyConfig()), folder))
     with pytest.raises(ValueError, match=r"must be quantized by `from_pretrained` to be saved.*TorchAoConfig"):
@@ -116,29 +115,16 @@ def test_quantizing_in_memory_is_the_same_as_quantizing_while_loading(folder, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_quantized_model_keeps_the_output_of_its_own_in_full():
-    model = tiny_model(**SIZES, tie_word_embeddings=False)
-    assert "lm_head.weight" not in model.quantized_weights()
-
-
 # What cannot be
 
 
-def test_a_group_that_fits_no_matrix_is_refused(tmp_path):
-    tiny_model(**SIZES, encoder_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"no weight could be quantized.*`group_size` must divide `d_model` \(64\)"):
-        quantized(tmp_path, PrototypeInt4WeightOnlyConfig(group_size=256))
-
-
-@pytest.mark.parametrize("packing", ["plain", "plain_int32", "tile_packed_to_4d"])
-def test_int4_of_graphics_cards_raises_on_the_processor(tmp_path, packing):
-    tiny_model(**SIZES).save_pretrained(tmp_path)
-    with pytest.raises(RuntimeError):
-        quantized(tmp_path, Int4WeightOnlyConfig(group_size=32, int4_packing_format=packing))
-
-
-def test_int4_of_the_processor_raises_when_saved(tmp_path):
+def test_what_cannot_be_quantized_or_saved_is_refused(tmp_path):
     tiny_model(**SIZES).save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"no weight could be quantized.*`group_size` must divide `d_model` \(64\)"):
+        quantized(tmp_path / "model", PrototypeInt4WeightOnlyConfig(group_size=256))
+    for packing in ("plain", "plain_int32", "tile_packed_to_4d"):  # of graphics cards
+        with pytest.raises(RuntimeError):
+            quantized(tmp_path / "model", Int4WeightOnlyConfig(group_size=32, int4_packing_format=packing))
     model = quantized(tmp_path / "model", IN_MEMORY["int4"][0])
     with pytest.raises(ValueError, match="Int4OpaqueTensor"):
         model.save_pretrained(tmp_path / "small")

@@ -14,7 +14,17 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_special_ids
 from heedful.inference.translation import Translator
-from helpers import FAMILIES, SHARINGS, assert_near, each_once, matrices_of, slow_but, tiny_config, tiny_model
+from helpers import (
+    FAMILIES,
+    SHARINGS,
+    assert_near,
+    assert_refused,
+    each_once,
+    matrices_of,
+    slow_but,
+    tiny_config,
+    tiny_model,
+)
 from memorised import PAIRS, memorised_model
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
@@ -42,55 +52,40 @@ def assert_sizes(model, source, target):
 # Which vocabulary
 
 
-@pytest.mark.parametrize(("sharing", "size"), each_once(SHARINGS, [120, 60], ["all_shared"]))
-def test_all_matrices_of_one_vocabulary_are_resized_and_of_two_the_sources(sharing, size):
-    model = tiny_model(output_bias=True, **SHARINGS[sharing])
-    matrices, old_target = matrices_of(model), model.config.decoder_vocab_size
-    embeddings = model.resize_token_embeddings(size)
-    assert embeddings is model.get_input_embeddings()
-    assert_sizes(model, size, size if sharing in ONE_VOCABULARY else old_target)
-    assert matrices_of(model) == matrices
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("sharing", "size"),
-    each_once([name for name in SHARINGS if name not in ("all_shared", "own_output")], [120, 60], ["nothing_shared"]),
-)
-def test_the_target_vocabulary_is_resized_alone_with_its_output(sharing, size, family):
+@pytest.mark.parametrize(("sharing", "family"), each_once(SHARINGS, FAMILIES, SHARINGS))
+def test_a_vocabulary_is_resized_in_all_its_matrices_and_saved(sharing, family, tmp_path):
     model = tiny_model(family=family, **BIAS[family], **SHARINGS[sharing])
-    matrices, source = matrices_of(model), model.model.encoder.embed_tokens.weight.clone()
-    embeddings = model.resize_decoder_token_embeddings(size)
-    assert embeddings is model.model.decoder.embed_tokens
-    assert_sizes(model, 99, size)
-    assert matrices_of(model) == matrices
-    assert torch.equal(model.model.encoder.embed_tokens.weight, source)
+    matrices, target, before = matrices_of(model), model.config.decoder_vocab_size, logits_of(model)
+    for size in (60, 120):
+        assert model.resize_token_embeddings(size, mean_resizing=False) is model.get_input_embeddings()
+        assert_sizes(model, size, size if sharing in ONE_VOCABULARY else target)
+        assert matrices_of(model) == matrices
+    assert_near(logits_of(model)[..., :60], before[..., :60])
+    if sharing not in ("all_shared", "own_output"):
+        assert model.resize_decoder_token_embeddings(110) is model.model.decoder.embed_tokens
+        assert_sizes(model, 120, 110)
+        assert matrices_of(model) == matrices
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert matrices_of(loaded) == matrices
 
 
-@pytest.mark.parametrize(
-    "model", [tiny_model(), tiny_model(family="recurrent"), tiny_model(tie_output_embeddings=False).model]
-)
-def test_the_target_vocabulary_is_not_resized_alone_where_it_is_the_sources(model):
-    with pytest.raises(
-        ValueError, match=r"`share_encoder_decoder_embeddings` must be False .* `resize_token_embeddings`"
-    ):
-        model.resize_decoder_token_embeddings(120)
-    assert model.get_input_embeddings().num_embeddings == model.config.decoder_vocab_size == 99
+def test_the_target_vocabulary_is_not_resized_alone_where_it_is_the_sources():
+    message = r"`share_encoder_decoder_embeddings` must be False .* `resize_token_embeddings`"
+    for model in (tiny_model(), tiny_model(family="recurrent"), tiny_model(tie_output_embeddings=False).model):
+        with pytest.raises(ValueError, match=message):
+            model.resize_decoder_token_embeddings(120)
+        assert model.get_input_embeddings().num_embeddings == model.config.decoder_vocab_size == 99
 
 
-def test_two_vocabularies_of_one_size_stay_two(tmp_path):
+def test_two_vocabularies_stay_two_when_their_sizes_meet(tmp_path):
     model = tiny_model(share_encoder_decoder_embeddings=False)
     assert not model.config.has_one_vocabulary
     model.resize_token_embeddings(120)
     model.resize_decoder_token_embeddings(120)
     model.resize_token_embeddings(130)
     assert_sizes(model, 130, 120)
-    model.config.vocab_size = 120
-    model.config.vocab_size = 140
-    assert model.config.decoder_vocab_size == 120
-
-
-def test_vocabularies_that_were_resized_apart_stay_two_when_their_sizes_meet_again(tmp_path):
     model = tiny_model(tie_word_embeddings=False)
     assert model.config.has_one_vocabulary
     model.resize_decoder_token_embeddings(120)
@@ -101,23 +96,20 @@ def test_vocabularies_that_were_resized_apart_stay_two_when_their_sizes_meet_aga
     assert_sizes(loaded, 130, 120)
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_one"),
-    [
+def test_a_config_knows_one_vocabulary_from_two_also_when_it_was_saved(tmp_path):
+    for changes, is_one in (
         ({}, True),
         ({"tie_word_embeddings": False}, True),
         ({"share_encoder_decoder_embeddings": False}, False),
         ({"tie_word_embeddings": False, "decoder_vocab_size": 71}, False),
-    ],
-)
-def test_a_config_knows_one_vocabulary_from_two_also_when_it_was_saved(tmp_path, changes, is_one):
-    config = tiny_config(**changes)
-    config.save_pretrained(tmp_path)
-    for found in (config, HeedConfig.from_pretrained(tmp_path), copy.deepcopy(config)):
-        assert found.has_one_vocabulary == is_one
-        target = found.decoder_vocab_size
-        found.vocab_size = 120
-        assert found.decoder_vocab_size == (120 if is_one else target)
+    ):
+        config = tiny_config(**changes)
+        config.save_pretrained(tmp_path)
+        for found in (config, HeedConfig.from_pretrained(tmp_path), copy.deepcopy(config)):
+            assert found.has_one_vocabulary == is_one
+            target = found.decoder_vocab_size
+            found.vocab_size = 120
+            assert found.decoder_vocab_size == (120 if is_one else target)
 
 
 # What the rows are
@@ -188,17 +180,13 @@ def test_new_rows_are_drawn_as_those_of_a_new_model_or_around_the_mean_of_the_ol
 def test_old_logits_stay_and_a_padded_size_is_kept(sharing):
     model = tiny_model(**SHARINGS[sharing])
     before = logits_of(model)
-    model.resize_token_embeddings(pad_to_multiple_of=64)
-    assert model.config.vocab_size == 128
-    assert model.resize_token_embeddings() is model.get_input_embeddings()
-    assert model.config.vocab_size == 128
+    for asked in ({"pad_to_multiple_of": 64}, {}):
+        assert model.resize_token_embeddings(**asked) is model.get_input_embeddings()
+        assert model.config.vocab_size == 128
     assert_near(logits_of(model)[..., : before.shape[-1]], before)
-
-
-@pytest.mark.parametrize("multiple", [0, -8])
-def test_a_multiple_that_is_none_is_refused_by_name(multiple):
-    with pytest.raises(ValueError, match=f"`pad_to_multiple_of` must be at least 1, but is {multiple} instead"):
-        tiny_model().resize_token_embeddings(pad_to_multiple_of=multiple)
+    for multiple in (0, -8):
+        with pytest.raises(ValueError, match=f"`pad_to_multiple_of` must be at least 1, but is {multiple} instead"):
+            model.resize_token_embeddings(pad_to_multiple_of=multiple)
 
 
 def test_frozen_embeddings_stay_frozen_and_the_modules_stay_the_same():
@@ -216,23 +204,18 @@ def test_frozen_embeddings_stay_frozen_and_the_modules_stay_the_same():
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_a_model_without_its_head_is_resized_too(sharing):
+def test_a_model_without_its_head_and_a_stack_on_its_own_resize_what_they_have(sharing):
     model = HeedModel(tiny_config(**SHARINGS[sharing]))
-    target = model.config.decoder_vocab_size
+    target = 120 if sharing in ONE_VOCABULARY else model.config.decoder_vocab_size
     model.resize_token_embeddings(120)
-    target = 120 if sharing in ONE_VOCABULARY else target
     assert model.encoder.embed_tokens.weight.shape[0] == model.config.vocab_size == 120
     assert model.decoder.embed_tokens.weight.shape[0] == model.config.decoder_vocab_size == target
     shared = model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight
     assert shared == model.config.shares_source_and_target_embeddings
-
-
-@pytest.mark.parametrize("changes", [{}, SHARINGS["separate_vocabularies"]])
-def test_a_stack_on_its_own_resizes_what_it_has(changes):
-    encoder, decoder = HeedEncoder(tiny_config(**changes)), HeedDecoder(tiny_config(**changes))
+    encoder, decoder = (stack(tiny_config(**SHARINGS[sharing])) for stack in (HeedEncoder, HeedDecoder))
     assert encoder.resize_token_embeddings(120).weight.shape[0] == encoder.config.vocab_size == 120
     assert decoder.resize_token_embeddings(130).weight.shape[0] == decoder.config.decoder_vocab_size == 130
-    if changes:
+    if "vocabularies" in sharing:
         assert (encoder.config.decoder_vocab_size, decoder.config.vocab_size) == (71, 99)
     decoder(torch.tensor([[129]]), encoder_hidden_states=encoder(torch.tensor([[119]])).last_hidden_state)
 
@@ -250,19 +233,11 @@ def test_a_part_of_a_model_is_not_resized_behind_its_back(sharing, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("size", "changes", "message"),
-    [
-        (2, {}, "`eos_token_id` must be at least 0 and below 2, but is 2 instead"),
-        (0, {}, "`vocab_size` must be at least 1, but is 0 instead"),
-        (40, {"decoder_start_token_id": 50}, "`decoder_start_token_id` must be at least 0 and below 40, but is 50"),
-    ],
-)
-def test_a_vocabulary_is_not_cut_below_its_special_tokens(size, changes, message, family):
-    model = tiny_model(family=family, **changes)
-    before = logits_of(model)
-    with pytest.raises(ValueError, match=message):
-        model.resize_token_embeddings(size)
+def test_a_vocabulary_is_not_cut_below_its_special_tokens(family):
+    model = tiny_model(family=family, decoder_start_token_id=50)
+    before, start = logits_of(model), "`decoder_start_token_id` must be at least 0 and below 40, but is 50"
+    cases = [(2, "`eos_token_id` must be at least 0 and below 2"), (0, "`vocab_size` must be at least 1, but is 0")]
+    assert_refused([*cases, (40, start)], model.resize_token_embeddings)
     assert_sizes(model, 99, 99)
     assert torch.equal(logits_of(model), before)
 
@@ -284,12 +259,11 @@ def trained_with_new_tokens(model, tokenizers, pairs):
     """Train a model on pairs until it knows them."""
     rows = zip(tokenizers.encode_source(list(pairs)), tokenizers.encode_target(list(pairs.values())), strict=True)
     batch = collate([{"input_ids": source, "labels": target} for source, target in rows], model.config.pad_token_id)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    model.train()
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=5e-3)
     for _ in range(60):
+        optimizer.zero_grad()
         model(**batch).loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
     return model.eval()
 
 

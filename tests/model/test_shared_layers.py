@@ -26,6 +26,7 @@ def written_out(shared):
 
 
 def batch():
+    torch.manual_seed(1)
     source, mask = padded(sentences(6, 3))
     labels, _ = padded(sentences(5, 5))
     return {"input_ids": source, "attention_mask": mask, "labels": labels}
@@ -54,33 +55,23 @@ def test_it_generates_what_copies_of_the_layer_generate_with_a_cache_for_each(be
     shared = tiny_model(share_layers=True, **DEPTHS)
     apart = written_out(shared).eval()
     apart.generation_config = shared.generation_config
-    source, mask = padded(sentences(6, 3))
-    search = {"attention_mask": mask, "num_beams": beams, "max_new_tokens": 8, "return_dict_in_generate": True}
-    ours, theirs = (model.generate(source, **search) for model in (shared, apart))
+    given = {name: value for name, value in batch().items() if name != "labels"}
+    search = {"num_beams": beams, "max_new_tokens": 8, "return_dict_in_generate": True}
+    ours, theirs = (model.generate(**given, **search) for model in (shared, apart))
     assert torch.equal(ours.sequences, theirs.sequences)
     assert len(cache_of(ours).self_attention_cache.layers) == 2
 
 
 @torch.no_grad()
-def test_states_and_weights_of_every_application_are_told():
-    shared = tiny_model(share_layers=True, **DEPTHS)
+def test_states_and_weights_of_every_application_are_returned():
+    shared, counts = tiny_model(share_layers=True, **DEPTHS), {"encoder_hidden_states": 4, "decoder_hidden_states": 3}
+    counts |= {"encoder_attentions": 3, "decoder_attentions": 2, "cross_attentions": 2}
     records = {"output_hidden_states": True, "output_attentions": True}
-    ours, theirs = (model.eval()(**batch_of_seed(), **records) for model in (shared, written_out(shared)))
-    for name, count in (
-        ("encoder_hidden_states", 4),
-        ("decoder_hidden_states", 3),
-        ("encoder_attentions", 3),
-        ("decoder_attentions", 2),
-        ("cross_attentions", 2),
-    ):
+    ours, theirs = (model.eval()(**batch(), **records) for model in (shared, written_out(shared)))
+    for name, count in counts.items():
         assert len(ours[name]) == len(theirs[name]) == count
         for one, other in zip(ours[name], theirs[name], strict=True):
             assert_near(one, other)
-
-
-def batch_of_seed():
-    torch.manual_seed(1)
-    return batch()
 
 
 def test_the_saved_file_holds_the_layer_once(tmp_path):

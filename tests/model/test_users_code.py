@@ -48,10 +48,14 @@ class Notes(list):
 def noted_forward(notes, forward, *args, **kwargs):
     """Note the rows that a whole model is given, and keep its logits."""
     outputs = forward(*args, **kwargs)
-    if kwargs.get("encoder_outputs") is not None:
-        notes.see(kwargs["encoder_outputs"], kwargs.get("attention_mask"))
+    note_source(notes, kwargs)
     notes.append(outputs.logits)
     return outputs
+
+
+def note_source(notes, kwargs):
+    if kwargs.get("encoder_outputs") is not None:
+        notes.see(kwargs["encoder_outputs"], kwargs.get("attention_mask"))
 
 
 def last_linear(model):
@@ -89,18 +93,14 @@ def inputs_of_a_step(model, notes, patch):
 
     def own(*args, **kwargs):
         given = prepare(*args, **kwargs)
-        notes.see(given["encoder_outputs"], given.get("attention_mask"))
+        note_source(notes, given)
         return given
 
     model.prepare_inputs_for_generation = own
 
 
 def hook(model, notes, patch):
-    def see(module, args, kwargs, output):
-        if kwargs.get("encoder_outputs") is not None:
-            notes.see(kwargs["encoder_outputs"], kwargs.get("attention_mask"))
-
-    model.register_forward_hook(see, with_kwargs=True)
+    model.register_forward_hook(lambda module, args, kwargs, output: note_source(notes, kwargs), with_kwargs=True)
 
 
 def gate_in_a_processor(model, notes, patch):
@@ -224,23 +224,24 @@ def test_a_users_code_sees_the_rows_that_it_sees_in_bart_and_may_keep_them(habit
 REPLACED = ("nn.Linear.forward", "F.linear", "nn.LayerNorm.forward", "F.layer_norm", "F.dropout")
 
 
-@pytest.mark.parametrize("rows", [2, 40], ids=["few", "many"])
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("which", REPLACED)
-def test_a_function_of_torch_that_somebody_has_replaced_runs(which, is_training, rows, monkeypatch):
+def test_a_function_of_torch_that_somebody_has_replaced_runs(which, is_training, monkeypatch):
     module, name = which.split(".")[:-1], which.split(".")[-1]
     where, calls = (getattr(nn, module[1]) if module[1:] else F), []
     plain = getattr(where, name)
     monkeypatch.setattr(where, name, lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs))
-    source = torch.randint(14, 99, (rows, 30))
     model = tiny_model(dropout=0.1 if is_training else 0.0).train(is_training)
-    with torch.set_grad_enabled(is_training):
-        model(source, labels=source, skip_logits=True)
     kind = {"linear": nn.Linear, "layer_norm": nn.LayerNorm, "dropout": nn.Dropout}.get(name, where)
     layers = [part for part in model.modules() if isinstance(part, kind)]
     # Dropout in the feed-forward network has the probability 0, and in evaluation none is called.
     wanted = [part for part in layers if kind is not nn.Dropout or (is_training and part.p)]
-    assert len(calls) == len(wanted)
+    for rows in (2, 40):  # few and many
+        calls.clear()
+        source = torch.randint(14, 99, (rows, 30))
+        with torch.set_grad_enabled(is_training):
+            model(source, labels=source, skip_logits=True)
+        assert len(calls) == len(wanted)
 
 
 def test_a_plain_model_runs_known_code_alone_also_after_attention_was_recorded():

@@ -56,32 +56,29 @@ def test_a_cell_is_torchs_in_outputs_last_state_and_gradients(kind, is_fused, si
         assert_near(ours, other.view(ours.shape), 1e-5)
 
 
-@pytest.mark.parametrize("is_fused", [True, False])
-def test_a_plain_cell_of_relu_is_torchs(is_fused):
+def test_a_plain_cell_of_relu_is_torchs():
     torch.manual_seed(0)
-    cell, theirs = (
-        CLASSES["rnn"](5, 4, activation="relu", batch_first=True),
-        torch.nn.RNN(5, 4, nonlinearity="relu", batch_first=True),
-    )
+    cell = CLASSES["rnn"](5, 4, activation="relu", batch_first=True)
+    theirs = torch.nn.RNN(5, 4, nonlinearity="relu", batch_first=True)
     theirs.load_state_dict(cell.state_dict())
     inputs = torch.randn(3, 6, 5)
-    outputs, (last,) = cell(inputs, is_fused=is_fused)
     expected, final = theirs(inputs)
-    assert_near(outputs, expected)
-    assert_near(last, final[0])
-    assert_near(cell(inputs[:, 0], is_fused=is_fused)[0], expected[:, 0])
+    for is_fused in (True, False):
+        outputs, (last,) = cell(inputs, is_fused=is_fused)
+        assert_near(outputs, expected)
+        assert_near(last, final[0])
+        assert_near(cell(inputs[:, 0], is_fused=is_fused)[0], expected[:, 0])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_equations_run_where_somebody_has_replaced_the_product_of_torch(cell, monkeypatch):
-    model, tokens = tiny_rnn(cell=cell), torch.randint(14, 90, (2, 5))
-    plain, calls = F.linear, []
-    monkeypatch.setattr(F, "linear", lambda *args: calls.append(1) or plain(*args))
-    counts = []
-    for model.config.use_fused_cells in (False, True):
-        calls.clear()
-        model(tokens, decoder_input_ids=tokens)
+    tokens, plain, counts = torch.randint(14, 90, (2, 5)), F.linear, []
+    for use_fused_cells in (False, True):
+        model, calls = tiny_rnn(cell=cell, use_fused_cells=use_fused_cells), []
+        with monkeypatch.context() as patch:
+            patch.setattr(F, "linear", lambda *args, calls=calls: calls.append(1) or plain(*args))
+            model(tokens, decoder_input_ids=tokens)
         counts.append(len(calls))
     assert counts[0] == counts[1] > 40
 
@@ -102,18 +99,19 @@ def test_an_activation_that_torch_has_no_cell_of_goes_by_the_equations_unasked(n
     assert (model(source, labels=source).logits - other(source, labels=source).logits).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize("kind", CELLS)
-def test_token_by_token_a_cell_comes_to_the_same_state(kind, is_fused):
+def test_token_by_token_a_cell_comes_to_the_same_state(kind):
     torch.manual_seed(0)
     cell, inputs = cell_of(kind, 5, 4), torch.randn(3, 6, 5)
-    state = state_of(cell, 3)
-    outputs, last = cell(inputs, state, is_fused=is_fused)
-    for place in range(6):
-        state = cell(inputs[:, place], state, is_fused=is_fused)
-        assert_near(state[0], outputs[:, place])
-    for ours, theirs in zip(state, last, strict=True):
-        assert_near(ours, theirs)
+    first = state_of(cell, 3)
+    for is_fused in (True, False):
+        outputs, last = cell(inputs, first, is_fused=is_fused)
+        state = first
+        for place in range(6):
+            state = cell(inputs[:, place], state, is_fused=is_fused)
+            assert_near(state[0], outputs[:, place])
+        for ours, theirs in zip(state, last, strict=True):
+            assert_near(ours, theirs)
 
 
 @given(
@@ -148,10 +146,7 @@ def test_the_equations_can_be_differentiated_twice(kind):
     cell = cell_of(kind, 2, 3).double()
     inputs = torch.randn(1, 3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda read: cell(read, is_fused=False)[0], inputs)
-
-
-def test_a_models_gradient_norm_can_be_differentiated_without_fused_cells():
-    model = tiny_rnn(use_fused_cells=False).train()
+    model = tiny_rnn(cell=kind, use_fused_cells=False).train()
     loss = model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[8, 9]])).loss
     gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     sum(gradient.square().sum() for gradient in gradients).backward()
@@ -189,21 +184,17 @@ def test_a_loaded_weight_is_not_drawn_anew_because_another_is_missing(tmp_path):
     assert not loaded.state_dict()[name].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_can_be_made_in_16_bits(dtype):
-    model = HeedRNNForConditionalGeneration._from_config(tiny_rnn_config(cell="lstm"), dtype=dtype)
-    assert {weight.dtype for weight in model.parameters()} == {dtype}
-    outputs = model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[8, 9]]))
-    assert outputs.logits.dtype == dtype
-    assert outputs.loss.isfinite()
-
-
 @pytest.mark.parametrize("kind", CELLS)
-def test_mixed_precision_on_the_cpu_is_near_the_whole_one(kind):
-    model = tiny_rnn(cell=kind)
+def test_a_model_runs_in_16_bits_and_in_mixed_precision(kind):
     source, target = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
+    for dtype in (torch.bfloat16, torch.float16):
+        model = HeedRNNForConditionalGeneration._from_config(tiny_rnn_config(cell=kind), dtype=dtype)
+        assert {weight.dtype for weight in model.parameters()} == {dtype}
+        outputs = model(source, labels=target)
+        assert outputs.logits.dtype == dtype
+        assert outputs.loss.isfinite()
+    model = tiny_rnn(cell=kind)
     with torch.no_grad():
         whole = model(source, decoder_input_ids=target).logits
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            mixed = model(source, decoder_input_ids=target).logits
-    assert_near(mixed.float(), whole, 0.05)
+            assert_near(model(source, decoder_input_ids=target).logits.float(), whole, 0.05)

@@ -1,5 +1,7 @@
 """Everything around a model knows recurrent ones: translation, engines, exports, checks, pipeline, adapters."""
 
+from functools import partial
+
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -9,13 +11,14 @@ from transformers import TorchAoConfig, pipeline
 
 from heedful import HeedRNNForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
 from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_attentions, check_cache, check_special_ids, check_tied_weights
 from heedful.inference.loading import load_model
 from heedful.publishing.conversion.model_conversion import convert
 from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from heedful.publishing.exports.onnx_export import export_onnx
-from helpers import SUTSKEVER, assert_near, shake, tiny_rnn, tiny_rnn_config
+from helpers import SUTSKEVER, assert_near, assert_refused, shake, tiny_rnn, tiny_rnn_config
 
 TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
 
@@ -25,18 +28,12 @@ def folder(request, tmp_path_factory):
     """Save a model that is not trained, with one tokenizer or two."""
     path, pairs = tmp_path_factory.mktemp(request.param), list(korean_english_pairs("train", 200))
     sizes = {"vocab_size": 300} if request.param == "joint" else {"vocab_size": 310, "target_vocab_size": 290}
-    tokenizers = train_tokenizers(
-        [pair["ko"] for pair in pairs], [pair["en"] for pair in pairs], joint=request.param == "joint", **sizes
-    )
+    texts = ([pair[language] for pair in pairs] for language in ("ko", "en"))
+    tokenizers = train_tokenizers(*texts, joint=request.param == "joint", **sizes)
+    vocabularies = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
+    vocabularies |= {"share_encoder_decoder_embeddings": tokenizers.is_joint, **tokenizers.special_ids()}
     torch.manual_seed(0)
-    model = HeedRNNForConditionalGeneration(
-        tiny_rnn_config(
-            vocab_size=len(tokenizers.source),
-            decoder_vocab_size=len(tokenizers.target),
-            share_encoder_decoder_embeddings=tokenizers.is_joint,
-            **tokenizers.special_ids(),
-        )
-    )
+    model = HeedRNNForConditionalGeneration(tiny_rnn_config(**vocabularies))
     shake(model)
     model.generation_config.max_length = 12
     model.save_pretrained(path)
@@ -57,28 +54,21 @@ def test_text_is_translated_by_generate_whatever_the_batch(folder):
         assert together[1][0].text == ""
 
 
-@pytest.mark.parametrize("engine", ["native", "ctranslate2"])
-def test_engines_that_know_no_recurrent_cells_refuse_them_by_name(folder, engine):
-    with pytest.raises(ValueError, match="must be a HeedForConditionalGeneration, but is a HeedRNNForConditional"):
-        Translator.from_pretrained(folder, "cpu", engine=engine)
-
-
-@pytest.mark.parametrize("prepare", [prepare_for_inference, NativeDecoder])
-def test_packed_weights_are_not_for_recurrent_models(prepare):
-    with pytest.raises(ValueError, match="must be a HeedForConditionalGeneration, but is a HeedRNNForConditional"):
-        prepare(tiny_rnn())
-
-
-@pytest.mark.parametrize("export", [export_onnx, export_ctranslate2])
-def test_an_export_is_refused_by_name_and_leaves_nothing(folder, tmp_path, export):
-    with pytest.raises(ValueError, match=r"`model_type` must be heed to be exported, but is heed_rnn.*gru cells"):
-        export(folder, tmp_path / "exported", ["나는 사과를 먹는다."])
-    assert not (tmp_path / "exported").exists()
-
-
-def test_a_conversion_is_refused_by_name(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"`model_type` must be one of .*, but is heed_rnn"):
-        convert(folder, tmp_path / "converted")
+def test_what_knows_no_recurrent_cells_refuses_them_by_name_and_leaves_nothing(folder, tmp_path):
+    kind = "must be a HeedForConditionalGeneration, but is a HeedRNNForConditional"
+    exported = r"`model_type` must be heed to be exported, but is heed_rnn.*gru cells"
+    target = tmp_path / "target"
+    cases = [
+        *(
+            (partial(Translator.from_pretrained, folder, "cpu", engine=name), kind)
+            for name in ("native", "ctranslate2")
+        ),
+        *((partial(prepare, tiny_rnn()), kind) for prepare in (prepare_for_inference, NativeDecoder)),
+        *((partial(export, folder, target, TEXTS[:1]), exported) for export in (export_onnx, export_ctranslate2)),
+        (partial(convert, folder, target), r"`model_type` must be one of .*, but is heed_rnn"),
+    ]
+    assert_refused(cases, lambda call: call())
+    assert not target.exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*")
@@ -89,29 +79,16 @@ def test_the_pipeline_finds_both_tokenizers(folder):
     assert [result["translation_text"] for result in translate(TEXTS)] == expected
 
 
-def test_the_checks_of_a_model_pass(folder):
-    from heedful.data.tokenization import TokenizerPair
-
-    model = load_model(folder)
-    check_special_ids(model, TokenizerPair.from_pretrained(folder)).assert_passed()
+def test_the_checks_of_a_model_pass_and_fail_as_they_should(folder):
+    model, tokenizers = load_model(folder), TokenizerPair.from_pretrained(folder)
+    check_special_ids(model, tokenizers).assert_passed()
     for check in (check_attentions, check_cache, check_tied_weights):
         verdict = check(model)
         verdict.assert_passed()
         assert verdict.passed
-
-
-def test_the_check_of_attention_is_skipped_where_there_is_none():
     verdict = check_attentions(tiny_rnn(**SUTSKEVER))
     assert verdict.level == "skipped"
     assert "`attention` is none" in verdict.message
-
-
-def test_special_ids_of_another_vocabulary_fail_the_check():
-    from heedful.data.tokenization import TokenizerPair
-
-    pairs = list(korean_english_pairs("train", 50))
-    tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=280)
-    assert isinstance(tokenizers, TokenizerPair)
     assert check_special_ids(tiny_rnn(), tokenizers).level == "FAIL"
     with pytest.raises(ValueError, match="vocab_size"):
         Translator(tiny_rnn(), tokenizers)
@@ -146,13 +123,10 @@ def test_an_adapter_is_trained_saved_loaded_and_merged(tmp_path, targets):
         assert torch.equal(again(**BATCH).logits, merged(**BATCH).logits)
 
 
-def test_ids_outside_the_vocabulary_are_refused_beside_an_adapter_of_the_embeddings():
+def test_wrong_ids_beside_an_adapter_and_what_torchao_cannot_quantize_or_save_are_refused(tmp_path):
     model = get_peft_model(tiny_rnn(), LoraConfig(**LORA, target_modules=["embed_tokens"]))
     with pytest.raises(ValueError, match="below 99, but one is 99"):
         model(**BATCH | {"input_ids": torch.tensor([[99]])})
-
-
-def test_what_torchao_cannot_quantize_or_save_is_refused(tmp_path):
     tiny_rnn().save_pretrained(tmp_path)
     settings = TorchAoConfig(PrototypeInt4WeightOnlyConfig(group_size=256))
     with pytest.raises(ValueError, match=r"no weight could be quantized.*`d_model`"):

@@ -121,23 +121,20 @@ def test_a_run_goes_on_from_a_trained_model(tmp_path, corpus):
 def test_the_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):
     from transformers import Seq2SeqTrainingArguments
 
+    def weights(model):
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
     pairs, changes = rows(), []
-    for rows_per_batch, batches in ((8, 1), (2, 4)):
-        model = tiny_rnn(label_smoothing=0.1)
-        settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1, "use_cpu": True}
-        settings |= {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
-        arguments = Seq2SeqTrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=rows_per_batch,
-            gradient_accumulation_steps=batches,
-            **settings,
-        )
-        trainer = HeedSeq2SeqTrainer(model=model, args=arguments, train_dataset=pairs, data_collator=collated)
-        before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-        trainer.train()
-        changes.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before)
+    settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1, "use_cpu": True}
+    settings |= {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+    for size, parts in ((8, 1), (2, 4)):
+        split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
+        model, arguments = tiny_rnn(), Seq2SeqTrainingArguments(output_dir=str(tmp_path), **split, **settings)
+        before = weights(model)
+        HeedSeq2SeqTrainer(model, arguments, train_dataset=pairs, data_collator=collated).train()
+        changes.append(weights(model) - before)
     assert changes[0].abs().max() > 1e-3
-    assert torch.allclose(changes[0], changes[1], atol=1e-5)
+    assert torch.allclose(*changes, atol=1e-5)
 
 
 def test_gradient_checkpointing_is_refused():

@@ -197,7 +197,7 @@ def test_every_field_of_the_config_is_expressed_refused_or_for_training_alone():
     sizes = {"vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "encoder_attention_heads"}
     sizes |= {"encoder_ffn_dim", "max_position_embeddings"}
     training = {"depth_scaled_init", "dropout", "attention_dropout", "activation_dropout", "label_smoothing"}
-    training |= {"source_word_dropout", "target_word_dropout", "encoder_layerdrop", "decoder_layerdrop"}
+    training |= {"source_word_dropout", "target_word_dropout"}
     ids = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
     others = {"use_cache", "is_encoder_decoder", "format_version"}
     assert set(HeedConfig.__annotations__) - tried - sizes - training - ids - others <= {"config_class"}

@@ -112,6 +112,8 @@ def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
     config = model_of({"norm_type": "rmsnorm", "d_k": 4, "activation_function": "geglu"}).config
     with pytest.raises(ValueError, match=r"`norm_type` .* `d_k` .* `activation_function`"):
         stock_config(config)
+    config = stock_config(model_of(EXPRESSIBLE["tensor2tensor"][1]).config)  # whose class drops layers by default
+    assert config.encoder_layerdrop == config.decoder_layerdrop == 0.0
     with pytest.raises(ValueError, match="`zero_start` must be False for a PegasusFor"):
         start_from_zero(stock_model(model_of({"norm_placement": "pre"})))
 
@@ -120,7 +122,7 @@ def test_every_field_of_the_config_is_expressed_refused_or_for_training_alone():
     tried = {name for _, changes in EXPRESSIBLE.values() for name in changes}
     tried |= {name for changes in INEXPRESSIBLE.values() for name in changes}
     others = {"depth_scaled_init", "dropout", "attention_dropout", "activation_dropout", "config_class"}
-    others |= {"encoder_layerdrop", "decoder_layerdrop", "max_position_embeddings"}
+    others |= {"max_position_embeddings"}
     sizes = {"d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"}
     assert set(HeedConfig.__annotations__) - tried - others - sizes == set()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.utils.import_utils import is_peft_greater_or_equal
 
@@ -79,12 +80,8 @@ FAMILIES = {
 }
 SIZES = {
     "transformer": {
-        "d_model": 32,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 64,
-        "decoder_ffn_dim": 64,
-        "max_position_embeddings": 64,
+        **{"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 64},
+        **{"encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
     },
     "recurrent": {"embedding_size": 12, "hidden_size": 16},
 }
@@ -162,6 +159,15 @@ def matrices_of(model) -> list[int]:
 def sentences(*lengths: int, vocab_size: int = 71) -> list[torch.Tensor]:
     """Return random token ids of the given lengths."""
     return [torch.randint(FIRST_WORD, vocab_size, (length,)) for length in lengths]
+
+
+def empty_cache(model, kind: str, source_length: int, target_length: int) -> EncoderDecoderCache:
+    """Return a cache that is `dynamic`, or `static` with room for so many tokens."""
+    config = model.config.get_text_config(decoder=True)
+    if kind == "dynamic":
+        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    lengths = target_length, source_length
+    return EncoderDecoderCache(*(StaticCache(config=config, max_cache_len=length) for length in lengths))
 
 
 def padded(rows: list[torch.Tensor], side: str = "right") -> tuple[torch.Tensor, torch.Tensor]:

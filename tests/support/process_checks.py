@@ -35,7 +35,6 @@ STREAM = {"data.streaming": True, "data.pool_size": 70}
 R_DROP = {"optimization.r_drop": 5.0, "tokenizer.dropout": 0.2}
 # Everything against overfitting, most of which draws random numbers or leaves something out.
 REGULAR = {**R_DROP, "model.options.source_word_dropout": 0.1}
-REGULAR |= {"model.options.encoder_layerdrop": 0.5, "model.options.decoder_layerdrop": 0.5}
 SEVERAL = {"data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko"}}}
 SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}, "tokenizer.dropout": 0.1}
 END = 6

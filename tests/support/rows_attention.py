@@ -9,10 +9,8 @@ Sides = tuple[slice, slice]
 
 def rows_of(query_bounds: torch.Tensor, key_bounds: torch.Tensor) -> Iterator[Sides]:
     """Yield the queries and the keys of each row that has any."""
-    for (start, end), (first, last) in zip(
-        *(zip(bounds.tolist(), bounds.tolist()[1:], strict=False) for bounds in (query_bounds, key_bounds)),
-        strict=True,
-    ):
+    bounds = query_bounds.tolist(), key_bounds.tolist()
+    for start, end, first, last in zip(bounds[0], bounds[0][1:], bounds[1], bounds[1][1:], strict=False):
         if end > start:
             yield slice(start, end), slice(first, last)
 

@@ -17,7 +17,6 @@ from tiny_runs import logged, tiny_recipe
 
 BPE_DROPOUT = {"tokenizer.dropout": 0.2}
 MODEL = {"model.options.source_word_dropout": 0.1, "model.options.target_word_dropout": 0.1}
-MODEL |= {"model.options.encoder_layerdrop": 0.3, "model.options.decoder_layerdrop": 0.3}
 MODEL |= {"model.options.attention_dropout": 0.1, "model.options.activation_dropout": 0.1}
 RECURRENT = {"model.options": {"model_type": "heed_rnn", "hidden_size": 32, "embedding_size": 16, "dropout": 0.2}}
 RECURRENT["model.options"] |= {"source_word_dropout": 0.1, "target_word_dropout": 0.1}

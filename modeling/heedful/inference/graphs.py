@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from transformers import CompileConfig
 
 from heedful.configuration_base_heed import position_limit
-from heedful.fast_paths_heed import runs_known_code, runs_plainly
+from heedful.fast_paths_heed import is_eager, runs_known_code
 from heedful.generation_heed import COMPILED_DEVICES
 from heedful.inference.loading import first_line
 from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
@@ -41,7 +41,7 @@ def may_use_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -
         and not any(getattr(settings, name) for name in OWN_CHOICES)
         and sentences * (settings.num_beams * (settings.max_new_tokens or settings.max_length) + longest)
         <= MOST_POSITIONS
-        and runs_plainly()
+        and is_eager()
         and runs_known_code(model)
         # Neither quantized nor spread over processes, devices or the disk.
         and all(type(weight) is torch.nn.Parameter and weight.device == model.device for weight in model.parameters())

@@ -120,6 +120,8 @@ def _new_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedMod
 
 def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> "HeedBaseConfig":
     """Make a config of the config file, the options above it, and what is known of the tokenizers."""
+    from heedful.configuration_base_heed import REMOVED_KEYS
+
     options = (read_config(recipe.config) if recipe.config is not None else {}) | recipe.options
     for name in vocabularies.keys() & recipe.options.keys():
         if options[name] != vocabularies[name]:
@@ -127,6 +129,9 @@ def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint
                 f"`model.options.{name}` must be left to the tokenizer, which sets it to {vocabularies[name]}, "
                 f"but is {options[name]} instead."
             )
+    for name in REMOVED_KEYS:
+        if recipe.options.get(name):
+            raise ValueError(f"`model.options.{name}` must be left out, for it was removed, but is given instead.")
     if not is_joint:
         options["share_encoder_decoder_embeddings"] = False
     kind = options.pop("model_type", "heed")

@@ -40,8 +40,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 COPIED_FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
     "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding",
-    "dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "use_cache",
-    "pad_token_id", "eos_token_id", "decoder_start_token_id",
+    "dropout", "attention_dropout", "activation_dropout", "use_cache", "pad_token_id", "eos_token_id",
+    "decoder_start_token_id",
 )  # fmt: skip
 # Parts of names, theirs and ours, in the order in which they are replaced.
 RENAMINGS = {

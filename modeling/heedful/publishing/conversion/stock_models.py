@@ -56,6 +56,7 @@ def stock_config(config: HeedConfig) -> PreTrainedConfig:
     kind = _kind_of(config)
     _check_expressible(config, kind)
     options = {name: getattr(config, name) for name in (*COPIED_FIELDS, "bos_token_id", "vocab_size")}
+    options |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # which some classes have by default
     if kind == "marian":
         options["decoder_vocab_size"] = config.vocab_size
     if config.position_encoding == "sinusoidal":

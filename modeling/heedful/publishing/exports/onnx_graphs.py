@@ -18,6 +18,7 @@ from heedful.attention_heed import AdditiveScore
 from heedful.files import import_extra, listed
 from heedful.inference.loading import first_line
 from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.positions_heed import RELATIVE_PARTS
 from heedful.publishing.exports.comparison import plain_config
 from heedful.publishing.exports.onnx_model import (
     DECODER_FILE,
@@ -27,7 +28,6 @@ from heedful.publishing.exports.onnx_model import (
     cached_tensors,
     fill_cache,
 )
-from heedful.relative_positions_heed import RELATIVE_PARTS
 
 # The oldest set of operators that torch's exporter writes: the most runtimes read it.
 OPSET = 18

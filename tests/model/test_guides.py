@@ -1,0 +1,67 @@
+"""The guides to adapters, kernels and recurrent models run as they are written, and print what they say."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers.utils import logging as transformers_logging
+
+from heedful import HeedRNNConfig
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.training.recipe_file import read_config, read_recipe
+from helpers import tiny_model
+from memorised import PAIRS, memorised_model
+
+ROOT = Path(__file__).parents[2]
+GUIDES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "guides").glob("*.md")}
+# A block of Python and, right behind it, what it prints.
+BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", re.DOTALL)
+# How many blocks a guide has at least, and how many of them print nothing that it shows.
+COUNTS = {"lora": (7, 1), "kernels": (6, 0), "recurrent": (5, 0)}
+
+
+@pytest.mark.parametrize("name", ["lora", pytest.param("kernels", marks=pytest.mark.slow), "recurrent"])
+def test_a_guide_prints_what_it_says_it_prints(name, tmp_path, monkeypatch, capsys):
+    least, silent = COUNTS[name]
+    blocks = BLOCK.findall(GUIDES[name])
+    assert len(blocks) >= least
+    assert sum(not expected for _, expected in blocks) <= silent
+    transformers_logging.disable_progress_bar()
+    torch.manual_seed(0)
+    if name == "lora":
+        monkeypatch.chdir(tmp_path)
+        tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
+        memorised_model(tokenizers, PAIRS).save_pretrained("me/model")
+        tokenizers.save_pretrained("me/model")
+        capsys.readouterr()
+    names: dict = {}
+    for code, expected in blocks:
+        exec(code, names)
+        printed = capsys.readouterr().out
+        if "trainer.train()" not in code:  # it prints its own figures
+            assert printed == expected, code
+
+
+def test_the_guide_to_adapters_names_every_linear_layer_but_the_output():
+    modules = tiny_model(activation_function="swiglu").named_modules()
+    linear = {name.split(".")[-1] for name, module in modules if isinstance(module, nn.Linear)} - {"lm_head"}
+    assert linear
+    assert all(f"`{name}`" in GUIDES["lora"] for name in linear)
+
+
+def test_the_guide_to_recurrent_models_names_fields_configs_and_a_recipe_that_exist():
+    guide = GUIDES["recurrent"]
+    options = re.findall(r"^\| `(\w+)` \|", guide, flags=re.MULTILINE)
+    assert len(options) == 8
+    assert set(options) <= set(HeedRNNConfig.__dataclass_fields__)
+    names = re.findall(r"`(rnn-[\w-]+)`", guide)
+    assert {path.name for path in (ROOT / "configuration" / "models").glob("rnn-*")} == set(names)
+    (command,) = re.findall(r"^heedful train (.*)$", guide, flags=re.MULTILINE)
+    path, *changes = shlex.split(command)
+    recipe = read_recipe(path, changes)
+    assert recipe.model.options == {}
+    assert recipe.model.attn_implementation is None
+    assert read_config(recipe.model.config)["model_type"] == "heed_rnn"

@@ -12,7 +12,8 @@ import typer
 from transformers import AutoModelForSeq2SeqLM
 
 from heedful import TokenizerPair
-from heedful.cli.main import run, safe_at_terminals
+from heedful.cli.main import run
+from heedful.cli.options import safe_at_terminals
 
 
 def generate(

@@ -56,6 +56,8 @@ ROWS = {
     "back-translation and diversification, dropout of 0.2": MADE,
     "all together": [*MADE, "optimization.r_drop=1", "tokenizer.dropout=0.05"],
 }
+# `tokenizer.dropout` has been removed since: its rows stay in the tables, and cannot be trained any more.
+TRAINABLE = [row for row, changes in ROWS.items() if "tokenizer.dropout" not in " ".join(changes)]
 
 
 class Table:
@@ -171,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="folder with train, validation and test_tatoeba .jsonl.gz")
     parser.add_argument("--pairs", type=int, nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=TRAINABLE)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--prices", action="store_true", help="measure what an update takes, and nothing else")

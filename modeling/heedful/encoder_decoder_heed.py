@@ -121,10 +121,6 @@ class OutputLayer(nn.Module):
     prepare_decoder_input_ids_from_labels: Any  # of `HeedGenerationMixin`
     # A switch: whether a training step returns the loss without logits where the call does not say.
     skips_logits_in_training = False
-    # What our loop minimises in place of the cross-entropy, while the model trains; see `RDrop`.
-    objective: Any = None
-    # Whether our own loop and trainer ask for the loss without logits.
-    trains_on_loss_alone = False
 
     def _hold_head(self, model: nn.Module, head: nn.Linear) -> None:
         """Take the model and its pre-softmax layer, and name the matrices that are one."""
@@ -154,6 +150,7 @@ class OutputLayer(nn.Module):
         skip_logits: bool | None = None,
         target_places: torch.Tensor | None = None,
         body: Callable[..., Any] | None = None,
+        objective: Any = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Score the next target token at every position; with labels, compute the loss too.
@@ -177,6 +174,8 @@ class OutputLayer(nn.Module):
                 `skips_logits_in_training` of the model says, False, and in evaluation never.
             target_places: The places of labels other than -100 among all, `(N)`; to find them, Python waits for a GPU.
             body: Computes in place of `model`, as a compiled one does.
+            objective: Computes the loss in place of the cross-entropy, as that of `heedful.training.loop` does; the
+                loss is then several sums, of which the first is to be differentiated.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -210,11 +209,11 @@ class OutputLayer(nn.Module):
         recorded = dict(outputs.items())
         states = recorded.pop("last_hidden_state")  # (B, T, D)
         if labels is not None and skips_logits:
-            recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch, target_places)
+            recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch, target_places, objective)
             return Seq2SeqLMOutput(**recorded)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self._score(states[:, kept])  # (B, T, V)
-        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
+        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch, objective)
         return Seq2SeqLMOutput(loss=loss, logits=logits, **recorded)
 
     def _score(self, states: torch.Tensor) -> torch.Tensor:
@@ -234,7 +233,9 @@ class OutputLayer(nn.Module):
         """Return arguments for `model` by which a step takes less where its loss alone is looked at."""
         return {}
 
-    def loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Count = None) -> torch.Tensor:
+    def loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Count = None, objective: Any = None
+    ) -> torch.Tensor:
         """Return the smoothed cross-entropy (section 5.4) in nats per label; in evaluation mode nothing is smoothed.
 
         Logits are `(batch, target_length, decoder_vocab_size)`, labels `(batch, target_length)`, -100 where nothing is
@@ -242,24 +243,25 @@ class OutputLayer(nn.Module):
         or if labels and logits differ in length.
         """
         check_label_shape(logits, labels)
-        summed = self._objective or smoothed_cross_entropy
+        summed = objective or smoothed_cross_entropy
         return mean_per_label(summed(logits, labels, self._smoothing), labels, num_items_in_batch)
 
     def loss_of_states(
-        self, states: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Count = None, places: Any = None
+        self,
+        states: torch.Tensor,
+        labels: torch.Tensor,
+        num_items_in_batch: Count = None,
+        places: torch.Tensor | None = None,
+        objective: Any = None,
     ) -> torch.Tensor:
         """Return the same loss as `loss`, of the `(batch, target_length, D)` states that `lm_head` reads."""
         check_label_shape(states, labels)
         labels, head = labels.to(states.device).flatten(), self.lm_head
         places = (labels != IGNORED_LABEL).nonzero()[:, 0] if places is None else places
-        settings = places, self._smoothing, self._objective
+        settings = places, self._smoothing, objective
         total = OutputLoss.apply(states.flatten(0, 1), head.weight, head.bias, labels, *settings)
         return mean_per_label(total, labels, num_items_in_batch)
 
     @property
     def _smoothing(self) -> float:
         return self.config.label_smoothing if self.training else 0.0
-
-    @property
-    def _objective(self) -> Any:
-        return self.objective if self.training else None

@@ -248,3 +248,17 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def first_line(error: BaseException) -> str:
+    """Shorten an error of a library to the name of its class and its first line of text.
+
+    The name is left out for a `ValueError`, whose text is for users. If the first line ends in a colon, the next one
+    follows.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    name = type(error).__name__
+    if not lines:
+        return name
+    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    return text if type(error) is ValueError else f"{name}: {text}"

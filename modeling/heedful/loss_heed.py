@@ -61,7 +61,8 @@ class OutputLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the summed loss in nats of the labels at these places, from states `(…, D)` and weight `(V, D)`.
 
-        An objective, as `OutputLayer` has it, takes the place of the cross-entropy.
+        An objective, as `OutputLayer.forward` is given one, takes the place of the cross-entropy, and returns several
+        sums, of which the first is the loss.
         """
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dtype = computing_dtype(states)
@@ -71,16 +72,15 @@ class OutputLoss(torch.autograd.Function):
         of_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
         total = torch.zeros((), device=states.device)
         with torch.autocast(states.device.type, enabled=False):  # the dtypes are chosen here
-            compute, passes = replace_by_gradient, 1
-            if objective is not None:
-                compute, passes = objective.replace_by_gradient, objective.passes
+            passes = 1 if objective is None else objective.passes
             predicted = places.view(passes, -1)
             size = tokens_at_once(states.device, len(weight)) // passes
             for rows in predicted.split(size, dim=1) if predicted.numel() else ():
                 rows = rows.flatten()
                 part, target = states[rows].to(dtype), labels[rows][:, None]
                 logits = linear(part, matrix, None if bias is None else bias.to(dtype))
-                total += compute(logits, target, smoothing, of_bias)
+                compute = replace_by_gradient if objective is None else objective.at(rows).replace_by_gradient
+                total = total + compute(logits, target, smoothing, of_bias)
                 if of_states is not None:
                     of_states[rows] = linear(logits, matrix.t(), None).to(states.dtype)
                 if of_weight is not None:
@@ -95,6 +95,7 @@ class OutputLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Scale the gradients that `forward` has computed."""
+        gradient = gradient.flatten()[0]
         return *(None if known is None else known * gradient for known in ctx.saved_tensors), *[None] * 4
 
 

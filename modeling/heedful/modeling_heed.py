@@ -437,7 +437,6 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
     """The whole of figure 1, with the final linear layer and the training loss; `forward` is that of `OutputLayer`."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
-    trains_on_loss_alone = True
 
     def __init__(self, config: HeedConfig):
         super().__init__(config)

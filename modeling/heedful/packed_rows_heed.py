@@ -42,11 +42,6 @@ class EndToEnd:
 
     unpack = pack
 
-    def repeated(self, times: int) -> "EndToEnd":
-        """Return all rows so many times, one time behind the other."""
-        ends = [self.bounds[1:] + time * self.shape[1] for time in range(times)]
-        return EndToEnd(torch.cat([self.bounds[:1], *ends]), torch.cat([self.positions] * times, 1), self.longest)
-
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "EndToEnd":
         """Return the same with its tensors moved elsewhere."""
         return EndToEnd(move(self.bounds), move(self.positions), self.longest)

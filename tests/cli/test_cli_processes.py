@@ -67,8 +67,9 @@ def test_two_processes_share_a_test_set_and_tell_what_one_tells(model, tmp_path)
     assert len(set(ours.splitlines())) > 5
 
 
-def test_two_processes_refuse_a_device_that_is_only_one(model, tmp_path):
-    finished = evaluate(model, 2, tmp_path / "none", "--device", "cuda:1")
-    assert finished.returncode != 0
-    assert "`--device` must be cpu or cuda where several processes run" in finished.stderr
-    assert shares(tmp_path / "none") == []
+def test_several_processes_refuse_a_device_that_is_only_one(heedful_command, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    data = ["--data", "builtin:test:2", "--source", "ko", "--target", "en"]
+    code, output, errors = heedful_command("evaluate", "none", *data, "--device", "cuda:1")
+    assert (code, output) == (2, "")
+    assert "`--device` must be cpu or cuda where several processes run" in errors

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs.augmentation import Augmentation, AugmentationRules, noisy
+from heedful.data.epochs.augmentation import Augmentation, noisy
 from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.mixture import AugmentationRules
 from heedful.data.tokenizer_training import train_tokenizers
 
 PAIRS = [{"source": pair["ko"], "target": pair["en"]} for pair in korean_english_pairs("train", 200)]

@@ -45,40 +45,34 @@ def test_no_side_is_a_held_out_text_where_both_sides_become_sources():
     assert len(split_for_validation(sources)[0]) == 38
 
 
-def test_an_empty_target_is_dropped_and_counted():
-    kept, report = clean([("a", "b"), ("c", " \t\u3000"), ("", "d")], CleaningRules())
-    assert kept == [("a", "b")]
-    assert report.dropped["empty"] == 2
-    assert clean([("a", "")], CleaningRules(drop_empty=False))[0] == [("a", "")]
+LONG = "a" * 21
+BY_RULE = [  # the rules, the reason, pairs that are kept and pairs that are dropped
+    ({}, "empty", [("a", "b")], [("c", " \t\u3000"), ("", "d")]),
+    ({"drop_empty": False}, "empty", [("a", "")], []),
+    ({"max_characters": 20}, "too_long", [("a" * 20, "b")], [("a", LONG), (LONG, "b")]),
+    (
+        {"max_ratio": 3, "drop_empty": False},
+        "ratio",
+        [("a", "bbb"), ("aaa", "b")],
+        [("a", "bbbb"), ("aaaa", "b"), ("", "b")],
+    ),
+    ({"drop_identical": True}, "identical", [("a", "b")], [("same", "same ")]),
+    ({}, "identical", [("same", "same "), ("a", "b")], []),
+    (
+        {"drop_duplicates": True, "drop_empty": False},
+        "duplicate",
+        [("a", "b"), ("a", "c"), ("ab", ""), ("", "ab")],
+        [("a", "b"), ("a ", "b")],
+    ),
+    ({}, "duplicate", [("a", "b"), ("a", "c"), ("a", "b")], []),
+]
 
 
-def test_a_side_with_too_many_characters_is_dropped():
-    kept, report = clean([("a" * 20, "b"), ("a", "b" * 21), ("a" * 21, "b")], CleaningRules(max_characters=20))
-    assert kept == [("a" * 20, "b")]
-    assert report.dropped["too_long"] == 2
-
-
-def test_a_pair_of_very_different_lengths_is_dropped():
-    pairs = [("a", "bbb"), ("aaa", "b"), ("a", "bbbb"), ("aaaa", "b"), ("", "b")]
-    kept, report = clean(pairs, CleaningRules(max_ratio=3, drop_empty=False))
-    assert kept == pairs[:2]
-    assert report.dropped["ratio"] == 3
-
-
-def test_identical_sides_are_dropped_on_demand():
-    pairs = [("same", "same "), ("a", "b")]
-    kept, report = clean(pairs, CleaningRules(drop_identical=True))
-    assert kept == [("a", "b")]
-    assert report.dropped["identical"] == 1
-    assert clean(pairs, CleaningRules())[0] == pairs
-
-
-def test_a_pair_that_came_before_is_dropped_on_demand():
-    pairs = [("a", "b"), ("a", "c"), ("a", "b"), ("a ", "b"), ("ab", ""), ("", "ab")]
-    kept, report = clean(pairs, CleaningRules(drop_duplicates=True, drop_empty=False))
-    assert kept == [("a", "b"), ("a", "c"), ("ab", ""), ("", "ab")]
-    assert report.dropped["duplicate"] == 2
-    assert clean(pairs, CleaningRules(drop_empty=False))[0] == pairs
+def test_each_rule_drops_what_breaks_it_and_counts_it_under_its_reason():
+    for rules, reason, good, bad in BY_RULE:
+        kept, report = clean([*good, *bad], CleaningRules(**rules))
+        assert kept == good, (rules, reason)
+        assert report.dropped[reason] == report.dropped.total() == len(bad), rules
 
 
 def test_a_held_out_source_is_dropped_whatever_its_translation():
@@ -135,8 +129,7 @@ def test_cleaning_writes_no_files_and_shows_no_progress(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("setting", [{"max_ratio": 0.5}, {"max_characters": 0}])
-def test_a_limit_below_one_is_refused(setting):
-    ((name, value),) = setting.items()
-    with pytest.raises(ValueError, match=f"`{name}` must be at least 1, but is {value} instead."):
-        CleaningRules(**setting)
+def test_a_limit_below_one_is_refused():
+    for name, value in (("max_ratio", 0.5), ("max_characters", 0)):
+        with pytest.raises(ValueError, match=f"`{name}` must be at least 1, but is {value} instead."):
+            CleaningRules(**{name: value})

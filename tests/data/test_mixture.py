@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.data.encoding import EncodedPairs
-from heedful.data.epochs.mixture import Part, Sampling, heads_of
+from heedful.data.epochs.sampling import Sampling
+from heedful.data.mixture import MixturePart, source_prefixes
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 
@@ -44,7 +45,7 @@ def test_large_temperatures_make_parts_equal_and_epochs_and_seeds_draw_other_row
     assert all(200 < (other != times[0]).sum() < 800 for other in others[1:])
 
 
-PARTS = {"data.train": Part("a", to="de"), "data.mixture.x": Part("b", to="fr", tag="bt")}
+PARTS = {"data.train": MixturePart("a", to="de"), "data.mixture.x": MixturePart("b", to="fr", tag="bt")}
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram", "word"])
@@ -52,7 +53,7 @@ PARTS = {"data.train": Part("a", to="de"), "data.mixture.x": Part("b", to="fr", 
 @given(st.text("<bt>/s2de \n", max_size=20))
 def test_a_tag_stands_before_sources_and_never_comes_out_of_text(algorithm, text):
     tokenizers = TAGGED.setdefault(algorithm, train(algorithm))
-    tags = heads_of(PARTS, tokenizers)
+    tags = source_prefixes(PARTS, tokenizers)
     assert [tokenizers.source.convert_ids_to_tokens(head) for head in tags] == [["<2de>"], ["<2fr>", "<bt>"]]
     for written in (text, f"{text}<bt>", f"a <bt> {text}"):
         (ids,) = tokenizers.encode_source([written], "de")
@@ -75,7 +76,7 @@ def test_only_the_source_has_the_tags_where_there_are_two_vocabularies():
 
 
 def test_a_given_tokenizer_without_the_tag_or_that_reads_it_out_of_text_is_refused():
-    parts = {"data.train": Part("a", to="de"), "data.mixture.x": Part("b", to="de", tag="bt")}
+    parts = {"data.train": MixturePart("a", to="de"), "data.mixture.x": MixturePart("b", to="de", tag="bt")}
     plain = train_tokenizers(TEXTS, TEXTS, vocab_size=300)
     ordinary, reading = (train_tokenizers(TEXTS, TEXTS, vocab_size=300) for _ in range(2))
     ordinary.source.add_tokens(["<bt>"])
@@ -83,20 +84,24 @@ def test_a_given_tokenizer_without_the_tag_or_that_reads_it_out_of_text_is_refus
     reading.source.split_special_tokens = False
     for tokenizers in (plain, ordinary, reading):
         with pytest.raises(ValueError, match=r"`data.mixture.x.tag` must be a special token .* but <bt> is none"):
-            heads_of(parts, tokenizers)
+            source_prefixes(parts, tokenizers)
     reading.source.split_special_tokens = True
-    assert len(heads_of(parts, reading)[1]) == 1
+    assert len(source_prefixes(parts, reading)[1]) == 1
 
 
 def test_a_given_tokenizer_must_have_the_tags_of_the_languages_that_are_learned():
-    both = {"data.train": Part("a", to="de"), "data.both_directions": Part("a", to="en")}
+    both = {"data.train": MixturePart("a", to="de"), "data.both_directions": MixturePart("a", to="en")}
     for parts, tokenizers, told in (
         (both, train_tokenizers(TEXTS, TEXTS, vocab_size=300), r"\(en, de\), but has those of none"),
         (both, train("bpe"), r"\(en, de\), but has those of fr, de"),
-        ({"data.train": Part("a", to="de")}, train("bpe"), r"\(only one, and so no tag\), but has those of fr, de"),
+        (
+            {"data.train": MixturePart("a", to="de")},
+            train("bpe"),
+            r"\(only one, and so no tag\), .+ those of fr, de",
+        ),
     ):
         with pytest.raises(ValueError, match=rf"`tokenizer.path` or .+ each language that is learned {told}"):
-            heads_of(parts, tokenizers)
+            source_prefixes(parts, tokenizers)
 
 
 @pytest.mark.parametrize("tag", ["<s>", "<unk>", "<bt", "<1a>"])

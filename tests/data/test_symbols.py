@@ -211,8 +211,6 @@ def test_words_of_a_closed_source_are_not_changed_in_training(sounds, tmp_path):
     ("change", "message"),
     [
         ({"target_algorithm": "word"}, "`tokenizer.target_algorithm` must be empty where `tokenizer.joint` is true"),
-        ({"algorithm": "character", "dropout": 0.1}, "must be 0 unless `tokenizer.algorithm` is bpe"),
-        ({"joint": False, "target_algorithm": "jamo", "dropout": 0.1}, "0 unless `tokenizer.target_algorithm` is bpe"),
         ({"vocab_size": None}, "`tokenizer.vocab_size` must be a number for bpe, but is None"),
         (
             {"joint": False, "target_algorithm": "unigram"},

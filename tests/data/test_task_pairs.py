@@ -5,7 +5,15 @@ from datetime import date
 
 import pytest
 
-from heedful.data.tasks.task_pairs import TaskPairs
+from heedful.data.tasks.task_pairs import (
+    date_pairs,
+    number_pairs,
+    reverse_pairs,
+    scan_pairs,
+    spacing_pairs,
+    spelling_pairs,
+)
+from helpers import assert_refused
 
 
 @pytest.fixture
@@ -21,8 +29,8 @@ def texts(tmp_path):
 
 
 def test_spacing_gives_texts_back_their_spaces(texts):
-    made = list(TaskPairs("spacing", str(texts)).pairs(None))
-    assert made == [("나는학교에간다.", "나는 학교에 간다."), ("오늘은날씨가참좋다.", "오늘은 날씨가 참 좋다.")]
+    made = [("나는학교에간다.", "나는 학교에 간다."), ("오늘은날씨가참좋다.", "오늘은 날씨가 참 좋다.")]
+    assert spacing_pairs(str(texts)) == made
 
 
 def test_nouns_of_korean_texts_give_way_to_others_that_end_alike_and_keep_their_particles(texts, tmp_path):
@@ -30,19 +38,18 @@ def test_nouns_of_korean_texts_give_way_to_others_that_end_alike_and_keep_their_
     lines = ["학교/25", "날씨/25", unicodedata.normalize("NFD", "바다/25"), "서울/10", "연필/10", "책/10", "noun"]
     nouns.write_text("\n".join(lines), encoding="utf-8")
     texts.write_text("나는  학교에 간다.\n서울로 간 책은 좋다.\n참 좋다.\n", encoding="utf-8")
-    made = {seed: list(TaskPairs("spacing", str(texts), nouns=str(nouns)).pairs(None, seed)) for seed in range(20)}
-    assert list(TaskPairs("spacing", str(texts), nouns=str(nouns)).pairs(None, 3)) == made[3]
+    made = {seed: spacing_pairs(str(texts), nouns=str(nouns), seed=seed) for seed in range(20)}
+    assert spacing_pairs(str(texts), nouns=str(nouns), seed=3) == made[3]
     assert all(source == target.replace(" ", "") for pairs in made.values() for source, target in pairs)
     # "책" is one syllable, and "서울" ends in ㄹ as "연필" does.
     others = {target for pairs in made.values() for _, target in pairs}
     assert others == {"나는 날씨에 간다.", "나는 바다에 간다.", "연필로 간 책은 좋다."}
 
 
-def test_spelling_mends_words_that_were_typed_badly_and_another_seed_types_them_otherwise(tmp_path):
+def test_spelling_mends_words_that_were_typed_badly_and_another_seed_types_them_otherwise(texts):
     right = [f"the quick brown fox number{place} jumped" for place in "abcdefgh"]
-    (tmp_path / "right.txt").write_text("\n".join(right), encoding="utf-8")
-    task = TaskPairs("spelling", str(tmp_path / "right.txt"), typos=0.5)
-    one, again, other = (list(task.pairs(8, seed)) for seed in (1, 1, 2))
+    texts.write_text("\n".join(right), encoding="utf-8")
+    one, again, other = (spelling_pairs(str(texts), typos=0.5, count=8, seed=seed) for seed in (1, 1, 2))
     assert [target for _, target in one] == right
     assert one == again != other
     changed = [word for source, target in one for word in source.split() if word not in target.split()]
@@ -51,85 +58,50 @@ def test_spelling_mends_words_that_were_typed_badly_and_another_seed_types_them_
 
 @pytest.mark.usefixtures("words")
 def test_numbers_and_dates_are_read_out():
-    numbers = dict(TaskPairs("numbers").pairs(400))
+    numbers = dict(number_pairs(400))
     assert len(numbers) > 300
     assert {"," in source for source in numbers} == {"." in source for source in numbers} == {True, False}
-    told = "".join(numbers.values())
-    assert "hundred" in told
-    assert " point " in told
+    read = "".join(numbers.values())
+    assert "hundred" in read
+    assert " point " in read
     for language, months in (("ko", {6: "유월", 10: "시월", 12: "십이월"}), ("en", {6: "June", 12: "December"})):
-        dates = {date.fromisoformat(source): told for source, told in TaskPairs("dates", language=language).pairs(400)}
-        assert all(months[day.month] in told.split() for day, told in dates.items() if day.month in months)
+        dates = {date.fromisoformat(source): target for source, target in date_pairs(400, language)}
+        assert all(months[day.month] in read.split() for day, read in dates.items() if day.month in months)
         assert len({day.year for day in dates}) > 100
 
 
-def test_scan_turns_lines_of_its_files_into_commands_and_actions_of_some_lengths(tmp_path):
-    (tmp_path / "tasks.txt").write_text("IN: jump twice OUT: I_JUMP I_JUMP\nIN: run OUT: I_RUN\n", encoding="utf-8")
-    path = str(tmp_path / "tasks.txt")
+def test_scan_turns_lines_of_its_files_into_commands_and_actions_of_some_lengths(texts):
+    texts.write_text("IN: jump twice OUT: I_JUMP I_JUMP\nIN: run OUT: I_RUN\n", encoding="utf-8")
     jump, run = ("jump twice", "I_JUMP I_JUMP"), ("run", "I_RUN")
-    assert list(TaskPairs("scan", path).pairs(None)) == [jump, run]
-    assert list(TaskPairs("scan", path, lengths="1-1").pairs(None)) == [run]
-    assert list(TaskPairs("scan", path, lengths="2-48").pairs(1)) == [jump]
+    assert scan_pairs(str(texts)) == [jump, run]
+    assert scan_pairs(str(texts), "1-1") == [run]
+    assert scan_pairs(str(texts), "2-48", 1) == [jump]
 
 
 def test_reverse_says_symbols_from_the_last_to_the_first():
-    pairs = list(TaskPairs("reverse", lengths="2-5", symbols=3).pairs(300))
+    pairs = list(reverse_pairs(300, "2-5", 3))
     assert all(source.split() == target.split()[::-1] for source, target in pairs)
     assert {len(source.split()) for source, _ in pairs} == {2, 3, 4, 5}
     assert {symbol for source, _ in pairs for symbol in source.split()} == {"0", "1", "2"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "count", "message"),
-    [
-        (
-            {"task": "rhymes"},
-            1,
-            "`task` must be one of spelling, spacing, scan, numbers, dates, reverse, but is 'rhymes'",
-        ),
-        ({"task": "spacing"}, 1, "`texts` must be given for spacing, but is None"),
-        (
-            {"task": "spacing", "texts": "TEXTS", "typos": 0.1},
-            1,
-            "`typos` is for spelling, and must be left out of sp",
-        ),
-        (
-            {"task": "scan", "texts": "TEXTS", "nouns": "TEXTS"},
-            1,
-            "`nouns` is for spacing, and must be left out of scan",
-        ),
-        (
-            {"task": "spacing", "texts": "TEXTS", "nouns": "TEXTS"},
-            1,
-            "`nouns` must be a file with a Korean noun in each",
-        ),
-        ({"task": "reverse", "texts": "TEXTS"}, 1, "`texts` is for spelling and spacing and scan, and must be left"),
-        ({"task": "spelling", "texts": "TEXTS", "typos": 0.0}, 1, "`typos` must be above 0 and at most 1, but is 0.0"),
-        (
-            {"task": "scan", "texts": "TEXTS"},
-            1,
-            "A line of SCAN must be like 'IN: jump OUT: I_JUMP', but is '나는 학교",
-        ),
-        ({"task": "spacing", "texts": "TEXTS"}, 3, "`count` must be at most 2, as there are texts, but is 3"),
-        ({"task": "reverse"}, None, "`count` must be given for reverse, but is None"),
-        ({"task": "reverse"}, 0, "`count` must be at least 1, but is 0"),
-        (
-            {"task": "reverse", "lengths": "5-2"},
-            1,
-            "`lengths` must be two numbers from 1 on, such as 1-25, but is '5-",
-        ),
-        ({"task": "reverse", "lengths": "0-2"}, 1, "`lengths` must be two numbers from 1 on"),
-        ({"task": "reverse", "symbols": 0}, 1, "`symbols` must be at least 1, but is 0"),
-        ({"task": "numbers", "language": "xx"}, 1, r"`language` must be one of .*, ko,.* for numbers, but is 'xx'"),
-        ({"task": "dates", "language": "de"}, 1, "`language` must be one of en, ko for dates, but is 'de'"),
-    ],
-)
 @pytest.mark.usefixtures("words")
-def test_a_wrong_setting_is_named(settings, count, message, texts):
-    if settings.get("texts"):
-        settings = {name: str(texts) if value == "TEXTS" else value for name, value in settings.items()}
-    with pytest.raises(ValueError, match=message):
-        list(TaskPairs(**settings).pairs(count))
+def test_a_wrong_setting_is_named(texts):
+    path = str(texts)
+    cases = [
+        (lambda: spacing_pairs(path, nouns=path), "`nouns` must be a file with a Korean noun in each"),
+        (lambda: spelling_pairs(path, typos=0.0), "`typos` must be above 0 and at most 1, but is 0.0"),
+        (lambda: scan_pairs(path), "A line of SCAN must be like 'IN: jump OUT: I_JUMP', but is '나는 학교"),
+        (lambda: spacing_pairs(path, count=3), "`count` must be at most 2, as there are texts, but is 3"),
+        (lambda: spelling_pairs(path, count=0), "`count` must be at least 1, but is 0"),
+        (lambda: reverse_pairs(0), "`count` must be at least 1, but is 0"),
+        (lambda: reverse_pairs(1, "5-2"), "`lengths` must be two numbers from 1 on, such as 1-25, but is '5-"),
+        (lambda: reverse_pairs(1, "0-2"), "`lengths` must be two numbers from 1 on"),
+        (lambda: reverse_pairs(1, symbols=0), "`symbols` must be at least 1, but is 0"),
+        (lambda: number_pairs(1, "xx"), r"`language` must be one of .*, ko,.*, but is 'xx'"),
+        (lambda: date_pairs(1, "de"), "`language` must be one of en, ko, but is 'de'"),
+    ]
+    assert_refused(cases, lambda make: make())
 
 
 def test_the_command_writes_pairs_to_train_on_and_leaves_nothing_half_written(heedful_command, texts, tmp_path):
@@ -140,7 +112,12 @@ def test_the_command_writes_pairs_to_train_on_and_leaves_nothing_half_written(he
     no = tmp_path / "no" / "pairs.jsonl"
     for options, message in (
         (("spacing", "--texts", texts, "--count", 9, "-o", no), "`--count` must be at most 2"),
-        (("reverse", "-o", no), "`--count` must be given for reverse"),
+        (("reverse", "-o", no), "Missing option '--count'"),
+        (("rhymes", "-o", no), "No such command 'rhymes'"),
+        (("spacing", "--count", 1, "-o", no), "Missing option '--texts'"),
+        (("spacing", "--texts", texts, "--typos", 0.1, "-o", no), "No such option: --typos"),
+        (("scan", "--texts", texts, "--nouns", texts, "-o", no), "No such option: --nouns"),
+        (("reverse", "--texts", texts, "-o", no), "No such option: --texts"),
         (("reverse", "--count", 2, "-o", texts / "pairs.jsonl"), f"`--output` must lie in a folder, but {texts} is"),
         (("reverse", "--count", 2, "-o", texts / "no" / "pairs.jsonl"), "`--output` must lie in a folder"),
     ):

@@ -75,10 +75,10 @@ def test_white_space_around_a_source_is_no_part_of_it_and_inside_it_is(trained):
         assert trained.encode_source([around.format("물을  마신다")], "ko") == [plain] != [spaced]
 
 
-@pytest.mark.parametrize("text", [" \n", "\u200b", "\ufeff", "\u2060 \u00ad", "\x00\x7f", "\u3164"])
-def test_a_source_in_which_nothing_can_be_seen_is_empty(trained, text):
-    assert trained.encode_source([text], "ko") == trained.encode_source([""], "ko")
-    assert trained.encode_source([f"{text}a"], "ko") == trained.encode_source([f"{text.lstrip()}a"], "ko")
+def test_a_source_in_which_nothing_can_be_seen_is_empty(trained):
+    for text in (" \n", "\u200b", "\ufeff", "\u2060 \u00ad", "\x00\x7f", "\u3164"):
+        assert trained.encode_source([text], "ko") == trained.encode_source([""], "ko")
+        assert trained.encode_source([f"{text}a"], "ko") == trained.encode_source([f"{text.lstrip()}a"], "ko")
 
 
 def test_only_tokenizers_of_the_library_can_be_looked_into(trained, monkeypatch):
@@ -120,50 +120,50 @@ def test_saved_settings_name_the_class_old_versions_know_and_nothing_local(train
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram", "character", "jamo", "word"])
-def test_special_tokens_and_tags_come_first(algorithm):
+def test_special_tokens_and_tags_come_first_and_the_same_texts_give_the_same_tokenizer(algorithm):
     pair = train(algorithm, vocab_size=None if algorithm == "word" else 290, languages=["ko", "zh-Hans"])
     assert pair.source.convert_ids_to_tokens(range(6)) == ["<pad>", "<s>", "</s>", "<unk>", "<2ko>", "<2zh-Hans>"]
     assert pair.languages == ("ko", "zh-Hans")
-    assert pair.special_ids() == {
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 1,
-    }
-
-
-@pytest.mark.parametrize("algorithm", ["bpe", "unigram", "character", "jamo", "word"])
-def test_the_same_texts_give_the_same_tokenizer(algorithm):
+    names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+    assert pair.special_ids() == dict(zip(names, (0, 1, 2, 1), strict=True))
     size = 20 if algorithm == "word" else 300
-    states = {train(algorithm, size).source.backend_tokenizer.to_str() for _ in range(4)}
-    assert len(states) == 1
+    assert len({train(algorithm, size).source.backend_tokenizer.to_str() for _ in range(4)}) == 1
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
-@pytest.mark.parametrize("size", [BYTES + 5, 263, 300])
-def test_the_vocabulary_has_exactly_the_size_asked_for(algorithm, size):
-    pair = train(algorithm, size)
-    assert len(pair.source) == size
-    assert sorted(pair.source.get_vocab().values()) == list(range(size))
-
-
-@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
-def test_a_vocabulary_larger_than_the_texts_allow_is_lowered_with_a_warning(algorithm, caplog):
-    pair = train(algorithm, 5000)
-    possible = len(pair.source)
+def test_the_vocabulary_has_the_size_asked_for_or_as_much_as_the_texts_allow(algorithm, caplog):
+    for size in (BYTES + 5, 263, 300):
+        pair = train(algorithm, size)
+        assert len(pair.source) == size
+        assert sorted(pair.source.get_vocab().values()) == list(range(size))
+    possible = len(train(algorithm, 5000).source)
     assert f"`vocab_size` is lowered from 5000 to {possible}, because the texts allow no more." in caplog.text
     caplog.clear()
     assert len(train(algorithm, possible).source) == possible < 5000
     assert not caplog.text
 
 
-def test_the_vocabulary_can_not_be_smaller_than_the_bytes():
-    with pytest.raises(ValueError, match=r"`vocab_size` must be at least 261 for bpe .* but is 260 instead"):
-        train("bpe", 260, languages=["ko"])
-    with pytest.raises(ValueError, match="`target_vocab_size` must be at least 260"):
-        train("bpe", 300, joint=False, target_vocab_size=100)
-    with pytest.raises(ValueError, match="`vocab_size` must be a number for bpe, but is None"):
-        train("bpe", None)
+WRONG = [  # arguments of `train_tokenizers`, and the message
+    (("bpe", 260, {"languages": ["ko"]}), r"`vocab_size` must be at least 261 for bpe .* but is 260 instead"),
+    (("bpe", 300, {"joint": False, "target_vocab_size": 100}), "`target_vocab_size` must be at least 260"),
+    (("bpe", None, {}), "`vocab_size` must be a number for bpe, but is None"),
+    (("bpe", 10**9, {}), "`vocab_size` must be at most 1048576, but is 1000000000 instead"),
+    (("bpe", 300, {"target_vocab_size": 280}), "`target_vocab_size` must be None for a joint vocabulary, but is 280"),
+    (("sentencepiece", 300, {}), r"`algorithm` must be one of bpe, unigram, .*, word, but is 'sentencepiece'"),
+    (("bpe", 300, {"languages": "ko"}), "`languages` must be a list"),
+    *(
+        (("bpe", 300, {"languages": languages}), "`languages` must be different codes")
+        for languages in (["ko", "ko"], ["k o"], [""], ["ko>"])
+    ),
+]
+
+
+def test_arguments_of_a_training_that_cannot_be_are_named():
+    for (algorithm, size, options), message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            train(algorithm, size, **options)
+    with pytest.raises(ValueError, match="`source_texts` must be a list or a stream"):
+        train_tokenizers("hello", ["hello"], vocab_size=300)
 
 
 def test_generators_are_as_good_as_lists():
@@ -178,8 +178,9 @@ def test_words_are_what_stands_between_spaces():
     assert pair.decode_target(pair.encode_target(actions)) == actions
     assert pair.decode_target(pair.encode_source([" walk\tand jump "])) == ["walk and jump"]
     assert len(pair.encode_source(["jump and walk"])[0]) == 4
-    most_frequent = train_tokenizers(commands, actions, algorithm="word", vocab_size=100)
-    assert most_frequent.encode_source(["run"]) == [[3, 2]]
+    assert train_tokenizers(commands, actions, algorithm="word", vocab_size=100).encode_source(["run"]) == [[3, 2]]
+    most_frequent = train_tokenizers(["a a a b b c"], ["a b"], algorithm="word", vocab_size=6)
+    assert most_frequent.decode_target(most_frequent.encode_target(["a b c"])) == ["a b"]
 
 
 def test_the_word_that_looks_like_a_control_token_is_a_word():
@@ -188,11 +189,6 @@ def test_the_word_that_looks_like_a_control_token_is_a_word():
     assert min(ids[0][:-1]) > 4
     assert ids[1] == [3, 3, 2]
     assert pair.decode_target(ids[:1]) == ["<s> </s>"]
-
-
-def test_a_word_vocabulary_keeps_the_most_frequent():
-    pair = train_tokenizers(["a a a b b c"], ["a b"], algorithm="word", vocab_size=6)
-    assert pair.decode_target(pair.encode_target(["a b c"])) == ["a b"]
 
 
 def test_separate_tokenizers_lie_in_two_folders(tmp_path):
@@ -206,43 +202,27 @@ def test_separate_tokenizers_lie_in_two_folders(tmp_path):
     assert loaded.encode_source(KOREAN, "de") == pair.encode_source(KOREAN, "de")
     assert loaded.encode_target(ENGLISH) == pair.encode_target(ENGLISH)
     assert loaded.decode_target(loaded.encode_target(HARD)) == HARD
-
-
-def test_a_joint_tokenizer_is_not_saved_over_two(tmp_path):
-    train(joint=False).save_pretrained(tmp_path)
+    assert len(pair.encode_source(KOREAN[:1], "de")[0]) < len(pair.encode_target(KOREAN[:1])[0])  # of its own texts
     with pytest.raises(ValueError, match="must not hold a `target_tokenizer`"):
         train().save_pretrained(tmp_path)
 
 
-def test_each_side_learns_from_its_own_texts():
-    pair = train(joint=False)
-    assert len(pair.encode_source(KOREAN[:1])[0]) < len(pair.encode_target(KOREAN[:1])[0])
-
-
-def test_the_tag_of_the_target_language_comes_first():
+def test_the_tag_of_the_target_language_comes_first_and_must_be_known():
     pair = train(languages=["ko", "en"])
     plain = pair.encode_target(["hello"])[0]
     assert pair.encode_source(["hello"], "en") == [[5, *plain]]
     assert pair.encode_source(["hello"], target_language="ko") == [[4, *plain]]
-
-
-def test_the_target_language_must_be_known_and_told():
-    pair = train(languages=["ko", "en"])
-    with pytest.raises(ValueError, match="`target_language` must be one of ko, en, but is 'fr' instead"):
-        pair.encode_source(["hello"], "fr")
-    with pytest.raises(ValueError, match="`target_language` must be one of ko, en, but is None"):
-        pair.encode_source(["hello"])
+    for wrong in ("fr", None):
+        with pytest.raises(ValueError, match=f"`target_language` must be one of ko, en, but is {wrong!r} instead"):
+            pair.encode_source(["hello"], wrong)
     with pytest.raises(ValueError, match="one of none, but is 'ko'"):
         train().encode_source(["hello"], "ko")
     assert train(languages=["ko"]).encode_source(["hello"]) == train(languages=["ko"]).encode_target(["hello"])
 
 
-def test_long_texts_are_not_truncated(trained):
+def test_long_texts_are_not_truncated_and_no_texts_are_none(trained):
     text = "물을 마신다 " * 20_000 + "."
     assert trained.decode_target(trained.encode_source([text], "ko")) == [text]
-
-
-def test_encoding_nothing_gives_nothing(trained):
     assert trained.encode_source([], "ko") == trained.encode_target([]) == trained.decode_target([]) == []
 
 
@@ -257,10 +237,6 @@ def test_what_is_no_list_of_texts_is_named(trained):
         ],
         trained.encode_target,
     )
-    with pytest.raises(ValueError, match="`source_texts` must be a list or a stream"):
-        train_tokenizers("hello", ["hello"], vocab_size=300)
-    with pytest.raises(ValueError, match="`languages` must be a list"):
-        train(languages="ko")
 
 
 def test_labels_with_padding_can_be_decoded(trained):
@@ -268,19 +244,6 @@ def test_labels_with_padding_can_be_decoded(trained):
 
     ids = trained.encode_target(["hello"])[0]
     assert trained.decode_target(torch.tensor([[*ids, -100, -100], [1, *ids, 0]])) == ["hello", "hello"]
-
-
-@pytest.mark.parametrize("languages", [["ko", "ko"], ["k o"], [""], ["ko>"]])
-def test_languages_must_be_different_codes(languages):
-    with pytest.raises(ValueError, match="`languages` must be different codes"):
-        train(languages=languages)
-
-
-def test_a_setting_that_would_be_ignored_is_refused():
-    with pytest.raises(ValueError, match="`target_vocab_size` must be None for a joint vocabulary, but is 280"):
-        train(target_vocab_size=280)
-    with pytest.raises(ValueError, match=r"`algorithm` must be one of bpe, unigram, .*, word, but is 'sentencepiece'"):
-        train("sentencepiece")
 
 
 def config(**changes):
@@ -294,26 +257,20 @@ def test_a_fitting_config_passes():
     train(joint=False, target_vocab_size=280).check_config(config(decoder_vocab_size=280))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_a_config_that_disagrees_is_refused():
+    pair = train()
+    for change in (
         {"vocab_size": 301, "decoder_vocab_size": 300},
         {"decoder_vocab_size": 299},
         {"pad_token_id": 1},
         {"bos_token_id": None},
         {"eos_token_id": 0},
         {"decoder_start_token_id": 0},
-    ],
-)
-def test_a_config_that_disagrees_is_refused(change):
-    (name, value), *_ = change.items()
-    with pytest.raises(
-        ValueError, match=rf"does not fit the tokenizers: `{name}` must be \d+, but is {value} instead"
     ):
-        train().check_config(config(**change))
-
-
-def test_a_config_without_a_target_vocabulary_needs_one_of_the_same_size():
+        (name, value), *_ = change.items()
+        message = rf"does not fit the tokenizers: `{name}` must be \d+, but is {value} instead"
+        with pytest.raises(ValueError, match=message):
+            pair.check_config(config(**change))
     with pytest.raises(ValueError, match="`decoder_vocab_size` must be 280, but is 300"):
         train(joint=False, target_vocab_size=280).check_config(config())
 
@@ -335,12 +292,7 @@ def test_somebody_elses_tokenizer_can_be_used(tmp_path):
     pair = TokenizerPair.from_pretrained(tmp_path)
     assert pair.is_joint
     assert pair.languages == ()
-    assert pair.special_ids() == {
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 0,
-    }
+    assert list(pair.special_ids().values()) == [0, None, 2, 0]  # padding, beginning, end, start of a decoder
     assert pair.decode_target(pair.encode_source(ENGLISH)) == ENGLISH
 
 
@@ -358,11 +310,6 @@ def test_a_tokenizer_that_cuts_a_text_in_another_way_each_time_is_refused(tmp_pa
     random.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"`dropout` of the source tokenizer .+ must be null, .+ but is 0.1"):
         TokenizerPair.from_pretrained(tmp_path)
-
-
-def test_a_vocabulary_that_no_trainer_could_hold_is_refused():
-    with pytest.raises(ValueError, match="`vocab_size` must be at most 1048576, but is 1000000000 instead"):
-        train_tokenizers(["a b"], ["c d"], vocab_size=10**9)
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
@@ -399,25 +346,19 @@ def test_tokens_that_a_user_adds_are_read_as_the_guide_says(tmp_path):
     assert read == [{names[0]}, set(names), set(names)]
 
 
-def test_transformers_loads_either_tokenizer_of_a_folder(tmp_path):
-    pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=300, joint=False)
+def test_transformers_loads_either_tokenizer_and_the_source_s_refuses_texts_of_the_target(tmp_path):
+    pair = train(joint=False)
     pair.save_pretrained(tmp_path)
     source = AutoTokenizer.from_pretrained(tmp_path)
     target = AutoTokenizer.from_pretrained(tmp_path, subfolder="target_tokenizer")
-    assert source(KOREAN[:3])["input_ids"] == pair.encode_source(KOREAN[:3])
     assert target(text_target=ENGLISH[:3])["input_ids"] == pair.encode_target(ENGLISH[:3])
-
-
-def test_a_source_s_tokenizer_refuses_texts_of_the_target(tmp_path):
-    train_tokenizers(KOREAN, ENGLISH, vocab_size=300, joint=False).save_pretrained(tmp_path)
-    source = AutoTokenizer.from_pretrained(tmp_path)
     for texts in ({"text": KOREAN[:2], "text_target": ENGLISH[:2]}, {"text_target": ENGLISH[:2]}):
         with pytest.raises(ValueError, match="`text_target` must be given to the target's tokenizer"):
             source(**texts)
     source.save_pretrained(tmp_path / "again")
     with pytest.raises(ValueError, match="`text_target` must be given to the target's tokenizer"):
         AutoTokenizer.from_pretrained(tmp_path / "again")(text_target=ENGLISH[:2])
-    assert source(KOREAN[:2])["input_ids"] == TokenizerPair.from_pretrained(tmp_path).encode_source(KOREAN[:2])
+    assert source(KOREAN[:2])["input_ids"] == pair.encode_source(KOREAN[:2])
     joint = train()
     joint.save_pretrained(tmp_path / "joint")
     labels = AutoTokenizer.from_pretrained(tmp_path / "joint")(KOREAN[:2], text_target=ENGLISH[:2])["labels"]

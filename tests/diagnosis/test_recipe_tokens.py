@@ -10,8 +10,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.encoding import PairEncoder
-from heedful.data.epochs.mixture import both_ways
 from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.mixture import both_ways
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.recipe_checks import tokens as checks

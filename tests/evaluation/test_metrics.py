@@ -9,55 +9,31 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from heedful.evaluation import metrics
-from heedful.evaluation.metrics import (
-    METRICS,
-    affordable_metrics,
-    score_translations,
-    scores_table,
-    wilson_interval,
-)
+from heedful.evaluation.metrics import METRICS, affordable_metrics, score_translations, scores_table, wilson_interval
+from helpers import assert_refused
 
-PREDICTIONS = [
-    "The cat sat on the mat.",
-    "A dog runs in the park today.",
-    "고양이가 매트 위에 앉았다.",
-    "Yes",
-]
-REFERENCES = [
-    "The cat sat on the mat.",
-    "The dog runs through the park today.",
-    "고양이는 매트에 앉았다.",
-    " Yes ",
-]
+PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park today.", "고양이가 매트 위에 앉았다.", "Yes"]
+REFERENCES = ["The cat sat on the mat.", "The dog runs through the park today.", "고양이는 매트에 앉았다.", " Yes "]
 
 
-def test_the_scores_are_those_of_sacrebleu():
+def test_the_scores_are_those_of_sacrebleu_and_exact_match_forgives_blanks_around_a_sentence():
     scores = score_translations(PREDICTIONS, REFERENCES)
-    assert scores["bleu"] == BLEU().corpus_score(PREDICTIONS, [REFERENCES]).score
-    assert scores["chrf"] == CHRF().corpus_score(PREDICTIONS, [REFERENCES]).score
-    assert scores["ter"] == TER().corpus_score(PREDICTIONS, [REFERENCES]).score
-    assert 0 < scores["bleu"] < 100
-    assert 0 < scores["ter"] < 100
-
-
-def test_exact_match_is_a_percentage_that_forgives_blanks_around_a_sentence():
-    assert score_translations(PREDICTIONS, REFERENCES)["exact_match"] == 50.0
-
-
-def test_without_bootstrap_there_are_no_intervals():
-    scores = score_translations(PREDICTIONS, REFERENCES)
-    names = [*METRICS, "bleu_signature", "chrf_signature", "ter_signature", "count"]
-    assert sorted(scores) == sorted(names)
-    assert scores["count"] == 4
+    for name, metric in {"bleu": BLEU, "chrf": CHRF, "ter": TER}.items():
+        assert 0 < scores[name] == metric().corpus_score(PREDICTIONS, [REFERENCES]).score < 100
+    assert (scores["exact_match"], scores["count"]) == (50.0, 4)
+    # Without bootstrap there are no intervals.
+    assert sorted(scores) == sorted([*METRICS, "bleu_signature", "chrf_signature", "ter_signature", "count"])
+    chosen = score_translations(PREDICTIONS, REFERENCES, metrics=("chrf", "exact_match"), bootstrap=40)
+    names = ["chrf", "chrf_signature", "chrf_interval", "exact_match", "exact_match_interval", "count"]
+    assert sorted(chosen) == sorted(names)
+    lines = scores_table(score_translations(PREDICTIONS, REFERENCES, metrics=("bleu", "exact_match"))).split("\n")
+    assert [line.split()[0] for line in lines[1:]] == ["BLEU", "exact"]
 
 
 def test_signatures_tell_the_tokenizer_and_the_case():
     scores = score_translations(PREDICTIONS, REFERENCES, tokenize="char", lowercase=True)
-    assert "tok:char" in scores["bleu_signature"]
-    assert "case:lc" in scores["bleu_signature"]
-    assert "nrefs:1" in scores["chrf_signature"]
-    assert "nc:6" in scores["chrf_signature"]
-    assert "case:lc" in scores["ter_signature"]
+    parts = {"bleu": ["tok:char", "case:lc"], "chrf": ["nrefs:1", "nc:6"], "ter": ["case:lc"]}
+    assert all(part in scores[f"{name}_signature"] for name, some in parts.items() for part in some)
 
 
 def test_lowercase_counts_for_bleu_chrf_and_exact_match():
@@ -101,12 +77,6 @@ def test_an_interval_of_nothing_right_is_zero():
     assert scores["exact_match_interval"][1] > 0
 
 
-def test_only_the_chosen_metrics_are_computed():
-    scores = score_translations(PREDICTIONS, REFERENCES, metrics=("chrf", "exact_match"), bootstrap=40)
-    names = ["chrf", "chrf_signature", "chrf_interval", "exact_match", "exact_match_interval", "count"]
-    assert sorted(scores) == sorted(names)
-
-
 def test_several_references_per_prediction_are_transposed_for_sacrebleu():
     references = [["The cat sat on the mat.", "A cat sat there."], ["The dog runs.", "A dog runs in a park."]]
     scores = score_translations(PREDICTIONS[:2], references)
@@ -121,44 +91,31 @@ def test_the_number_of_references_may_differ_between_predictions():
     assert scores["exact_match"] == 100.0
 
 
-@pytest.mark.parametrize(
-    ("predictions", "references", "message"),
-    [
-        (["a", "b", "c"], ["a", "b"], "3 predictions and 2 references instead: pair 3 has no reference"),
-        (["a"], ["a", "b"], "1 predictions and 2 references instead: pair 2 has no prediction"),
-        (["a"], [[]], r"`references\[0\]` must be text or a list of texts, but is \[\] instead"),
-        ([], [], "empty"),
-        (
-            ["a"],
-            [[["a"]]],
-            r"`references\[0\]` must be text or a list of texts, but is \[\[\'a\'\]\] instead",
-        ),
-        (["a", "b"], ["a", None], r"`references\[1\]` must be text"),
-        (["a", None], ["a", "b"], r"`predictions\[1\]` must be a string"),
-        ("a sentence", ["a"], "`predictions` must be a list"),
-        (["a"], "a", "`references` must be a list"),
-    ],
-)
-def test_wrong_sentences_are_named(predictions, references, message):
-    with pytest.raises(ValueError, match=message):
-        score_translations(predictions, references)
+def test_wrong_sentences_are_named():
+    nested = r"`references\[0\]` must be text or a list of texts, but is "
+    cases = [
+        ((["a", "b", "c"], ["a", "b"]), "3 predictions and 2 references instead: pair 3 has no reference"),
+        ((["a"], ["a", "b"]), "1 predictions and 2 references instead: pair 2 has no prediction"),
+        ((["a"], [[]]), rf"{nested}\[\] instead"),
+        (([], []), "empty"),
+        ((["a"], [[["a"]]]), rf"{nested}\[\['a'\]\] instead"),
+        ((["a", "b"], ["a", None]), r"`references\[1\]` must be text"),
+        ((["a", None], ["a", "b"]), r"`predictions\[1\]` must be a string"),
+        (("a sentence", ["a"]), "`predictions` must be a list"),
+        ((["a"], "a"), "`references` must be a list"),
+    ]
+    assert_refused(cases, lambda given: score_translations(*given))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_wrong_settings_are_named():
+    cases = [
         ({"tokenize": "14a"}, "`tokenize` must be one of .*13a.* but is '14a'"),
         ({"bootstrap": 1}, "`bootstrap` must be 0 or at least 40, but is 1"),
         ({"bootstrap": -5}, "but is -5"),
-        ({"metrics": ("bleu", "meteor")}, "`metrics` must be some of"),
-        ({"metrics": "bleu"}, "`metrics` must be some of"),
-        ({"metrics": ()}, "`metrics` must be some of"),
+        *(({"metrics": metrics}, "`metrics` must be some of") for metrics in (("bleu", "meteor"), "bleu", ())),
         ({"metrics": ("chrf",), "tokenize": "char"}, "`tokenize` is BLEU's"),
-    ],
-)
-def test_wrong_settings_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        score_translations(["a"], ["a"], **settings)
+    ]
+    assert_refused(cases, lambda settings: score_translations(["a"], ["a"], **settings))
 
 
 def test_a_missing_korean_tokenizer_is_named_with_its_package(monkeypatch):
@@ -211,11 +168,6 @@ def test_ter_is_left_out_where_it_takes_long_unless_it_is_asked_for(caplog):
     assert affordable_metrics(None, texts, accepted) == METRICS  # alike, so it takes no time
     assert affordable_metrics(None, PREDICTIONS * 500, [[text] for text in REFERENCES] * 500) == METRICS
     assert "ter" not in affordable_metrics(False, PREDICTIONS, [[text] for text in REFERENCES])
-
-
-def test_the_table_has_the_scores_that_were_computed():
-    scores = score_translations(PREDICTIONS, REFERENCES, metrics=("bleu", "exact_match"))
-    assert [line.split()[0] for line in scores_table(scores).split("\n")[1:]] == ["BLEU", "exact"]
 
 
 def test_a_bar_counts_the_sentences_of_ter(monkeypatch):

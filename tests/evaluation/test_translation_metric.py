@@ -6,6 +6,7 @@ import pytest
 
 from heedful.evaluation.metrics import score_translations
 from heedful.evaluation.translation_metric import TranslationMetric
+from helpers import assert_refused
 
 PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park.", "고양이가 매트 위에 앉았다."]
 REFERENCES = ["The cat sat on the mat.", "The dog runs through the park.", "고양이는 매트에 앉았다."]
@@ -24,15 +25,14 @@ def test_batches_give_the_scores_of_the_whole(tmp_path):
 
 
 def test_settings_reach_the_scores(tmp_path):
-    scores = TranslationMetric(cache_dir=str(tmp_path)).compute(
-        predictions=PREDICTIONS,
-        references=REFERENCES,
-        tokenize="char",
-        lowercase=True,
-        bootstrap=40,
-        metrics=("bleu",),
-    )
-    assert scores == whole(PREDICTIONS, REFERENCES, tokenize="char", lowercase=True, bootstrap=40, metrics=("bleu",))
+    settings = {"tokenize": "char", "lowercase": True, "bootstrap": 40, "metrics": ("bleu",)}
+    metric = TranslationMetric(cache_dir=str(tmp_path))
+    scores = metric.compute(predictions=PREDICTIONS, references=REFERENCES, **settings)
+    assert scores == whole(PREDICTIONS, REFERENCES, **settings)
+    # Without BLEU there is no `score`; and what was computed before is forgotten.
+    scores = metric.compute(predictions=PREDICTIONS[:1], references=REFERENCES[:1], metrics=["chrf"])
+    assert set(scores) == {"chrf", "chrf_signature", "count"}
+    assert scores["count"] == 1
 
 
 def test_references_may_be_nested_and_mixed(tmp_path):
@@ -43,37 +43,14 @@ def test_references_may_be_nested_and_mixed(tmp_path):
     assert metric.compute() == whole(PREDICTIONS, nested)
 
 
-def test_without_bleu_there_is_no_score_of_its_name(tmp_path):
-    scores = TranslationMetric(cache_dir=str(tmp_path)).compute(
-        predictions=PREDICTIONS, references=REFERENCES, metrics=["chrf"]
-    )
-    assert set(scores) == {"chrf", "chrf_signature", "count"}
-
-
-def test_an_empty_batch_changes_nothing(tmp_path):
+def test_a_wrong_batch_is_named_and_an_empty_one_changes_nothing(tmp_path):
     metric = TranslationMetric(cache_dir=str(tmp_path))
     metric.add_batch(predictions=[], references=[])
+    cases = [((["a", "b"], ["a"]), "2 predictions and 1 references")]
+    cases += [(("a", ["a"]), "must be lists"), ((["a"], "a"), "must be lists")]
+    assert_refused(cases, lambda given: metric.add_batch(predictions=given[0], references=given[1]))
     metric.add_batch(predictions=PREDICTIONS, references=REFERENCES)
     assert metric.compute()["count"] == 3
-
-
-def test_computing_again_starts_afresh(tmp_path):
-    metric = TranslationMetric(cache_dir=str(tmp_path))
-    metric.compute(predictions=PREDICTIONS, references=REFERENCES)
-    assert metric.compute(predictions=PREDICTIONS[:1], references=REFERENCES[:1])["count"] == 1
-
-
-@pytest.mark.parametrize(
-    ("predictions", "references", "message"),
-    [
-        (["a", "b"], ["a"], "2 predictions and 1 references"),
-        ("a", ["a"], "must be lists"),
-        (["a"], "a", "must be lists"),
-    ],
-)
-def test_a_wrong_batch_is_named(tmp_path, predictions, references, message):
-    with pytest.raises(ValueError, match=message):
-        TranslationMetric(cache_dir=str(tmp_path)).add_batch(predictions=predictions, references=references)
 
 
 def _score_every_second_sentence(process_id, folder, barrier):
@@ -87,6 +64,7 @@ def _expect_no_scores(*arguments):
     assert _score_every_second_sentence(*arguments) is None
 
 
+@pytest.mark.slow  # a new process imports for half a minute
 @pytest.mark.multiprocess
 def test_two_processes_give_the_scores_of_one(tmp_path):
     context = multiprocessing.get_context("spawn")

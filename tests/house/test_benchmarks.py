@@ -13,7 +13,16 @@ from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 
+pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[2] / "scripts" / "benchmarks"
+
+
+def measured(file, script, *options):
+    """Run a benchmark, and return what it has written as JSON."""
+    command = [sys.executable, BENCHMARKS / script, *options, "--json", file]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(file.read_text())
 
 
 def figures(tmp_path, script, *options, one_by_one=True):
@@ -30,7 +39,6 @@ def figures(tmp_path, script, *options, one_by_one=True):
     return rows
 
 
-@pytest.mark.slow
 def test_generation_is_timed_against_marian_with_equal_tokens(tmp_path):
     rows = figures(tmp_path, "generate.py", "--cases", "1x1,3x2", "--new-tokens", "5", "--source-length", "9")
     assert [(row["batch"], row["beams"]) for row in rows] == [(1, 1), (3, 2)]
@@ -39,14 +47,12 @@ def test_generation_is_timed_against_marian_with_equal_tokens(tmp_path):
     assert all(row[name] > 0 for row in rows for name in names)
 
 
-@pytest.mark.slow
 def test_training_is_timed_against_marian_with_equal_losses(tmp_path):
     rows = figures(tmp_path, "train.py", "--batch", "3", "--length", "7")
     assert [row["precision"] for row in rows] == ["float32", "bfloat16"]
     assert all(row["ratio"] > 0 for row in rows)
 
 
-@pytest.mark.slow
 def test_batches_are_compared_in_padding_speed_and_loss(tmp_path):
     corpus = ("--vocabulary", "500", "--tokens", "500", "--buckets", "2")
     padding, shapes, training, quality = figures(
@@ -62,7 +68,6 @@ def test_batches_are_compared_in_padding_speed_and_loss(tmp_path):
     assert {"random", "random_of_equal_capacity"} < quality.keys()
 
 
-@pytest.mark.slow
 def test_peak_memory_is_measured_with_equal_losses_and_tokens(tmp_path):
     sizes = ("--vocabulary", "20000", "--target-tokens", "256", "--batch", "2", "--source-length", "9")
     training, beam = figures(tmp_path, "memory.py", *sizes, "--new-tokens", "3")
@@ -71,7 +76,6 @@ def test_peak_memory_is_measured_with_equal_losses_and_tokens(tmp_path):
     assert all(beam[name] > 0 for name in ("heed", "native"))
 
 
-@pytest.mark.slow
 def test_the_start_is_timed_beside_that_of_transformers(tmp_path):
     rows = figures(tmp_path, "startup.py")
     assert [row["case"] for row in rows] == ["import", "help", "translate", "process", "load"]
@@ -79,7 +83,6 @@ def test_the_start_is_timed_beside_that_of_transformers(tmp_path):
     assert all(row["ratio"] > 0 and row["cpu_ratio"] > 0 for row in rows if row["case"] not in ("help", "translate"))
 
 
-@pytest.mark.slow
 def test_with_a_neighbourhood_memory_grows_with_the_length_of_the_source(tmp_path):
     rows = figures(tmp_path, "scale.py", "--lengths", "256,512,1024,2048", "--batches", "1,2,4,8")
     exponents = {
@@ -93,7 +96,6 @@ def test_with_a_neighbourhood_memory_grows_with_the_length_of_the_source(tmp_pat
         assert 0.8 < exponents["batch", "full", step] < 1.1
 
 
-@pytest.mark.slow
 def test_profiles_tell_where_all_of_the_time_goes(tmp_path):
     columns = figures(tmp_path, "profiles.py", "--cases", "training,2", "--new-tokens", "3", one_by_one=False)
     assert [column["model"] for column in columns] == ["marian", "heed", "marian", "heed", "native"]
@@ -104,7 +106,6 @@ def test_profiles_tell_where_all_of_the_time_goes(tmp_path):
         assert (column["optimizer"] > 0) == ("training" in column["case"])
 
 
-@pytest.mark.slow
 def test_what_a_gpu_is_asked_for_holds_on_the_cpu_without_optional_libraries(tmp_path, monkeypatch):
     for name in ("ctranslate2", "pytest"):
         (tmp_path / f"{name}.py").write_text("raise ImportError")
@@ -126,7 +127,6 @@ def test_what_a_gpu_is_asked_for_holds_on_the_cpu_without_optional_libraries(tmp
     assert all(row["same"] == 1 for row in timed[2:6])
 
 
-@pytest.mark.slow
 def test_a_check_on_a_gpu_that_takes_too_long_costs_no_other_and_fails(tmp_path):
     file = tmp_path / "figures.json"
     command = [sys.executable, BENCHMARKS / "gpu.py", "--device", "cpu", "--cases", "processes,plans"]
@@ -136,13 +136,11 @@ def test_a_check_on_a_gpu_that_takes_too_long_costs_no_other_and_fails(tmp_path)
     assert told == [("processes", "FAILED", "its time is up"), ("plans", "not measured", "its time is up")]
 
 
-@pytest.mark.slow
 def test_without_a_gpu_nothing_is_measured_and_nothing_fails():
     process = subprocess.run([sys.executable, BENCHMARKS / "gpu.py"], capture_output=True, text=True, check=True)
     assert process.stdout == "not measured: there is no GPU\n"
 
 
-@pytest.mark.slow
 def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp_path):
     model, file = tmp_path / "model", tmp_path / "figures.json"
     pairs = list(korean_english_pairs("train", 40))
@@ -152,10 +150,7 @@ def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     HeedForConditionalGeneration(HeedConfig(**sizes, **heads, vocab_size=400)).save_pretrained(model)
     options = ("--data", "builtin:test:9", "--source", "ko", "--target", "en", "--batch", "4", "--longest", "7")
-    command = [sys.executable, BENCHMARKS / "translate.py", model, *options, "--beams", "1,2", "--rounds", "1"]
-    process = subprocess.run([*command, "--json", file], capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-2000:]
-    _, *rows = json.loads(file.read_text())
+    _, *rows = measured(file, "translate.py", model, *options, "--beams", "1,2", "--rounds", "1")
     exact = ["marian", "marian sorted", "generate", "native float32 unsorted", "native float32"]
     assert [row["name"] for row in rows[:5]] == exact
     assert all(row["differing"] == 0 for row in rows if row["name"] in exact)
@@ -163,17 +158,12 @@ def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp
     assert all(row["ratio"] > 0 for row in rows)
 
 
-@pytest.mark.slow
 def test_marian_trains_as_many_minutes_as_heed_on_the_same_pairs(tmp_path):
     data = ["data.train=builtin:train:200", "data.validation=builtin:validation:9", "data.test={t: 'builtin:test:9'}"]
     size = ["tokenizer.vocab_size=400", "model.options.d_model=32", "model.options.dropout=0.1"]
     length = ["optimization.max_updates=40", "optimization.warmup_updates=4", "optimization.tokens_per_update=512"]
-    command = [sys.executable, BENCHMARKS / "minutes.py", "quickstart", *data, *size, *length]
-    file = tmp_path / "figures.json"
-    options = [f"output={tmp_path / 'run'}", "--learning-rate", "0.001", "--json", file]
-    process = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-2000:]
-    _, ours, theirs = json.loads(file.read_text())
+    options = ["quickstart", *data, *size, *length, f"output={tmp_path / 'run'}", "--learning-rate", "0.001"]
+    _, ours, theirs = measured(tmp_path / "figures.json", "minutes.py", *options)
     assert (ours["model"], ours["updates"], theirs["model"], theirs["test"]) == ("heed", 40, "marian", "t")
     assert 0 < theirs["minutes"] <= ours["minutes"] + 0.1
     assert all(row[score] >= 0 for row in (ours, theirs) for score in ("bleu", "chrf"))

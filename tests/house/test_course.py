@@ -166,7 +166,7 @@ def test_a_notebook_of_the_site_runs(site, tmp_path):
 def test_the_commands_that_the_course_names_exist():
     known: dict[str, set[str]] = {}
     for path in sorted(COURSE.rglob("*.md")):
-        for command, option in re.findall(r"`heedful (\w+)(?: (?:--)?([\w-]+))?[^`]*`", path.read_text("utf-8")):
+        for command, option in re.findall(r"`heedful ([\w-]+)(?: (?:--)?([\w-]+))?[^`]*`", path.read_text("utf-8")):
             known.setdefault(command, set()).add(option)
     assert known.keys() <= set(get_command(app).commands)
     assert {option for option in known.pop("study") if option} <= set(NAMES)

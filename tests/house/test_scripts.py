@@ -59,9 +59,13 @@ def test_the_quickstart_goes_on_to_its_scores_where_no_picture_can_be_drawn(tmp_
     monkeypatch.setattr("subprocess.run", run)
     monkeypatch.setattr(sys, "argv", ["quickstart.py"])
     load("quickstart").main()
-    told = capsys.readouterr().out
-    assert "test            97.5 %" in told
-    assert "heat map   none, see above" in told
+    printed = capsys.readouterr().out
+    assert "test            97.5 %" in printed
+    assert "heat map   none, see above" in printed
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--help"])
+    monkeypatch.setattr("subprocess.run", lambda *arguments, **_: pytest.fail("It trains."))
+    with pytest.raises(SystemExit, match="It takes no arguments"):
+        load("quickstart").main()
 
 
 def finetune(model_folder: Path, output: Path, **changes):
@@ -93,13 +97,13 @@ def test_finetuning_refuses_a_folder_that_holds_something(model_folder, tmp_path
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_generating_prints_what_the_model_translates(model_folder, num_beams, capsys):
+def test_generating_prints_what_the_model_translates(model_folder, capsys):
     texts = ["달걀은 신선해요?", "네."]
-    load("generate").generate(model_folder, texts, num_beams)
     translator = Translator.from_pretrained(model_folder, engine="generate")
-    expected = [best.text for best, *_ in translator.translate(texts, num_beams=num_beams)]
-    assert capsys.readouterr().out == "\n".join(expected) + "\n"
+    for num_beams in (1, 3):
+        load("generate").generate(model_folder, texts, num_beams)
+        expected = [best.text for best, *_ in translator.translate(texts, num_beams=num_beams)]
+        assert capsys.readouterr().out == "\n".join(expected) + "\n"
 
 
 class RecordedHub:
@@ -148,14 +152,6 @@ def test_the_train_script_is_the_train_command(monkeypatch, capsys):
         runpy.run_path(str(SCRIPTS / "train.py"), run_name="__main__")
     assert stopped.value.code == 2
     assert "missing.yaml does not exist" in capsys.readouterr().err
-
-
-def test_the_quickstart_does_not_begin_when_it_is_asked_for_help(monkeypatch):
-    quickstart = load("quickstart")
-    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--help"])
-    monkeypatch.setattr(quickstart, "heedful", lambda *arguments: pytest.fail("It trains."))
-    with pytest.raises(SystemExit, match="It takes no arguments"):
-        quickstart.main()
 
 
 def test_the_quickstart_translates_sentences_that_come_after_the_tested_ones():
@@ -244,14 +240,11 @@ def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_p
 
 def test_spaces_are_scored_where_they_stand_among_the_letters_of_the_reference():
     script = load("spacing_f1")
-    assert script.counts("나는 학교에 간다.", "나는 학교에 간다.") == (2, 2, 2)
-    assert script.counts("나는학교에 간 다.", "나는 학교에 간다.") == (1, 2, 2)
-    assert script.counts("나는 교에 간다.", "나는 학교에 간다.") == (
-        1,
-        2,
-        2,
-    )  # what stood behind the first one is lost
-    assert script.counts("나는학교에간다.", "나는 학교에 간다.") == (0, 0, 2)
-    assert script.spacing_scores([("a b c", "a b c"), ("ab cd", "a bcd")]) == pytest.approx(
-        (200 / 3, 200 / 3, 200 / 3)
-    )
+    for text, counts in (
+        ("나는 학교에 간다.", (2, 2, 2)),
+        ("나는학교에 간 다.", (1, 2, 2)),
+        ("나는 교에 간다.", (1, 2, 2)),  # the space after the first one is lost
+        ("나는학교에간다.", (0, 0, 2)),
+    ):
+        assert script.counts(text, "나는 학교에 간다.") == counts
+    assert script.spacing_scores([("a b c", "a b c"), ("ab cd", "a bcd")]) == pytest.approx([200 / 3] * 3)

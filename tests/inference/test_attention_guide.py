@@ -12,7 +12,9 @@ from heedful.cli import main as cli
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "attention.md").read_text(encoding="utf-8")
 FOLDER = "runs/quickstart/model"
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^(?:\$ )?heedful ((?:attention|embeddings) .*)$", GUIDE + README, flags=re.MULTILINE)
+COMMANDS = re.findall(
+    r"^(?:\$ )?heedful ((?:attention|align|attention-numbers|embeddings) .*)$", GUIDE + README, flags=re.MULTILINE
+)
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def test_every_command_of_the_guide_and_the_readme_runs(place, monkeypatch, caps
         printed[command] = capsys.readouterr().out
         if "-o" in arguments:
             assert Path(arguments[arguments.index("-o") + 1]).stat().st_size > 2000
-    (aligned,) = (text for command, text in printed.items() if command.endswith("target.txt --alignment"))
+    (aligned,) = (text for command, text in printed.items() if command.endswith("target.txt"))
     assert [re.fullmatch(r"\d+-\d+( \d+-\d+)*", line) is not None for line in aligned.splitlines()] == [True, True]
     (compared,) = (text for command, text in printed.items() if "--gold" in command)
     assert compared.splitlines()[-1].startswith("AER ")

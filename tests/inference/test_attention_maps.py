@@ -1,5 +1,8 @@
 """All attention of one pair, of every kind of model, whatever computes attention otherwise."""
 
+from functools import partial
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -16,8 +19,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention import recording
 from heedful.inference.attention.labels import shown_words, token_labels, token_words
 from heedful.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
-from heedful.inference.attention.measures import attention_entropy
-from heedful.inference.attention.request import Request
+from heedful.inference.attention.measures import attention_entropy, attention_rollout
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 from pretrained_checkpoints import ENGLISH, KOREAN
 from pretrained_checkpoints import marian as saved_marian
@@ -26,16 +28,18 @@ SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
 KINDS = ["cross", "encoder", "decoder"]
 
 
+SIZES = {
+    **{"vocab_size": 290, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16},
+    **{"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2},
+}
+
+
 def marian(tokenizers, **options):
-    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    return MarianMTModel(MarianConfig(vocab_size=290, **sizes, **heads, **tokenizers.special_ids(), **options)).eval()
+    return MarianMTModel(MarianConfig(**SIZES, **tokenizers.special_ids(), **options)).eval()
 
 
 def bart(tokenizers, **options):
-    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 64}
-    config = BartConfig(vocab_size=290, **sizes, **heads, **tokenizers.special_ids(), **options)
+    config = BartConfig(**SIZES, max_position_embeddings=64, **tokenizers.special_ids(), **options)
     return BartForConditionalGeneration(config).eval()
 
 
@@ -117,21 +121,17 @@ def test_translators_native_decoders_and_prepared_models_have_the_models_attenti
 
 
 def test_only_what_is_asked_is_computed_and_kept(model, tokenizers, monkeypatch):
-    kept, keep = [], recording._keep
-
-    def count_and_keep(found, kind, weights, layer):
-        kept.append((kind, len(weights)))
-        keep(found, kind, weights, layer)
-
     def refuse(*_, **__):
         raise AssertionError("The decoder has nothing to do.")
 
-    monkeypatch.setattr(recording, "_keep", count_and_keep)
-    attention_map(model, tokenizers, SOURCE, TARGET, kind="cross", layer=0)
-    with monkeypatch.context() as patch:
-        patch.setattr(model.get_decoder(), "forward", refuse)
-        attention_map(model, tokenizers, SOURCE, TARGET, kind="encoder", layer=0)
-    assert kept == [("cross", 1), ("encoder", 1)]
+    dropped, drop = [], recording._without_weights
+    monkeypatch.setattr(recording, "_without_weights", lambda *given: dropped.append(given[0]) or drop(*given))
+    maps = attention_maps_of_ids(model, tokenizers, [5, 6, 2], [5, 2], ["cross"], 0)
+    assert maps.layers("cross") == 1
+    assert len(dropped) == 3  # two layers' self-attention, and the other layer's cross-attention
+    monkeypatch.setattr(model.get_decoder(), "forward", refuse)
+    assert attention_maps_of_ids(model, tokenizers, [5, 6, 2], [5, 2], ["encoder"], 0).layers("encoder") == 1
+    assert len(dropped) == 4
 
 
 def test_every_part_of_the_model_keeps_its_mode(tokenizers):
@@ -143,9 +143,7 @@ def test_every_part_of_the_model_keeps_its_mode(tokenizers):
 
 
 def test_a_restricted_neighbourhood_counts_in_the_share_of_entropy(tokenizers):
-    sizes = {"vocab_size": 290, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
-    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    config = HeedConfig(**sizes, encoder_neighbourhood=2, decoder_neighbourhood=1, **tokenizers.special_ids())
+    config = HeedConfig(**SIZES, encoder_neighbourhood=2, decoder_neighbourhood=1, **tokenizers.special_ids())
     model = HeedForConditionalGeneration(config).eval()
     for module in model.modules():
         if isinstance(module, HeedAttention):
@@ -157,18 +155,13 @@ def test_a_restricted_neighbourhood_counts_in_the_share_of_entropy(tokenizers):
         np.testing.assert_allclose(attention_entropy(maps, kind).share, 1, atol=1e-5)
 
 
-def test_no_hook_is_left_behind(model, tokenizers):
-    with pytest.raises(ValueError, match="`layer`"):
-        attention_map(model, tokenizers, SOURCE, TARGET, layer=9)
-    attention_map(model, tokenizers, SOURCE, TARGET, layer=0)
-    hooks = [hook for module in model.modules() for hook in module._forward_hooks.values()]
-    assert recording._without_weights not in hooks
-
-
-def test_no_hook_is_left_behind_by_a_pass_that_fails(model, tokenizers, monkeypatch):
+def test_no_hook_is_left_behind_also_by_a_pass_that_fails(model, tokenizers, monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
+    with pytest.raises(ValueError, match="`layer`"):
+        attention_map(model, tokenizers, SOURCE, TARGET, layer=9)
+    attention_map(model, tokenizers, SOURCE, TARGET, layer=0)
     monkeypatch.setattr(model.get_decoder().layers[1].feed_forward, "forward", fail)
     with pytest.raises(MemoryError):
         attention_map(model, tokenizers, SOURCE, TARGET, layer=0)
@@ -187,20 +180,24 @@ def test_kinds_are_those_asked_for(model, tokenizers):
         attention_maps(model, tokenizers, SOURCE, TARGET, kinds=[])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"layer": 2}, "`layer` must be between -2 and 1, but is 2"),
-        ({"layer": -3}, "`layer` must be between -2 and 1, but is -3"),
-        ({"head": 4}, "`head` must be between 0 and 3, but is 4"),
-        ({"head": -1}, "`head` must be between 0 and 3, but is -1"),
-    ],
+WRONG = (
+    ({"layer": 2}, "`layer` must be between -2 and 1, but is 2"),
+    ({"layer": -3}, "`layer` must be between -2 and 1, but is -3"),
+    ({"head": 4}, "`head` must be between 0 and 3, but is 4"),
+    ({"head": -1}, "`head` must be between 0 and 3, but is -1"),
 )
-def test_a_layer_or_head_that_does_not_exist_is_an_error(model, tokenizers, arguments, message):
+
+
+def test_a_layer_or_head_that_does_not_exist_is_an_error(model, tokenizers):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
-    for kind in KINDS:
-        with pytest.raises(ValueError, match=message):
-            maps.map(kind, **arguments)
+    for (arguments, message), kind in product(WRONG, KINDS):
+        for look in (partial(maps.map, kind), partial(attention_map, model, tokenizers, SOURCE, TARGET, kind=kind)):
+            with pytest.raises(ValueError, match=message):
+                look(**arguments)
+    with pytest.raises(ValueError, match="`layer` must be between -2 and 1"):
+        maps.steps("cross", 2)
+    with pytest.raises(ValueError, match="`head` must be between 0 and 3"):
+        maps.steps("cross", 0, 4)
 
 
 def test_a_target_language_is_led_by_its_tag():
@@ -256,9 +253,9 @@ def test_a_recurrent_model_has_its_cross_attention(tokenizers, attention):
 
 
 def test_rollout_of_a_recurrent_model_names_what_it_lacks(tokenizers):
-    translator = Translator(recurrent(tokenizers), tokenizers)
+    maps = attention_maps(Translator(recurrent(tokenizers), tokenizers), tokenizers, SOURCE, TARGET)
     with pytest.raises(ValueError, match="Rollout to the source must have the encoder's self-attention"):
-        Request([(SOURCE, TARGET)], rollout=True, json=True).answer(translator)
+        attention_rollout(maps)
 
 
 def test_a_recurrent_model_without_attention_is_an_error(tokenizers):
@@ -319,8 +316,9 @@ def test_every_word_of_any_script_gets_tokens_in_order(tokenizers, words):
 
 
 def test_empty_sequences_are_named(model, tokenizers):
-    with pytest.raises(ValueError, match="source must have at least one token"):
-        attention_maps_of_ids(model, tokenizers, [], [5, 2])
+    for ids, side in ((([], [5, 2]), "source"), (([5, 2], []), "target")):
+        with pytest.raises(ValueError, match=f"{side} must have at least one token"):
+            attention_maps_of_ids(model, tokenizers, *ids)
     with pytest.raises(ValueError, match="`source` must be a sentence, but is ' '"):
         attention_maps(model, tokenizers, " ")
 

@@ -22,6 +22,7 @@ from heedful.inference.attention.measures import (
     word_attention,
     write_links,
 )
+from helpers import assert_refused
 
 
 def maps_of(source_words=(0, 1), target_words=(0, 1), **weights):
@@ -39,10 +40,7 @@ def test_rollout_multiplies_the_layers_each_with_half_its_residual():
     maps = maps_of(encoder=ENCODER)
     np.testing.assert_allclose(attention_rollout(maps, "encoder").weights, [[0.625, 0.375], [0.625, 0.375]])
     np.testing.assert_allclose(attention_rollout(maps, "encoder", layer=0).weights, [[1, 0], [0.25, 0.75]])
-
-
-def test_the_order_of_the_layers_matters():
-    # Ã_1·Ã_2 would be [[0.5, 0.5], [0.5, 0.5]]
+    # Their order matters: Ã_1·Ã_2 would be [[0.5, 0.5], [0.5, 0.5]]
     maps = maps_of(encoder=ENCODER[::-1])
     np.testing.assert_allclose(attention_rollout(maps, "encoder").weights, [[0.5, 0.5], [0.5, 0.5]])
 
@@ -65,13 +63,13 @@ def test_rollout_of_a_model_sums_to_one_and_never_looks_ahead(model, tokenizers)
 
 
 def test_rollout_to_a_source_without_self_attention_is_an_error():
-    maps = maps_of(cross=[[[[1, 0], [0, 1]]]])
-    with pytest.raises(ValueError, match="must have the encoder's self-attention"):
-        attention_rollout(maps)
-    with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
-        attention_rollout(maps, "encoder")
-    with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 3"):
-        attention_rollout(maps_of(encoder=[[[[1, 0], [0, 1]]]]), "encoder", layer=3)
+    weights = [[[[1, 0], [0, 1]]]]
+    cases = [
+        ((maps_of(cross=weights),), "must have the encoder's self-attention"),
+        ((maps_of(cross=weights), "encoder"), "`kind` must be one of cross, but is 'encoder'"),
+        ((maps_of(encoder=weights), "encoder", 3), "`layer` must be between -1 and 0, but is 3"),
+    ]
+    assert_refused(cases, lambda given: attention_rollout(*given))
 
 
 def test_entropy_is_in_nats_and_as_a_share_of_what_is_possible():
@@ -83,9 +81,8 @@ def test_entropy_is_in_nats_and_as_a_share_of_what_is_possible():
 
 def test_a_row_of_the_decoder_is_compared_with_the_positions_it_may_look_at():
     third = 1 / 3
-    found = attention_entropy(
-        maps_of(target_words=(0, 1, 2), decoder=[[[[1, 0, 0], [0.5, 0.5, 0], [third, third, third]]]]), "decoder"
-    )
+    maps = maps_of(target_words=(0, 1, 2), decoder=[[[[1, 0, 0], [0.5, 0.5, 0], [third, third, third]]]])
+    found = attention_entropy(maps, "decoder")
     np.testing.assert_allclose(found.nats, [[(math.log(2) + math.log(3)) / 3]], atol=1e-6)
     np.testing.assert_allclose(found.share, [[1]], atol=1e-6)
 
@@ -144,15 +141,11 @@ def test_the_alignment_error_rate_is_that_of_its_formula():
     found = alignment_errors([[(0, 0), (2, 1), (2, 2)]], [gold])
     assert found.error_rate == pytest.approx(0.4)
     assert (found.precision, found.recall, found.links) == (pytest.approx(2 / 3), pytest.approx(1 / 2), 3)
-
-
-def test_sure_links_are_possible_without_being_given_twice():
+    # Sure links are possible without being given twice.
     gold = GoldAlignment(frozenset({(0, 0)}), frozenset({(1, 1)}))
     assert alignment_errors([[(0, 0), (1, 1)]], [gold]) == (0, 1, 1, 2)
-
-
-def test_sentences_are_counted_together_and_not_averaged():
-    # One link of one is right, and one of three: 1 − (2 + 2) / (4 + 4), where the mean would be (0 + 2/3) / 2.
+    # Sentences are counted together and not averaged: one link of one is right, and one of three.
+    # 1 − (2 + 2) / (4 + 4), where the mean would be (0 + 2/3) / 2.
     right = GoldAlignment(frozenset({(0, 0)}), frozenset({(0, 0)}))
     other = GoldAlignment(frozenset({(0, 0), (1, 1), (2, 2)}), frozenset({(0, 0), (1, 1), (2, 2)}))
     assert alignment_errors([[(0, 0)], [(0, 0), (1, 2), (2, 1)]], [right, other]).error_rate == pytest.approx(0.5)
@@ -174,26 +167,21 @@ def test_gold_alignments_are_read_with_sure_and_possible_links(tmp_path):
     assert first == (frozenset({(0, 0)}), frozenset({(0, 0), (1, 1), (2, 2)}))
     assert second == (frozenset(), frozenset())
     assert third.sure == {(3, 4)}
+    path.write_bytes("\ufeff0-0\r\n1-1\r\n".encode())
+    assert [given.sure for given in read_gold_alignments(path)] == [{(0, 0)}, {(1, 1)}]
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_no_links(tmp_path):
-    (tmp_path / "gold.txt").write_bytes("\ufeff0-0\r\n1-1\r\n".encode())
-    assert [given.sure for given in read_gold_alignments(tmp_path / "gold.txt")] == [{(0, 0)}, {(1, 1)}]
-
-
-def test_what_is_no_text_file_is_named(tmp_path):
-    (tmp_path / "gold.txt").write_bytes("0–0".encode("utf-16"))
+def test_what_is_no_file_of_links_is_named_with_its_line(tmp_path):
+    path = tmp_path / "gold.txt"
+    for word in ("0", "0–1", "a-b", "0-1-2", "-1-0", "0:1"):
+        path.write_text(f"0-0\n1-1 {word}\n", encoding="utf-8")
+        with pytest.raises(ValueError, match=f"but is '{word}' instead, in line 2"):
+            read_gold_alignments(path)
+    path.write_bytes("0–0".encode("utf-16"))
     with pytest.raises(ValueError, match=r"must be a text file in UTF-8, but .*gold\.txt is not"):
-        read_gold_alignments(tmp_path / "gold.txt")
+        read_gold_alignments(path)
     with pytest.raises(FileNotFoundError, match="is a folder"):
         read_gold_alignments(tmp_path)
-
-
-@pytest.mark.parametrize("word", ["0", "0–1", "a-b", "0-1-2", "-1-0", "0:1"])
-def test_a_link_that_is_none_is_named_with_its_line(tmp_path, word):
-    (tmp_path / "gold.txt").write_text(f"0-0\n1-1 {word}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=f"but is '{word}' instead, in line 2"):
-        read_gold_alignments(tmp_path / "gold.txt")
 
 
 def test_alignments_that_cannot_be_compared_are_named(tmp_path):

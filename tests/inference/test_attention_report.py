@@ -84,13 +84,10 @@ def test_hostile_tokens_and_titles_end_no_element(maps, tmp_path):
 
 
 def test_directions_are_those_of_the_first_letters(maps, tmp_path):
-    data = data_of(write_attention_report(maps, tmp_path / "page.html"))
-    assert [data[name]["direction"] for name in ("source", "target", "fed")] == ["rtl", "ltr", "ltr"]
-
-
-def test_control_tokens_have_no_direction(tmp_path):
-    data = data_of(write_attention_report(random_maps(["<2en>", "القطة"], ["صغيرة", "b"]), tmp_path / "page.html"))
-    assert [data[name]["direction"] for name in ("source", "target", "fed")] == ["rtl", "rtl", "rtl"]
+    controls = random_maps(["<2en>", "القطة"], ["صغيرة", "b"])  # control tokens have none
+    for shown, expected in ((maps, ["rtl", "ltr", "ltr"]), (controls, ["rtl", "rtl", "rtl"])):
+        data = data_of(write_attention_report(shown, tmp_path / "page.html"))
+        assert [data[name]["direction"] for name in ("source", "target", "fed")] == expected
 
 
 def test_thirty_tokens_of_a_base_model_take_less_than_a_megabyte_and_a_half(tmp_path):
@@ -106,17 +103,15 @@ def test_the_page_names_no_place_on_the_network(maps, tmp_path):
 
 
 def test_wrong_arguments_write_nothing(maps, tmp_path):
-    for arguments, message in (
-        ({"layer": 2}, "`layer` must be between -2 and 1"),
-        ({"head": 3}, "`head` must be between 0 and 2"),
-        ({"kind": "self"}, "`kind` must be one of cross, encoder, decoder, but is 'self'"),
+    for name, arguments, message in (
+        ("page.html", {"layer": 2}, "`layer` must be between -2 and 1"),
+        ("page.html", {"head": 3}, "`head` must be between 0 and 2"),
+        ("page.html", {"kind": "self"}, "`kind` must be one of cross, encoder, decoder, but is 'self'"),
+        ("page.htm", {}, r"`path` must end in one of \.html, but is .*page\.htm "),
+        ("nowhere/page.html", {}, "nowhere does not exist"),
     ):
-        with pytest.raises(ValueError, match=message):
-            write_attention_report(maps, tmp_path / "page.html", **arguments)
-    with pytest.raises(ValueError, match=r"`path` must end in one of \.html, but is .*page\.htm "):
-        write_attention_report(maps, tmp_path / "page.htm")
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
-        write_attention_report(maps, tmp_path / "nowhere" / "page.html")
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            write_attention_report(maps, tmp_path / name, **arguments)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -208,38 +203,35 @@ def test_hovering_a_word_shades_what_it_looks_at_and_writes_the_numbers(page, ma
     np.testing.assert_allclose([float(n) for _, n in lines], maps.map("cross").weights[0][best], atol=1e-4)
     page("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
     assert [number for number, _, _ in shown(page, "columns")] == [""] * len(SOURCE)
-
-
-@needs_chromium
-def test_hovering_a_source_word_shows_who_looks_at_it(page, maps):
-    page.move_to(token("columns", 1))
+    page.move_to(token("columns", 1))  # a word of the source shows which words look at it
     assert_shows(shown(page, "rows"), maps.map("cross").weights[:, 1])
 
 
 @needs_chromium
-@pytest.mark.parametrize("kind", ["cross", "encoder", "decoder"])
-def test_kinds_layers_and_heads_are_chosen(page, maps, kind):
-    choose(page, "kinds", kind)
-    choose(page, "layers", "0")
-    choose(page, "heads-of-layer", "1")
-    page.move_to(token("rows", 3))
-    assert_shows(shown(page, "columns"), maps.weights[kind][0, 1, 3])
-    choose(page, "layers", "rollout")
-    page.move_to(token("rows", 3))
-    assert_shows(shown(page, "columns"), attention_rollout(maps, kind).weights[3])
-    for side, labels in (("columns", maps.map(kind).source_tokens), ("rows", maps.map(kind).target_tokens)):
-        assert page.run(TEXTS.format(f"#{side}")) == page.run(TEXTS.format(f"#map .{side}")) == labels
+def test_kinds_layers_and_heads_are_chosen(page, maps):
+    for kind in ("cross", "encoder", "decoder"):
+        choose(page, "kinds", kind)
+        choose(page, "layers", "0")
+        choose(page, "heads-of-layer", "1")
+        page.move_to(token("rows", 3))
+        assert_shows(shown(page, "columns"), maps.weights[kind][0, 1, 3])
+        choose(page, "layers", "rollout")
+        page.move_to(token("rows", 3))
+        assert_shows(shown(page, "columns"), attention_rollout(maps, kind).weights[3])
+        for side, labels in (("columns", maps.map(kind).source_tokens), ("rows", maps.map(kind).target_tokens)):
+            assert page.run(TEXTS.format(f"#{side}")) == page.run(TEXTS.format(f"#map .{side}")) == labels
 
 
 @needs_chromium
-def test_a_small_map_chooses_its_head_and_looks_like_its_weights(page, maps):
+def test_a_small_map_chooses_its_head_and_maps_look_like_their_weights(page, maps):
     page.click('document.querySelector(\'.head[data-layer="1"][data-head="2"]\')')
-    pixels = page.run(
-        "(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
-        "(document.querySelector('.head[aria-pressed=true] canvas'))"
-    )
-    reds = np.array(pixels).reshape(len(TARGET), len(SOURCE), 4)[..., 0]
-    np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 2]) * (0x1E - 255), atol=1.5)
+    for canvas in (".head[aria-pressed=true] canvas", "#map canvas"):
+        pixels = page.run(
+            "(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
+            f"(document.querySelector('{canvas}'))"
+        )
+        reds = np.array(pixels).reshape(len(TARGET), len(SOURCE), 4)[..., 0]
+        np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 2]) * (0x1E - 255), atol=1.5)
     page.move_to(token("rows", 4))
     assert_shows(shown(page, "columns"), maps.weights["cross"][1, 2, 4])
 
@@ -323,12 +315,6 @@ def test_the_page_is_in_korean_too_and_keeps_what_was_chosen(page, maps):
 
 
 @needs_chromium
-def test_a_page_without_scores_offers_none(page):
-    assert page.run("document.getElementById('numbers-shown').hidden") is True
-    assert page.run("document.getElementById('numbers').children.length") == 0
-
-
-@needs_chromium
 def test_a_click_keeps_a_word_and_escape_lets_go(page, maps):
     page.click(token("rows", 1))
     page.move_to(token("rows", 3))
@@ -356,6 +342,9 @@ def test_the_keyboard_reaches_every_word_in_reading_order(page, maps):
 
 @needs_chromium
 def test_everything_to_operate_has_a_name(page):
+    # A page without scores offers none.
+    assert page.run("document.getElementById('numbers-shown').hidden") is True
+    assert page.run("document.getElementById('numbers').children.length") == 0
     nameless = page.run(
         "[...document.querySelectorAll('button, input, canvas, [role=group]')].filter(e => !e.closest('[aria-hidden]')"
         " && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')).length"
@@ -376,18 +365,6 @@ def test_the_map_follows_the_mouse(page, maps):
         page("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
     page.move_to(token("rows", 0))
     assert_shows(shown(page, "columns"), maps.map("cross").weights[2])
-
-
-@needs_chromium
-def test_the_map_looks_like_its_weights(page, maps):
-    choose(page, "layers", "1")
-    choose(page, "heads-of-layer", "0")
-    pixels = page.run(
-        "(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
-        "(document.querySelector('#map canvas'))"
-    )
-    reds = np.array(pixels).reshape(len(TARGET), len(SOURCE), 4)[..., 0]
-    np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 0]) * (0x1E - 255), atol=1.5)
 
 
 @needs_chromium

@@ -1,8 +1,7 @@
 """Attention step by step: the numbers are the model's own, and the terminal and the pictures show them."""
 
 import math
-import re
-import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,11 +15,10 @@ from heedful import (
     HeedRNNForConditionalGeneration,
     attention_maps,
 )
-from heedful.cli import main as cli
 from heedful.inference.attention import drawing
 from heedful.inference.attention.maps import AttentionMap, AttentionSteps
+from heedful.inference.attention.measures import steps_lines
 from heedful.inference.attention.recording import record_attention, recorded_heads
-from heedful.inference.attention.request import _steps_lines
 from heedful.studies.attention.single_heads import attention_modules
 
 SOURCE, TARGET = "개가 공원에서 달린다.", "The dog runs in the park."
@@ -100,21 +98,17 @@ def test_only_the_layer_that_is_asked_for_is_recorded_and_no_hook_stays(model, t
         pass
 
 
-@pytest.mark.parametrize("family", ["marian", "recurrent"])
-def test_other_models_tell_no_steps(tokenizers, family):
-    if family == "marian":
-        sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 290}
-        sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-        other = MarianMTModel(MarianConfig(**sizes, **tokenizers.special_ids()))
-    else:
-        sizes = {"embedding_size": 16, "hidden_size": 16, "vocab_size": 290}
-        other = HeedRNNForConditionalGeneration(HeedRNNConfig(**sizes, **tokenizers.special_ids()))
-    maps = attention_maps(other, tokenizers, SOURCE, TARGET, kinds=["cross"])
-    for look in (maps.steps, lambda: maps.scores("cross")):
-        with pytest.raises(ValueError, match="The model must be a Heed Transformer to tell its scores"):
-            look()
-    with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
-        maps.steps("encoder")
+def test_other_models_have_no_steps(tokenizers):
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, **tokenizers.special_ids()}
+    marian = MarianConfig(d_model=16, encoder_layers=1, decoder_layers=1, vocab_size=290, **heads)
+    recurrent = HeedRNNConfig(embedding_size=16, hidden_size=16, vocab_size=290, **tokenizers.special_ids())
+    for other in (MarianMTModel(marian), HeedRNNForConditionalGeneration(recurrent)):
+        maps = attention_maps(other, tokenizers, SOURCE, TARGET, kinds=["cross"])
+        for look in (maps.steps, lambda maps=maps: maps.scores("cross")):
+            with pytest.raises(ValueError, match="The model must be a Heed Transformer to show its scores"):
+                look()
+        with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
+            maps.steps("encoder")
 
 
 @pytest.mark.parametrize("options", [{"share_layers": True}, {"position_encoding": "t5"}])
@@ -128,110 +122,46 @@ def test_models_whose_scores_are_not_told_show_the_weights_of_every_layer(tokeni
     assert not states
     expected = record_attention(model, [5, 6, 7], [1, 5], ["encoder"])["encoder"][1]
     assert torch.equal(found["encoder"][0], expected)
-    with pytest.raises(ValueError, match=r"to tell its scores, without relative positions .* shared layers"):
+    with pytest.raises(ValueError, match=r"to show its scores, without relative positions .* shared layers"):
         maps.steps("encoder")
-
-
-def test_a_layer_or_head_that_there_is_not_is_an_error(model, tokenizers):
-    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
-    for arguments, message in (
-        ((2, 0), "`layer` must be between -2 and 1"),
-        ((0, 4), "`head` must be between 0 and 3"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            maps.steps("cross", *arguments)
-
-
-def numbers_below(text, heading):
-    """The numbers of the table below a heading, with the labels of its rows."""
-    (table,) = re.findall(rf"^{heading}.*?\n.*?\n(.*?)(?:\n\n|\Z)", text, flags=re.DOTALL | re.MULTILINE)
-    cells = [line.split() for line in table.splitlines()]
-    return [row[0] for row in cells], np.array(
-        [[float(one.replace("−∞", "-inf")) for one in row[1:]] for row in cells]
-    )
-
-
-@pytest.fixture
-def run(model, tokenizers, tmp_path, monkeypatch, capsys):
-    """Run `heedful attention` with the sentence; return its exit code, output and errors."""
-    model.save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", "attention", "model", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return end.value.code or 0, printed.out, printed.err
-
-    return command
-
-
-def test_the_command_prints_every_step(run, model, tokenizers):
-    steps = attention_maps(model, tokenizers, SOURCE, TARGET).steps("decoder", 0, 2)
-    code, text, errors = run(SOURCE, "--target", TARGET, "--steps", "--kind", "decoder", "--layer", 0, "--head", 2)
-    assert code == 0, errors
-    first, shapes, *_ = text.splitlines()
-    assert first == "decoder attention, layer 0 of 0 to 1, head 2"
-    count = len(steps.query)
-    assert shapes.count(f"({count}, 12)") == 3
-    assert "√d_k = √12 = 3.464" in text
-    assert f"Q Kᵀ ({count}, {count})" in text
-    weights = steps.attention.weights
-    expected = {
-        "1. Scores": steps.scores,
-        "2. Scores": steps.scaled,
-        "3. Weights": np.c_[weights, weights.sum(axis=1)],
-    }
-    expected["4. Output"] = np.linalg.norm(steps.output, axis=1, keepdims=True)
-    for heading, numbers in expected.items():
-        labels, found = numbers_below(text, heading)
-        assert labels == steps.attention.target_tokens
-        np.testing.assert_allclose(found, numbers, atol=0.0051)
-
-
-def test_head_0_is_shown_unless_another_is_chosen_and_pictures_keep_the_mean(run):
-    code, text, _ = run(SOURCE, "--steps", "-o", "map.svg")
-    assert code == 0
-    assert text.splitlines()[0] == "cross attention, layer 1 (the last), head 0"
-    assert text.splitlines()[-1] == "map.svg"
 
 
 def test_columns_stand_below_each_other_beside_korean_letters():
     tokens = ["나무", "a"]
     one, two = np.ones((2, 3), np.float32), np.array([[1, -np.inf], [-2.5, 3]], np.float32)
     steps = AttentionSteps(AttentionMap(tokens, tokens, softmax(two), "encoder"), one, one, one, two, 0.5)
-    lines = list(_steps_lines(steps))
+    lines = list(steps_lines(steps))
     start = next(number for number, line in enumerate(lines) if line.startswith("\n1."))
     assert lines[start + 1 : start + 4] == ["       나무     a", "나무   1.00    −∞", "a     -2.50  3.00"]
 
 
+@pytest.fixture
+def figures(monkeypatch):
+    """The pictures that were drawn; nothing is written."""
+    drawn = []
+    monkeypatch.setattr(drawing, "_save", lambda figure, path: drawn.append(figure) or path)
+    return drawn
+
+
 @pytest.mark.parametrize("layer", [None, 1])
-def test_the_grid_draws_scores_as_dots_below_the_weights(model, tokenizers, tmp_path, monkeypatch, layer):
-    figures = []
-    monkeypatch.setattr(drawing, "_save", lambda figure, path: figures.append(figure) or path)
+def test_the_grid_draws_scores_as_dots_below_the_weights(model, tokenizers, tmp_path, figures, layer):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
     drawing.draw_attention_grid(maps, tmp_path / "a.png", "decoder", layer, tokens=True, scores=True)
     (figure,) = figures
     layers = [0, 1] if layer is None else [layer]
     axes = np.array(figure.axes).reshape(len(layers), 2, 4)
-    for row, number in enumerate(layers):
-        for head in range(4):
-            image, dots = axes[row, 0, head].images[0], axes[row, 1, head].collections[0]
-            np.testing.assert_array_equal(image.get_array(), maps.weights["decoder"][number, head])
-            scores = maps.scores("decoder")[number, head]
-            seen = np.isfinite(scores)
-            np.testing.assert_allclose(dots.get_array(), scores[seen], rtol=1e-6)
-            sizes = np.abs(scores[seen]) / np.abs(scores[seen]).max()
-            np.testing.assert_allclose(dots.get_sizes() / dots.get_sizes().max(), sizes, rtol=1e-5)
-            places = [(column, row) for row, column in np.argwhere(seen)]
-            np.testing.assert_array_equal(dots.get_offsets(), places)
+    for (row, number), head in product(enumerate(layers), range(4)):
+        image, dots = axes[row, 0, head].images[0], axes[row, 1, head].collections[0]
+        np.testing.assert_array_equal(image.get_array(), maps.weights["decoder"][number, head])
+        scores = maps.scores("decoder")[number, head]
+        seen = np.isfinite(scores)
+        np.testing.assert_allclose(dots.get_array(), scores[seen], rtol=1e-6)
+        sizes = np.abs(scores[seen]) / np.abs(scores[seen]).max()
+        np.testing.assert_allclose(dots.get_sizes() / dots.get_sizes().max(), sizes, rtol=1e-5)
+        np.testing.assert_array_equal(dots.get_offsets(), np.argwhere(seen)[:, ::-1])
 
 
-def test_scores_are_written_where_there_is_room(model, tokenizers, tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(drawing, "_save", lambda figure, path: figures.append(figure) or path)
+def test_scores_are_written_where_there_is_room(model, tokenizers, tmp_path, monkeypatch, figures):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
     count = len(maps.target_tokens)
     for room in (count, count - 1):
@@ -241,20 +171,3 @@ def test_scores_are_written_where_there_is_room(model, tokenizers, tmp_path, mon
     expected = [f"{score:.1f}".replace("-inf", "−∞") for score in maps.scores("decoder")[0, 0].flat]
     assert small == expected
     assert large == []
-
-
-REFUSED = [
-    (["--scores", "-o", "map.png"], "`--scores` must come with --grid"),
-    (["--scores", "-o", "page.html"], "`--scores` must come with --grid"),
-    (["--steps", "--rollout", "-o", "map.png"], "`--steps` must not come with --rollout"),
-    (["--steps", "--json"], "`--steps` must not come with --json"),
-    (["--steps", "--head", "4"], "`--head` must be between 0 and 3, but is 4"),
-]
-
-
-def test_what_would_be_ignored_is_refused(run):
-    for options, message in REFUSED:
-        code, output, errors = run(SOURCE, *options)
-        assert (code, output) == (2, ""), options
-        assert message in errors.splitlines()[-1], options
-        assert "Traceback" not in errors

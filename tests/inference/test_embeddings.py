@@ -41,10 +41,8 @@ def test_a_word_of_several_tokens_is_their_mean(follow, model, tokenizers):
 
 
 def test_the_embedding_of_a_word_is_the_same_in_every_sentence_and_its_states_are_not(follow):
-    one, other = (
-        follow("책을", "그녀는 책을 읽는다.").vectors,
-        follow("책을", "나는 사과를 먹는다. 나는 책을 먹는다.").vectors,
-    )
+    sentences = "그녀는 책을 읽는다.", "나는 사과를 먹는다. 나는 책을 먹는다."
+    one, other = (follow("책을", sentence).vectors for sentence in sentences)
     assert torch.equal(one[0], other[0])
     assert all((left - right).norm() > 0.05 for left, right in zip(one[1:], other[1:], strict=True))
 
@@ -118,22 +116,15 @@ def test_the_plane_keeps_what_lies_in_a_plane():
     assert points.mean(dim=0).tolist() == pytest.approx([0, 0], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("word", "sentence", "told"),
-    [
+def test_a_word_that_cannot_be_followed_and_a_recurrent_model_are_named(follow, tokenizers):
+    lacking = f"`word` must be in the sentence, but is '개는' instead, which {SENTENCE!r} lacks."
+    for word, sentence, message in (
         (" ", None, "`word` must be a word, but is ' ' instead."),
-        ("개는", SENTENCE, f"`word` must be in the sentence, but is '개는' instead, which {SENTENCE!r} lacks."),
-    ],
-)
-def test_a_word_that_cannot_be_followed_is_named(follow, word, sentence, told):
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
-        follow(word, sentence)
-
-
-def test_a_recurrent_model_is_refused(tokenizers):
-    with pytest.raises(
-        ValueError, match="must be a Transformer, whose layers add to its embeddings, but is a recurrent"
+        ("개는", SENTENCE, lacking),
     ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            follow(word, sentence)
+    with pytest.raises(ValueError, match="must be a Transformer, whose layers add to its embeddings, but is a recurr"):
         word_states(tiny_rnn(), tokenizers, "개가")
 
 
@@ -161,16 +152,13 @@ def test_the_picture_names_words_and_neighbours(heedful_command, folder, tmp_pat
     assert f">{nearest}<" in picture
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
+def test_mistakes_are_named_without_a_traceback(heedful_command, folder):
+    for arguments, message in (
         (["고양이", "--sentence", SENTENCE], "`word` must be in the sentence"),
         ([""], "`word` must be a word"),
         (["개가", "-o", "a.txt"], "`--output` must end in one of .png, .svg, .pdf"),
-    ],
-)
-def test_mistakes_are_told_without_a_traceback(heedful_command, folder, arguments, told):
-    code, output, errors = heedful_command("embeddings", folder, *arguments)
-    assert (code, output) == (2, "")
-    assert told in errors
-    assert "Traceback" not in errors
+    ):
+        code, output, errors = heedful_command("embeddings", folder, *arguments)
+        assert (code, output) == (2, "")
+        assert message in errors
+        assert "Traceback" not in errors

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful import BeamSearch
-from heedful.inference.strategies.beams import coverage_penalty, length_penalty
+from heedful.inference.search_settings import length_penalty
+from heedful.inference.strategies.beams import coverage_penalty
 from heedful.inference.strategies.steps import average
 from heedful.versions_heed import CACHE, cache_of
-from helpers import ENDS, FIRST_WORD, PAD, START, VARIANTS, assert_near, padded, sentences, tiny_model
+from helpers import ENDS, FIRST_WORD, PAD, START, VARIANTS, assert_near, each_once, padded, sentences, tiny_model
 from plain_strategies import KINDS, PlainBeamSearch, ask, assert_same, gnmt, model_of, without
 
 LENGTHS = (9, 2, 6)
@@ -56,11 +57,12 @@ def each_alone(models, rows, averaged=None, **options):
     return found
 
 
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("variant", ["default", "grouped", "neighbourhoods"])
-def test_without_options_it_is_the_beam_search_of_transformers(variant, options):
+@pytest.mark.parametrize(
+    ("variant", "setting"), each_once(["default", "grouped", "neighbourhoods"], SETTINGS, ["default"])
+)
+def test_without_options_it_is_the_beam_search_of_transformers(variant, setting):
     model, (ids, mask) = tiny_model(**VARIANTS[variant]), padded(sentences(*LENGTHS))
-    options = options | {"attention_mask": mask, "do_sample": False, "max_length": 13}
+    options = SETTINGS[setting] | {"attention_mask": mask, "do_sample": False, "max_length": 13}
     options |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     options |= {"output_attentions": True, "output_hidden_states": True}
     theirs = model.generate(ids, **options)
@@ -83,13 +85,11 @@ def test_without_options_it_is_the_beam_search_of_transformers(variant, options)
     assert torch.equal(ours.encoder_attentions[-1], theirs.encoder_attentions[-1])
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-def test_finished_rows_are_filled_with_padding(beams):
+def test_finished_rows_are_filled_with_padding():
     model, (ids, mask) = tiny_model(), padded(sentences(9, 2, 6))
-    rows = model.generate(ids, attention_mask=mask, max_length=13, num_beams=beams, custom_generate=BeamSearch())
-    filled = [token for row in rows.tolist() for token in row[len(cut(row)) :]]
-    assert filled
-    assert set(filled) == {PAD}
+    for beams in (1, 4):
+        rows = model.generate(ids, attention_mask=mask, max_length=13, num_beams=beams, custom_generate=BeamSearch())
+        assert {token for row in rows.tolist() for token in row[len(cut(row)) :]} == {PAD}
 
 
 def test_one_beam_is_greedy_search():
@@ -107,7 +107,7 @@ def test_the_transition_scores_of_a_hypothesis_add_up_to_its_score():
     found = model.generate(
         ids,
         attention_mask=mask,
-        custom_generate=BeamSearch(length_penalty_form="gnmt", num_beam_groups=2, diversity_penalty=0.7),
+        custom_generate=BeamSearch(length_penalty_form="gnmt"),
         **{"num_beams": 4, "num_return_sequences": 4, "max_length": 13, "length_penalty": 0.6},
         **{"return_dict_in_generate": True, "output_scores": True},
     )
@@ -133,33 +133,11 @@ def test_no_output_has_more_tokens_than_its_own_source_and_the_allowance():
     assert [len(tokens) - 1 for _, tokens in found] == [8, 3, 7]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("beams", "groups"), [(4, 2), (6, 3), (4, 4)])
-def test_diverse_beam_search_equals_the_plainest(kind, beams, groups):
-    model, rows = model_of(kind), sentences(*LENGTHS)
-    strategy = BeamSearch(num_beam_groups=groups, diversity_penalty=1.5)
-    ours = decode(model, rows, strategy, num_beams=beams, num_return_sequences=beams)
-    theirs = each_alone([model], rows, beams=beams, groups=groups, diversity=1.5, limit=LIMIT)
-    assert_same(ours, [entry for found in theirs for entry in found])
-
-
-def test_groups_are_more_diverse_than_one_beam():
-    model, rows = model_of("marian"), sentences(7)
-    options = {"num_beams": 6, "num_return_sequences": 6}
-    alike = {tokens[1] for _, tokens in decode(model, rows, BeamSearch(), **options)}
-    strategy = BeamSearch(num_beam_groups=6, diversity_penalty=50.0)
-    diverse = {tokens[1] for _, tokens in decode(model, rows, strategy, **options)}
-    assert len(alike) < len(diverse) == 6
-
-
-def test_the_arguments_that_transformers_4_knew_mean_what_they_meant():
-    model, rows = tiny_model(), sentences(*LENGTHS)
-    words = [[20, 21]]
-    old = decode(model, rows, BeamSearch(), num_beams=4, num_beam_groups=2, diversity_penalty=1.0)
-    assert old == decode(model, rows, BeamSearch(num_beam_groups=2, diversity_penalty=1.0), num_beams=4)
+def test_forced_words_may_be_an_argument_of_generate_as_in_transformers_4():
+    model, rows, words = tiny_model(), sentences(*LENGTHS), [[20, 21]]
     forced = decode(model, rows, BeamSearch(), num_beams=4, force_words_ids=words)
     assert forced == decode(model, rows, BeamSearch(force_words_ids=words), num_beams=4)
-    assert old != forced
+    assert forced != decode(model, rows, BeamSearch(), num_beams=4)
 
 
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -214,7 +192,7 @@ def test_an_ensemble_goes_on_with_padded_prompts_as_with_each_alone():
 def test_options_of_all_kinds_work_together():
     models, rows = [model_of("heed", seed) for seed in (0, 1)], sentences(*LENGTHS)
     strategy = BeamSearch(
-        **{"models": models[1:], "num_beam_groups": 2, "diversity_penalty": 1.0, "coverage_penalty": 0.2},
+        **{"models": models[1:], "force_words_ids": [[20, 21]], "coverage_penalty": 0.2},
         **{"length_penalty_form": "gnmt", "tokens_beyond_source": 4},
     )
     together = decode(models[0], rows, strategy, num_beams=4, num_return_sequences=4, length_penalty=0.6)
@@ -256,19 +234,10 @@ def test_stopping_criteria_end_hypotheses_as_in_transformers():
 
 
 REFUSED = {
-    "num_beams` must be divisible by `num_beam_groups": ({"num_beam_groups": 3, "diversity_penalty": 1.0}, {}),
-    "`diversity_penalty` must be above 0": ({"num_beam_groups": 2}, {}),
-    "`diversity_penalty` must be at least 0": ({"num_beam_groups": 2, "diversity_penalty": -1.0}, {}),
-    "`num_beam_groups` must be at least 2": ({"diversity_penalty": 1.0}, {}),
-    "`do_sample` must be False": ({"num_beam_groups": 2, "diversity_penalty": 1.0}, {"do_sample": True}),
-    "`num_beam_groups` must be given once": (
-        {"num_beam_groups": 2, "diversity_penalty": 1.0},
-        {"num_beam_groups": 4},
-    ),
-    "`num_beam_groups` must be 1 with forced words": (
-        {"num_beam_groups": 2, "diversity_penalty": 1.0, "force_words_ids": [[20]]},
-        {},
-    ),
+    "`num_beam_groups` must not be set with BeamSearch": ({}, {"num_beam_groups": 2}),
+    "`diversity_penalty` must not be set with BeamSearch": ({}, {"diversity_penalty": 1.0}),
+    "`do_sample` must be False": ({}, {"do_sample": True}),
+    "`force_words_ids` must be given once": ({"force_words_ids": [[20]]}, {"force_words_ids": [[21]]}),
     "`num_beams` must be at least 2 with forced words": ({"force_words_ids": [[20]]}, {"num_beams": 1}),
     "`length_penalty_form` must be": ({"length_penalty_form": "wu"}, {}),
     "`coverage_penalty` must be at least 0": ({"coverage_penalty": -0.1}, {}),
@@ -288,24 +257,22 @@ def test_settings_that_cannot_be_combined_are_refused_by_name():
             model.generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(**own), **options)
 
 
-@pytest.mark.parametrize(
-    ("member", "message"),
-    [
-        (lambda: tiny_model(vocab_size=98), "target size 99"),
-        (lambda: tiny_model(decoder_vocab_size=71, share_encoder_decoder_embeddings=False), "target size 99"),
-        (lambda: tiny_model().train(), "evaluation mode"),
-    ],
-)
-def test_a_model_that_cannot_vote_is_refused(member, message):
-    with pytest.raises(ValueError, match=rf"`models\[0\]` must .*{message}"):
-        tiny_model().generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(models=[member()]), num_beams=2)
-
-
-def test_a_model_with_other_special_tokens_is_refused():
+def of_another_start():
     member = tiny_model()
     member.generation_config.decoder_start_token_id = 7
-    with pytest.raises(ValueError, match="start token 1, but it is 7 instead"):
-        tiny_model().generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(models=[member]), num_beams=2)
+    return member
+
+
+def test_a_model_that_cannot_choose_with_the_other_is_refused():
+    split = {"decoder_vocab_size": 71, "share_encoder_decoder_embeddings": False}
+    for member, message in (
+        (tiny_model(vocab_size=98), "target size 99"),
+        (tiny_model(**split), "target size 99"),
+        (tiny_model().train(), "evaluation mode"),
+        (of_another_start(), "start token 1, but it is 7 instead"),
+    ):
+        with pytest.raises(ValueError, match=rf"`models\[0\]` must .*{message}"):
+            tiny_model().generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(models=[member]), num_beams=2)
 
 
 def test_an_ensemble_needs_the_tokens_of_the_source():
@@ -332,13 +299,8 @@ def test_more_hypotheses_than_there_are_is_an_error():
         tiny_model().generate(
             torch.tensor([[20, 21]]),
             custom_generate=BeamSearch(),
-            **{
-                "num_beams": 3,
-                "num_return_sequences": 3,
-                "bad_words_ids": allowed,
-                "max_new_tokens": 1,
-                "eos_token_id": 2,
-            },
+            **{"num_beams": 3, "num_return_sequences": 3, "bad_words_ids": allowed},
+            **{"max_new_tokens": 1, "eos_token_id": 2},
         )
 
 

@@ -34,7 +34,7 @@ def folders(tmp_path_factory):
 def test_the_python_of_the_guide_runs_and_keeps_its_promises(folders, capsys):
     transformers_logging.disable_progress_bar()
     names = {}
-    assert len(BLOCKS) >= 9
+    assert len(BLOCKS) >= 8
     for block in BLOCKS:
         for name, folder in folders.items():
             block = block.replace(name, str(folder))
@@ -61,9 +61,3 @@ def test_every_strategy_of_the_package_is_in_the_guide():
     homes = [name for name, home in heedful._HOMES.items() if home.startswith("heedful.inference.strategies")]
     assert len(homes) == 3
     assert all(name in GUIDE for name in homes)
-
-
-def test_every_link_of_the_guide_leads_somewhere():
-    targets = re.findall(r"\]\(([^)#:]+)\)", GUIDE)
-    assert targets
-    assert all((Path(__file__).parents[2] / "docs" / "guides" / target).exists() for target in targets)

@@ -8,7 +8,7 @@ from sacrebleu import sentence_chrf
 
 from heedful import BeamSearch, MinimumBayesRisk
 from heedful.inference.strategies.minimum_bayes_risk import character_f_score, expected_utilities
-from helpers import assert_near, padded, sentences
+from helpers import assert_near, each_once, padded, sentences
 from plain_strategies import KINDS, model_of, without_padding
 
 COUNT = 8
@@ -40,11 +40,10 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_choice_is_the_plainest_one_among_what_generate_returns(kind, options):
+@pytest.mark.parametrize(("kind", "setting"), each_once(KINDS, SETTINGS, ["heed"]))
+def test_the_choice_is_the_plainest_one_among_what_generate_returns(kind, setting):
     model, (ids, mask) = model_of(kind), padded(sentences(9, 2, 6))
-    options = options | {"attention_mask": mask, "num_return_sequences": COUNT, "max_new_tokens": 8}
+    options = SETTINGS[setting] | {"attention_mask": mask, "num_return_sequences": COUNT, "max_new_tokens": 8}
     torch.manual_seed(3)
     candidates = model.generate(ids, **options)
     torch.manual_seed(3)
@@ -59,13 +58,8 @@ def test_the_choice_is_the_plainest_one_among_what_generate_returns(kind, option
 def test_a_tokenizer_pair_and_a_trained_model(model, tokenizers, pairs):
     ids = [torch.tensor(row) for row in tokenizers.encode_source(list(pairs))]
     ids, mask = padded(ids)
-    options = {
-        "attention_mask": mask,
-        "num_return_sequences": 6,
-        "max_new_tokens": 40,
-        "do_sample": True,
-        "temperature": 0.5,
-    }
+    options = {"attention_mask": mask, "num_return_sequences": 6, "max_new_tokens": 40}
+    options |= {"do_sample": True, "temperature": 0.5}
     chosen = model.generate(ids, custom_generate=MinimumBayesRisk(tokenizers), **options)
     assert tokenizers.decode_target(chosen) == list(pairs.values())
 
@@ -90,15 +84,11 @@ def test_scores_and_candidates_are_returned():
 
 def test_candidates_may_come_from_another_strategy():
     models, (ids, mask) = [model_of("heed", seed) for seed in (0, 1)], padded(sentences(9, 2, 6))
-    ensemble = BeamSearch(models=models[1:], num_beam_groups=2, diversity_penalty=1.0)
+    ensemble = BeamSearch(models=models[1:])
     options = {"attention_mask": mask, "num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 8}
     candidates = models[0].generate(ids, custom_generate=ensemble, **options)
-    found = models[0].generate(
-        ids,
-        custom_generate=MinimumBayesRisk(Letters(), candidates=ensemble),
-        return_dict_in_generate=True,
-        **options,
-    )
+    risk = MinimumBayesRisk(Letters(), candidates=ensemble)
+    found = models[0].generate(ids, custom_generate=risk, return_dict_in_generate=True, **options)
     assert torch.equal(found.candidate_sequences, candidates)
     rows = without_padding(candidates)
     assert all(row in rows[4 * number : 4 * number + 4] for number, row in enumerate(without_padding(found.sequences)))
@@ -119,19 +109,13 @@ def test_the_expected_utility_is_the_mean_of_sentence_chrf(texts):
     )
 
 
-@pytest.mark.parametrize(
-    ("keep", "count", "message"),
-    [
+def test_settings_that_leave_no_choice_are_refused():
+    model, source = model_of("heed"), torch.tensor([[20, 21]])
+    for keep, count, message in (
         (1, 1, "`num_return_sequences` must be at least 2"),
         (0, 4, "`keep` must be at least 1"),
         (5, 4, r"at most `num_return_sequences` \(4\), but is 5"),
-    ],
-)
-def test_settings_that_leave_no_choice_are_refused(keep, count, message):
-    with pytest.raises(ValueError, match=message):
-        model_of("heed").generate(
-            torch.tensor([[20, 21]]),
-            custom_generate=MinimumBayesRisk(Letters(), keep=keep),
-            do_sample=True,
-            num_return_sequences=count,
-        )
+    ):
+        risk = MinimumBayesRisk(Letters(), keep=keep)
+        with pytest.raises(ValueError, match=message):
+            model.generate(source, custom_generate=risk, do_sample=True, num_return_sequences=count)

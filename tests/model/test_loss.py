@@ -1,4 +1,4 @@
-"""The loss (section 5.4), and that it and its gradient do not depend on how an update is split."""
+"""The loss of both families (section 5.4): it and its gradient do not depend on how an update is split."""
 
 import copy
 from itertools import pairwise
@@ -9,33 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.versions_heed import cache_of
-from helpers import PAD, assert_near, padded, sentences, tiny_model
+from helpers import PAD, RECURRENT_VARIANTS, assert_near, assert_refused, collated, each_once, rows, tiny_model
 
-SOURCE_LENGTHS = (3, 9, 5, 2, 7, 4, 6, 8)
-TARGET_LENGTHS = (6, 1, 9, 3, 2, 8, 4, 5)
-LABELS = sum(TARGET_LENGTHS)
+KINDS = {"transformer": {}} | {
+    name: {"family": "recurrent", **options} for name, options in RECURRENT_VARIANTS.items()
+}
+FAMILIES = ("transformer", "default")
+of_both_families = pytest.mark.parametrize("kind", FAMILIES, ids=("transformer", "recurrent"))
 
-
-def rows():
-    torch.manual_seed(0)
-    return list(zip(sentences(*SOURCE_LENGTHS), sentences(*TARGET_LENGTHS), strict=True))
-
-
-def collated(pairs, side="right", extra=0):
-    """Return model inputs; `extra` adds that much padding behind the longest row."""
-    source, mask = padded([source for source, _ in pairs], side)
-    target, tokens = padded([target for _, target in pairs])
-    labels = target.masked_fill(tokens == 0, -100)
-    extend = torch.nn.functional.pad
-    return {
-        "input_ids": extend(source, (0, extra), value=PAD),
-        "attention_mask": extend(mask, (0, extra)),
-        "labels": extend(labels, (0, extra), value=-100),
-    }
+LABELS = 38  # of all rows
 
 
-def training_model():
-    return tiny_model(label_smoothing=0.1).train()
+def training_model(kind="transformer"):
+    return tiny_model(label_smoothing=0.1, **KINDS[kind]).train()
 
 
 def loss_and_gradient(model, batches, **kwargs):
@@ -50,22 +36,24 @@ def assert_same(ours, theirs):
     assert_near(ours[1], theirs[1], 2e-5)
 
 
-SPLITS = {"4x2": [2, 4, 6], "2x4": [4], "1x8": [1, 2, 3, 4, 5, 6, 7], "uneven": [1, 6]}
-
-
-@pytest.mark.parametrize("cuts", SPLITS.values(), ids=SPLITS)
-def test_loss_and_gradient_do_not_depend_on_the_micro_batches(cuts):
+def test_loss_and_gradient_do_not_depend_on_the_micro_batches():
     model, pairs = training_model(), rows()
     whole = loss_and_gradient(model, [collated(pairs)])
-    pieces = [pairs[start:stop] for start, stop in zip([0, *cuts], [*cuts, 8], strict=True)]
-    split = loss_and_gradient(model, [collated(piece) for piece in pieces], num_items_in_batch=LABELS)
-    assert_same(split, whole)
+    for cuts in ([2, 4, 6], [4], [1, 2, 3, 4, 5, 6, 7], [1, 6]):
+        pieces = [pairs[start:stop] for start, stop in zip([0, *cuts], [*cuts, 8], strict=True)]
+        split = loss_and_gradient(model, [collated(piece) for piece in pieces], num_items_in_batch=LABELS)
+        assert_same(split, whole)
 
 
-@given(order=st.permutations(range(8)), cuts=st.sets(st.integers(1, 7)), as_tensor=st.booleans())
-@settings(max_examples=15, deadline=None)
-def test_loss_and_gradient_do_not_depend_on_order_or_split(order, cuts, as_tensor):
-    model, pairs = training_model(), rows()
+@given(
+    order=st.permutations(range(8)),
+    cuts=st.sets(st.integers(1, 7)),
+    as_tensor=st.booleans(),
+    kind=st.sampled_from(["transformer", *KINDS]),
+)
+@settings(max_examples=16, deadline=None)
+def test_loss_and_gradient_do_not_depend_on_order_or_split(order, cuts, as_tensor, kind):
+    model, pairs = training_model(kind), rows()
     whole = loss_and_gradient(model, [collated(pairs)])
     shuffled, edges = [pairs[index] for index in order], [0, *sorted(cuts), 8]
     pieces = [collated(shuffled[start:stop]) for start, stop in pairwise(edges)]
@@ -73,20 +61,25 @@ def test_loss_and_gradient_do_not_depend_on_order_or_split(order, cuts, as_tenso
     assert_same(loss_and_gradient(model, pieces, num_items_in_batch=count), whole)
 
 
-@pytest.mark.parametrize(("side", "extra"), [("left", 0), ("right", 5), ("left", 3)])
-def test_loss_and_gradient_do_not_depend_on_padding(side, extra):
-    model, pairs = training_model(), rows()
-    assert_same(loss_and_gradient(model, [collated(pairs, side, extra)]), loss_and_gradient(model, [collated(pairs)]))
+@pytest.mark.parametrize(
+    ("kind", "padding"), each_once(KINDS, [("left", 0), ("right", 5), ("left", 3)], FAMILIES), ids=str
+)
+def test_loss_and_gradient_do_not_depend_on_padding(kind, padding):
+    model, pairs = training_model(kind), rows()
+    padded_more = loss_and_gradient(model, [collated(pairs, *padding)])
+    assert_same(padded_more, loss_and_gradient(model, [collated(pairs)]))
 
 
-def test_num_items_in_batch_is_the_divisor():
-    model, batch = training_model(), collated(rows())
+@of_both_families
+def test_num_items_in_batch_is_the_divisor(kind):
+    model, batch = training_model(kind), collated(rows())
     assert_near(model(**batch, num_items_in_batch=2 * LABELS).loss * 2, model(**batch).loss)
 
 
+@of_both_families
 @torch.no_grad()
-def test_the_training_loss_is_smoothed_and_the_evaluation_loss_is_the_likelihood():
-    model, batch = training_model(), collated(rows())
+def test_the_training_loss_is_smoothed_and_the_evaluation_loss_is_the_likelihood(kind):
+    model, batch = training_model(kind), collated(rows())
     outputs = model(**batch)
     log_probabilities = outputs.logits.double().log_softmax(-1)
     real = batch["labels"] != -100
@@ -97,9 +90,10 @@ def test_the_training_loss_is_smoothed_and_the_evaluation_loss_is_the_likelihood
     assert_near(model.eval()(**batch).loss.double(), likelihood)
 
 
-def test_the_decoder_reads_start_and_the_labels_before():
+@of_both_families
+def test_the_decoder_reads_start_and_the_labels_before(kind):
     labels = torch.tensor([[5, 6, 2], [7, 2, -100]])
-    model = tiny_model()
+    model = tiny_model(**KINDS[kind])
     assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 5, 6], [1, 7, 2]]
     labels = torch.tensor([[7, 2, -100, -100]])
     assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 7, 2, PAD]]
@@ -150,3 +144,27 @@ def test_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):
         weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before)
     assert weights[0].abs().max() > 1e-3
     assert_near(weights[1], weights[0], 2e-5)
+
+
+UNLEARNABLE = [
+    ([-100, 5], "must be padded on the right"),
+    ([-100, -100], "at least one label other than -100"),
+    ([99, 5], "below 99, but one is 99"),
+]
+
+
+def test_labels_that_a_recurrent_model_cannot_learn_from_are_errors():
+    model = tiny_model(family="recurrent")
+    assert_refused(UNLEARNABLE, lambda labels: model(torch.tensor([[5, 6]]), labels=torch.tensor([labels])))
+
+
+def test_what_a_recurrent_model_misses_is_named():
+    model, source = tiny_model(family="recurrent"), torch.tensor([[5, 6]])
+    with pytest.raises(ValueError, match="`decoder_input_ids` or, for a loss, `labels` must be given"):
+        model(source)
+    with pytest.raises(ValueError, match=r"Exactly one of `input_ids` and `inputs_embeds`.*neither"):
+        model(decoder_input_ids=source)
+    with pytest.raises(ValueError, match="`labels` must have the shape of the logits"):
+        model(source, decoder_input_ids=source, labels=torch.tensor([[5, 6, 7]]))
+    with pytest.raises(ValueError, match="`encoder_hidden_states` must be given"):
+        model.model.decoder(source)

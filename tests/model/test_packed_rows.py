@@ -11,7 +11,7 @@ from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import collate
 from heedful.packed_rows_heed import UNRESTRICTED, why_padded
 from heedful.training.loop.feed import on_device
-from heedful.training.loop.objective import RDrop
+from heedful.training.loop.objective import Objective
 from rows_attention import varlen_attn
 
 IDS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
@@ -117,14 +117,19 @@ def test_a_step_asks_the_device_for_no_number(varlen, monkeypatch, packs, r_drop
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     with torch.device("meta"):
         model = make_model()
-    batch = laid_end_to_end(make_rows(9), 2000, 0, 1) if packs else collate(make_rows(9), 0)
-    if r_drop:
-        model.objective = RDrop(3.0)
-        batch = model.objective.repeated(batch)
-    batch["target_places"] = (batch["labels"].flatten() != -100).nonzero()[:, 0]
-    batch = on_device(batch, torch.device("meta"))
-    model(**batch, num_items_in_batch=9, skip_logits=True).loss.backward()
-    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).is_meta
+    rows, objective = make_rows(9), Objective(3.0) if r_drop else None
+    rows = rows * 2 if r_drop else rows
+    batch = laid_end_to_end(rows, 2000, 0, 1) if packs else collate(rows, 0)
+    places = (batch["labels"].flatten() != -100).nonzero()[:, 0]
+    loss = model(
+        **on_device(batch | {"target_places": places}, torch.device("meta")),
+        num_items_in_batch=9,
+        skip_logits=True,
+        objective=objective,
+    ).loss
+    loss.flatten()[0].backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert norm.is_meta
 
 
 def test_nothing_is_asked_for_that_torch_may_leave_to_cudnn(monkeypatch):

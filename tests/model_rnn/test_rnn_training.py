@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_rnn_loss import collated, rows
 
 from heedful import HeedRNNForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.publishing.run_card import write_run_card
@@ -20,7 +19,7 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
-from helpers import SUTSKEVER, assert_refused, slow_but, tiny_rnn
+from helpers import SUTSKEVER, assert_refused, collated, rows, slow_but, tiny_rnn
 from rnn_process import CHANGES, OPTIONS, losses
 from tiny_runs import logged, tiny_recipe
 

@@ -1,13 +1,15 @@
 """A search for settings: what it tries, that it can be stopped, and what it ends in."""
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from heedful.proposals import tuning
 from heedful.proposals.tuning import knobs_of, tune, with_values
-from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.engine import TrainingEngine
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import read_recipe
 from tiny_runs import tiny_recipe
@@ -48,26 +50,29 @@ def test_a_bad_trial_is_given_up_before_its_end(found):
 
 
 def test_a_search_that_is_killed_goes_on_and_finds_the_same(found, recipe, tmp_path, monkeypatch):
-    train_on, trained = TrainingLoop._train_on, []
+    report, seen = tuning._report, []
 
-    def killed_in_the_third_trial(loop, update):
-        trained.append(loop.recipe.output)
-        if len(set(trained)) == 3 and trained.count(trained[-1]) == 4:
+    def killed_in_the_third_trial(trial, corpus, both_directions, update, loss):
+        seen.append(trial.number)
+        if len(set(seen)) == 3 and update == 4:
             raise RuntimeError("killed")
-        train_on(loop, update)
+        report(trial, corpus, both_directions, update, loss)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingLoop, "_train_on", killed_in_the_third_trial)
+        patch.setattr(tuning, "_report", killed_in_the_third_trial)
         with pytest.raises(RuntimeError, match="killed"):
             tune(recipe, tmp_path / "search", minutes=5, vary=FEW)
-    monkeypatch.setattr(TrainingLoop, "_train_on", lambda loop, update: trained.append(0) or train_on(loop, update))
-    again = tune(recipe, tmp_path / "search", minutes=5, vary=FEW)
-    assert again.trials == found.trials
-    assert trained.count(0) < 12  # the first two trials were not trained again
+    step, steps = TrainingEngine.step, []
+    monkeypatch.setattr(TrainingEngine, "step", lambda *args: steps.append(0) or step(*args))
+    assert tune(recipe, tmp_path / "search", minutes=5, vary=FEW).trials == found.trials
+    assert len(steps) < 12  # the first two trials were not trained again
 
 
 def test_a_search_whose_time_is_over_leaves_its_trial_for_the_next(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrainingLoop, "_is_late", lambda loop: loop.progress.update == 3)
+    step, steps = TrainingEngine.step, []
+    monkeypatch.setattr(TrainingEngine, "step", lambda *args: steps.append(0) or step(*args))
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 3600 * (len(steps) >= 3))
+    monkeypatch.setattr("heedful.training.loop.loop.time", clock)
     search = tune(recipe, tmp_path / "search", minutes=5, vary=FEW)
     assert search.trials == []
     assert search.has_unfinished
@@ -76,12 +81,9 @@ def test_a_search_whose_time_is_over_leaves_its_trial_for_the_next(recipe, tmp_p
 
 def test_a_trial_in_tf32_multiplies_by_it(tmp_path, monkeypatch):
     changes = {"optimization.mixed_precision": "tf32", "validation.every_updates": 2}
-    recipe, found = tiny_recipe(tmp_path / "run", changes), []
-    train_on = TrainingLoop._train_on
+    recipe, found, step = tiny_recipe(tmp_path / "run", changes), [], TrainingEngine.step
     monkeypatch.setattr(
-        TrainingLoop,
-        "_train_on",
-        lambda *args: found.append(torch.get_float32_matmul_precision()) or train_on(*args),
+        TrainingEngine, "step", lambda *args: found.append(torch.get_float32_matmul_precision()) or step(*args)
     )
     monkeypatch.setattr(
         tuning,

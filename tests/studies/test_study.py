@@ -92,12 +92,12 @@ def test_a_study_that_fails_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite_is_not_written(tmp_path, value):
-    study = Study("nothing", "?", lambda lab: Outcome({}, values={"x": value}), data="none")
-    with pytest.raises(ValueError, match="JSON"):
-        run_study(Lab(study), tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+def test_a_number_that_is_not_finite_is_not_written(tmp_path):
+    for value in (float("nan"), float("inf")):
+        study = Study("nothing", "?", lambda lab, value=value: Outcome({}, values={"x": value}), data="none")
+        with pytest.raises(ValueError, match="JSON"):
+            run_study(Lab(study), tmp_path / "out")
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_that_exists_is_an_error_before_anything_runs(tmp_path):
@@ -153,16 +153,22 @@ def test_a_header_tells_columns_and_their_formats_apart():
     assert table.markdown().splitlines()[-1] == "| 1 | 50% | c |"
 
 
-def test_a_finding_without_its_value_is_an_error():
-    with pytest.raises(KeyError, match="y"):
-        filled_findings({"values": {"x": 1}, "findings": ["{y:.1f}"]})
+def test_findings_quote_values_and_the_cells_of_tables_and_nothing_else():
+    rows = [["a", "x", 1, 0.5], ["a", "y", 2, 0.25], ["b", "x", 3, 0.125], [16, "x", 4, 1.0]]
+    tables = [{"name": "t", "columns": ["model", "kind", "10", "of all: share"], "rows": rows}]
+    results = {"values": {"x": 1}, "tables": tables}
+    quoted = "{x} {t[a, y][of all: share]:.0%} {t[b][10]} {t[16][kind]}"
+    assert filled_findings(results | {"findings": [quoted]}) == ["1 25% 3 x"]
+    for wrong in ("{y:.1f}", "{t[c][10]}", "{t[a][10]}", "{t[b][11]}"):
+        with pytest.raises(KeyError):
+            filled_findings(results | {"findings": [wrong]})
 
 
 def test_a_training_is_done_once_for_one_recipe(results, trainings, monkeypatch):
-    def trains(recipe, summary):
+    def trains(recipe):
         raise AssertionError
 
-    monkeypatch.setattr("heedful.studies.training._run_training", trains)
+    monkeypatch.setattr("heedful.training.run.train", trains)
     again = train_model("again", {**TINY, "seed": 5}, trainings)
     told = results["trainings"][1]
     assert (again.seconds, again.metrics, again.parameters) == (told["seconds"], told["metrics"], told["parameters"])
@@ -230,27 +236,24 @@ def test_the_command_line_wins_over_the_recipe_but_not_over_data_that_a_training
     assert lab.command() == "heedful study s --seed 3 --updates 7 --data builtin:train:50"
 
 
-@pytest.mark.parametrize(
-    ("kind", "data", "message"),
-    [
+def test_data_and_settings_that_a_study_cannot_use_are_errors():
+    for kind, data, message in (
         ("builtin", "corpora/multi30k", "must be builtin:train:COUNT for the study s"),
         ("builtin", "builtin:test:100", "must be builtin:train:COUNT"),
         ("builtin", "builtin:train:0", "must be builtin:train:COUNT"),
         ("none", "builtin:train:100", "must be empty for the study s"),
         ("folder", None, "must be a folder for the study s, but is empty instead"),
         ("folder", "no/such/folder", "must be a folder for the study s"),
-    ],
-)
-def test_data_that_a_study_cannot_use_is_an_error(kind, data, message):
-    with pytest.raises(ValueError, match=message):
-        Lab(Study("s", "?", found, data=kind), data=data)
-
-
-@pytest.mark.parametrize("settings", [{"seed": -1}, {"updates": 0}])
-def test_a_setting_out_of_range_is_an_error(settings):
-    (name,) = settings
-    with pytest.raises(ValueError, match=f"`--{name}` must be at least"):
-        Lab(PLAIN, **settings)
+    ):
+        with pytest.raises(ValueError, match=message):
+            Lab(Study("s", "?", found, data=kind), data=data)
+    for name, value in (("seed", -1), ("updates", 0)):
+        with pytest.raises(ValueError, match=f"`--{name}` must be at least"):
+            Lab(PLAIN, **{name: value})
+    with pytest.raises(ValueError, match=r"must be those of the study plain \(none\), but one is cell instead"):
+        Lab(PLAIN, changed=["cell=gru"])
+    with pytest.raises(ValueError, match="`--data` must be a folder for the study ladder"):
+        Lab(find_study("ladder"))
 
 
 def test_an_unknown_study_is_an_error_that_names_the_nearest():
@@ -264,12 +267,12 @@ def test_a_study_that_gives_other_tables_than_it_describes_is_an_error(tmp_path)
         run_study(Lab(study), tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_study_has_its_module_a_question_and_a_recipe(name):
-    study = find_study(name)
-    assert study.name == name
-    assert study.question.endswith("?")
-    assert study_recipe(dict(study.changes)).name == "study"
+def test_every_study_has_its_module_a_question_and_a_recipe():
+    for name in NAMES:
+        study = find_study(name)
+        assert study.name == name
+        assert study.question.endswith("?")
+        assert study_recipe(dict(study.changes)).name == "study"
 
 
 def test_the_command_lists_the_studies(capsys):
@@ -286,7 +289,7 @@ def test_the_command_runs_a_study(tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / "out" / "results.json").read_text())["seed"] == 4
 
 
-@pytest.mark.parametrize("option", [["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]])
-def test_options_without_a_study_are_an_error(option):
-    with pytest.raises(ValueError, match="name of a study must be given"):
-        app(["study", *option], standalone_mode=False)
+def test_options_without_a_study_are_an_error():
+    for option in (["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]):
+        with pytest.raises(ValueError, match="name of a study must be given"):
+            app(["study", *option], standalone_mode=False)

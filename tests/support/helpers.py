@@ -208,6 +208,24 @@ def pairwise(*axes) -> list[tuple]:
     return [tuple(axis[i] for axis, i in zip(axes, values, strict=True)) for values in sorted(chosen or every)]
 
 
+def rows() -> list:
+    """Return eight pairs of sentences of other lengths, with 38 target tokens."""
+    torch.manual_seed(0)
+    return list(zip(sentences(3, 9, 5, 2, 7, 4, 6, 8), sentences(6, 1, 9, 3, 2, 8, 4, 5), strict=True))
+
+
+def collated(pairs, side="right", extra=0) -> dict:
+    """Return model inputs; `extra` adds that much padding behind the longest row."""
+    source, mask = padded([source for source, _ in pairs], side)
+    target, tokens = padded([target for _, target in pairs])
+    extend = torch.nn.functional.pad
+    return {
+        "input_ids": extend(source, (0, extra), value=PAD),
+        "attention_mask": extend(mask, (0, extra)),
+        "labels": extend(target.masked_fill(tokens == 0, -100), (0, extra), value=-100),
+    }
+
+
 def assert_refused(cases, call, error=ValueError):
     """Call a function with each `(given, message)`; tell of all that raise no error or one without the message."""
     faults = []

@@ -1,7 +1,6 @@
 """The decoding strategies as plainly as they can be written: one sentence, lists, no cache, all from scratch."""
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -97,53 +96,43 @@ def gnmt(length, alpha):
 
 @dataclass
 class PlainBeamSearch:
-    """Beam search in groups; `next_token(tokens)` gives log-probabilities and attention weights."""
+    """Beam search; `next_token(tokens)` gives log-probabilities and attention weights."""
 
     next_token: Callable
     beams: int
     limit: int
-    groups: int = 1
-    diversity: float = 0.0
     penalty: Callable = power
     alpha: float = 1.0
     beta: float = 0.0
 
     def search(self):
         """Return `(score, tokens)` of all finished hypotheses, best first."""
-        running = [[(0.0, [START], 0.0)] for _ in range(self.groups)]
-        finished = [[] for _ in range(self.groups)]
+        running, finished = [(0.0, [START], 0.0)], []
         for length in range(1, self.limit + 1):
-            chosen = Counter()
-            for group in range(self.groups):
-                candidates = self.candidates(running[group], chosen)
-                running[group] = self.advance(candidates, finished[group], length, chosen) if candidates else []
-                chosen.update(tokens[-1] for _, tokens, _ in running[group])
-        return sorted((entry for group in finished for entry in group), key=lambda entry: -entry[0])
+            running = self.advance(self.candidates(running), finished, length) if running else []
+        return finished
 
-    def candidates(self, running, chosen):
-        ranked = []
+    def candidates(self, running):
+        found = []
         for score, tokens, coverage in running:
             log_probabilities, attention = self.next_token(tokens)
             for token, value in enumerate(log_probabilities.tolist()):
-                rank = score + value - self.diversity * chosen[token]
-                ranked.append((rank, (score + value, [*tokens, token], coverage + attention)))
-        return [candidate for _, candidate in sorted(ranked, key=lambda entry: -entry[0])]
+                found.append((score + value, [*tokens, token], coverage + attention))
+        return sorted(found, key=lambda entry: -entry[0])
 
-    def advance(self, candidates, finished, length, chosen):
-        size = self.beams // self.groups
+    def advance(self, candidates, finished, length):
         running = []
         for place, (score, tokens, coverage) in enumerate(candidates):
             if tokens[-1] in ENDS or length == self.limit:
-                if place < size:
-                    chosen[tokens[-1]] += 1
+                if place < self.beams:
                     finished.append((self.final(score, length, coverage), tokens))
-            elif len(running) < size:
+            elif len(running) < self.beams:
                 running.append((score, tokens, coverage))
-        finished[:] = sorted(finished, key=lambda entry: -entry[0])[:size]
-        if len(finished) < size or not running:
+        finished[:] = sorted(finished, key=lambda entry: -entry[0])[: self.beams]
+        if len(finished) < self.beams or not running:
             return running
         best = max(score for score, _, _ in running)
-        is_over = size == 1 or best / self.penalty(length, self.alpha) <= finished[-1][0]
+        is_over = self.beams == 1 or best / self.penalty(length, self.alpha) <= finished[-1][0]
         return [] if is_over else running
 
     def final(self, score, length, coverage):

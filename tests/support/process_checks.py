@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,8 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
 from heedful.data.encoding import PairEncoder
-from heedful.data.micro_batches import padding_share, split_update
+from heedful.data.micro_batches import split_update
 from heedful.data.sources import read_pairs
+from heedful.data.teacher import TeacherTokens
 from heedful.inference.teaching.distillation import write_teacher_tokens
 from heedful.training.loop import feed, validation
 from heedful.training.loop.feed import Feed
@@ -28,15 +30,16 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run_folder import store
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
+from row_lengths import padding_share
 from tiny_runs import SIZES, logged, tiny_recipe
 
 NO_DROPOUT = {"model.options.dropout": 0.0}
 STREAM = {"data.streaming": True, "data.pool_size": 70}
-R_DROP = {"optimization.r_drop": 5.0, "tokenizer.dropout": 0.2}
+R_DROP = {"optimization.r_drop": 5.0}
 # Everything against overfitting, most of which draws random numbers or leaves something out.
 REGULAR = {**R_DROP, "model.options.source_word_dropout": 0.1}
 SEVERAL = {"data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko"}}}
-SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}, "tokenizer.dropout": 0.1}
+SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}}
 END = 6
 
 
@@ -49,10 +52,16 @@ def write_teacher(folder: Path, tokenizers: TokenizerPair, pairs: str = "builtin
     return {"optimization.distillation": str(folder)}
 
 
+def with_teacher(corpus, recipe):
+    """Return a corpus with the teacher of a recipe."""
+    folder = recipe.optimization.distillation
+    return corpus if folder is None else replace(corpus, teacher=TeacherTokens(folder))
+
+
 def make_loop(folder: Path, changes: dict, corpus, accelerator) -> TrainingLoop:
     recipe = tiny_recipe(folder, {"optimization.token_budget": 700, **changes})
     recipe.folder.mkdir(exist_ok=True)
-    return TrainingLoop(recipe, corpus, accelerator)
+    return TrainingLoop(recipe, with_teacher(corpus, recipe), accelerator)
 
 
 def weights_of(folder: Path, update: int = END) -> dict[str, torch.Tensor]:
@@ -122,7 +131,7 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
     recipe = tiny_recipe(folder, {**REGULAR, **STREAM})
     folder.mkdir(exist_ok=True)
     corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
-    with patch("heedful.training.processes.collectives.CHUNK", 32), patch("heedful.data.epochs.bpe_dropout.CHUNK", 32):
+    with patch("heedful.training.processes.collectives.CHUNK", 32):
         updates = list(corpus.updates(1))
     rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
     exact = {"whole": resumes(folder / "whole", {**REGULAR, **STREAM}, corpus, accelerator, (3, 5))}

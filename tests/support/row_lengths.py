@@ -12,6 +12,12 @@ def padded_tokens(rows, source, target):
     return len(rows) * (max(source[row] for row in rows) + max(target[row] for row in rows)) if rows else 0
 
 
+def padding_share(batches, source, target):
+    """Return the share of padding, from 0 to 1, in all padded tokens of batches of row numbers."""
+    padded = sum(padded_tokens(batch, source, target) for batch in batches)
+    return 1 - sum(source[row] + target[row] for batch in batches for row in batch) / padded if padded else 0.0
+
+
 def rows_of(update):
     return sorted(row for bucket in update for row in bucket)
 

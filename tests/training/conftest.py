@@ -9,7 +9,7 @@ from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.run_folder.checkpoints import checkpoint_path
-from process_checks import write_teacher
+from process_checks import with_teacher, write_teacher
 from tiny_runs import tiny_recipe
 
 
@@ -35,7 +35,7 @@ def make_loop(corpus, tmp_path):
     def make(changes=None, folder=None, data=corpus) -> TrainingLoop:
         recipe = tiny_recipe(folder or tmp_path / "run", changes)
         recipe.folder.mkdir(exist_ok=True)
-        return TrainingLoop(recipe, data, make_accelerator(recipe.optimization))
+        return TrainingLoop(recipe, with_teacher(data, recipe), make_accelerator(recipe.optimization))
 
     return make
 

@@ -10,12 +10,14 @@ import torch
 from accelerate import Accelerator
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.micro_batches import padding_share, split_update
-from heedful.training.loop import feed, monitoring
+from heedful.data.micro_batches import split_update
+from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.monitoring import RunLog, training_values
-from heedful.training.processes.throughput import operations_of_pairs
 from heedful.training.run_folder.progress import Progress, new_window
+from heedful.training.speed import throughput
+from heedful.training.speed.throughput import operations_of_pairs
+from row_lengths import padding_share
 from tiny_runs import logged
 
 
@@ -30,46 +32,36 @@ def test_values_are_ratios_of_the_sums():
         "train/padding_share": pytest.approx(0.1),
         "train/waiting_share": 0.25,
     }
-
-
-def test_no_update_at_all_divides_nothing_by_zero():
-    values = training_values(new_window())
+    values = training_values(new_window())  # no update at all
     assert "train/target_tokens_per_s" in values
     assert not {"train/loss", "train/perplexity", "train/gradient_norm"} & values.keys()
     assert all(math.isfinite(value) for value in values.values())
 
 
-def test_every_value_is_logged_and_the_gradients_norm_is_that_of_the_gradient(make_loop, monkeypatch, tmp_path):
-    loop = make_loop({"optimization.token_budget": 500})
-    norms, step = [], loop.engine.optimizer.step
+def test_every_value_is_logged_and_the_gradients_norm_is_that_before_clipping(make_loop, monkeypatch, tmp_path):
+    norms = {}
+    for limit in (None, 0.01):
+        loop = make_loop(
+            {"optimization.token_budget": 500, "optimization.max_grad_norm": limit}, tmp_path / str(limit)
+        )
+        step, found = loop.engine.optimizer.step, norms.setdefault(limit, [])
 
-    def look_and_step():
-        norms.append(torch.cat([weight.grad.flatten() for weight in loop.engine.model.parameters()]).norm().item())
-        step()
+        def look_and_step(step=step, loop=loop, found=found):
+            found.append(torch.cat([weight.grad.flatten() for weight in loop.engine.model.parameters()]).norm().item())
+            step()
 
-    monkeypatch.setattr(loop.engine.optimizer, "step", look_and_step)
-    loop.run()
-    assert logged(tmp_path / "run", "train/gradient_norm") == pytest.approx(norms, rel=1e-5)
-    for name in (
-        "perplexity",
-        "learning_rate",
-        "target_tokens_per_s",
-        "padding_share",
-        "waiting_share",
-        "skipped_updates",
-    ):
-        assert len(logged(tmp_path / "run", f"train/{name}")) == 6, name
+        monkeypatch.setattr(loop.engine.optimizer, "step", look_and_step)
+        loop.run()
+    assert norms[0.01] == pytest.approx([0.01] * 6, rel=1e-3)
+    free, clipped = (logged(tmp_path / name, "train/gradient_norm") for name in ("None", "0.01"))
+    assert free == pytest.approx(norms[None], rel=1e-5)
+    assert clipped[0] == pytest.approx(free[0], rel=1e-6)
+    (tmp_path / "None").rename(tmp_path / "run")
+    names = "perplexity", "learning_rate", "target_tokens_per_s", "padding_share", "waiting_share", "skipped_updates"
+    assert [len(logged(tmp_path / "run", f"train/{name}")) for name in names] == [6] * len(names)
     assert logged(tmp_path / "run", "train/perplexity") == pytest.approx(
         [math.exp(loss) for loss in logged(tmp_path / "run", "train/loss")]
     )
-
-
-def test_the_logged_norm_is_that_before_clipping(make_loop, tmp_path):
-    make_loop({}, tmp_path / "free").run()
-    make_loop({"optimization.max_grad_norm": 0.01}, tmp_path / "clipped").run()
-    first = [logged(tmp_path / name, "train/gradient_norm")[0] for name in ("free", "clipped")]
-    assert first[1] == pytest.approx(first[0], rel=1e-6)
-    assert first[0] > 0.1
 
 
 def test_the_padding_share_is_that_of_the_batches(make_loop, tmp_path):
@@ -149,9 +141,10 @@ def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_mul
 
 
 def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(make_loop, monkeypatch, tmp_path):
-    monkeypatch.setattr(monitoring, "peak_operations", lambda device: 1e12)
-    monkeypatch.setattr(monitoring, "peak_memory", lambda device: 1.25)
+    monkeypatch.setattr(throughput, "peak_operations", lambda device: 1e12)
+    monkeypatch.setattr(throughput, "peak_memory", lambda device: 1.25)
     loop = make_loop()
+    loop.log.device = torch.device("cuda")
     write, told = loop.log.write_training, []
     monkeypatch.setattr(loop.log, "write_training", lambda *given: told.append(write(*given)) or told[-1])
     loop.run()

@@ -1,7 +1,6 @@
 """Two real processes give what one gives."""
 
 import json
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -116,9 +115,8 @@ def test_two_processes_resume_bit_for_bit_after_any_update(checks):
 def test_what_regularizes_resumes_bit_for_bit_and_draws_the_same_rows_on_every_process(checks, tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
     recipe = tiny_recipe(tmp_path, {**REGULAR, **STREAM})
-    with patch("heedful.data.epochs.bpe_dropout.CHUNK", 32):
-        corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
-        rows = [[*row["input_ids"], -1, *row["labels"]] for update in corpus.updates(1) for b in update for row in b]
+    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    rows = [[*row["input_ids"], -1, *row["labels"]] for update in corpus.updates(1) for b in update for row in b]
     mixed = list(prepare_corpus(tiny_recipe(tmp_path, SEVERAL), tmp_path / "tagged").updates(1))
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
     alone = make_loop(tmp_path / "rows", {**R_DROP, **STREAM}, corpus, make_accelerator(recipe.optimization))

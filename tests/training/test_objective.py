@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from heedful.data.micro_batches import MicroBatch
 from heedful.loss_heed import OutputLoss
-from heedful.training.loop.objective import Distillation, RDrop
+from heedful.training.loop.objective import Objective
 from heedful.training.model_of_recipe import check_model
 from helpers import tiny_model
 from process_checks import with_stand_in_for_dropout
@@ -34,42 +34,32 @@ def of_the_paper(logits, labels, alpha):
 def test_the_loss_is_half_of_the_papers():
     torch.manual_seed(1)
     logits, labels = torch.randn(4, 3, 7, dtype=torch.float64), torch.tensor([[1, 2, -100], [0, 6, 3]])
-    objective = RDrop(5.0)
-    found = objective(logits, torch.cat([labels, labels]), 0.0)
-    assert found == pytest.approx(of_the_paper(logits, labels, 5.0).item(), rel=1e-6)
-    (added,) = objective.take_added()
-    assert added == pytest.approx((found - RDrop(1e-9)(logits, torch.cat([labels, labels]), 0.0)).item())
-    assert objective.take_added() == (0,)
+    labels = torch.cat([labels, labels])
+    found, added, _ = Objective(5.0)(logits, labels, 0.0)
+    assert found == pytest.approx(of_the_paper(logits, labels[:2], 5.0).item(), rel=1e-6)
+    assert added == pytest.approx((found - Objective(1e-9)(logits, labels, 0.0)[0]).item())
 
 
-class KnownTeacher:
-    """Stands for the folder: k of the vocabulary's tokens at each place, with random probabilities."""
-
-    def __init__(self, tokens, vocabulary, k):
-        self.tokens = torch.rand(tokens, vocabulary).argsort(-1)[:, :k]
-        self.probabilities = torch.rand(tokens, k).softmax(-1)
-
-    def of(self, batch):
-        return self.tokens, self.probabilities
+def random_teacher(labels, vocabulary, k):
+    """Return k of the vocabulary's tokens at each label, with random probabilities."""
+    tokens = torch.rand(*labels.shape, vocabulary).argsort(-1)[..., :k]
+    return tokens, torch.rand(*labels.shape, k).softmax(-1)
 
 
 def test_the_loss_of_distillation_is_the_papers():
     torch.manual_seed(1)
     logits, labels = torch.randn(2, 3, 7), torch.tensor([[1, 2, -100], [0, 6, 3]])
-    teacher, expected, cross_entropies = KnownTeacher(5, 7, 3), 0.0, 0.0
-    places = [(row, place) for row in range(2) for place in range(3) if labels[row, place] != -100]
-    for number, (row, place) in enumerate(places):
+    (tokens, probabilities), expected, cross_entropies = random_teacher(labels, 7, 3), 0.0, 0.0
+    for row, place in (labels != -100).nonzero().tolist():
         log_p, label = logits[row, place].log_softmax(-1), labels[row, place]
         of_label = -0.9 * log_p[label] - 0.1 * log_p.mean()
-        for token, probability in zip(teacher.tokens[number], teacher.probabilities[number], strict=True):
+        for token, probability in zip(tokens[row, place], probabilities[row, place], strict=True):
             expected -= 0.3 * probability * log_p[token]
         expected += 0.7 * of_label
         cross_entropies += of_label
-    objective = Distillation(teacher, 0.3)
-    objective.repeated({})
-    assert objective(logits, labels, 0.1) == pytest.approx(expected.item(), rel=1e-6)
-    assert objective.take_added() == (0, pytest.approx((expected - cross_entropies).item(), rel=1e-5))
-    assert objective.take_added() == (0, 0)
+    found, r_drop, added = Objective(weight=0.3, teacher=(tokens, probabilities))(logits, labels, 0.1)
+    assert found == pytest.approx(expected.item(), rel=1e-6)
+    assert (r_drop, added) == (0, pytest.approx((expected - cross_entropies).item(), rel=1e-5))
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,42 +82,38 @@ def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alp
     once = torch.randint(vocabulary, (tokens,)).masked_fill(torch.rand(tokens) < ignored, -100)
     labels, found = torch.cat([once] * passes), []
     places = (labels != -100).nonzero()[:, 0]
-    teacher = KnownTeacher(int((once >= 0).sum()), vocabulary, min(8, vocabulary))
+    teacher = tuple(values.repeat(passes, 1) for values in random_teacher(once, vocabulary, min(8, vocabulary)))
+    objective = Objective(alpha, share, teacher if share else ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("heedful.training.loop.objective.LOGITS_AT_ONCE", 3 * vocabulary)  # so that there are parts
         for form in ("readable", "training"):
             states, weight, *bias = (leaf.clone().requires_grad_() for leaf in leaves)
-            objective, bias = RDrop(alpha) if alpha else None, bias[0] if has_bias else None
-            objective = Distillation(teacher, share, objective) if share else objective
-            objective.repeated({})
+            bias = bias[0] if has_bias else None
             if form == "readable":
                 logits = F.linear(states, weight, bias)
-                total = objective(logits[:, None], labels[:, None], smoothing)
+                sums = objective(logits, labels, smoothing)
             else:
-                total = OutputLoss.apply(states, weight, bias, labels, places, smoothing, objective)
-            (3 * total).backward()
+                sums = OutputLoss.apply(states, weight, bias, labels, places, smoothing, objective).expand(3)
+            (3 * sums[0]).backward()
             grads = [states.grad, weight.grad, *([bias.grad] if has_bias else [])]
-            found.append([total.detach(), torch.tensor(objective.take_added()), *grads])
+            found.append([sums.detach(), *grads])
     for one, other in zip(*found, strict=True):
         assert (one - other).abs().max() <= 2e-4 * max(1.0, other.abs().max().item())
 
 
 @pytest.mark.parametrize("family", ["transformer", "recurrent"])
 @pytest.mark.parametrize("skips", [False, True])
-def test_both_families_train_by_it_and_evaluate_without_it(family, skips):
-    model = tiny_model(family=family, label_smoothing=0.1, dropout=0.3).eval()
-    plain = model(**BATCH).loss
-    model.objective = RDrop(5.0)
-    assert torch.equal(model(**BATCH).loss, plain)
-    losses = []
+def test_both_families_train_by_it(family, skips):
+    model, losses = tiny_model(family=family, label_smoothing=0.1, dropout=0.3), []
+    batch = {name: torch.cat([values] * 2) for name, values in BATCH.items()}
     for alpha in (5.0, 1e-9):
-        model.objective = RDrop(alpha)
         torch.manual_seed(1)
-        losses.append(model.train()(**model.objective.repeated(BATCH), num_items_in_batch=5, skip_logits=skips).loss)
-        losses[-1].backward()
-    added = losses[0] - losses[1]
-    assert added > 0.01
-    assert model.objective.repeated(BATCH)["labels"].shape == (4, 3)
+        settings = {"objective": Objective(alpha), "num_items_in_batch": 5, "skip_logits": skips}
+        losses.append(model.train()(**batch, **settings).loss)
+        losses[-1][0].backward()
+    added = (losses[0] - losses[1]).tolist()
+    assert added[0] > 0.01
+    assert added[1] == pytest.approx(added[0], rel=1e-4)
 
 
 def change_of_one_update(make_loop, folder, token_budget, **more):
@@ -191,21 +177,10 @@ def test_a_micro_batch_that_did_not_fit_in_memory_is_not_logged(make_loop, tmp_p
 def test_rows_that_only_fill_in_count_for_nothing(make_loop):
     loop = make_loop(R_DROP)
     loop.engine.model.train()
-    sums = loop.engine.accumulate([MicroBatch(BATCH | {"attention_mask": torch.ones(2, 3)}, counts=False)], tokens=5)
+    rows = [{"input_ids": [5, 6, 7], "labels": [9, 10]}, {"input_ids": [7], "labels": [11, 5, 6]}]
+    sums = loop.engine.accumulate([MicroBatch(loop.engine.feed.tensors(rows), counts=False)], tokens=5)
     assert sums.tolist() == [0.0, 0.0, 0.0]
     assert not any(weight.grad.any() for weight in loop.engine.parameters)
-
-
-def test_a_run_in_bf16_that_was_stopped_goes_on_bit_for_bit(make_loop, tmp_path, weights_of):
-    changes = {**R_DROP, "optimization.mixed_precision": "bf16", "optimization.token_budget": 700}
-    make_loop(changes, tmp_path / "straight").run()
-    make_loop({**changes, "optimization.max_updates": 3}, tmp_path / "resumed").run()
-    make_loop({**changes, "resume": True}, tmp_path / "resumed").run()
-    ours, theirs = weights_of(tmp_path / "resumed", 6), weights_of(tmp_path / "straight", 6)
-    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
-    for name in ("train/loss", "train/r_drop"):
-        assert logged(tmp_path / "resumed", name) == logged(tmp_path / "straight", name)
-    assert all(value > 0 for value in logged(tmp_path / "straight", "train/r_drop"))
 
 
 def test_a_model_without_dropout_is_refused_before_anything_is_read(make_loop, tmp_path):

@@ -6,16 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful import HeedConfig, TokenizerPair
-from heedful.data.epochs.augmentation import AugmentationRules
-from heedful.files import write_text
+from heedful import HeedConfig
+from heedful.data.mixture import AugmentationRules
 from heedful.training.preparation import prepare_corpus
-from heedful.training.recipe_file import to_yaml
-from heedful.training.run_folder.checkpoints import checkpoint_path
-from heedful.training.run_folder.folder import check_output_folder
+from process_checks import write_teacher
 from tiny_runs import logged, tiny_recipe
 
-BPE_DROPOUT = {"tokenizer.dropout": 0.2}
 MODEL = {"model.options.source_word_dropout": 0.1, "model.options.target_word_dropout": 0.1}
 MODEL |= {"model.options.attention_dropout": 0.1, "model.options.activation_dropout": 0.1}
 RECURRENT = {"model.options": {"model_type": "heed_rnn", "hidden_size": 32, "embedding_size": 16, "dropout": 0.2}}
@@ -28,12 +24,16 @@ SEVERAL = {
     "data.temperature": 2.0,
     "data.augmentation": {"lower_case": 0.2, "typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
 }
+R_DROP = {"optimization.r_drop": 5.0}
 KINDS = {
-    "stream": BPE_DROPOUT | STREAM,
-    "all": {"optimization.r_drop": 5.0, **BPE_DROPOUT, **MODEL},
-    "parts and noise": {"optimization.r_drop": 5.0, **BPE_DROPOUT, **SEVERAL},
-    "recurrent": {"optimization.r_drop": 5.0, **BPE_DROPOUT, **RECURRENT},
+    "stream": STREAM,
+    "all": R_DROP | MODEL,
+    "parts and noise": R_DROP | SEVERAL,
+    "recurrent": R_DROP | RECURRENT,
+    "student": R_DROP | {"optimization.mixed_precision": "bf16"},
+    "recurrent student": RECURRENT,
 }
+FEW = {"data.train": "builtin:train:100"}
 
 
 @pytest.fixture(scope="module")
@@ -52,40 +52,28 @@ def data(tmp_path_factory):
     return of
 
 
-def rows_of(corpus, epoch=0):
-    return sorted(str(row) for update in corpus.updates(epoch) for bucket in update for row in bucket)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_stopped_in_an_epoch_and_after_one_goes_on_bit_for_bit(kind, make_loop, tmp_path, weights_of, data):
-    changes, found = {"optimization.token_budget": 700, **KINDS[kind]}, []
+    changes, found = FEW | KINDS[kind] | {"optimization.token_budget": 700}, []
     corpus = data(changes)
-    end = len(list(corpus.updates(0))) + 2
-    for stops in ((), (2, end - 1)):
+    if kind.endswith("student"):
+        changes |= write_teacher(tmp_path / "teacher", corpus.tokenizers, FEW["data.train"])
+    names = ["train/loss", *["train/r_drop"] * ("optimization.r_drop" in changes)]
+    names += ["train/distillation"] * ("optimization.distillation" in changes)
+    epoch = len(list(corpus.updates(0)))
+    assert epoch >= 2
+    for stops in ((), (1, epoch + 1)):
         folder = tmp_path / str(len(stops))
-        for number, stop in enumerate((*stops, end)):
+        for number, stop in enumerate((*stops, epoch + 2)):
             make_loop({**changes, "optimization.max_updates": stop, "resume": bool(number)}, folder, corpus).run()
-        found.append((weights_of(folder, end), logged(folder, "train/loss")))
+        found.append((weights_of(folder, epoch + 2), [logged(folder, name) for name in names]))
     assert found[0][1] == found[1][1]
-    assert len(found[0][1]) == end
+    assert [len(values) for values in found[0][1]] == [epoch + 2] * len(names)
     assert all(torch.equal(found[1][0][name], weight) for name, weight in found[0][0].items())
 
 
-def test_validation_test_and_the_saved_tokenizer_know_nothing_of_bpe_dropout(data, make_loop, tmp_path):
-    plain, dropped = data({}), data(BPE_DROPOUT)
-    assert dropped.validation.fingerprint() == plain.validation.fingerprint()
-    assert rows_of(dropped) != rows_of(plain)
-    assert rows_of(dropped, 0) != rows_of(dropped, 1)
-    make_loop({**BPE_DROPOUT, "optimization.max_updates": 1}, tmp_path / "run", dropped).run()
-    saved = TokenizerPair.from_pretrained(checkpoint_path(tmp_path / "run/checkpoints", 1))
-    text = "나는 학교에 갑니다."
-    assert saved.encode_source([text]) == plain.tokenizers.encode_source([text])
-    assert saved.source.backend_tokenizer.model.dropout is None
-
-
-@pytest.mark.parametrize("changes", [BPE_DROPOUT, BPE_DROPOUT | STREAM])
-def test_every_pair_comes_once_in_every_epoch_and_fits_its_bucket(data, changes):
-    corpus, plain = data(changes), data({})
+def test_every_pair_comes_once_in_every_epoch_of_a_stream_and_fits_its_bucket(data):
+    corpus, plain = data(STREAM), data({})
     decode = plain.tokenizers.source.decode
     wanted = sorted(decode(row["labels"]) for update in plain.updates(0) for bucket in update for row in bucket)
     for epoch in (0, 1):
@@ -94,25 +82,6 @@ def test_every_pair_comes_once_in_every_epoch_and_fits_its_bucket(data, changes)
         for bucket in (bucket for update in updates for bucket in update):
             longest = [max(len(row[side]) for row in bucket) for side in ("input_ids", "labels")]
             assert len(bucket) * sum(longest) <= 2000
-
-
-def test_the_data_are_known_by_their_pairs_whatever_was_dropped(make_loop, tmp_path, data):
-    corpus = data(BPE_DROPOUT)
-    make_loop({**BPE_DROPOUT, "optimization.max_updates": 2}, tmp_path / "run", corpus).run()
-    other = prepare_corpus(tiny_recipe(tmp_path, {**BPE_DROPOUT, "data.train": "builtin:train:299"}), tmp_path / "t")
-    with pytest.raises(ValueError, match="their rows have changed"):
-        make_loop({**BPE_DROPOUT, "resume": True}, tmp_path / "run", other)
-    assert make_loop({**BPE_DROPOUT, "resume": True}, tmp_path / "run", corpus).progress.update == 2
-
-
-def test_bpe_dropout_may_be_changed_where_changes_are_allowed(make_loop, tmp_path, data):
-    loop = make_loop({"optimization.max_updates": 1}, tmp_path / "run", data({}))
-    loop.run()
-    write_text(tmp_path / "run/recipe.yaml", to_yaml(loop.recipe))
-    changes = {**BPE_DROPOUT, "resume": True}
-    with pytest.raises(ValueError, match=r"`tokenizer.dropout` must be as in the run that is resumed \(0.0\)"):
-        check_output_folder(tiny_recipe(tmp_path / "run", changes))
-    check_output_folder(tiny_recipe(tmp_path / "run", {**changes, "allow_changes": True}))
 
 
 def test_the_keys_of_the_guide_exist(tmp_path):
@@ -129,12 +98,13 @@ def test_the_keys_of_the_guide_exist(tmp_path):
             assert hasattr(HeedConfig(), name) or hasattr(AugmentationRules(), name)
 
 
-def test_wrong_recipes_are_refused_by_name(tmp_path):
-    cases = [
-        ({"tokenizer.dropout": 1.0}, r"`tokenizer.dropout` must be at least 0 and below 1, but is 1.0"),
-        ({"tokenizer.dropout": -0.1}, r"`tokenizer.dropout` must be at least 0 and below 1, but is -0.1"),
-        ({"tokenizer.dropout": 0.1, "tokenizer.algorithm": "unigram"}, r"0 unless `tokenizer.algorithm` is bpe"),
-    ]
-    for changes, message in cases:
-        with pytest.raises(ValueError, match=message):
-            tiny_recipe(tmp_path, changes)
+def test_a_removed_key_is_read_where_it_is_off_and_refused_with_the_reason_where_it_is_on(tmp_path):
+    for off in (0.0, 0, None):
+        assert tiny_recipe(tmp_path, {"tokenizer.dropout": off}) == tiny_recipe(tmp_path)
+    must = (
+        r"`tokenizer.dropout` must be left out, but is 0.1 instead: it was removed \(BPE-dropout lost in every row of "
+    )
+    with pytest.raises(ValueError, match=must) as error:
+        tiny_recipe(tmp_path, {"tokenizer.dropout": 0.1})
+    page = str(error.value).rpartition(" ")[2].rstrip(").")
+    assert "BPE-dropout" in (Path(__file__).parents[2] / page).read_text(encoding="utf-8")

@@ -218,7 +218,6 @@ def test_a_harmless_change_is_allowed(change):
         {"data.train": "builtin:train:301"},
         {"data.cleaning": {"max_ratio": 3}},
         {"tokenizer.vocab_size": 401},
-        {"tokenizer.dropout": 0.1},
         {"optimization.r_drop": 5.0},
         {"validation.select": "chrf"},
         {"model.options": {"dropout": 0.2}},

@@ -12,9 +12,8 @@ from transformers.utils import logging as transformers_logging
 
 from heedful import HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.micro_batches import padding_share
 from heedful.training.trainer.batches import divide_update
-from row_lengths import lengths, natural_lengths, rows_of, several
+from row_lengths import lengths, natural_lengths, padding_share, rows_of, several
 from trainer_runs import (
     SOURCES,
     TARGETS,

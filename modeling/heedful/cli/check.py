@@ -1,11 +1,12 @@
 """For those who check: recipes, runs, models and rivals, the paper's claims, and what is installed here."""
 
 import json
+import sys
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from typer import Argument, Exit, Option
+from typer import Argument, Context, Exit, Option
 
 from heedful.cli import options
 from heedful.files import read_lines, write_text
@@ -94,7 +95,7 @@ def compare(
     device: options.Device = None,
 ):
     """Compare systems with the first: paired tests of BLEU, chrF, TER, exact match, error rates; who wins where."""
-    from heedful.data.sources import read_pairs, references_of
+    from heedful.data.sources import references_of
     from heedful.evaluation import comparison, metrics
 
     options.check_output(output, "--output", [*data, *chain.from_iterable(system.split(",") for system in systems)])
@@ -111,20 +112,18 @@ def compare(
         raise ValueError(
             f"`{given[0]}` must be left out where no model translates, but files of predictions are given."
         )
-    where = data[0] if len(data) == 1 else data
-    pairs = list(read_pairs(where, source=source, target=target, split="test", references=references))
+    pairs = list(options.read_pairs(data, source, target, split="test", references=references))
     accepted = references_of(pairs)
     metrics.references_left(ignore, accepted)  # raises now what it would raise when all is translated
     texts = {place: comparison.read_predictions(Path(place), len(pairs)) for place in files}
     from heedful.inference.loading import model_folder
-    from heedful.inference.translation import Translator
 
     options.quieten()
     sources = [pair["source"] for pair in pairs]
     folders = {place: model_folder(place) for place in places if place not in files}
     for place, folder in folders.items():
-        translator = Translator.from_pretrained(folder, device)
-        texts[place] = [best.text for best, *_ in translator.translate(sources, **search)]
+        translations = options.load_translator(folder, device).translate(sources, **search)
+        texts[place] = [best.text for best, *_ in translations]
     translated = {name: [texts[place] for place in seeds] for name, seeds in named.items()}
     result = comparison.compare_translations(translated, accepted, sources, settings)
     if output is not None:
@@ -140,10 +139,11 @@ def study(
     data: Annotated[
         str | None, Option(help="Other data, if it can be: builtin:[bold]train[/bold]:COUNT, or a folder.")
     ] = None,
+    settings: Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]…", help="Settings of the study.")] = None,
 ):
     """Run one of the paper's arguments as an experiment: tables, figures and findings in a folder.
 
-    Trained models are kept in the folder `trainings` beside the output, and found there the next time.
+    Trained models are kept in the folder `trainings` next to the output, and found there the next time.
     """
     from heedful.studies.catalogue import NAMES, find_study
     from heedful.studies.study import Lab, run_study
@@ -155,39 +155,36 @@ def study(
             print(f"{known:<12}{find_study(known).question}")
         return
     folder = output or Path("runs/studies") / name
-    lab = Lab(find_study(name), seed, updates, data, folder.parent / "trainings")
+    lab = Lab(find_study(name), seed, updates, data, folder.parent / "trainings", changed=settings or ())
     options.quieten()
     print(run_study(lab, folder) / "report.md")
 
 
 def complexity(
-    d_model: Annotated[int, Option(help="Width d of every layer.")] = 512,
-    heads: Annotated[int, Option(help="Of self-attention.")] = 8,
-    neighbourhood: Annotated[int, Option(help="Positions that a restricted query sees each way, r.")] = 32,
-    kernel_width: Annotated[int, Option(help="Of a convolution, k; odd.")] = 3,
-    cell: Annotated[Literal["rnn", "gru", "lstm"], Option(help="Of the recurrent layer.")] = "lstm",
-    lengths: Annotated[str, Option(help="Numbers of positions n to time.")] = "64,128,256,512,1024,2048,4096",
-    reach_lengths: Annotated[str, Option(help="Of them up to 256, to look for paths in.")] = "16,32,64,128",
-    rounds: Annotated[int, Option(help="How often each layer is timed, in turns.")] = 5,
-    seed: Annotated[int, Option(help="Of weights and inputs.")] = 0,
-    output: Annotated[Path | None, Option("-o", "--output", help="New folder for figure, tables and JSON.")] = None,
+    context: Context,
+    seed: int = 0,
+    output: Annotated[Path | None, Option("-o", "--output")] = None,
     as_json: options.AsJson = False,
 ):
-    """Measure Table 1 of the paper here: operations, steps, paths, time and memory of attention and its rivals."""
-    from heedful.studies.complexity.settings import ComplexitySettings, numbers_of
+    """Measure Table 1 of the paper: the earlier name of `heedful study complexity`."""
+    from heedful.studies.catalogue import find_study
+    from heedful.studies.report import render_report
+    from heedful.studies.study import Lab, results_of, run_study
 
-    spans = numbers_of("lengths", lengths), numbers_of("reach_lengths", reach_lengths)
-    settings = ComplexitySettings(d_model, heads, neighbourhood, kernel_width, cell, *spans, rounds, seed)
-    from heedful.studies.complexity.report import as_json as written
-    from heedful.studies.complexity.report import make_report, tables, write_report
-
+    words = iter(" ".join(context.args).replace("=", " ").split())
+    settings = [f"{name.lstrip('-').replace('-', '_')}={value}" for name, value in zip(words, words, strict=False)]
+    lab = Lab(find_study("complexity"), seed, changed=settings)
+    print(f"heedful complexity is now: {lab.command()}", file=sys.stderr)
     options.quieten()
-    report = make_report(settings) if output is None else write_report(settings, output)
-    print(written(report) if as_json else tables(report))
+    if output is None:
+        results = results_of(lab, lab.study.run(lab))
+    else:
+        results = json.loads((run_study(lab, output) / "results.json").read_text(encoding="utf-8"))
+    options.print_result(results, render_report(results), as_json)
 
 
 def version():
-    """Print the versions of Heedful and of what it stands on."""
+    """Print the versions of Heedful and of the packages under it."""
     from importlib.metadata import version as version_of
 
     for name in ("heedful", "transformers", "torch", "tokenizers", "datasets", "accelerate"):

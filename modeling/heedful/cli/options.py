@@ -1,4 +1,4 @@
-"""What several commands share: their options and arguments, and a quiet terminal."""
+"""What several commands share: options and arguments, their checks, output files, and a quiet terminal."""
 
 import gc
 import gzip
@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from functools import wraps
 from inspect import signature
 from io import TextIOWrapper
 from pathlib import Path
@@ -47,11 +48,12 @@ Revision = Annotated[str | None, Option(help="Branch, tag or commit of a model o
 RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="A YAML file, or a name that `heedful recipes` lists.")]
 Overrides = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")]
 AsJson = Annotated[bool, Option("--json", help="Print the results as JSON.")]
+TextFile = Annotated[Path | None, Option("-o", "--output", help="File to write; else standard output.")]
 NewFolder = Annotated[Path, Argument(metavar="OUT", help="Folder to write; it must not exist.")]
 
 
 class TakesSentences(TyperCommand):
-    """A command that tells how a sentence that begins with - is given, where it is taken for an option."""
+    """A command whose error says how to give a sentence that begins with - and was taken for an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments as every command does."""
@@ -64,7 +66,7 @@ class TakesSentences(TyperCommand):
 
 
 @contextmanager
-def quick_start(model: str) -> Iterator[None]:
+def quick_start(model: str | Path) -> Iterator[None]:
     """Import and load without what takes a second and is not needed: collecting garbage, and torchao.
 
     transformers imports torchao wherever it is installed; only weights that were quantized by it need it.
@@ -81,6 +83,15 @@ def quick_start(model: str) -> Iterator[None]:
         if is_first:  # what was imported stays: the next collection need not look through it
             gc.freeze()
         gc.enable()
+
+
+def load_translator(model: str | Path, device: str | None = None, revision: str | None = None, **settings: Any) -> Any:
+    """Load a `Translator`, quickly and quietly."""
+    with quick_start(model):
+        from heedful.inference.translation import Translator
+
+        quieten()
+        return Translator.from_pretrained(model, device, revision, **settings)
 
 
 # All but the tab and the end of a line.
@@ -113,9 +124,9 @@ class TerminalOutput:
 
 
 LONGEST_MESSAGE = 2000  # characters
-# What warns of its own insides: what it was not built with here, and a cache of fonts.
+# What warns of its internals: what it was built without here, and a cache of fonts.
 TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
-# How the functions behind commands call what the commands call otherwise.
+# Parameters of the functions behind commands, and what those commands call them.
 OTHER_NAMES = {
     "location": ("data", "pairs"),
     "num_return_sequences": ("n_best",),
@@ -137,27 +148,25 @@ def typed_names(command: Callable[..., Any]) -> dict[str, str]:
     return others | typed
 
 
-@contextmanager
-def errors_in_typed_names(typed: dict[str, str]) -> Iterator[None]:
-    """Put into an error what the user typed, in place of a parameter's name between backticks."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        if len(error.args) == 1 and isinstance(error.args[0], str):
-            text = re.sub(r"`(\w+)`", lambda found: f"`{typed.get(found[1], found[1])}`", error.args[0])
-            error.args = (text,)
-        raise
-
-
-@contextmanager
-def terminal_of(command: Callable[..., None]) -> Iterator[None]:
-    """Write through `TerminalOutput` at a terminal; elsewhere a command's output is data, and stays.
+def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that writes through `TerminalOutput` at a terminal; elsewhere its output is data, and stays.
 
     Its errors name what the user typed and not the parameter of a function: `--data` and not `location`.
     """
-    output = redirect_stdout(TerminalOutput(sys.stdout)) if sys.stdout.isatty() else nullcontext()
-    with output, errors_in_typed_names(typed_names(command)):
-        yield
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        output = redirect_stdout(TerminalOutput(sys.stdout)) if sys.stdout.isatty() else nullcontext()
+        try:
+            with output:
+                command(*args, **kwargs)
+        except (ValueError, OSError) as error:
+            if len(error.args) == 1 and isinstance(error.args[0], str):
+                typed = typed_names(command)
+                error.args = (re.sub(r"`(\w+)`", lambda found: f"`{typed.get(found[1], found[1])}`", error.args[0]),)
+            raise
+
+    return run
 
 
 def without_its_end(message: str) -> str:
@@ -189,8 +198,22 @@ def check_pairs_file(output: Path, inputs: Iterable[str | Path] = ()) -> None:
         raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
 
 
-def tell(message: str) -> None:
-    """Write a message to standard error, on lines of its own above the bars there."""
+def check_apart(**given: Any) -> None:
+    """Raise a `ValueError` that names the options if more than one of these is given."""
+    names = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, False)]
+    if len(names) > 1:
+        raise ValueError(f"`{names[0]}` must not come with {names[1]}.")
+
+
+def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> Any:
+    """Read the pairs that the command line names: one place, or two text files."""
+    from heedful.data.sources import read_pairs as read
+
+    return read(data[0] if len(data) == 1 else data, source, target, **settings)
+
+
+def report(message: str) -> None:
+    """Write a message to standard error, on separate lines above the bars there."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if bars is None:
         print(visible(message), file=sys.stderr)
@@ -203,7 +226,7 @@ class VisibleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the text of a record."""
-        tell(self.format(record))
+        report(self.format(record))
 
 
 def set_up_output(level: str) -> None:
@@ -221,11 +244,11 @@ def set_up_output(level: str) -> None:
 def plain_warnings() -> Iterator[None]:
     """Show of warnings what they say, without the line of code that warned."""
 
-    def tell_warning(message: Warning | str, *_: Any, **__: Any) -> str:
-        tell(f"warning: {message}")
+    def report_warning(message: Warning | str, *_: Any, **__: Any) -> str:
+        report(f"warning: {message}")
         return ""  # nothing is left to be written
 
-    written, warnings.formatwarning = warnings.formatwarning, tell_warning
+    written, warnings.formatwarning = warnings.formatwarning, report_warning
     try:
         yield
     finally:
@@ -283,5 +306,5 @@ def print_result(values: dict[str, Any], text: object, as_json: bool) -> None:
 
 
 def writes_unicode() -> bool:
-    """Tell whether standard output takes every character."""
+    """Return whether standard output takes every character."""
     return (sys.stdout.encoding or "utf-8").lower().startswith("utf")

@@ -1,6 +1,5 @@
 """For those who publish: `heedful push`, `convert` and `export`."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +8,7 @@ from typer import Argument, Option, Typer
 
 from heedful.cli import options
 
-export = Typer(name="export", help="Write a model for an engine outside Python.", no_args_is_help=True)
+export = Typer(help="Write a model for an engine outside Python.", no_args_is_help=True)
 Sentences = Annotated[
     Path | None,
     Option(help="Text file in the source language, one sentence a line. Default: the run's, or built-in."),
@@ -60,10 +59,10 @@ def card(
     from heedful.publishing.finetuned_card import write_finetuned_card
 
     options.quieten()
-    told: dict[str, Any] = {"license": license, "datasets": dataset, "base_model": base_model, "task": task}
-    told |= {"source_language": source_language, "target_language": target_language}
-    told |= {"name": name} if name else {}
-    print(write_finetuned_card(model, overwrite=overwrite, scores=scores or (), **told))
+    facts: dict[str, Any] = {"license": license, "datasets": dataset, "base_model": base_model, "task": task}
+    facts |= {"source_language": source_language, "target_language": target_language}
+    facts |= {"name": name} if name else {}
+    print(write_finetuned_card(model, overwrite=overwrite, scores=scores or (), **facts))
 
 
 def convert(
@@ -88,7 +87,7 @@ def convert(
 def page(
     models: Annotated[list[str], Argument(metavar="MODEL…", help="Folders of saved models, or their ids on the Hub.")],
     output: Annotated[Path, Option("--output", "-o", help="The page to write; it ends in .html.")],
-    example: Annotated[str | None, Option(help="Text that stands in the page. Default: a built-in one.")] = None,
+    example: Annotated[str | None, Option(help="Text to begin with. Default: a built-in one.")] = None,
 ):
     """Write a page that translates without any network and shows how: one file, with the models inside."""
     from heedful.publishing.web.page import write_page
@@ -97,6 +96,8 @@ def page(
     print(write_page(models, output, example))
 
 
+@export.command("onnx")
+@options.safe_at_terminals
 def export_to_onnx(
     model: options.AnyModel,
     target: options.NewFolder,
@@ -117,6 +118,8 @@ def export_to_onnx(
     print(f"{result.size / 1e6:,.1f} MB in {quantization}\nmodel: {result.folder}")
 
 
+@export.command("ctranslate2")
+@options.safe_at_terminals
 def export_to_ctranslate2(
     model: options.AnyModel,
     target: options.NewFolder,
@@ -139,6 +142,8 @@ def export_to_ctranslate2(
     print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")
 
 
+@export.command("transformers")
+@options.safe_at_terminals
 def export_to_transformers(
     model: options.AnyModel,
     target: options.NewFolder,
@@ -160,6 +165,8 @@ def export_to_transformers(
     print(f"logits differ by {result.difference:.1e} at most\nmodel: {result.folder}")
 
 
+@export.command("web")
+@options.safe_at_terminals
 def export_to_web(
     model: options.AnyModel,
     target: options.NewFolder,
@@ -181,11 +188,3 @@ def export_to_web(
 def _print_comparisons(comparisons) -> None:
     for search, comparison in comparisons.items():
         print(f"{search}: {len(comparison.differences)} of {comparison.sentences} sentences differ from generate()'s")
-
-
-EXPORTS: dict[str, Callable[..., None]] = {
-    "onnx": export_to_onnx,
-    "ctranslate2": export_to_ctranslate2,
-    "transformers": export_to_transformers,
-    "web": export_to_web,
-}

@@ -1,10 +1,9 @@
 """For those who start: the recipes and sizes that come with the package, and a first one of their own."""
 
-import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -49,43 +48,6 @@ def init(
     output = output or Path(f"{data[0].name.split('.')[0]}.yaml")
     told = write_first_recipe(data, output, source, target)
     print(*told, f"recipe: {output}", f"Now: heedful train {shlex.quote(str(output))}", sep="\n")
-
-
-def pairs(
-    task: Annotated[
-        Literal["spelling", "spacing", "scan", "numbers", "dates", "reverse"], Argument(help="What is to be learned.")
-    ],
-    output: Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz.")],
-    texts: Annotated[
-        str | None,
-        Option(help="Right texts (spelling, spacing), a file or whatever `data.train` takes; or a file of SCAN."),
-    ] = None,
-    column: Annotated[
-        str | None, Option(help="Theirs, or their language. Default: the first; a plain line is one.")
-    ] = None,
-    count: Annotated[int | None, Option(min=1, help="Of pairs. Default: one for each text.")] = None,
-    seed: Annotated[int, Option(min=0, help="Another one gives other pairs.")] = 1,
-    typos: Annotated[float | None, Option(help="Of spelling: share of the words. Default: 0.1.")] = None,
-    language: Annotated[str | None, Option(help="Of numbers and dates. Default: en.")] = None,
-    nouns: Annotated[
-        str | None, Option(help="Of Korean spacing: a file of nouns that take those of the texts' places.")
-    ] = None,
-    lengths: Annotated[
-        str | None, Option(help="Fewest and most symbols (reverse: 1-25) or actions (scan: all).")
-    ] = None,
-    symbols: Annotated[int | None, Option(help="Of reverse: how many there are. Default: 50.")] = None,
-):
-    """Make pairs for a task that is no translation: columns `source` and `target`."""
-    from heedful.data.tasks.task_pairs import TaskPairs
-
-    options.check_pairs_file(output)
-    made = TaskPairs(task, texts, column, typos, language, nouns, lengths, symbols).pairs(count, seed)
-    written = 0
-    with options.writing(output) as stream:
-        for source, target in made:
-            written += 1
-            print(json.dumps({"source": source, "target": target}, ensure_ascii=False), file=stream)
-    print(f"{written:,} pairs in {output}", file=sys.stderr)
 
 
 def tune(

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from heedful.files import check_at_least
+
 Row = dict[str, list[int]]  # `input_ids` and `labels` of one pair
 TokenCounts = Sequence[int] | np.ndarray
 
@@ -35,9 +37,9 @@ class BatchingSettings:
     seed: int = 0  # of the random order
 
     def __post_init__(self):
-        _check_whole_number("buckets_per_update", self.buckets_per_update, 1)
-        _check_whole_number("tokens_per_update", self.tokens_per_update, self.buckets_per_update)
-        _check_whole_number("seed", self.seed, 0)
+        check_at_least(1, buckets_per_update=self.buckets_per_update)
+        check_at_least(self.buckets_per_update, tokens_per_update=self.tokens_per_update)
+        check_at_least(0, seed=self.seed)
 
 
 class UpdateBatches:
@@ -71,7 +73,7 @@ class UpdateBatches:
         Every row comes exactly once. The last update may have fewer buckets than the others; the number of updates is
         the same in every epoch. `pool` changes the random numbers as well.
         """
-        _check_whole_number("epoch", epoch, 0)
+        check_at_least(0, epoch=epoch)
         # The raw output of a bit generator is the one thing numpy promises never to change.
         generator = np.random.PCG64(np.random.SeedSequence([self.settings.seed, epoch, pool]))
         cut = self._draw_cut(generator)
@@ -110,7 +112,7 @@ def stream_updates(
     The last, usually incomplete, update of a pool goes into the next pool. The larger `pool_size`, the rows read at a
     time, the less padding and the better the shuffling. Each epoch, from 0, has its own order.
     """
-    _check_whole_number("pool_size", pool_size, 1)
+    check_at_least(1, pool_size=pool_size)
     stream = iter(rows)
     waiting: list[Row] = []
     for pool_number in count():
@@ -125,11 +127,6 @@ def stream_updates(
         *complete, last = updates
         yield from complete
         waiting = [row for bucket in last for row in bucket]
-
-
-def _check_whole_number(name: str, value: int, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
-        raise ValueError(f"`{name}` must be a whole number of at least {minimum}, but is {value!r} instead.")
 
 
 class _Plan(NamedTuple):
@@ -155,14 +152,6 @@ class _Cells:
     def __init__(self, source_lengths: TokenCounts, target_lengths: TokenCounts):
         source, target = np.asarray(source_lengths, dtype=np.int64), np.asarray(target_lengths, dtype=np.int64)
         self.rows = len(source)
-        if self.rows != len(target):
-            raise ValueError(
-                "`source_lengths` and `target_lengths` must have the same number of rows, "
-                f"but have {self.rows} and {len(target)} instead."
-            )
-        for name, lengths in (("source_lengths", source), ("target_lengths", target)):
-            if self.rows and lengths.min() < 0:
-                raise ValueError(f"`{name}` must not be negative, but holds {lengths.min()} instead.")
         self.tokens = int(source.sum() + target.sum())
         base = int(target.max()) + 1 if self.rows else 1
         cells, of_row, self.counts = np.unique(source * base + target, return_inverse=True, return_counts=True)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import repeat
+from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, cast
 
 from heedful.files import check_at_least, shortened
@@ -82,8 +82,8 @@ class CleaningReport:
         counts = [("kept", self.kept, f"of {total:,}")]
         counts += [(reason, self.dropped[reason], why) for reason, why in REASONS.items() if self.dropped[reason]]
         lines = []
-        for name, count, note in counts:
-            lines.append(f"{name:<10} {count:>12,}  {note}")
+        for name, number, note in counts:
+            lines.append(f"{name:<10} {number:>12,}  {note}")
             for source, target in self.examples.get(name, ()):
                 lines.append(f"{'':<25}{shortened(source)} → {shortened(target)}")
         return "\n".join(lines)
@@ -104,16 +104,15 @@ def clean_pairs(
     """
     from datasets import IterableDataset
 
-    report = CleaningReport()
-    judge = _Judge(rules, list(held_out) if rules.drop_overlap else [], report, both_directions)
+    report, rows = CleaningReport(), list(held_out) if rules.drop_overlap else []
+    sources, targets = (frozenset(row[side].strip() for row in rows) for side in ("source", "target"))
+    judge = _Judge(rules, sources, sources | targets, both_directions, report)
     if isinstance(pairs, IterableDataset):
         arguments = {"pairs": pairs, "judge": judge}
         stream = IterableDataset.from_generator(_clean_stream, features=pairs.features, gen_kwargs=arguments)
         return cast("IterableDataset", stream), report
     parts = pairs["part"][:] if "part" in pairs.column_names else repeat(0)
-    columns = zip(pairs["source"][:], pairs["target"][:], parts, strict=False)
-    kept = [index for index, pair in enumerate(columns) if judge.keeps(*pair)]
-    judge.check_that_some_are_left()
+    kept = list(judge.kept(zip(count(), pairs["source"][:], pairs["target"][:], parts, strict=False)))
     return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), report
 
 
@@ -141,39 +140,32 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
 
 
 def _clean_stream(pairs: "IterableDataset", judge: "_Judge") -> Iterator[dict[str, str]]:
-    judge.begin()
-    for pair in pairs:
-        if judge.keeps(pair["source"], pair["target"]):
-            yield pair
-    judge.check_that_some_are_left()
+    return judge.kept((pair, pair["source"], pair["target"], 0) for pair in pairs)
 
 
+@dataclass(frozen=True)
 class _Judge:
     """Applies the rules to one pair after another."""
 
-    def __init__(
-        self,
-        rules: CleaningRules,
-        held_out: Sequence[Mapping[str, str]],
-        report: CleaningReport,
-        both_directions: bool,
-    ):
-        self.rules, self.both_directions = rules, both_directions
-        self.held_out_sources = frozenset(row["source"].strip() for row in held_out)
-        self.held_out_texts = self.held_out_sources | {row["target"].strip() for row in held_out}
-        self.report = report
-        self.begin()
+    rules: CleaningRules
+    held_out_sources: frozenset[str]
+    held_out_texts: frozenset[str]  # of both sides
+    both_directions: bool
+    report: CleaningReport
 
-    def begin(self) -> None:
+    def kept(self, rows: Iterable[tuple[Any, str, str, int]]) -> Iterator[Any]:
+        """Yield what comes with a source, a target and the number of a part that break no rule."""
         self.report.clear()
-        self.seen: set[bytes] = set()
+        seen: set[bytes] = set()
+        for row, source, target, part in rows:
+            reason = self.reason_to_drop(source.strip(), target.strip(), part, seen)
+            self.report.count(reason, source, target)
+            if reason is None:
+                yield row
+        if not self.report.kept:
+            raise ValueError(f"The cleaning rules must leave at least one pair, but leave none:\n{self.report}")
 
-    def keeps(self, source: str, target: str, part: int = 0) -> bool:
-        reason = self.reason_to_drop(source.strip(), target.strip(), part)
-        self.report.count(reason, source, target)
-        return reason is None
-
-    def reason_to_drop(self, source: str, target: str, part: int) -> str | None:
+    def reason_to_drop(self, source: str, target: str, part: int, seen: set[bytes]) -> str | None:
         rules = self.rules
         shorter, longer = sorted((len(source), len(target)))
         if rules.drop_empty and not shorter:
@@ -184,22 +176,13 @@ class _Judge:
             return "ratio"
         if rules.drop_identical and source == target:
             return "identical"
-        if source in self.held_out_sources or (
-            (part or self.both_directions) and {source, target} & self.held_out_texts
-        ):
+        is_either = part or self.both_directions
+        if source in self.held_out_sources or (is_either and {source, target} & self.held_out_texts):
             return "overlap"
-        if rules.drop_duplicates and self.came_before(source, target):
-            return "duplicate"
+        if rules.drop_duplicates:
+            # 16 bytes for each pair, not its text: the set of 100 million pairs still fits in memory.
+            digest = blake2b(f"{len(source)} {source}{target}".encode(), digest_size=16).digest()
+            if digest in seen:
+                return "duplicate"
+            seen.add(digest)
         return None
-
-    def came_before(self, source: str, target: str) -> bool:
-        # 16 bytes for each pair, not its text: the set of 100 million pairs still fits in memory.
-        digest = blake2b(f"{len(source)} {source}{target}".encode(), digest_size=16).digest()
-        if digest in self.seen:
-            return True
-        self.seen.add(digest)
-        return False
-
-    def check_that_some_are_left(self) -> None:
-        if not self.report.kept:
-            raise ValueError(f"The cleaning rules must leave at least one pair, but leave none:\n{self.report}")

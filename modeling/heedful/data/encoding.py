@@ -1,6 +1,7 @@
 """Pairs as token ids: compact in memory for a corpus, one row at a time for a stream."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from heedful.data.tokenization import WORD_START, TokenizerPair, encode_texts
+from heedful.data.tokenization import TokenizerPair, encode_texts
 from heedful.symbols_heed import UnknownSymbol, trimmed
 
 CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every core
@@ -26,7 +27,6 @@ class PairEncoder:
     max_target_tokens: int | None = None
     heads: Sequence[list[int]] = ()  # the ids before the sources of each part
     too_long: int = 0  # rows left out so far
-    mark_words: bool = False  # whether `WORD_START` is added to the id of each word's first token
 
     def __post_init__(self):
         self.heads = self.heads or [self.tokenizers.head()]
@@ -34,23 +34,20 @@ class PairEncoder:
     def rows(self, pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, list[int]] | None]:
         """Yield `input_ids` and `labels`, token ids that end in `</s>`, for every pair; `None` if it does not fit."""
         stream, tokenizers = iter(pairs), self.tokenizers
-        heads = [[id_ + WORD_START * self.mark_words for id_ in head] for head in self.heads]
+        limits = (self.max_source_tokens, self.max_target_tokens)
+        most_source, most_target = (math.inf if limit is None else limit for limit in limits)
         while chunk := list(islice(stream, CHUNK)):
             sources, targets = [pair["source"] for pair in chunk], [trimmed(pair["target"]) for pair in chunk]
             try:
-                inputs = encode_texts(tokenizers.source, "text", sources, self.mark_words)
-                labels = encode_texts(tokenizers.target, "text_target", targets, self.mark_words)
+                inputs = encode_texts(tokenizers.source, "text", sources)
+                labels = encode_texts(tokenizers.target, "text_target", targets)
             except UnknownSymbol as error:  # in a stream: pairs in memory were looked at before
                 raise error.at(f"{sources[error.index]!r} → {targets[error.index]!r}") from None
             for pair, ids, target in zip(chunk, inputs, labels, strict=True):
-                row = {"input_ids": heads[pair.get("part", 0)] + ids, "labels": target}
-                fits = self._fits(row)
+                source = self.heads[pair.get("part", 0)] + ids
+                fits = len(source) <= most_source and len(target) <= most_target
                 self.too_long += not fits
-                yield row if fits else None
-
-    def _fits(self, row: Mapping[str, list[int]]) -> bool:
-        limits = {"input_ids": self.max_source_tokens, "labels": self.max_target_tokens}
-        return all(limit is None or len(row[side]) <= limit for side, limit in limits.items())
+                yield {"input_ids": source, "labels": target} if fits else None
 
 
 class EncodedPairs:

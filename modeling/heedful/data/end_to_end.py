@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heedful.data.micro_batches import LABEL_PADDING
+from heedful.configuration_base_heed import IGNORED_LABEL
 
 if TYPE_CHECKING:
     from heedful.packed_rows_heed import EndToEnd
@@ -51,7 +51,7 @@ def laid_end_to_end(
     source, target = (_side(lengths[:, side], int(filled[side]), more, longest) for side in range(2))
     ids = np.full(filled[0], pad_token_id, np.int64)
     ids[: known[0]] = np.concatenate([row["input_ids"] for row in rows])
-    labels = np.full(filled[1], LABEL_PADDING, np.int64)
+    labels = np.full(filled[1], IGNORED_LABEL, np.int64)
     labels[: known[1]] = np.concatenate([row["labels"] for row in rows])
     # What stands before each label: the one before it, and the start token at the start of a row.
     shifted = np.full(filled[1], pad_token_id, np.int64)

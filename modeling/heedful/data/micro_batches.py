@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.batching import Row, TokenCounts
 from heedful.files import check_at_least
 
 if TYPE_CHECKING:
     import torch
 
-LABEL_PADDING = -100  # the label that torch's cross-entropy ignores
 WORTHWHILE_LOAD = 0.85  # what an extra micro-batch must leave of the busiest rank's load
+RankBatches = list[list[Row]]  # the rows of each micro-batch of a rank
 Lengths = tuple[int, int, int]  # source length, target length, number of the row
 
 
@@ -34,7 +35,7 @@ class MicroBatch(NamedTuple):
         return self.counts * (self.tensors["input_ids"].numel() + self.tensors["labels"].numel())
 
 
-def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size: int) -> list[list[list[Row]]]:
+def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size: int) -> list[RankBatches]:
     """Divide an update's buckets among ranks, and return for every rank the rows of its micro-batches.
 
     A micro-batch has at most `token_budget` padded tokens; only a single row may exceed it. All ranks get the same
@@ -57,24 +58,16 @@ def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size:
     return [[[rows[number] for _, _, number in part] for part in parts] for parts in assigned]
 
 
-def micro_batches_of_rank(parts: list[list[list[Row]]], rank: int, make: Callable[..., Any]) -> list[MicroBatch]:
+def micro_batches_of_rank(parts: list[RankBatches], rank: int, make: Callable[..., Any]) -> list[MicroBatch]:
     """Make the tensors of a rank's part of a split update; where it has no rows, one of another rank's fills in."""
     filler = next(row for part in parts for rows in part for row in rows)
     return [MicroBatch(make(rows or [filler]), counts=bool(rows)) for rows in parts[rank]]
 
 
 def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "dict[str, torch.Tensor]":
-    """Make right-padded tensors of rows of token ids.
+    """Make right-padded int64 tensors of rows of token ids, of which there must be one at least.
 
-    Args:
-        rows: At least one row with `input_ids` and `labels`.
-        pad_token_id: Fills up `input_ids`; labels are filled up with -100.
-
-    Returns:
-        `input_ids` (batch, source), `attention_mask` (batch, source), `labels` (batch, target), all int64.
-
-    Raises:
-        ValueError: If there are no rows.
+    They are `input_ids` and `attention_mask` (batch, source), and `labels` (batch, target), filled up with -100.
     """
     import torch
 
@@ -89,15 +82,8 @@ def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "
         return torch.from_numpy(tokens), torch.from_numpy(is_token.astype(np.int64))
 
     input_ids, attention_mask = padded([row["input_ids"] for row in rows], pad_token_id)
-    labels, _ = padded([row["labels"] for row in rows], LABEL_PADDING)
+    labels, _ = padded([row["labels"] for row in rows], IGNORED_LABEL)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
-
-
-def padding_share(batches: Iterable[Sequence[int]], source_lengths: TokenCounts, target_lengths: TokenCounts) -> float:
-    """Return the share of padding, from 0 to 1, in all padded tokens of batches of row indices."""
-    filled = sorted_lengths(batches, source_lengths, target_lengths)
-    padded = sum(map(_padded_tokens, filled))
-    return 1 - sum(row[0] + row[1] for batch in filled for row in batch) / padded if padded else 0.0
 
 
 def sorted_lengths(

@@ -25,7 +25,7 @@ from heedful.files import LONGEST_LINE, bounded_lines, other_encoding, quoted, s
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
 
-Row = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in it counted from 1, and its columns
+Record = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in it counted from 1, and its columns
 
 ROWS_PER_CHUNK = 10_000
 LARGEST_JSON = 2**31  # bytes; an array may be one line
@@ -73,11 +73,17 @@ def read_pairs(
     """
     from datasets import Features, IterableDataset, List, Value
 
-    text = Value("string")
-    features = Features({"source": text, "target": text} | ({} if references is None else {"references": List(text)}))
+    features = Features({"source": Value("string"), "target": Value("string")})
+    if references is not None:
+        features["references"] = List(Value("string"))
     rows, source, target = _locate(location, source, target, split, streaming)
-    arguments: dict[str, Any] = {"rows": rows, "source": source, "target": target, "streaming": streaming}
-    arguments["references"] = references
+    arguments: dict[str, Any] = {
+        "rows": rows,
+        "source": source,
+        "target": target,
+        "streaming": streaming,
+        "references": references,
+    }
     if streaming:
         stream = IterableDataset.from_generator(_checked_pairs, features=features, gen_kwargs=arguments)
         return cast("IterableDataset", stream)
@@ -98,7 +104,7 @@ def first_rows(location: str | Sequence[str], count: int) -> list[Mapping[str, A
 
 def _locate(
     location: str | Sequence[str], source: str, target: str, split: str, streaming: bool
-) -> tuple[Callable[[], Iterator[Row]], str, str]:
+) -> tuple[Callable[[], Iterator[Record]], str, str]:
     """Return the reader of a location, and the column names of source and target in its rows.
 
     Errors that can be found without reading a row are raised here, even if rows will be streamed.
@@ -137,7 +143,7 @@ def _in_memory(pairs: Iterator[dict[str, Any]], features: "Features") -> "Datase
 
 
 def _checked_pairs(
-    rows: Callable[[], Iterator[Row]], source: str, target: str, streaming: bool, references: str | None
+    rows: Callable[[], Iterator[Record]], source: str, target: str, streaming: bool, references: str | None
 ) -> Iterator[dict[str, Any]]:
     """Take source and target out of rows; raise a `ValueError` if one is missing, in a stream at once.
 
@@ -194,7 +200,7 @@ def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str
     return list(dict.fromkeys([target, *(unicodedata.normalize("NFC", text) for text in texts)]))
 
 
-def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[Row]]:
+def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[Record]]:
     from heedful.data.korean_english.pairs import BUILTIN_SPLITS, korean_english_pairs
 
     match = BUILTIN_LOCATION.fullmatch(location)
@@ -209,7 +215,7 @@ def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[R
     return partial(_numbered, location, korean_english_pairs, match["split"], int(match["count"]))
 
 
-def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *arguments: Any) -> Iterator[Row]:
+def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *arguments: Any) -> Iterator[Record]:
     """Yield what is read with its place and number; a `ValueError` says so if it is nothing."""
     number = 0
     for number, row in enumerate(read(*arguments), start=1):
@@ -244,7 +250,7 @@ def _kind(path: Path) -> str | None:
     return match[1] if match else None
 
 
-def _folder(folder: Path, source: str, target: str, split: str) -> tuple[Callable[[], Iterator[Row]], str, str]:
+def _folder(folder: Path, source: str, target: str, split: str) -> tuple[Callable[[], Iterator[Record]], str, str]:
     """Return the reader of a split in a folder: of what `datasets` saved, or of files whose path names the split."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         import datasets
@@ -290,8 +296,8 @@ def _lines(file: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(bounded_lines(stream, file, longest), start=1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        told = other_encoding(line) or error
-        raise ValueError(f"{file} must be UTF-8 text, but line {number} is not: {told}.") from error
+        reason = other_encoding(line) or error
+        raise ValueError(f"{file} must be UTF-8 text, but line {number} is not: {reason}.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{file} must be a whole gzip file, but breaks after line {number}: {error}.") from error
 
@@ -300,7 +306,7 @@ def _without_end(line: str) -> str:
     return line.removesuffix("\n").removesuffix("\r")
 
 
-def _aligned_lines(source_file: str, target_file: str) -> Iterator[Row]:
+def _aligned_lines(source_file: str, target_file: str) -> Iterator[Record]:
     counts = [0, 0]
     for lines in zip_longest(_lines(source_file), _lines(target_file)):
         for side, line in enumerate(lines):
@@ -318,11 +324,15 @@ def _aligned_lines(source_file: str, target_file: str) -> Iterator[Row]:
         )
 
 
-def _file_rows(files: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Row]:
+def _file_rows(files: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Record]:
+    table = partial(_tsv_rows, columns=columns)
     readers: dict[str, Callable[..., Iterator[Mapping[str, Any]]]] = {
-        **{"jsonl": _json_rows, "json": _json_file_rows, "parquet": _parquet_rows},
-        **{"csv": partial(_csv_rows, columns=columns), "tsv": partial(_tsv_rows, columns=columns)},
-        "txt": partial(_tsv_rows, columns=columns),
+        "jsonl": _json_rows,
+        "json": _json_file_rows,
+        "csv": partial(_csv_rows, columns=columns),
+        "tsv": table,
+        "txt": table,
+        "parquet": _parquet_rows,
     }
     for file in files:
         yield from _numbered(file, readers[str(_kind(Path(file)))], file)
@@ -336,36 +346,36 @@ def _json_file_rows(file: str) -> Iterator[Mapping[str, Any]]:
         yield from _json_rows(file)
         return
     text = "".join(line for _, line in _lines(file, LARGEST_JSON))
-    try:
-        rows = json.loads(text)
-        if "\\ud" in text or "\\uD" in text:
-            json.dumps(rows, ensure_ascii=False).encode("utf-8")  # raises at half a surrogate pair
-    except RecursionError as error:
-        raise ValueError(f"{file} must hold a JSON array, but is nested too deeply.") from error
-    except ValueError as error:
-        what = error.msg if isinstance(error, json.JSONDecodeError) else error
-        line = f" in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise ValueError(f"{file} must hold a JSON array, but is broken{line}: {what}.") from error
+    rows = _parsed_json(file, "a JSON array", 1, text)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise ValueError(f"{file} must hold an array of JSON objects, but entry {number} is another value.")
         yield row
 
 
+def _parsed_json(file: str, what: str, first_line: int, text: str) -> Any:
+    """Parse what begins in a line of a file; an error names the line."""
+    try:
+        value = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # raises at half a surrogate pair
+    except (ValueError, RecursionError) as error:
+        line, reason = first_line, str(error)
+        if isinstance(error, json.JSONDecodeError):
+            line, reason = first_line + error.lineno - 1, error.msg
+        raise ValueError(f"{file} must hold {what}, but line {line} is broken: {reason}.") from error
+    return value
+
+
 def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
     for number, line in _lines(file):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if "\\ud" in line or "\\uD" in line:
-                json.dumps(row, ensure_ascii=False).encode("utf-8")  # raises at half a surrogate pair
-        except (ValueError, RecursionError) as error:
-            what = error.msg if isinstance(error, json.JSONDecodeError) else error
-            raise ValueError(f"{file} must hold JSON, but line {number} is broken: {what}.") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{file} must hold a JSON object in every line, but line {number} holds another value.")
-        yield row
+        if line.strip():
+            row = _parsed_json(file, "JSON", number, line.strip())
+            if not isinstance(row, dict):
+                raise ValueError(
+                    f"{file} must hold a JSON object in every line, but line {number} holds another value."
+                )
+            yield row
 
 
 def _csv_rows(file: str, columns: tuple[str, str]) -> Iterator[Mapping[str, str]]:
@@ -399,8 +409,8 @@ def _delimiter(file: str, columns: tuple[str, str]) -> str:
     """
     own = "," if _kind(Path(file)) == "csv" else "\t"
     fitting = [(False, own)]
-    if own == "," and (told := SEPARATOR_LINE.match(next((line for _, line in _lines(file)), ""))):
-        return told[1]
+    if own == "," and (stated := SEPARATOR_LINE.match(next((line for _, line in _lines(file)), ""))):
+        return stated[1]
     for delimiter in (own, *(other for other in DELIMITERS if other != own)):
         rows: Iterable[list[str]] = (_without_end(line).split(delimiter) for _, line in _lines(file) if line.strip())
         if own == ",":

@@ -10,7 +10,6 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +24,13 @@ if TYPE_CHECKING:
 SOURCE_CLASS = "HeedSourceTokenizer"
 # Settings that from_pretrained adds to a tokenizer and that save_pretrained would write to its folder.
 LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "backend")
-# Added to a token's id where a word begins, as the pre-tokenizer makes them, in rows whose words are cut anew.
-WORD_START = 2**30
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
 
 
 class TokenizerPair:
-    """The tokenizers of a model: one for both sides (joint), or one for each.
+    """The tokenizers of a model: one for both sides (joint, the same object twice), or one for each.
 
-    Args:
-        source: The tokenizer of the source.
-        target: The tokenizer of the target; the same object if they are joint.
-
-    Attributes:
-        languages: The languages that have a tag `<2xx>` in the source vocabulary, in the order of their ids.
+    `languages` are those that have a tag `<2xx>` in the source vocabulary, in the order of their ids.
 
     Raises:
         ValueError: If a tokenizer has no padding or end token, if the two disagree about them, or if one cuts the same
@@ -60,8 +52,8 @@ class TokenizerPair:
             dropout = getattr(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None)
             if dropout:
                 raise ValueError(
-                    f"`dropout` of the {side} tokenizer (in its tokenizer.json) must be null, for nobody can seed it, "
-                    f"but is {dropout} instead: `tokenizer.dropout` of a recipe cuts the words of training pairs anew."
+                    f"`dropout` of the {side} tokenizer (in its tokenizer.json) must be null, because it cannot be "
+                    f"seeded, but is {dropout} instead."
                 )
             warn_of_split_tokens(tokenizer)
         self.source = source
@@ -86,28 +78,15 @@ class TokenizerPair:
         return self.source is self.target
 
     def encode_source(self, texts: Sequence[str], target_language: str | None = None) -> list[list[int]]:
-        """Encode source texts, without truncation and without the white space around them.
-
-        Args:
-            texts: The sentences.
-            target_language: The language to translate into; its tag comes first. It is needed if the tokenizer knows
-                several languages.
-
-        Returns:
-            The token ids of each sentence.
-
-        Raises:
-            ValueError: If the language is unknown, or is missing although there are several.
-        """
+        """Encode source texts, without truncation and without the white space around them, after their `head`."""
         head = self.head(target_language)
         encoded = encode_texts(self.source, "text", texts)
         return [head + ids for ids in encoded] if head else encoded
 
     def head(self, target_language: str | None = None) -> list[int]:
-        """Return the ids before every source: the tag of the language, where the tokenizer knows several.
+        """Return the ids before every source: the tag of the language to translate into, needed if there are several.
 
-        Raises:
-            ValueError: If the language is unknown, or is missing although there are several.
+        An unknown language is a `ValueError`.
         """
         if target_language is None and len(self.languages) < 2:
             return []
@@ -146,12 +125,10 @@ class TokenizerPair:
                 )
 
     def check_symbols(self, pairs: Iterable[Mapping[str, Any]], place: str, ignore: str | None = None) -> None:
-        """Check that closed vocabularies have all symbols of pairs; messages call where these stand `place`.
+        """Raise a `ValueError` with the number of the first pair that has a symbol unknown to a closed vocabulary.
 
-        With an `ignore`, which takes something out of the targets before they are scored, targets are not checked.
-
-        Raises:
-            ValueError: If not; the message has the number of the pair and the symbol.
+        Messages call where the pairs are `place`. With an `ignore`, which takes something out of the targets before
+        they are scored, targets are not checked.
         """
         for side, name in (("source", "text"), ("target", "text_target")):
             tokenizer = getattr(self, side)
@@ -168,8 +145,8 @@ class TokenizerPair:
             backend = getattr(tokenizer, "backend_tokenizer", None)
             parts = json.loads(backend.to_str()) if backend is not None else {"model": tokenizer.get_vocab()}
             # How the last call has padded and truncated stays in the backend.
-            told = {name: part for name, part in parts.items() if name not in ("padding", "truncation")}
-            digest.update(json.dumps([told, self.special_ids()], sort_keys=True).encode())
+            kept = {name: part for name, part in parts.items() if name not in ("padding", "truncation")}
+            digest.update(json.dumps([kept, self.special_ids()], sort_keys=True).encode())
         return digest.hexdigest()
 
     def special_ids(self) -> dict[str, int | None]:
@@ -186,12 +163,7 @@ class TokenizerPair:
         }
 
     def check_config(self, config: "PreTrainedConfig") -> None:
-        """Check that a model's config fits these tokenizers.
-
-        Raises:
-            ValueError: If it does not. The message names every wrong field: the special ids, `vocab_size`,
-                `decoder_vocab_size`.
-        """
+        """Raise a `ValueError` that names every field of a model's config that does not fit: special ids and sizes."""
         sizes = {"vocab_size": len(self.source), "decoder_vocab_size": len(self.target)}
         wrong = []
         for name, value in {**sizes, **self.special_ids()}.items():
@@ -206,11 +178,8 @@ class TokenizerPair:
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the tokenizers so that `from_pretrained` and transformers' `AutoTokenizer` can load them.
 
-        A joint tokenizer is saved in the folder itself. Of two tokenizers, the target's is saved in a folder
-        `target_tokenizer` inside it.
-
-        Raises:
-            ValueError: If the pair is joint and the folder holds the `target_tokenizer` of another pair.
+        Of two tokenizers, the target's is saved in a folder `target_tokenizer` inside; a joint one with the
+        `target_tokenizer` of another pair beside it would be a `ValueError`.
         """
         folder = Path(folder)
         if self.is_joint and (folder / TARGET_FOLDER).exists():
@@ -227,11 +196,8 @@ class TokenizerPair:
     def from_pretrained(cls, folder: str | Path, trust_remote_code: bool = False) -> "TokenizerPair":
         """Load a saved pair, or any Hugging Face tokenizer as a joint pair, without using the network.
 
-        If the files are not those that `save_pretrained` wrote, that is a warning.
-
-        Args:
-            folder: A local folder with the files of a tokenizer, or of two.
-            trust_remote_code: Whether code may run that the folder brings along.
+        If the files are not those that `save_pretrained` wrote, that is a warning. `trust_remote_code` lets code run
+        that the folder brings along.
 
         Raises:
             FileNotFoundError: If the folder, or a tokenizer in it, does not exist.
@@ -258,14 +224,12 @@ def warn_of_split_tokens(tokenizer: Any) -> None:
     added = [str(token) for token in getattr(tokenizer, "extra_special_tokens", None) or ()]
     is_ours = not type(tokenizer).__module__.startswith("transformers.models.")
     if added and is_ours and tokenizer.split_special_tokens:
-        told = "`tokenizer.add_tokens` adds tokens that are read, `tokenizer.split_special_tokens = False` reads all"
-        warnings.warn(f"{listed(added)} will be split in texts, as every special token is: {told}.", stacklevel=3)
+        advice = "`tokenizer.add_tokens` adds tokens that are read, `tokenizer.split_special_tokens = False` reads all"
+        warnings.warn(f"{listed(added)} will be split in texts, as every special token is: {advice}.", stacklevel=3)
 
 
-def encode_texts(
-    tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str], mark_words: bool = False
-) -> list[list[int]]:
-    """Encode texts as a tokenizer's `text` or `text_target`; `mark_words` adds `WORD_START` where a word begins.
+def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str]) -> list[list[int]]:
+    """Encode texts as a tokenizer's `text` or `text_target`.
 
     White space around a source is no part of it. An `UnknownSymbol` names the first symbol that a closed vocabulary
     lacks.
@@ -276,15 +240,9 @@ def encode_texts(
     texts = list(map(trimmed, texts)) if side == "text" else texts
     options: dict[str, Any] = {side: texts, "return_attention_mask": False, "truncation": False}
     try:
-        encoded = tokenizer(**options, verbose=False)
+        return tokenizer(**options, verbose=False)["input_ids"]
     except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol
         raise unknown_symbol(tokenizer, side, texts) or error from None
-    if not mark_words:
-        return encoded["input_ids"]
-    return [
-        [id_ + WORD_START * (word is None or word != last) for id_, (last, word) in zip(ids, words, strict=True)]
-        for ids, words in ((row.ids, pairwise([None, *row.word_ids])) for row in encoded.encodings)
-    ]
 
 
 def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, str] | None = None) -> None:

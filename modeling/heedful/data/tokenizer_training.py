@@ -48,16 +48,12 @@ class TokenizerRecipe:
     target_algorithm: Algorithm | None = None
     target_vocab_size: int | None = None
     sentences: int | None = None
-    dropout: float = 0.0
 
     def __post_init__(self):
         numbers = ("vocab_size", "target_vocab_size", "sentences")
         check_at_least(1, **{f"tokenizer.{name}": getattr(self, name) for name in numbers})
-        musts = {"dropout": None if 0 <= self.dropout < 1 else "at least 0 and below 1"}
+        musts: dict[str, str] = {}
         if self.path is None:
-            for name in ("algorithm", "target_algorithm"):
-                if self.dropout and getattr(self, name) not in ("bpe", None):
-                    musts["dropout"] = f"0 unless `tokenizer.{name}` is bpe"
             if self.joint and self.target_algorithm is not None:
                 musts["target_algorithm"] = "empty where `tokenizer.joint` is true"
             for name, (algorithm, size) in zip(numbers[:2], self.sides, strict=True):
@@ -67,8 +63,7 @@ class TokenizerRecipe:
                 elif size is not None and size < least:
                     musts[name] = f"at least {least} for {algorithm}"
         for name, must in musts.items():
-            if must is not None:
-                raise ValueError(f"`tokenizer.{name}` must be {must}, but is {getattr(self, name)} instead.")
+            raise ValueError(f"`tokenizer.{name}` must be {must}, but is {getattr(self, name)} instead.")
 
     @property
     def sides(self) -> tuple[tuple[Algorithm, int | None], ...]:

@@ -15,9 +15,10 @@ import torch
 
 from heedful.data.batching import UpdateBatches
 from heedful.data.cleaning import split_for_validation
-from heedful.data.epochs.mixture import read_parts
 from heedful.data.micro_batches import split_update
+from heedful.data.mixture import read_parts
 from heedful.data.sources import read_pairs
+from heedful.data.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.estimate import Rehearsal
 from heedful.diagnosis.findings import Finding, Level
@@ -28,7 +29,6 @@ from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
 from heedful.diagnosis.recipe_checks.speed import check_speed
 from heedful.diagnosis.recipe_checks.tokens import Encoded, encode
 from heedful.inference.loading import first_line, load_model
-from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.model_of_recipe import make_model
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe

@@ -11,22 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from heedful.evaluation import metrics
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
-from heedful.evaluation.metrics import (
-    IGNORED,
-    SMALLEST_BOOTSTRAP,
-    TITLE_WIDTH,
-    TITLES,
-    Counted,
-    affordable_metrics,
-    check_equally_many,
-    comparable,
-    nested,
-    references_left,
-    sacrebleu_metric,
-    score_translations,
-    streams,
-)
+from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP, TITLE_WIDTH, comparable
 from heedful.files import check_at_least
 
 TIE = 1e-7  # up to which two differences of scores are the same
@@ -53,7 +40,7 @@ class ComparisonSettings:
         check_at_least(SMALLEST_BOOTSTRAP, resamples=self.resamples, trials=self.trials)
         check_at_least(1, seed=self.seed)
         check_at_least(0, examples=self.examples)
-        score_translations([""], [""], tokenize=self.tokenize, lowercase=self.lowercase, ignore=self.ignore)
+        metrics.score_translations([""], [""], tokenize=self.tokenize, lowercase=self.lowercase, ignore=self.ignore)
 
 
 def compare_translations(
@@ -67,9 +54,9 @@ def compare_translations(
     The tests are sacrebleu's paired bootstrap (Koehn, 2004) and approximate randomization (Riezler and Maxwell, 2005),
     each a p-value for the difference in BLEU, chrF, TER, exact match and error rates. A system of several seeds has
     the mean of their scores: each resample has the same sentences for all seeds, and a trial swaps the translations of
-    a sentence by all of them. So the tests ask whether these very seeds would differ on other sentences, and not
-    whether other seeds would; that is what the standard deviation over the seeds tells of. Unlike sacrebleu's, a trial
-    counts whose difference is as large as the systems' own, and without a difference p is 1.
+    a sentence by all of them. So the tests ask whether these very seeds would differ on other sentences, and the
+    standard deviation over the seeds shows whether other seeds would. Unlike sacrebleu's, a trial counts whose
+    difference is as large as the systems' own, and without a difference p is 1.
 
     Args:
         systems: By name, the translations of each seed, one list of sentences per seed.
@@ -87,7 +74,7 @@ def compare_translations(
         ValueError: If there are fewer than two systems, sentences are missing, or all references are ignored.
     """
     settings = settings or ComparisonSettings()
-    accepted = references_left(settings.ignore, nested(references))
+    accepted = metrics.references_left(settings.ignore, metrics.nested(references))
     _check_systems(systems, accepted, sources)
     systems = {name: [comparable(texts, settings.ignore) for texts in seeds] for name, seeds in systems.items()}
     # As many columns for each: fewer seeds are repeated, which leaves their mean as it is.
@@ -95,7 +82,7 @@ def compare_translations(
     compared: dict[str, dict[str, Any]] = {name: {"seeds": len(seeds)} for name, seeds in systems.items()}
     signatures, chrf = {}, {}
     every = [texts for seeds in systems.values() for texts in seeds]
-    for metric in affordable_metrics(settings.ter, list(chain(*every)), accepted * len(every)):
+    for metric in metrics.affordable_metrics(settings.ter, list(chain(*every)), accepted * len(every)):
         measure = _Metric(metric, accepted, settings)
         counts = {name: [measure.counts(texts) for texts in seeds] for name, seeds in systems.items()}
         wide = [np.stack(list(islice(cycle(seeds), width)), axis=1) for seeds in counts.values()]
@@ -130,9 +117,9 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
     systems = comparison["systems"]
     lines = [HEADING.format(count=comparison["count"], **comparison["settings"])]
     if comparison["settings"]["ignore"] is not None:
-        lines.append(IGNORED.format(comparison["settings"]["ignore"]))
+        lines.append(metrics.IGNORED.format(comparison["settings"]["ignore"]))
     computed = next(iter(systems.values()))
-    for metric, title in ((metric, title) for metric, title in TITLES.items() if metric in computed):
+    for metric, title in ((metric, title) for metric, title in metrics.TITLES.items() if metric in computed):
         for name, found in systems.items():
             values = found[metric]
             spread = f" ± {values['deviation']:.2f}" if "deviation" in values else ""
@@ -180,13 +167,14 @@ class _Metric:
         self.name, self.references, self.lowercase = name, references, settings.lowercase
         self.highest = math.inf if name in ("ter", *ERROR_RATES) else 100.0
         is_ours = name in PERCENTAGES
-        self.metric = None if is_ours else sacrebleu_metric(name, settings.tokenize, settings.lowercase)
+        self.metric = None if is_ours else metrics.sacrebleu_metric(name, settings.tokenize, settings.lowercase)
 
     def counts(self, texts: Sequence[str]) -> np.ndarray:
         """Return what each sentence adds to the sums, `(sentences, counts)`."""
         if self.metric is None:
             return counts_of(self.name, texts, self.references, self.lowercase)
-        return np.array(self.metric._extract_corpus_statistics(Counted(texts), streams(self.references)))
+        given = metrics.Counted(texts), metrics.streams(self.references)
+        return np.array(self.metric._extract_corpus_statistics(*given))
 
     def score(self, sums: np.ndarray) -> float:
         """Return the score of sums `(counts)`, or the mean of those of several seeds, `(seeds, counts)`."""
@@ -243,12 +231,10 @@ def _check_systems(systems: Mapping[str, Any], references: Sequence[Any], source
     if len(systems) < 2:
         raise ValueError(f"`systems` must be at least two, but are {len(systems)} instead.")
     if len(references) < 2 or len(sources) != len(references):
-        raise ValueError(
-            f"`references` must be at least two, and as many as `sources`, but are {len(references)} and "
-            f"{len(sources)} instead."
-        )
+        counts = f"{len(references)} and {len(sources)}"
+        raise ValueError(f"`references` must be at least two, and as many as `sources`, but are {counts} instead.")
     for name, seeds in systems.items():
         if isinstance(seeds, str) or not len(seeds) or any(isinstance(texts, str) for texts in seeds):
             raise ValueError(f"`systems[{name!r}]` must be a list with the list of translations of each seed.")
         for texts in seeds:
-            check_equally_many(texts, references)
+            metrics.check_equally_many(texts, references)

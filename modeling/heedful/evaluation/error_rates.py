@@ -14,7 +14,7 @@ import numpy as np
 import regex
 from rapidfuzz.distance import Levenshtein
 
-# What an edit changes. A token is what stands between spaces: a word, a phoneme, a command. A character is what a
+# What an edit changes. A token is what is between spaces: a word, a phoneme, a command. A character is what a
 # reader takes for one, with its accents (a grapheme cluster, Unicode's UAX 29); spaces inside a text are some too.
 UNITS = {"token_error_rate": str.split, "character_error_rate": regex.compile(r"\X").findall}
 ERROR_RATES = tuple(UNITS)
@@ -67,22 +67,12 @@ def _nearest(
 def commonest_confusions(
     predictions: Sequence[str], references: Sequence[Sequence[str]], sources: Sequence[str], most: int, lowercase: bool
 ) -> list[dict[str, Any]]:
-    """Return the commonest edits between the tokens of nearest references and predictions, commonest first.
+    """Return the commonest edits between the tokens of nearest references and predictions, at most `most`.
 
-    Of equally common ones the first stands first. Where a prediction can be reached by different edits, equally few,
-    rapidfuzz chooses.
-
-    Args:
-        predictions: The texts that a model made.
-        references: For each of them the list of its references.
-        sources: For each of them what it was made from, to be shown.
-        most: How many edits to return.
-        lowercase: Ignore case.
-
-    Returns:
-        Of each its `edit` (substitution, insertion or deletion), its token in the `reference` and in the `prediction`
-        (None where there is none), its `count`, and as `example` the first pair that has it: `number`, from 1,
-        `source`, `reference` and `prediction`.
+    Each has its `edit` (substitution, insertion or deletion), its token in the `reference` and in the `prediction`
+    (None where there is none), its `count`, and as `example` the first pair that has it: `number`, from 1, `source`,
+    `reference` and `prediction`. The commonest is first; of equally common ones, that of the first pair. Where a
+    prediction can be reached by different edits, equally few, rapidfuzz chooses.
     """
     counts: Counter[tuple[str, str | None, str | None]] = Counter()
     examples: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
@@ -95,15 +85,10 @@ def commonest_confusions(
             edit = EDITS[found.tag], wanted, None if found.tag == "delete" else predicted[found.dest_pos]
             counts[edit] += 1
             examples.setdefault(edit, {"number": number, "source": source, **sides})
+    names = "edit", "reference", "prediction"
     return [
-        {
-            "edit": edit,
-            "reference": wanted,
-            "prediction": made,
-            "count": count,
-            "example": examples[edit, wanted, made],
-        }
-        for (edit, wanted, made), count in counts.most_common(most)
+        dict(zip(names, edit, strict=True)) | {"count": count, "example": examples[edit]}
+        for edit, count in counts.most_common(most)
     ]
 
 

@@ -31,7 +31,7 @@ IGNORED = "What matches {} is taken out of predictions and references before the
 
 # A 95 % interval leaves out one fortieth of the resamples at each end, so there must be at least 40 of them.
 SMALLEST_BOOTSTRAP = 40
-# Seconds of TER that nobody need ask for, and what a pair of so many words takes at most, as measured.
+# Seconds of TER that are computed unasked, and what a pair of so many words takes at most, as measured.
 LONGEST_TER, TER_WORDS, TER_SECONDS = 120, 80, 1.2
 
 TOKENIZER_EXTRAS = {
@@ -57,7 +57,7 @@ def score_translations(
     texts in Unicode's form NFC, and a space for a line break.
 
     The token error rate counts the edits (substitutions, insertions and deletions) per token of the references, in
-    percent, a token being what stands between spaces: of words it is what speech recognition calls WER, of phonemes
+    percent, a token being what is between spaces: of words it is what speech recognition calls WER, of phonemes
     PER. The character error rate counts grapheme clusters, spaces inside a text included. Of several references the
     nearest counts, with the fewest edits for its length, and of equals the shorter; the rate is the sum of all edits
     divided by the sum of these references' lengths. It can be above 100.
@@ -91,28 +91,26 @@ def score_translations(
     predictions, alternatives = _as_list(predictions, "predictions"), nested(references)
     _check_sentences(predictions, alternatives)
     check_scoring(bootstrap, ignore)
-    _check_metrics(tokenize, metrics)
+    if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
+        raise ValueError(f"`metrics` must be some of {METRICS}, but is {metrics!r} instead.")
+    if tokenize != "13a" and "bleu" not in metrics:
+        raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
     predictions, alternatives = comparable(predictions, ignore), references_left(ignore, alternatives)
     scores: dict[str, Any] = {}
-    for name in ("bleu", "chrf", "ter"):
-        if name in metrics:
-            metric = sacrebleu_metric(name, tokenize, lowercase)
-            score = metric.corpus_score(Counted(predictions), streams(alternatives), n_bootstrap=max(bootstrap, 1))
-            signature = str(metric.get_signature())
-            scores[name] = float(score.score)
-            scores[f"{name}_signature"] = signature
-            if bootstrap:
-                scores[f"{name}_interval"] = _bootstrap_interval(score, signature)
-    for name in PERCENTAGES:
-        if name in metrics:
-            counts = counts_of(name, predictions, alternatives, lowercase)
-            sums = counts.sum(axis=0).tolist()
-            scores[name] = percentage(*sums)
-            if bootstrap:
-                is_rate = name in ERROR_RATES
-                scores[f"{name}_interval"] = (
-                    _interval_of_rate(counts, bootstrap) if is_rate else wilson_interval(*sums)
-                )
+    for name in (name for name in ("bleu", "chrf", "ter") if name in metrics):
+        metric = sacrebleu_metric(name, tokenize, lowercase)
+        score = metric.corpus_score(Counted(predictions), streams(alternatives), n_bootstrap=max(bootstrap, 1))
+        signature = str(metric.get_signature())
+        scores |= {name: float(score.score), f"{name}_signature": signature}
+        if bootstrap:
+            scores[f"{name}_interval"] = _bootstrap_interval(score, signature)
+    for name in (name for name in PERCENTAGES if name in metrics):
+        counts = counts_of(name, predictions, alternatives, lowercase)
+        sums = counts.sum(axis=0).tolist()
+        scores[name] = percentage(*sums)
+        if bootstrap:
+            interval = _interval_of_rate(counts, bootstrap) if name in ERROR_RATES else wilson_interval(*sums)
+            scores[f"{name}_interval"] = interval
     return scores | {"count": len(predictions)} | ({} if ignore is None else {"ignore": ignore})
 
 
@@ -160,7 +158,7 @@ class Counted(list[str]):
 
 
 def nested(references: Any) -> list[list[str]]:
-    """Return the list of references of each pair, where one stands alone too."""
+    """Return the list of references of each pair, also where it is one text."""
     given = _as_list(references, "references")
     return [[texts] if isinstance(texts, str) else texts for texts in given]
 
@@ -178,8 +176,8 @@ def check_scoring(bootstrap: int, ignore: str | None, section: str = "") -> None
     try:
         re.compile(ignore or "")
     except re.error as error:
-        must = "must be a regular expression"
-        raise ValueError(f"`{section}ignore` {must}, but is {ignore!r} instead: {error}.") from error
+        what = f"`{section}ignore` must be a regular expression"
+        raise ValueError(f"{what}, but is {ignore!r} instead: {error}.") from error
 
 
 def comparable(texts: Sequence[str], ignore: str | None) -> list[str]:
@@ -192,35 +190,32 @@ def comparable(texts: Sequence[str], ignore: str | None) -> list[str]:
 
 
 def references_left(ignore: str | None, references: Sequence[Sequence[str]], section: str = "") -> list[list[str]]:
-    """Return comparable references; a `ValueError`, as `check_scoring`'s, tells if `ignore` leaves nothing of them."""
+    """Return comparable references; it is a `ValueError`, as `check_scoring`'s, if `ignore` leaves nothing of them."""
     left = [comparable(texts, ignore) for texts in references]
     if ignore is not None and any(map(any, references)) and not any(map(any, left)):
-        must = "must leave something of the references"
-        raise ValueError(f"`{section}ignore` {must}, but {ignore!r} takes out all of them.")
+        what = f"`{section}ignore` must leave something of the references"
+        raise ValueError(f"{what}, but {ignore!r} takes out all of them.")
     return left
 
 
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share, in percent: unlike p ± 1.96 σ, it is never empty at 0 or 100 %."""
     z = 1.959963984540054  # 97.5 % of a normal distribution are below it
-    share = successes / count
+    share, scale = successes / count, 1 + z * z / count
     centre = share + z * z / (2 * count)
     margin = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
     # At 0 and 100 %, rounding must not move an end of the interval past the share.
     low = 0.0 if successes == 0 else 100 * (centre - margin) / scale
-    high = 100.0 if successes == count else 100 * (centre + margin) / scale
-    return low, high
+    return low, 100.0 if successes == count else 100 * (centre + margin) / scale
 
 
 def check_equally_many(predictions: Sequence, references: Sequence) -> None:
     """Raise a `ValueError` unless there is a reference, or a list of them, for every prediction."""
     if len(predictions) != len(references):
         fewer = "prediction" if len(predictions) < len(references) else "reference"
-        raise ValueError(
-            f"`predictions` and `references` must be equally many, but are {len(predictions)} predictions and "
-            f"{len(references)} references instead: pair {min(len(predictions), len(references)) + 1} has no {fewer}."
-        )
+        counts = f"{len(predictions)} predictions and {len(references)} references"
+        place = f"pair {min(len(predictions), len(references)) + 1} has no {fewer}"
+        raise ValueError(f"`predictions` and `references` must be equally many, but are {counts} instead: {place}.")
 
 
 def _as_list(sentences: Any, field: str) -> list:
@@ -238,26 +233,16 @@ def _check_sentences(predictions: list, references: list) -> None:
             raise ValueError(f"`predictions[{index}]` must be a string, but is {type(prediction).__name__} instead.")
         is_list = isinstance(alternatives, Sequence) and not isinstance(alternatives, str | bytes)
         if not is_list or not alternatives or not all(isinstance(text, str) for text in alternatives):
-            raise ValueError(
-                f"`references[{index}]` must be text or a list of texts, but is {alternatives!r} instead."
-            )
-
-
-def _check_metrics(tokenize: str, metrics: Sequence[str]) -> None:
-    if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
-        raise ValueError(f"`metrics` must be some of {METRICS}, but is {metrics!r} instead.")
-    if tokenize != "13a" and "bleu" not in metrics:
-        raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
+            must = "must be text or a list of texts"
+            raise ValueError(f"`references[{index}]` {must}, but is {alternatives!r} instead.")
 
 
 def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
     """Return sacrebleu's metric, and turn its different errors into ImportError and ValueError."""
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    if name == "chrf":
-        return _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
-    if name == "ter":
-        return TER()
+    if name != "bleu":
+        return TER() if name == "ter" else _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(f"`tokenize` must be one of {sorted(BLEU.TOKENIZERS)}, but is {tokenize!r} instead.")
     try:
@@ -266,9 +251,8 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
         needs = TOKENIZER_EXTRAS.get(tokenize, "`sentencepiece`: pip install sentencepiece")
         raise ImportError(f"`tokenize` {tokenize!r} needs {needs}") from error
     except OSError as error:
-        raise ValueError(
-            f"`tokenize` {tokenize!r} must be downloaded by sacrebleu once, which failed: {error}"
-        ) from error
+        what = f"`tokenize` {tokenize!r} must be downloaded by sacrebleu once"
+        raise ValueError(f"{what}, which failed: {error}") from error
 
 
 def _chrf_of_plain_numbers(chrf: Any) -> Any:

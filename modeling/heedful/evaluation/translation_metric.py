@@ -11,24 +11,16 @@ import evaluate
 
 from heedful.evaluation.metrics import check_equally_many, nested, score_translations
 
-CITATION = """\
-@inproceedings{post-2018-call,
-    title = "A Call for Clarity in Reporting {BLEU} Scores",
-    author = "Post, Matt",
-    booktitle = "Proceedings of the Third Conference on Machine Translation: Research Papers",
-    year = "2018",
-    pages = "186--191",
-}
-"""
+CITATION = "Matt Post (2018). A Call for Clarity in Reporting BLEU Scores. WMT 2018, pages 186–191."
 
 
 class TranslationMetric(evaluate.Metric):
     """The scores of `score_translations` with the interface of Hugging Face's `evaluate`.
 
-    Unlike `evaluate.load("sacrebleu")` it needs no network. Under `score` stands BLEU once more, as sacrebleu's metric
-    names it, so that scripts such as transformers' run_translation.py read it. Several processes work as with every
-    metric of `evaluate`: each makes the metric with `num_process`, `process_id` and a common `experiment_id`, and only
-    process 0 gets the scores.
+    Unlike `evaluate.load("sacrebleu")` it needs no network. `score` is BLEU once more, as sacrebleu's metric names it,
+    so that scripts such as transformers' run_translation.py read it. Several processes work as with every metric of
+    `evaluate`: each makes the metric with `num_process`, `process_id` and a common `experiment_id`, and only process 0
+    gets the scores.
 
         metric = TranslationMetric()
         metric.add_batch(predictions=["A house."], references=["A house."])
@@ -52,13 +44,7 @@ class TranslationMetric(evaluate.Metric):
     def add_batch(
         self, *, predictions: Sequence[str], references: Sequence[str | Sequence[str]], **kwargs: Any
     ) -> None:
-        """Add predictions and their references.
-
-        Args:
-            predictions: Detokenized translations.
-            references: For each prediction its reference, or the list of its references.
-            kwargs: No other inputs exist: they are refused.
-        """
+        """Add detokenized predictions, and for each its reference or the list of its references."""
         if isinstance(predictions, str) or isinstance(references, str):
             raise ValueError("`predictions` and `references` must be lists of sentences, but one is a string instead.")
         check_equally_many(predictions, references)

@@ -19,8 +19,8 @@ from heedful.inference import graphs
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import count_tokens, score_sequences
+from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of
 from heedful.inference.strategies.beam_search import BeamSearch
-from heedful.inference.strategies.steps import SEARCH_SETTINGS, active_settings, device_of
 
 # Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
 Processors = Callable[[Sequence[int]], Any]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
-from heedful.files import check_inside, import_extra, listed, read_object
-from heedful.inference.strategies.steps import SEARCH_SETTINGS
+from heedful.files import check_inside, first_line, import_extra, listed, read_object
+from heedful.inference.search_settings import SEARCH_SETTINGS
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -232,20 +232,6 @@ def _merged(folder: Path) -> "PreTrainedModel":
     merged = adapted.merge_and_unload().eval()
     _check_numbers(folder, merged)
     return merged
-
-
-def first_line(error: BaseException) -> str:
-    """Shorten an error of a library to the name of its class and its first line of text.
-
-    The name is left out for a `ValueError`, whose text is for users. If the first line ends in a colon, the next one
-    follows.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    name = type(error).__name__
-    if not lines:
-        return name
-    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
-    return text if type(error) is ValueError else f"{name}: {text}"
 
 
 def why_not_loaded(error: Exception) -> str:

@@ -9,8 +9,7 @@ import torch
 
 from heedful.data.batching import BatchingSettings, TokenCounts, UpdateBatches
 from heedful.data.micro_batches import collate
-from heedful.inference.strategies.beams import length_penalty
-from heedful.inference.strategies.steps import device_of, end_tokens
+from heedful.inference.search_settings import device_of, end_tokens, length_penalty
 
 # Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
 LOGITS_BUDGET = 2**25

@@ -37,16 +37,14 @@ from heedful.inference.native.decoder import settings_obstacle
 from heedful.inference.native.network import obstacle
 from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import PairScore, score_rows
+from heedful.inference.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
 from heedful.inference.strategies.sampling import SeededSampling
-from heedful.inference.strategies.steps import LONGEST_SOURCE
 from heedful.symbols_heed import UnknownSymbol, check_are_several, checked_texts, trimmed
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 EngineName = Literal["auto", "native", "generate", "ctranslate2"]
-# A source of more tokens is refused unless the model has learned from longer ones: attention takes the square of it.
-MOST_SOURCE_TOKENS = 8192
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from heedful.data.tokenizer_training import SUBWORDS
 from heedful.figures import save_figure
 from heedful.files import listed, write_text
-from heedful.publishing.learning_curve import LOG_FILE, read_curves
 from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.monitoring import read_curves
 from heedful.training.model_of_recipe import check_model, config_of
-from heedful.training.preparation import prepare_corpus
+from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.devices import float32_products, make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe, to_yaml
@@ -77,20 +77,18 @@ def tune(
 
     Trials are compared by the validation loss per byte of the target, because a loss per token depends on the
     vocabulary. The first trial is the recipe itself, if its own values are among those to try. One that is worse than
-    the median of the others after as many updates is given up, and one that cannot be trained is left out. What is
-    tried follows from the recipe's seed and the results before it.
+    the median of the others after as many updates is given up, and one that cannot be trained is left out.
 
     Args:
         recipe: Trained in every trial, with its own number of updates; its `output` is not used.
         folder: Of the search; one that has been stopped goes on in its folder.
-        minutes: After which no update is begun; an unfinished trial is taken up by the next search in the folder.
+        minutes: After which no update is begun; the next search in the folder goes on with an unfinished trial.
         vary: The values to try by knob, which is one of `KNOBS` or a dotted key of the recipe. In place of the values
             of one of `KNOBS`, or of all knobs, `None` chooses some around the recipe's own. `width` and `depth` are
             the encoder's; the decoder's layers keep their proportion to it, and inner layers theirs.
 
     Raises:
-        ValueError: If there is no knob, one has fewer than two values or is no setting of the recipe, or the folder
-            holds another search, or no trial can be trained.
+        ValueError: If a knob cannot be turned, the folder holds another search, or no trial can be trained.
         ImportError: If Optuna is not installed.
     """
     import optuna
@@ -108,8 +106,7 @@ def tune(
             try:
                 is_whole = _search(study, recipe, folder, choices, end)
             finally:
-                trials = _trials(study)
-                if trials:
+                if trials := _trials(study):
                     write_text(folder / TUNED_RECIPE, _tuned(recipe, trials, choices))
                     save_figure([partial(_draw_knob, trials, knob) for knob in choices], folder / PICTURE)
     except (ValueError, OSError):  # a mistake in the recipe, which is to be mended and tried again
@@ -121,8 +118,6 @@ def tune(
 
 def _search(study: Any, recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]], end: float) -> bool:
     """Train one trial after another, and return whether the last one came to its end."""
-    import optuna
-
     while time.monotonic() < end:
         if (found := _next_trial(study, choices)) is None:
             if not _ended(study):
@@ -137,8 +132,14 @@ def _search(study: Any, recipe: Recipe, folder: Path, choices: Mapping[str, Sequ
         except (FloatingPointError, MemoryError) as error:
             logger.warning("%s This trial is left out.", error)
             trial.set_user_attr(FAILED, str(error))
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            study.tell(trial.number, state=_state("FAIL"))
     return True
+
+
+def _state(name: str) -> Any:
+    import optuna
+
+    return optuna.trial.TrialState[name]
 
 
 def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
@@ -259,9 +260,8 @@ def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, 
     """Return the trial that was stopped, or a new one, and its values; `None` where nothing new is found to try."""
     import optuna
 
-    states = optuna.trial.TrialState
-    for stopped in study.get_trials(deepcopy=False, states=[states.RUNNING]):
-        study.tell(stopped.number, state=states.FAIL)
+    for stopped in study.get_trials(deepcopy=False, states=[_state("RUNNING")]):
+        study.tell(stopped.number, state=_state("FAIL"))
         study.enqueue_trial(stopped.params)
     failed = [trial for trial in study.get_trials(deepcopy=False) if FAILED in trial.user_attrs]
     tried = [trial.params for trial in (*_ended(study), *failed)]
@@ -278,7 +278,7 @@ def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, 
         values = {knob: trial.suggest_categorical(knob, list(choices[knob])) for knob in choices}
         if values not in tried:
             break
-        study.tell(trial.number, state=states.FAIL)
+        study.tell(trial.number, state=_state("FAIL"))
     return trial, values
 
 
@@ -299,28 +299,26 @@ def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bo
     minutes = trained + max(0.0, end - time.monotonic()) / 60
     optimization = replace(recipe.optimization, max_minutes=min(own_minutes, minutes))
     recipe = replace(recipe, output=str(place), resume=place.exists(), overwrite=False, optimization=optimization)
-    accelerator = make_accelerator(recipe.optimization, [], place / "trackers")
-    state = optuna.trial.TrialState.COMPLETE
+    accelerator, is_pruned = make_accelerator(recipe.optimization, [], place / "trackers"), False
     with folder_of_run(place), float32_products(optimization.mixed_precision):
         corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
         _check_same_validation(study, corpus.validation_pairs)
-        loop = _TrialLoop(recipe, corpus, accelerator)
-        loop.trial = trial
+        report = partial(_report, trial, corpus, recipe.data.both_directions)
+        loop = TrainingLoop(recipe, corpus, accelerator, lambda progress, loss: report(progress.update, loss))
         write_text(place / "recipe.yaml", to_yaml(recipe))
         try:
-            log = place / LOG_FILE
-            for update, loss in read_curves(place).get(LOSS, []) if log.is_file() and log.stat().st_size else []:
-                loop.observe(update, loss)
+            for update, loss in read_curves(place).get(LOSS, []):
+                report(update, loss)
             loop.run()
         except optuna.TrialPruned:
-            state = optuna.trial.TrialState.PRUNED
-    if loop._time_is_up and minutes < own_minutes and state is optuna.trial.TrialState.COMPLETE:
+            is_pruned = True
+    if loop.time_is_up and minutes < own_minutes and not is_pruned:
         return False
     losses = study.trials[trial.number].intermediate_values
     if not losses:
         raise ValueError("`validation.every_updates` must let each trial be validated, but none was.")
-    is_pruned = state is optuna.trial.TrialState.PRUNED
-    study.tell(trial.number, None if is_pruned else min(losses.values()), state=state)
+    best = None if is_pruned else min(losses.values())
+    study.tell(trial.number, best, state=_state("PRUNED" if is_pruned else "COMPLETE"))
     shutil.rmtree(place / "checkpoints", ignore_errors=True)
     return True
 
@@ -333,39 +331,23 @@ def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> No
     study.set_user_attr(VALIDATION, checksum)
 
 
-class _TrialLoop(TrainingLoop):
-    """A training loop whose validations Optuna is told of."""
+def _report(trial: Any, corpus: Corpus, both_directions: bool, update: int, loss: float) -> None:
+    """Report a validation's loss per byte to Optuna, given the loss per token, and give up one of the worse trials."""
+    import optuna
 
-    trial: Any
-
-    def _validate(self) -> None:
-        super()._validate()
-        self.observe(*read_curves(self.recipe.folder)[LOSS][-1])
-
-    def observe(self, update: float, loss: float) -> None:
-        """Tell Optuna of a validation's loss per token, and give the trial up if it says so."""
-        import optuna
-
-        sides = ("target", "source") if self.recipe.data.both_directions else ("target",)
-        size = sum(len(pair[side].encode()) for pair in self.corpus.validation_pairs for side in sides)
-        tokens_per_byte = float(self.corpus.validation.target_lengths.sum()) / max(1, size)
-        self.trial.report(loss * tokens_per_byte, int(update))
-        if self.trial.should_prune():
-            raise optuna.TrialPruned
+    sides = ("target", "source") if both_directions else ("target",)
+    size = sum(len(pair[side].encode()) for pair in corpus.validation_pairs for side in sides)
+    trial.report(loss * float(corpus.validation.target_lengths.sum()) / max(1, size), update)
+    if trial.should_prune():
+        raise optuna.TrialPruned
 
 
 def _trials(study: Any) -> list[Trial]:
     """Return the trials that have come to an end, the best first, those that were given up last."""
-    trials = [
-        Trial(
-            number=number,
-            values=dict(trial.params),
-            loss=min(trial.intermediate_values.values()),
-            updates=max(trial.intermediate_values),
-            is_pruned=trial.state.name == "PRUNED",
-        )
-        for number, trial in enumerate(_ended(study), start=1)
-    ]
+    trials = []
+    for number, trial in enumerate(_ended(study), start=1):
+        losses, is_pruned = trial.intermediate_values, trial.state.name == "PRUNED"
+        trials.append(Trial(number, dict(trial.params), min(losses.values()), max(losses), is_pruned))
     return sorted(trials, key=lambda trial: (trial.is_pruned, trial.loss))
 
 

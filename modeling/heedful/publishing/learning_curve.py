@@ -1,6 +1,5 @@
 """The learning curves of runs, as a picture: what their logs say of losses and scores, over the updates."""
 
-import json
 import logging
 import math
 from collections.abc import Sequence
@@ -9,16 +8,15 @@ from pathlib import Path
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.figures import Panel, lines, save_figure
 from heedful.files import check_writable
+from heedful.training.loop.monitoring import LOG_FILE, Curve, read_curves
 
 logger = logging.getLogger(__name__)
 
-LOG_FILE, CURVE_FILE = "log.jsonl", "learning_curve.png"
+CURVE_FILE = "learning_curve.png"
 LOSSES = ("train/loss", "validation/loss")
 RATES = tuple(f"validation/{name}" for name in ERROR_RATES)  # in a panel of their own: at first far above 100
 # What a validation logs that is no score.
 NO_SCORES = ("validation/loss", "validation/perplexity", *RATES)
-
-Curve = list[tuple[float, float]]  # update, value
 
 
 def draw_learning_curves(runs: Sequence[Path], path: Path, metrics: Sequence[str] = ()) -> Path:
@@ -39,7 +37,7 @@ def draw_learning_curves(runs: Sequence[Path], path: Path, metrics: Sequence[str
         ImportError: If matplotlib is not installed.
     """
     check_writable(path, (".png", ".svg"), "--output")
-    curves = {name: read_curves(run) for name, run in zip(_names(runs), runs, strict=True)}
+    curves = {name: _curves_of(run) for name, run in zip(_names(runs), runs, strict=True)}
     known = list(dict.fromkeys(metric for found in curves.values() for metric in found))
     scores = [name for name in known if name.startswith("validation/") and name not in NO_SCORES]
     losses, rates = ([name for name in group if name in known] for group in (LOSSES, RATES))
@@ -59,22 +57,11 @@ def leave_learning_curve(run: Path, folder: Path) -> str:
         return ""
 
 
-def read_curves(run: Path) -> dict[str, Curve]:
-    """Read all numbers that a run has logged, by their names; lines that a kill or a full disk has cut are skipped."""
-    file = run / LOG_FILE
-    if not file.is_file() and not (run / "checkpoints").is_dir():
+def _curves_of(run: Path) -> dict[str, Curve]:
+    """Return what a run has logged; a folder without a log is an error."""
+    if not (run / LOG_FILE).is_file() and not (run / "checkpoints").is_dir():
         raise FileNotFoundError(f"`RUN` must be the folder of a run, but {run} has no {LOG_FILE}.")
-    curves: dict[str, Curve] = {}
-    for text in file.read_bytes().splitlines() if file.is_file() else []:
-        try:
-            line = json.loads(text)
-            update = line.pop("update")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
-        for name, value in line.items():
-            if name != "seconds" and isinstance(value, int | float) and math.isfinite(value):
-                curves.setdefault(name, []).append((update, value))
-    if not curves:
+    if not (curves := read_curves(run)):
         raise ValueError(f"`RUN` must have logged something (`logging.every_updates`), but {run} has not.")
     return curves
 

@@ -1,37 +1,39 @@
 """Which studies there are."""
 
+from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import chain
+from pathlib import Path
 
-from heedful.studies.study import Study
+from heedful.studies.study import Study, description_of
 
-# The sub-room of each study; the module of that name in it has a `STUDY`.
+# By sub-room the studies in it: a module and a description of each name.
 ROOMS = {
-    "dilution": "attention",
-    "scaling": "attention",
-    "masking": "attention",
-    "questions": "attention",
-    "positions": "models",
-    "heads": "attention",
-    "sharing": "models",
-    "markov": "models",
-    "dependence": "models",
-    "gradients": "recurrent",
-    "cells": "recurrent",
-    "robustness": "recurrent",
-    "clue": "recurrent",
-    "ladder": "models",
-    "paths": "models",
-    "homonyms": "attention",
+    "attention": ("dilution", "scaling", "masking", "heads", "questions", "homonyms"),
+    "models": ("positions", "sharing", "markov", "dependence", "ladder", "paths"),
+    "recurrent": ("gradients", "cells", "robustness", "clue"),
+    "complexity": ("complexity",),
 }
-NAMES = tuple(ROOMS)
+SHARED_CHANGES = Path(__file__).with_name("changes.toml")
+NAMES = tuple(chain.from_iterable(ROOMS.values()))
 
 
 def find_study(name: str) -> Study:
-    """Return a study, or name the nearest one in a `ValueError`."""
-    if name not in ROOMS:
+    """Return a study: what its module runs, and what its description says.
+
+    Raises:
+        ValueError: If there is none of the name; the message has the nearest.
+    """
+    if name not in NAMES:
         nearest = get_close_matches(name, NAMES, n=1, cutoff=0)[0]
         raise ValueError(
             f"The study must be one of {', '.join(NAMES)}, but is {name} instead; did you mean {nearest}?"
         )
-    return import_module(f"heedful.studies.{ROOMS[name]}.{name}").STUDY
+    (room,) = (room for room, names in ROOMS.items() if name in names)
+    module = import_module(f"heedful.studies.{room}.{name}")
+    description = {"changes": {}, **description_of(str(module.__file__))}
+    if shared := description.get("shared_changes"):
+        description["changes"] = {**description_of(SHARED_CHANGES)[shared], **description["changes"]}
+    words = {field.name: description[field.name] for field in fields(Study) if field.name in description}
+    return Study(name=name, run=module.run, **words)

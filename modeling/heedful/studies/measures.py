@@ -1,9 +1,9 @@
 """Measures of trained models that several studies share: losses, BLEU, attention weights, and several seeds of one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,13 +45,6 @@ def seed_cells(runs: Sequence[Training]) -> tuple[float, ...]:
     return runs[0].parameters, fmean(losses), spread(losses), fmean(scores), spread(scores)
 
 
-def seed_values(trainings: Mapping[Any, Sequence[Training]]) -> dict[str, float]:
-    """Return the mean loss and BLEU of each model (`loss_KEY`, `bleu_KEY`), and the largest `spread` of a loss."""
-    values = {f"loss_{key}": fmean(one.loss for one in runs) for key, runs in trainings.items()}
-    values |= {f"bleu_{key}": fmean(one.bleu() for one in runs) for key, runs in trainings.items()}
-    return values | {"spread": max(spread([one.loss for one in runs]) for runs in trainings.values())}
-
-
 def encoded(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> EncodedPairs:
     """Return pairs as token ids, all of them."""
     return EncodedPairs(PairEncoder(tokenizers).rows({"source": source, "target": target} for source, target in pairs))
@@ -69,12 +62,28 @@ def score(translator: Translator, pairs: Sequence[Pair], metric: str = "bleu") -
     return score_translations(texts, [target for _, target in pairs], metrics=[metric])[metric]
 
 
-def attention_along(
-    translator: Translator, row: Mapping[str, Sequence[int]], kinds: Sequence[Kind] = KINDS
-) -> dict[Kind, list[torch.Tensor]]:
-    """Return the attention weights of a model that is fed the `input_ids` and `labels` of a pair.
+class Head(NamedTuple):
+    """A head of a model."""
 
-    By kind they are those of each layer, `(heads, rows, columns)`: of every row, what it looks at.
-    """
-    fed_ids = [translator.model.config.decoder_start_token_id, *row["labels"][:-1]]
-    return record_attention(translator.model, row["input_ids"], fed_ids, kinds)
+    kind: Kind  # "encoder" or "decoder" self-attention, or "cross"
+    layer: int  # its number in its stack, from 0
+    number: int  # in its layer, from 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.layer}.{self.number}"
+
+
+def attention_by_head(
+    translator: Translator, pairs: Sequence[Pair], kinds: Sequence[Kind] = KINDS
+) -> Iterator[dict[Head, torch.Tensor]]:
+    """Yield for each pair what the heads of a model that is fed it look at, `(rows, columns)`."""
+    model, tokenizers = translator.model, translator.tokenizers
+    for source, target in pairs:
+        source_ids, target_ids = tokenizers.encode_source([source])[0], tokenizers.encode_target([target])[0]
+        found = record_attention(model, source_ids, [model.config.decoder_start_token_id, *target_ids[:-1]], kinds)
+        yield {
+            Head(kind, layer, number): weights
+            for kind, layers in found.items()
+            for layer, heads in enumerate(layers)
+            for number, weights in enumerate(heads)
+        }

@@ -1,6 +1,7 @@
 """What a study found, as numbers, and the one report that is made of numbers and words."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ class Outcome:
 
     rows: Mapping[str, Iterable[Sequence[Cell]]]  # of each of its tables
     panels: Mapping[str, Sequence[Panel]] = field(default_factory=dict)  # of each of its figures
-    values: Mapping[str, Cell] = field(default_factory=dict)  # the numbers in its findings, by name
+    values: Mapping[str, Cell] = field(default_factory=dict)  # numbers in its findings that no table has, by name
     settings: Mapping[str, Cell] = field(default_factory=dict)  # other fields of titles and captions, set, not found
 
 
@@ -53,8 +54,26 @@ def figure_file(study: str, name: str) -> str:
 
 
 def filled_findings(results: Mapping[str, Any]) -> list[str]:
-    """Return the findings of results with their numbers put in."""
-    return [finding.format(**results["values"]) for finding in results["findings"]]
+    """Return the findings of results with their numbers put in: values by name, cells by table, row and column.
+
+    "{quality[LSTM][BLEU]:.1f}" quotes a cell. A row goes by its first cell, or by as many as no other row begins with:
+    "{gates[LSTM, forget][mean]:.0%}".
+    """
+    cells = {table["name"]: _cells_by_name(table["columns"], table["rows"]) for table in results["tables"]}
+    return [finding.format(**results["values"], **cells) for finding in results["findings"]]
+
+
+def _cells_by_name(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> dict[str | int, dict[str | int, Cell]]:
+    beginnings = Counter(tuple(row[:count]) for row in rows for count in range(1, len(row) + 1))
+    cells = {}
+    for row in rows:
+        count = next((n for n in range(1, len(row)) if beginnings[tuple(row[:n])] == 1), len(row))
+        cells[_key(", ".join(map(str, row[:count])))] = dict(zip(map(_key, columns), row, strict=True))
+    return cells
+
+
+def _key(name: str) -> str | int:
+    return int(name) if name.isdecimal() else name  # as `str.format` reads what stands in brackets
 
 
 def render_report(results: Mapping[str, Any]) -> str:

@@ -1,14 +1,14 @@
 """What a study is, how it runs, and how its results are written: all of them, or nothing.
 
-A study is a module of a sub-room that ends in its `STUDY`, and beside it a file in TOML with the module's name: its
-description, which has the words and the settings. So the module only measures:
+A study is a module of a sub-room with a function `run`, and a file in TOML with the module's name: its description,
+which has the words and the settings. So the module only measures:
 
     >>> from heedful.studies.report import Outcome
     >>> from heedful.studies.study import Lab, Study, results_of
     >>> def run(lab: Lab) -> Outcome:
     ...     weights = {n: 1 / n for n in (10, 100)}
-    ...     return Outcome({"weights": weights.items()}, values={"at_100": weights[100]})
-    >>> findings = ["Of 100 equal scores each has a weight of {at_100:.1%}."]
+    ...     return Outcome({"weights": weights.items()})
+    >>> findings = ["Of 100 equal scores each has a weight of {weights[100][weight]:.1%}."]
     >>> tables = {"weights": {"title": "Weight of one of n equal scores", "columns": "n | weight :.1%"}}
     >>> study = Study("equal", "What is the weight of one of n equal scores?", run, findings, tables, data="none")
     >>> results_of(Lab(study), run(Lab(study)))["tables"][0]["rows"]
@@ -19,7 +19,7 @@ import json
 import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -47,23 +47,15 @@ class Study:
     name: str  # of its module, and on the command line
     question: str  # one line
     run: Callable[["Lab"], Outcome]  # does it all
-    findings: Sequence[str] = ()  # every number is a field of `Outcome.values`: "… keeps a weight of {at_10:.1%}."
+    findings: Sequence[str] = ()  # every number is quoted from `tables`, or from `Outcome.values`
     tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # `title` and `columns`, see `Table.of`
     figures: Mapping[str, str] = field(default_factory=dict)  # their captions
     changes: Mapping[str, Any] = field(default_factory=dict)  # to `recipe.yaml` in all its trainings, by dotted key
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that the command can change: numbers, texts, lists
     data: Data = "builtin"  # what it can use
 
-    @classmethod
-    def described(
-        cls, run: Callable[["Lab"], Outcome], description: Mapping[str, Any], changes: Mapping[str, Any] = NO_CHANGES
-    ) -> "Study":
-        """Make the study of a module from its description, with changes that it shares with other studies."""
-        words = {one.name: description[one.name] for one in fields(cls) if one.name in description}
-        words["changes"] = {**changes, **description.get("changes", {})}
-        return cls(name=run.__module__.rpartition(".")[2], run=run, **words)
 
-
-def description_of(module_file: str) -> dict[str, Any]:
+def description_of(module_file: str | Path) -> dict[str, Any]:
     """Read the description beside the module of a study."""
     return tomllib.loads(Path(module_file).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -78,11 +70,13 @@ class Lab:
     data: str | None = None  # other data than the recipe's, as `Study.data` allows
     folder: Path = Path("runs/studies/trainings")  # keeps trainings; those of other studies may be there too
     trainings: list[Training] = field(default_factory=list)  # so far, in order; they go into the report
+    changed: Sequence[str] = ()  # "NAME=VALUE" for each of the study's `settings` that is not as it is described
 
     def __post_init__(self):
         """Check the settings, and whether the study can use the data."""
         check_at_least(0, **{"--seed": self.seed})
         check_at_least(1, **{"--updates": self.updates})
+        self.settings()
         data, name = self.data, self.study.name
         head, _, count = (data or "").rpartition(":")
         is_builtin = head == "builtin:train" and count.isdecimal() and int(count) > 0
@@ -95,6 +89,17 @@ class Lab:
         else:
             return
         raise ValueError(f"`--data` must be {wanted}, but is {data or 'empty'} instead.")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the study's settings with those that are changed."""
+        settings = dict(self.study.settings)
+        for name, _, text in (one.partition("=") for one in self.changed):
+            if name not in settings:
+                known = ", ".join(settings) or "none"
+                study = self.study.name
+                raise ValueError(f"Settings must be those of the study {study} ({known}), but one is {name} instead.")
+            settings[name] = _read_setting(name, text, settings[name])
+        return settings
 
     def train(self, name: str, changes: Mapping[str, Any] = NO_CHANGES) -> Training:
         """Train a model, or find it trained, with changes on top of the study's own; the report calls it `name`."""
@@ -125,7 +130,17 @@ class Lab:
         words = ["heedful", "study", self.study.name, "--seed", str(self.seed)]
         words += [] if self.updates is None else ["--updates", str(self.updates)]
         words += [] if self.data is None else ["--data", self.data]
-        return shlex.join(words)
+        return shlex.join([*words, *self.changed])
+
+
+def _read_setting(name: str, text: str, described: Any) -> Any:
+    """Read a setting of the kind of the described one: a text, a number, or numbers with commas between."""
+    is_list = isinstance(described, list)
+    try:
+        return [int(number) for number in text.split(",")] if is_list else type(described)(text)
+    except ValueError:
+        kind = "whole numbers with commas between" if is_list else "a whole number"
+        raise ValueError(f"`{name}` must be {kind}, but is {text!r} instead.") from None
 
 
 def run_study(lab: Lab, output: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.files import write_text
+from heedful.training.loop.monitoring import read_curves
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
 
@@ -18,15 +19,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# With these the small model is past the point where it finds out which source word a target word belongs to.
-LEARNING = {
-    "data.test": {"test": "builtin:test:500"},
-    "tokenizer.vocab_size": 2000,
-    "model.options.dropout": 0.0,
-    "optimization.learning_rate": 0.005,
-    "optimization.warmup_updates": 100,
-    "optimization.max_updates": 500,
-}
 SHARED_RECIPE = Path(__file__).with_name("recipe.yaml")
 SUMMARY = "training.json"  # written last: where it is, the training has ended
 WHERE_AND_HOW = ("output", "resume", "overwrite", "allow_changes")
@@ -54,15 +46,12 @@ class Training:
         """Return the BLEU on a test set."""
         return self.metrics[test]["bleu"]
 
-    def curve(self, name: str = "validation/loss") -> list[tuple[int, float]]:
+    def curve(self, name: str = "validation/loss") -> list[tuple[float, float]]:
         """Return a value of the run's log by update, such as `train/loss` or `train/gradient_norm`.
 
         The validation loss ends with that of the published weights.
         """
-        log = self.folder / "log.jsonl"
-        # With few updates none was written.
-        lines = map(json.loads, log.read_text(encoding="utf-8").splitlines() if log.is_file() else ())
-        points = {line["update"]: line[name] for line in lines if name in line}
+        points = dict(read_curves(self.folder).get(name, ()))
         if name == "validation/loss":
             points[self.updates] = self.loss
         if not points:
@@ -101,22 +90,18 @@ def train_model(name: str, changes: dict[str, Any], folder: Path) -> Training:
         logger.info("trained already: %s (%s)", name, target)
     else:
         logger.info("training %s: %s", name, ", ".join(f"{key}={value}" for key, value in changes.items()))
-        _run_training(replace(recipe, output=str(target), resume=(target / "recipe.yaml").is_file()), summary)
+        from heedful.training.run import train
+
+        result = train(replace(recipe, output=str(target), resume=(target / "recipe.yaml").is_file()))
+        values = {
+            "updates": result.progress.update,
+            "target_tokens": result.progress.target_tokens,
+            "parameters": result.parameters,
+            "seconds": result.progress.seconds,
+            "metrics": result.metrics,
+        }
+        write_text(summary, json.dumps(values, indent=2))
     return Training(name, changes, target, **json.loads(summary.read_text(encoding="utf-8")))
-
-
-def _run_training(recipe: Recipe, summary: Path) -> None:
-    from heedful.training.run import train
-
-    result = train(recipe)
-    values = {
-        "updates": result.progress.update,
-        "target_tokens": result.progress.target_tokens,
-        "parameters": result.parameters,
-        "seconds": result.progress.seconds,
-        "metrics": result.metrics,
-    }
-    write_text(summary, json.dumps(values, indent=2))
 
 
 def checksum_of(recipe: Recipe) -> str:

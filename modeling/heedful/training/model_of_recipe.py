@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from heedful.data.epochs.augmentation import check_room
+from heedful.data.mixture import check_room
+from heedful.data.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.teaching.distillation import TeacherTokens
-from heedful.training.loop.compilation import body_of, check_compile, why_uncompiled
-from heedful.training.loop.engine import Engine
+from heedful.training.loop.engine import TrainingEngine
 from heedful.training.loop.feed import Feed, may_pack
-from heedful.training.loop.objective import RDrop, set_objective
+from heedful.training.loop.objective import Objective, check_dropout
 from heedful.training.loop.schedule import make_optimizer
-from heedful.training.model_size import check_memory
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
@@ -57,7 +55,7 @@ def make_model(
     return model
 
 
-def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe) -> Engine:
+def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe) -> TrainingEngine:
     """Return the engine that trains a model, which has the same float32 weights on every rank."""
     is_sharded = accelerator.distributed_type == DistributedType.FSDP
     if settings.shrink_token_budget and is_sharded:
@@ -65,13 +63,17 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
             "`optimization.shrink_token_budget` must be false where weights are sharded and no rank can continue "
             "without the others, but is true instead: set `optimization.token_budget` lower."
         )
-    set_objective(model, settings)
+    check_dropout(settings.r_drop, model.config)
     packs = not is_sharded and may_pack(model, accelerator)
-    body = body_of(model, settings, accelerator, is_sharded, packs)
-    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, packs)
+    body = None
+    if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
+        from heedful.training.speed.compilation import body_of
+
+        body = body_of(model, settings, accelerator, is_sharded, packs)
+    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, Objective.of(settings), packs)
     # A scale of gradients and a moving average wait for each update anyway.
     waits = accelerator.device.type != "cuda" or accelerator.scaler is not None or settings.ema_decay is not None
-    return Engine(accelerator, model, make_optimizer(model, settings), feed, body, not (waits or is_sharded))
+    return TrainingEngine(model, make_optimizer(model, settings), feed, body, not (waits or is_sharded))
 
 
 def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
@@ -94,16 +96,25 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         is_joint = settings.joint
     if recipe.model.start_from is None:
         config = config_of(recipe.model, known, is_joint)
-        RDrop.of(recipe.optimization.r_drop, config)
-        check_compile(recipe.optimization, why_uncompiled(config, recipe.model.gradient_checkpointing))
-        check_room(recipe.data, settings.dropout, config)
-        check_memory(_class_of(config), config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
+        check_dropout(recipe.optimization.r_drop, config)
+        if recipe.optimization.compile is True:
+            from heedful.training.speed.compilation import check_compile
+
+            check_compile(recipe.optimization, config, recipe.model.gradient_checkpointing)
+        check_room(recipe.data, config)
+        _check_memory(config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):
         beams = getattr(recipe, section).num_beams
         if target is not None and beams > target:
             raise ValueError(
                 f"`{section}.num_beams` must be at most {target}, the size of the vocabulary, but is {beams} instead."
             )
+
+
+def _check_memory(config: "HeedBaseConfig", is_alone: bool) -> None:
+    from heedful.training.speed.model_size import check_memory
+
+    check_memory(_class_of(config), config, is_alone)
 
 
 def _vocabularies(tokenizers: TokenizerPair) -> dict[str, int | None]:
@@ -114,7 +125,7 @@ def _vocabularies(tokenizers: TokenizerPair) -> dict[str, int | None]:
 def _new_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
     """Make a model of the config file, the options and the tokenizers."""
     config = config_of(recipe, _vocabularies(tokenizers), tokenizers.is_joint)
-    check_memory(_class_of(config), config, is_alone=False)
+    _check_memory(config, is_alone=False)
     return _class_of(config)(config)
 
 

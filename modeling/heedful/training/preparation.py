@@ -6,24 +6,26 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 
+from heedful.data import mixture
 from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_updates
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs import mixture
-from heedful.data.epochs.augmentation import Augmentation
-from heedful.data.epochs.bpe_dropout import BpeDropout
 from heedful.data.sources import read_pairs, references_of
+from heedful.data.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
-from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import Pairs, encode_in_shares
 from heedful.training.recipe import Recipe
 from heedful.training.tokenizers import given_tokenizers, load_or_train_tokenizers
+
+if TYPE_CHECKING:
+    from heedful.data.epochs.augmentation import Augmentation
+    from heedful.data.epochs.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,6 @@ class Corpus:
     target_language: str | None  # which validation and test pairs are translated into, if the model knows several
     encoder: PairEncoder  # of training pairs; it counts those that are too long
     tests: dict[str, EncodedPairs]  # the sources of test pairs, by their keys in the recipe
-    dropout: BpeDropout | None = None  # cuts their words anew in every epoch
     fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
     parts: dict[str, int] = field(default_factory=dict)  # rows of each part of a mixture, by its key in the recipe
     pairs: int | None = None  # number of training rows; `None` for a stream whose end has not been reached yet
@@ -71,8 +72,9 @@ class StoredCorpus(Corpus):
     """A corpus whose training rows are in memory."""
 
     rows: EncodedPairs
-    sampling: mixture.Sampling | None = None  # chooses them anew in every epoch
-    augmentation: Augmentation | None = None  # changes them anew in every epoch
+    sampling: "Sampling | None" = None  # chooses them anew in every epoch
+    augmentation: "Augmentation | None" = None  # changes them anew in every epoch
+    teacher: TeacherTokens | None = None  # what it says goes along with each row
 
     def __post_init__(self):
         self._note_pairs(len(self.rows))
@@ -83,7 +85,7 @@ class StoredCorpus(Corpus):
         return int(max(rows.source_lengths.max() for rows in (self.rows, self._texts(0))))
 
     def _texts(self, epoch: int) -> EncodedPairs:
-        """Return the rows of an epoch, their words cut as the tokenizer cuts them."""
+        """Return the rows of an epoch."""
         rows = self.rows
         for drawn in (self.sampling, self.augmentation):
             rows = rows if drawn is None else drawn.rows(rows, epoch)
@@ -91,10 +93,10 @@ class StoredCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows = self._texts(epoch)
-        rows = rows if self.dropout is None else self.dropout.rows(rows, epoch)
+        rows, teacher = self._texts(epoch), self.teacher
         for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
-            yield [[rows[index] for index in bucket] for bucket in update]
+            buckets = [[rows[index] for index in bucket] for bucket in update]
+            yield buckets if teacher is None else [list(map(teacher.with_tokens, bucket)) for bucket in buckets]
 
 
 @dataclass(kw_only=True)
@@ -107,8 +109,7 @@ class StreamedCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        encode = self.encoder.rows if self.dropout is None else partial(self.dropout.stream, epoch=epoch)
-        rows, count = filter(None, encode_in_shares(self.encoder, encode, self.stream, self.accelerator)), 0
+        rows, count = filter(None, encode_in_shares(self.encoder, self.stream, self.accelerator)), 0
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
             count += sum(map(len, update))
             yield update
@@ -142,14 +143,12 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     if not data.streaming:
         tokenizers.check_symbols(pairs, "`data.train` after cleaning")
     check_model(recipe, tokenizers)
-    heads = mixture.heads_of(data.parts, tokenizers)
+    heads = mixture.source_prefixes(data.parts, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
     ways = mixture.both_ways if data.both_directions else iter
     held_out = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(ways(validation)))
     language = data.target if mixture.languages_of(data.parts) else None
     shared: dict[str, Any] = {"tokenizers": tokenizers, "target_language": language, "encoder": encoder}
-    if recipe.tokenizer.dropout:
-        shared["dropout"] = BpeDropout(encoder, recipe.tokenizer.dropout, recipe.seed)
     shared |= {"validation": held_out, "validation_pairs": validation, "fingerprint": held_out.fingerprint()}
     shared |= {"batching": recipe.batching, "report": report, "tests": {}}
     for name, test in zip(where.test, tests, strict=True):
@@ -170,10 +169,15 @@ def _stored(recipe: Recipe, pairs: Any, shared: dict[str, Any]) -> StoredCorpus:
     if data.mixture:
         shared["parts"] = mixture.rows_of_parts(data.parts, numbers)
     if data.temperature != 1:
-        shared["sampling"] = mixture.Sampling(numbers, data.temperature, recipe.seed)
+        from heedful.data.epochs.sampling import Sampling
+
+        shared["sampling"] = Sampling(numbers, data.temperature, recipe.seed)
     if any(asdict(data.augmentation).values()):
+        from heedful.data.epochs.augmentation import Augmentation
+
         shared["augmentation"] = Augmentation(data.augmentation, pairs, encoder, recipe.seed)
     shared["fingerprint"] += rows.fingerprint()
     if recipe.optimization.distillation is not None:
-        shared["fingerprint"] += TeacherTokens(recipe.optimization.distillation).check(encoder.tokenizers, rows)
+        shared["teacher"] = TeacherTokens(recipe.optimization.distillation)
+        shared["fingerprint"] += shared["teacher"].check(encoder.tokenizers, rows)
     return StoredCorpus(**shared, rows=rows)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from heedful.data.sources import read_pairs
 from heedful.inference.loading import load_model
-from heedful.inference.strategies.steps import LONGEST_SOURCE, SEARCH_SETTINGS
+from heedful.inference.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.inference.translation import Translator
 from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
 from heedful.training.loop.averaging import average_weights

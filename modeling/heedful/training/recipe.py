@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
-from heedful.data.epochs.augmentation import AugmentationRules
-from heedful.data.epochs.mixture import OTHER_DIRECTION, Part, check_mixture
+from heedful.data.mixture import OTHER_DIRECTION, AugmentationRules, MixturePart, check_mixture
 from heedful.data.tokenizer_training import TokenizerRecipe
 from heedful.evaluation.metrics import check_scoring
 from heedful.files import check_at_least
@@ -39,7 +38,7 @@ class DataRecipe:
     test: dict[str, Location] = field(default_factory=dict)
     references: str | None = None
     folder: str | None = None
-    mixture: dict[str, Part] = field(default_factory=dict)
+    mixture: dict[str, MixturePart] = field(default_factory=dict)
     temperature: float = 1.0
     both_directions: bool = False
     streaming: bool = False
@@ -68,15 +67,15 @@ class DataRecipe:
         return Locations(self._located(self.train), validation, test)
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, MixturePart]:
         """The parts of the training data by their keys: `train`, perhaps its other direction, and `mixture`."""
         train = self.locations.train
-        parts = {"data.train": Part(train, self.source, self.target, self.target)}
+        parts = {"data.train": MixturePart(train, self.source, self.target, self.target)}
         if self.both_directions:
-            parts[OTHER_DIRECTION] = Part(train, self.target, self.source, self.source)
+            parts[OTHER_DIRECTION] = MixturePart(train, self.target, self.source, self.source)
         for name, part in self.mixture.items():
             source, target, to = part.source or self.source, part.target or self.target, part.to or self.target
-            parts[f"data.mixture.{name}"] = Part(self._located(part.train), source, target, to, part.tag)
+            parts[f"data.mixture.{name}"] = MixturePart(self._located(part.train), source, target, to, part.tag)
         return parts
 
     def _located(self, where: Location) -> Location:
@@ -290,8 +289,8 @@ class Recipe:
             raise _mistake("tokenizer.sentences", must, self.tokenizer.sentences)
         if self.optimization.distillation is not None:
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
-            drawn: dict[str, tuple[str, Any]] = {"tokenizer.dropout": ("0", self.tokenizer.dropout)}
-            drawn |= {"data.streaming": ("false", self.data.streaming), "data.augmentation": ("empty", noise)}
+            drawn: dict[str, tuple[str, Any]] = {"data.streaming": ("false", self.data.streaming)}
+            drawn["data.augmentation"] = ("empty", noise)
             drawn |= {f"data.mixture.{name}.tag": ("empty", part.tag) for name, part in self.data.mixture.items()}
             for key, (off, value) in drawn.items():
                 if value:

@@ -9,10 +9,10 @@ import numpy as np
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.encoding import EncodedPairs
-from heedful.data.epochs.augmentation import check_room
+from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import shortened
-from heedful.inference.translation import MOST_SOURCE_TOKENS
+from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.training.preparation import Corpus, StoredCorpus
 from heedful.training.recipe import Recipe
 
@@ -38,7 +38,7 @@ class Fault(NamedTuple):
 
 def check_start(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> None:
     """Raise a `ValueError` for what would end a run or make it worthless, and warn of what costs much of it."""
-    check_room(recipe.data, recipe.tokenizer.dropout, config)
+    check_room(recipe.data, config)
     splits = {"data.train": corpus.rows} if isinstance(corpus, StoredCorpus) else {}
     splits |= {"data.validation": corpus.validation, **corpus.tests}
     targets = [pair["target"] for pair in corpus.validation_pairs]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 from pathlib import Path
 
-from heedful.data.epochs.mixture import languages_of
+from heedful.data.mixture import languages_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training.recipe import Recipe

@@ -1,6 +1,5 @@
 """The study of dilution: its arithmetic, its measure, and a run of it."""
 
-import json
 import math
 
 import pytest
@@ -9,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.studies.attention import dilution
-from heedful.studies.study import Lab, run_study
+from heedful.studies.catalogue import find_study
+from heedful.studies.study import Lab
 
 
-@pytest.mark.parametrize(
-    ("others", "count", "percent"), [(0, 10, "69.1"), (0, 100, "16.9"), (1, 10, "45.1"), (1, 100, "6.9")]
-)
-def test_one_score_of_three_keeps_the_known_weights(others, count, percent):
-    assert f"{100 * dilution.kept_weight(3, others, count):.1f}" == percent
+def test_one_score_of_three_keeps_the_known_weights():
+    for others, count, percent in ((0, 10, "69.1"), (0, 100, "16.9"), (1, 10, "45.1"), (1, 100, "6.9")):
+        assert f"{100 * dilution.kept_weight(3, others, count):.1f}" == percent
 
 
 @given(st.floats(-20, 20), st.floats(-20, 20), st.integers(2, 300))
@@ -46,27 +44,10 @@ def test_joined_texts_are_sentences_one_after_the_other():
     assert texts == [singles[0], " ".join(singles[1:3]), singles[3], " ".join(singles[4:6])]
 
 
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(dilution, "PAIRS", {"train": 300, "validation": 5, "test": 4})
-    monkeypatch.setattr(dilution, "JOINED_IN_MEASURE", (1, 3))
-    monkeypatch.setattr(dilution, "MEASURED", 2)
-
-
-def test_the_study_measures_every_head(small, tmp_path):
-    folder = run_study(Lab(dilution.STUDY, updates=2, folder=tmp_path / "trainings"), tmp_path / "out")
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    tables = {table["name"]: table["rows"] for table in results["tables"]}
-    assert len(tables["heads"]) == 3 * 2 * 4
-    assert {row[0] for row in tables["entropy"]} == {"encoder", "decoder", "cross"}
-    # Hardly trained, it looks everywhere alike; no row can have more entropy than that.
-    assert all(0.5 < row[4] <= 1 + 1e-6 for row in tables["entropy"])
-    assert results["values"]["kept_0_10"] == dilution.kept_weight(3, 0, 10)
-
-
-def test_entropies_are_those_of_the_weights_row_by_row(small, tmp_path):
+def test_entropies_are_those_of_the_weights_row_by_row(tmp_path, monkeypatch):
     """A model whose queries are zero looks at all it may alike, in decoder rows at one more each."""
-    lab = Lab(dilution.STUDY, updates=1, folder=tmp_path / "trainings")
+    monkeypatch.setattr(dilution, "PAIRS", {"train": 300, "validation": 5, "test": 4})
+    lab = Lab(find_study("dilution"), updates=1, folder=tmp_path / "trainings")
     training = dilution.train_on_texts(lab)
     translator = training.translator()
     for name, weight in translator.model.named_parameters():

@@ -1,23 +1,18 @@
-import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
 from heedful.data.encoding import EncodedPairs
 from heedful.data.micro_batches import collate
-from heedful.studies import pairs
-from heedful.studies.attention import heads
 from heedful.studies.attention.single_heads import (
     Head,
-    Look,
     attention_modules,
     head_importance,
     heads_of,
+    look_of,
     without_heads,
 )
-from heedful.studies.study import Lab, run_study
 from helpers import sentences, tiny_model
 
 
@@ -44,7 +39,7 @@ def test_every_head_of_every_layer_is_counted_once(model):
     assert {head.kind for head in found} == {"encoder", "decoder", "cross"}
 
 
-@pytest.mark.parametrize("head", [Head("encoder", 1, 2), Head("decoder", 2, 1), Head("cross", 0, 0)])
+@pytest.mark.parametrize("head", [Head("encoder", 1, 2), Head("decoder", 2, 1), Head("cross", 0, 0)], ids=str)
 def test_a_head_that_is_left_out_adds_nothing_and_the_others_stay(model, head):
     row = some_rows(7)[0]
     module = attention_modules(model)[head.kind, head.layer]
@@ -113,39 +108,13 @@ def test_a_head_that_is_left_out_is_of_no_importance(model):
     assert found[Head("cross", 1, 0)] == pytest.approx(1)
 
 
-def test_a_look_tells_where_the_weight_is():
-    look = Look()
-    look.add(torch.eye(4).roll(1, dims=1))  # every token looks at the next one, the last at the first
-    assert [look.mean(place) for place in ("previous", "same", "next")] == [0, 0, 1]
-    assert look.mean("first") == look.mean("</s>") == 1 / 4
-    assert look.mean("entropy") == 0
-    assert look.mean("largest weight") == 1
-    look.add(torch.full((4, 4), 1 / 4))
-    assert look.mean("next") == pytest.approx((3 + 3 / 4) / 6)
-    assert look.mean("entropy") == pytest.approx(math.log(4) / 2)
-
-
-def test_the_study_writes_its_tables_and_figures(tmp_path, monkeypatch):
-    monkeypatch.setattr(pairs, "TEST_PAIRS", "builtin:test:6")
-    for name, value in {"SEEDS": 1, "SHARES": (0, 0.5, 1), "RANDOM_ORDERS": 1}.items():
-        monkeypatch.setattr(heads, name, value)
-    small = {
-        "data.test": {"test": "builtin:test:6"},
-        "tokenizer.vocab_size": 400,
-        "optimization.tokens_per_update": 256,
-        "decoding.max_length": 6,
+def test_a_look_says_where_the_weight_is():
+    look = look_of(torch.eye(4).roll(1, dims=1))  # every token looks at the next one, the last at the first
+    means = {name: values.mean().item() for name, values in look.items()}
+    assert means == {
+        **dict.fromkeys(("previous", "same", "entropy"), 0),
+        **dict.fromkeys(("first", "</s>"), 1 / 4),
+        **dict.fromkeys(("next", "largest weight"), 1),
     }
-    study = replace(heads.STUDY, changes={**heads.STUDY.changes, **small})
-    lab = Lab(study, updates=4, data="builtin:train:400", folder=tmp_path / "trainings")
-    folder = run_study(lab, tmp_path / "heads")
-    results = json.loads((folder / "results.json").read_text())
-    tables = {table["name"]: table["rows"] for table in results["tables"]}
-    assert [row[0] for row in tables["quality"]] == [1, 4, 8]
-    assert tables["quality"][0][2] == tables["quality"][1][2] == results["values"]["parameters"]
-    assert len(tables["looks"]) == 3 * 2 * 4
-    assert [row[1] for row in tables["pruning"]] == [24, 12, 0, 48, 24, 0]
-    full, half, none = (row[2:4] for row in tables["pruning"][:3])
-    assert full[0] == full[1]  # nothing is left out, in any order
-    assert half[0] != half[1]
-    assert none[0] == pytest.approx(none[1])
-    assert {path.name for path in folder.glob("*.svg")} == {"heads-looks.svg", "heads-pruning.svg"}
+    assert [len(values) for values in look.values()] == [3, 4, 3, 4, 4, 4, 4]
+    assert look_of(torch.full((4, 4), 1 / 4))["entropy"].mean() == pytest.approx(math.log(4))

@@ -1,13 +1,9 @@
-import json
-from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from heedful.studies import pairs
-from heedful.studies.attention import homonyms
 from heedful.studies.attention.homonyms import (
     WORDS,
     Meaning,
@@ -16,7 +12,6 @@ from heedful.studies.attention.homonyms import (
     split_meanings,
     translated_meanings,
 )
-from heedful.studies.study import Lab, run_study
 
 
 def test_a_verb_or_a_modifier_decides_the_meaning():
@@ -86,26 +81,3 @@ def test_translations_are_right_wrong_or_neither():
     translator = SimpleNamespace(translate=lambda texts: [[SimpleNamespace(text=said[text])] for text in texts])
     meanings = [Meaning("pear", [], [[("a", ""), ("b", "")], [("c", "")]]), Meaning("ship", [], [[("b", "")]])]
     assert translated_meanings(translator, meanings) == (2 / 4, 1 / 4)
-
-
-def test_the_study_writes_its_tables_and_figures(tmp_path, monkeypatch):
-    monkeypatch.setattr(pairs, "TEST_PAIRS", "builtin:test:6")
-    for name, value in {"HELD_OUT": 2, "PROBED": 2, "WORDS": WORDS[:2]}.items():
-        monkeypatch.setattr(homonyms, name, value)
-    small = {"tokenizer.vocab_size": 400, "optimization.tokens_per_update": 256, "decoding.max_length": 6}
-    study = replace(homonyms.STUDY, changes={**homonyms.STUDY.changes, **small})
-    lab = Lab(study, updates=4, data="builtin:train:300", folder=tmp_path / "trainings")
-    folder = run_study(lab, tmp_path / "homonyms")
-    results = json.loads((folder / "results.json").read_text())
-    tables = {table["name"]: table["rows"] for table in results["tables"]}
-    assert [row[:3] for row in tables["words"]] == [
-        ["배를", "pear, ship, belly", pytest.approx(1 / 3)],
-        ["눈을", "eyes, snow", pytest.approx(1 / 2)],
-    ]
-    assert [row[0] for row in tables["layers"]] == ["embedding", "layer 0", "layer 1", "layer 2"]
-    chance = results["values"]["chance"]
-    assert tables["layers"][0][1:] == pytest.approx([chance, chance, 1, 1, chance, chance], abs=1e-5)
-    assert tables["layers"][-1][4] < 0.999
-    assert tables["layers"][-1][3] != tables["layers"][-2][3]
-    assert (tmp_path / "trainings" / "data").is_dir()
-    assert {path.name for path in folder.glob("*.svg")} == {"homonyms-layers.svg", "homonyms-plane.svg"}

@@ -1,15 +1,10 @@
 """The study of masking: both ways to hide later positions, a decoder that sees all, and one pass against many."""
 
-import json
-from dataclasses import replace
-
 import pytest
 import torch
 
 from heedful.inference.attention.recording import record_attention
-from heedful.studies import pairs
 from heedful.studies.attention import masking
-from heedful.studies.study import Lab, run_study
 from helpers import tiny_model
 
 SOURCE, TARGET, OTHER_TOKEN = [12, 40, 7, 33, 21, 2], [50, 8, 19, 64, 31, 11, 2], 77
@@ -21,33 +16,6 @@ def model(request):
     model = tiny_model(decoder_layers=2).eval()
     model.set_attn_implementation(request.param)
     return model
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """The results of the study with a few updates a training."""
-    folder = tmp_path_factory.mktemp("masking")
-    small = {
-        "data.test": {"test": "builtin:test:4"},
-        "tokenizer.vocab_size": 400,
-        "optimization.tokens_per_update": 256,
-        "validation.every_updates": 2,
-        "logging.every_updates": 2,
-        "decoding.max_length": 8,
-    }
-    study = replace(masking.STUDY, changes={**masking.STUDY.changes, **small})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairs, "TEST_PAIRS", "builtin:test:4")
-        patch.setattr(masking, "LENGTHS", (3, 6))
-        patch.setattr(masking, "REPEATS", 1)
-        lab = Lab(study, updates=4, data="builtin:train:400", folder=folder / "trainings")
-        written = run_study(lab, folder / "out")
-    return json.loads((written / "results.json").read_text(encoding="utf-8"))
-
-
-def rows_of(results, name):
-    (rows,) = (table["rows"] for table in results["tables"] if table["name"] == name)
-    return rows
 
 
 def logits(model, target):
@@ -63,12 +31,6 @@ def test_minus_infinity_before_the_softmax_keeps_the_sum_and_zeros_after_it_do_n
     assert zeroed.sum(-1)[2] == pytest.approx(1)  # the last row hides nothing
     assert hidden.triu(1).abs().max() == zeroed.triu(1).abs().max() == 0
     torch.testing.assert_close(hidden, zeroed / zeroed.sum(-1, keepdim=True))
-
-
-def test_a_later_score_changes_the_weights_only_with_zeros_after_the_softmax(results):
-    for way, row, first, _, _, total, changed in rows_of(results, "example"):
-        assert (total == pytest.approx(1)) == (way == "−∞ before" or row == 3), (way, row)
-        assert (changed == pytest.approx(first)) == (way == "−∞ before" and row < 3), (way, row)
 
 
 def test_the_scores_masked_by_minus_infinity_give_the_models_own_weights(model):
@@ -112,19 +74,3 @@ def test_one_pass_gives_the_loss_and_gradient_of_one_by_one_with_the_mask_alone(
     with torch.no_grad(), masking.seeing_all():
         once, by_one = (masking.next_token_loss(model, SOURCE, TARGET, way).item() for way in (True, False))
     assert once != pytest.approx(by_one, abs=1e-4)
-
-
-def test_the_two_trainings_have_one_recipe_and_are_two(results):
-    masked, unmasked = results["trainings"]
-    assert masked["changes"] == unmasked["changes"]
-    assert masked["metrics"]["validation"]["loss"] != unmasked["metrics"]["validation"]["loss"]
-
-
-def test_the_tables_hold_what_was_measured(results):
-    assert [row[0] for row in rows_of(results, "passes")] == [3, 6]
-    assert results["values"]["difference"] < 1e-4
-    assert results["values"]["hidden_change"] < 1e-6 < results["values"]["zeroed_change"]
-    assert all(row[3] <= row[2] < 1 for row in rows_of(results, "sums"))
-    _, unmasked = rows_of(results, "training")
-    assert unmasked[2] != pytest.approx(unmasked[3], rel=1e-3)
-    assert len(rows_of(results, "examples")) == 3

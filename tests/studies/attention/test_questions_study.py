@@ -1,20 +1,20 @@
 """Nouns are asked for their adjectives: measured on sentences that can be checked by hand, and the study's table."""
 
-import json
-from dataclasses import replace
-
 import pytest
 import torch
 
+from heedful import Translator
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.studies.attention import questions
-from heedful.studies.study import Lab, run_study
+from heedful.studies.measures import Head
+from helpers import tiny_model
 
 
 @pytest.fixture(scope="module")
-def translator(tmp_path_factory):
-    changes = {**questions.STUDY.changes, "tokenizer.vocab_size": 400, "data.test": {}}
-    lab = Lab(replace(questions.STUDY, changes=changes), updates=3, folder=tmp_path_factory.mktemp("trainings"))
-    return lab.train("tiny").translator()
+def translator():
+    sentences = [text for pair in questions.described_pairs()[:50] for text in pair]
+    tokenizers = train_tokenizers(sentences, sentences, vocab_size=400)
+    return Translator(tiny_model(vocab_size=400, **tokenizers.special_ids()), tokenizers)
 
 
 def test_adjectives_are_known_by_the_form_that_stands_before_a_noun():
@@ -29,12 +29,15 @@ def test_adjectives_are_known_by_the_form_that_stands_before_a_noun():
 
 
 def test_a_head_that_looks_at_the_token_before_asks_of_all_words_alike(translator, monkeypatch):
-    def before(_, row, kinds):
-        length = len(row["input_ids"])
-        shifted = torch.diag(torch.ones(length - 1), -1)
-        return {"encoder": [shifted.expand(4, length, length)] * 2}
+    def before(translator, pairs, kinds):
+        length = len(translator.tokenizers.encode_source(pairs[0][:1])[0])
+        yield {
+            Head("encoder", layer, head): torch.diag(torch.ones(length - 1), -1)
+            for layer in (0, 1)
+            for head in range(4)
+        }
 
-    monkeypatch.setattr(questions, "attention_along", before)
+    monkeypatch.setattr(questions, "attention_by_head", before)
     monkeypatch.setattr(questions, "token_words", lambda _, ids: [*list(range(len(ids) - 1)), None])
     found = questions.questions_of_heads(translator, [("용감한 화가는 잔다.", "The brave painter sleeps.")])
     assert set(found.values()) == {(1.0, 1.0)}
@@ -50,15 +53,3 @@ def test_translated_adjectives_are_counted_by_their_english(translator, monkeypa
     monkeypatch.setattr(translator, "translate", lambda sources: [[Best(text)] for text in texts])
     pairs = [("용감한 화가는 잔다.", ""), ("용감한 화가는 큰 사과를 먹는다.", "")]
     assert questions.translated_adjectives(translator, pairs) == pytest.approx(200 / 3)
-
-
-def test_the_study_leaves_out_each_head_of_the_encoder(tmp_path, monkeypatch):
-    monkeypatch.setattr(questions, "PAIRS", 6)
-    changes = {**questions.STUDY.changes, "tokenizer.vocab_size": 400, "decoding.max_length": 6, "data.test": {}}
-    lab = Lab(replace(questions.STUDY, changes=changes), updates=3, folder=tmp_path / "trainings")
-    results = json.loads((run_study(lab, tmp_path / "out") / "results.json").read_text())
-    rows = results["tables"][0]["rows"]
-    assert [row[0] for row in rows] == [f"encoder {n}.{h}" for n in (0, 1) for h in range(4)] + ["none left out"]
-    best = max(rows[:-1], key=lambda row: row[1] - row[2])
-    assert results["values"]["head"] == best[0]
-    assert results["values"]["asked"] == best[1]

@@ -1,13 +1,9 @@
 """How many cells lie between two words: as a chain has them, and none that attention goes around."""
 
-import json
-
 import pytest
 import torch
 
-from heedful.studies.models import paths
 from heedful.studies.models.paths import MODELS, cells_between, cut_before, make_model
-from heedful.studies.study import Lab, run_study
 
 
 @pytest.mark.parametrize("length", [2, 5])
@@ -34,12 +30,3 @@ def test_a_cut_is_gone_afterwards_and_every_step_is_seen():
     assert len(steps) == 10
     torch.testing.assert_close(cut, whole)  # only gradients know of it
     assert not any("step" in vars(cell) for cell in steps)
-
-
-def test_the_study_measures_every_model_at_every_length(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "LENGTHS", (2, 3))
-    results = json.loads((run_study(Lab(paths.STUDY), tmp_path / "out") / "results.json").read_text(encoding="utf-8"))
-    rows = results["tables"][0]["rows"]
-    assert [tuple(row[:2]) for row in rows] == [(name, length) for name in MODELS for length in (2, 3)]
-    assert rows[0][2:] == [3, 4]
-    assert results["values"]["Transformer"] == 1

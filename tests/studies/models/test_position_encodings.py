@@ -1,16 +1,11 @@
 """The study of positions: sinusoids turn, letters are reversed, and a run of it."""
 
-import json
-from dataclasses import replace
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.positions_heed import sinusoids
 from heedful.studies.models import positions
-from heedful.studies.study import Lab, run_study
 
 
 @settings(deadline=None)
@@ -49,23 +44,3 @@ def test_reversal_is_reversed_never_twice_the_same_and_as_long_as_asked():
     assert {len(source.split()) for source, _ in pairs} == {2, 3, 4}
     assert positions.reversed_letters((2, 4), 50, 1) == pairs[:50]
     assert positions.reversed_letters((2, 4), 50, 2) != pairs[:50]
-
-
-@pytest.mark.slow
-def test_the_study_trains_every_encoding_on_both_tasks(tmp_path, monkeypatch):
-    monkeypatch.setattr(positions, "PAIRS", {"train": 60, "validation": 4, "test": 3})
-    small = {"data.validation": "builtin:validation:5", "model.options.d_model": 16, "decoding.max_length": 6}
-    small["data.test"] = {name: f"builtin:{name}:2" for name in ("test", "compositional")}
-    lab = Lab(replace(positions.STUDY, changes=small), 1, 1, "builtin:train:500", tmp_path / "trainings")
-    folder = run_study(lab, tmp_path / "out")
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    (quality,) = [table["rows"] for table in results["tables"] if table["name"] == "quality"]
-    assert [row[0] for row in quality] == list(positions.ENCODINGS)
-    trainings = results["trainings"]
-    used = [(one["changes"]["model.options.position_encoding"], one["changes"]["data.train"]) for one in trainings]
-    assert len(set(used)) == 8
-    assert [where for _, where in used[::2]] == ["builtin:train:500"] * 4
-    assert "builtin:train:500" not in [where for _, where in used[1::2]]
-    # Learned positions have parameters of their own.
-    sizes = {one["changes"]["model.options.position_encoding"]: one["parameters"] for one in trainings[1::2]}
-    assert sizes["learned"] > sizes["sinusoidal"] == sizes["none"]

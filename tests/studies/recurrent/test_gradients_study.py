@@ -1,13 +1,11 @@
 """The study of gradients: its measures against what is known of them, and a run of it."""
 
-import json
 import math
 
 import pytest
 import torch
 
 from heedful.studies.recurrent import gradients
-from heedful.studies.study import Lab, run_study
 
 
 def test_the_gradient_by_distance_is_autograds_through_the_equation():
@@ -65,16 +63,3 @@ def test_a_short_sequence_is_learned_and_clipping_saves_what_explodes():
     held = gradients.recall("linear", 20, 30, 1, gradients.LARGER, 1.0)
     assert (lost.stopped > 0, held.stopped) == (True, 0)
     assert held.largest > 100
-
-
-def test_the_study_has_a_row_for_every_cell_and_matrix(tmp_path, monkeypatch):
-    monkeypatch.setattr(gradients, "LENGTHS", (2, 3, 4))
-    monkeypatch.setattr(gradients, "TESTED", 8)
-    folder = run_study(Lab(gradients.STUDY, updates=3), tmp_path / "out")
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    assert [len(table["rows"]) for table in results["tables"]] == [24, 6, 8, 6]
-    distance, depth, _, clipping = results["tables"]
-    assert distance["columns"][2:] == [str(distance) for distance in gradients.DISTANCES]
-    assert depth["columns"][1:] == [str(depth) for depth in gradients.DEPTHS]
-    assert [row[2] for row in clipping["rows"]] == ["no", "norm 1"] * 3
-    assert "not finite at update" in clipping["rows"][2][-1]

@@ -1,1 +1,1 @@
-"""What training draws anew in every epoch: how often the rows of each part come, noise in texts, and cuts of words."""
+"""What training draws anew in every epoch: how often the rows of each part come, and noise in texts."""

@@ -4,57 +4,24 @@ import logging
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import chain, count, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from heedful.configuration_base_heed import position_limit
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs.mixture import numbers_of_parts
+from heedful.data.mixture import AugmentationRules, numbers_of_parts
 from heedful.symbols_heed import symbols_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
 FINAL_PUNCTUATION = re.compile(r"\s*[.?!…。．？！｡।۔؟።։]+\s*$")  # with the space that French has before it
 DRAW = 0xA06  # tells the draws of this noise from others of the same seed and epoch
 Draws = Iterator[float]  # from 0 to below 1
-
-
-@dataclass(frozen=True)
-class AugmentationRules:
-    """Which shares of the training pairs are changed in an epoch; targets change only where pairs are joined."""
-
-    lower_case: float = 0.0  # of the sources
-    typos: float = 0.0  # of the words of sources
-    no_final_punctuation: float = 0.0  # of the sources
-    joined: float = 0.0  # of the pairs
-
-    def __post_init__(self) -> None:
-        for name, share in asdict(self).items():
-            if not 0 <= share <= 1:
-                raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")
-
-
-def check_room(data: Any, dropout: float | None, config: "PreTrainedConfig") -> None:
-    """Raise a `ValueError` where rows of an epoch may become longer than the model has positions.
-
-    `data` is that section of a recipe.
-    """
-    limit = position_limit(config)
-    for side in ("source", "target"):
-        most = getattr(data, f"max_{side}_tokens")
-        is_new = dropout or data.augmentation.joined or data.streaming
-        if limit is not None and is_new and (most is None or most > limit):
-            raise ValueError(
-                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where rows are made "
-                f"anew (`data.streaming`, `data.augmentation.joined`, `tokenizer.dropout`), but is {most} instead."
-            )
 
 
 class Augmentation:
@@ -93,12 +60,11 @@ class Augmentation:
             source = noisy(source, self._rules, draws)
             if source != sources[number]:
                 changed[index] = {"source": source, "target": target, "part": parts[number]}
-        too_long = self._encoder.too_long
-        encoded = dict(zip(changed, self._encoder.rows(changed.values()), strict=True))
-        if self._encoder.too_long > too_long:
-            told = "%s of %s changed pairs stay as they are: they would be too long"
-            logger.info(told, self._encoder.too_long - too_long, len(changed))
-            self._encoder.too_long = too_long  # which counts what is left out
+        encoder = replace(self._encoder, too_long=0)
+        encoded = dict(zip(changed, encoder.rows(changed.values()), strict=True))
+        if encoder.too_long:
+            message = "%s of %s changed pairs stay as they are: they would be too long"
+            logger.info(message, encoder.too_long, len(changed))
         return EncodedPairs(encoded.get(index) or rows[index] for index in range(len(rows)))
 
 

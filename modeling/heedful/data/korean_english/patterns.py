@@ -15,8 +15,8 @@ from heedful.data.korean_english.phrases import (
     PLURAL,
     STYLES,
     YOU,
+    Phrase,
     Tree,
-    Words,
     bare,
     counted,
     noun_phrases,
@@ -44,12 +44,12 @@ from heedful.data.korean_english.predicates import (
 TABLE = Path(__file__).with_name("patterns.tsv")
 TIMED_TENSES = ("past", "present", "future", "progressive", "past progressive")
 
-Row = dict[str, Tree]
+SlotTrees = dict[str, Tree]
 
 
 def adverbs(kind: str) -> Tree:
     """Return the adverbs of a kind, such as "manner" or the tense that they name, as leaves."""
-    return tuple(Words((korean, korean), english) for korean, english in words_of_kind(kind))
+    return tuple(Phrase((korean, korean), english) for korean, english in words_of_kind(kind))
 
 
 # Patterns about verbs
@@ -91,10 +91,10 @@ FILLINGS: dict[str, Callable[[Clause], Tree]] = {
     "subject=person": lambda clause: subjects(("person",)),
     "subject=counted": lambda clause: counted(clause.verb.combines["by"], "subject"),
     "subject=second": lambda clause: bare(("person",), "topic", number=PLURAL),
-    "subject=who": lambda clause: (Words(("누가", "누가"), "who"),),
+    "subject=who": lambda clause: (Phrase(("누가", "누가"), "who"),),
     "object": lambda clause: objects(clause.verb.objects),
     "object=counted": lambda clause: counted(clause.verb.objects, "object"),
-    "asked=what": lambda clause: (Words(("무엇을", "무엇을"), "what"),),
+    "asked=what": lambda clause: (Phrase(("무엇을", "무엇을"), "what"),),
     # Where, when and why; but only why, the last, of a verb that has no place.
     "asked=when": lambda clause: adverbs("question word")[0 if "at" in clause.verb.combines else -1 :],
     "predicate": Clause.predicates,
@@ -138,7 +138,7 @@ def verbs(*conditions: str) -> list[Verb]:
     ]
 
 
-def _verb_rows(conditions: Sequence[str], forms: Sequence[str], slots: Sequence[str]) -> Iterator[Row]:
+def _verb_rows(conditions: Sequence[str], forms: Sequence[str], slots: Sequence[str]) -> Iterator[SlotTrees]:
     """Make the rows of every verb that meets the conditions, in every form, or for every time where that is "timed".
 
     Others are asked about in both styles, "you" only in the plain one: 너 is not polite.
@@ -158,7 +158,7 @@ def _verb_rows(conditions: Sequence[str], forms: Sequence[str], slots: Sequence[
 # Patterns about nouns and adjectives
 
 
-def coordinated_objects(forms: Sequence[str]) -> Iterator[Row]:
+def coordinated_objects(forms: Sequence[str]) -> Iterator[SlotTrees]:
     """Join two objects of the same class; a noun of two classes is joined within the first of them only."""
     for verb in verbs("transitive"):
         used: set[str] = set()
@@ -174,7 +174,7 @@ def coordinated_objects(forms: Sequence[str]) -> Iterator[Row]:
                 }
 
 
-def adjectives(forms: Sequence[str]) -> Iterator[Row]:
+def adjectives(forms: Sequence[str]) -> Iterator[SlotTrees]:
     """Say of a noun what it is like."""
     (form,) = forms
     for adjective in lexicon()[2]:
@@ -184,7 +184,7 @@ def adjectives(forms: Sequence[str]) -> Iterator[Row]:
         }
 
 
-def states(forms: Sequence[str]) -> Iterator[Row]:
+def states(forms: Sequence[str]) -> Iterator[SlotTrees]:
     """Say when somebody is in a state that may change from day to day."""
     for adjective in lexicon()[2]:
         if adjective.is_state:
@@ -196,7 +196,7 @@ def states(forms: Sequence[str]) -> Iterator[Row]:
                 }
 
 
-def jobs(forms: Sequence[str]) -> Iterator[Row]:
+def jobs(forms: Sequence[str]) -> Iterator[SlotTrees]:
     """Say what an adult or a relation is by profession."""
     nouns = nouns_of("adult", "relation")
     people = tuple(with_particle(noun_phrases(noun, plural=True, described=False), "topic") for noun in nouns)
@@ -211,7 +211,7 @@ def jobs(forms: Sequence[str]) -> Iterator[Row]:
             yield {"subject": adults, "predicate": tuple(replace(leaf, nouns=(job.korean,)) for leaf in leaves)}
 
 
-def belongings(forms: Sequence[str]) -> Iterator[Row]:
+def belongings(forms: Sequence[str]) -> Iterator[SlotTrees]:
     """Say whose something is."""
     things = nouns_of("item", "volume", "toy", "garment", "wearable", "vehicle", "device", "furniture", "dish")
     for korean, english in (("이것은", "this"), ("그것은", "that")):
@@ -219,7 +219,7 @@ def belongings(forms: Sequence[str]) -> Iterator[Row]:
             be = "is not" if form == "negative" else "is"
             copulas = ((noun, copula_forms(noun.korean, "present", form)) for noun in things)
             yield {
-                "subject": (Words((korean, korean), f"{english} {be}"),),
+                "subject": (Phrase((korean, korean), f"{english} {be}"),),
                 "owner": bare(("person",), "의", "the {}'s"),
                 "predicate": tuple(
                     Predicate(copula, NOTHING, (noun.english,) * 3, nouns=(noun.korean,)) for noun, copula in copulas
@@ -256,7 +256,7 @@ def _there_is(tense: str, form: str) -> Predicate:
     return Predicate(korean, NOTHING, (first, one, many), dictionary_form)
 
 
-def existing(forms: Sequence[str]) -> Iterator[Row]:
+def existing(forms: Sequence[str]) -> Iterator[SlotTrees]:
     """Say how many of what there are somewhere, or that there is none."""
     (form,) = forms
     for location, classes in _locations():
@@ -267,7 +267,7 @@ def existing(forms: Sequence[str]) -> Iterator[Row]:
         }
 
 
-def possessions(forms: Sequence[str]) -> Iterator[Row]:
+def possessions(forms: Sequence[str]) -> Iterator[SlotTrees]:
     """Say how many of what somebody has."""
     have = Verb("가지다", "have", "had", (), {}, frozenset())
     owned = ("volume", "item", "toy", "device", "vehicle", "garment", "wearable", "stationery", "pet", "tool", "dish")
@@ -280,7 +280,7 @@ def possessions(forms: Sequence[str]) -> Iterator[Row]:
         yield {"subject": subjects(("person",)), "object": things, "predicate": predicate}
 
 
-ROWS: dict[str, Callable[[Sequence[str]], Iterator[Row]]] = {
+ROWS: dict[str, Callable[[Sequence[str]], Iterator[SlotTrees]]] = {
     make.__name__: make for make in (coordinated_objects, adjectives, states, jobs, belongings, existing, possessions)
 }
 

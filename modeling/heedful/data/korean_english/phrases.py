@@ -1,8 +1,9 @@
 """The noun phrases of the built-in corpus, with their particles, and the nouns that stand alone in a frame.
 
-What may stand in a slot of a sentence is a *tree* of choices: a nested tuple whose leaves are `Words` or `Predicate`s.
-A sentence is drawn by walking down at random, one child at every level. So the shape of a tree, not the number of its
-leaves, says how often something occurs: a noun with many adjectives is no more frequent than one with few.
+What may stand in a slot of a sentence is a *tree* of choices: a nested tuple whose leaves are of the classes `Phrase`
+and `Predicate`. A sentence is drawn by walking down at random, one child at every level. So the shape of a tree, not
+the number of its leaves, says how often something occurs: a noun with many adjectives is no more frequent than one
+with few.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ Tree = tuple[Any, ...]  # of trees, or of leaves
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Phrase:
     """Some words of a sentence: Korean in the plain and the polite style (나는, 저는), and English."""
 
     korean: tuple[str, str]
@@ -29,9 +30,9 @@ class Words:
     number: int = SINGULAR
 
 
-def noun_words(noun: Noun, korean: str, english: str, **more: Any) -> Words:
+def noun_words(noun: Noun, korean: str, english: str, **more: Any) -> Phrase:
     """Return words around a noun that are the same in both styles."""
-    return Words((korean, korean), english, (noun.korean,), **more)
+    return Phrase((korean, korean), english, (noun.korean,), **more)
 
 
 def with_particle(tree: Any, particle: str) -> Any:
@@ -43,17 +44,17 @@ def with_particle(tree: Any, particle: str) -> Any:
 
 
 PRONOUNS = (  # "we" holds "I", so that no sentence says "I met us"
-    Words(("나", "저"), "I", ("나",), number=FIRST),
-    Words(("우리", "우리"), "we", ("나", "우리"), number=PLURAL),
-    Words(("그", "그"), "he", ("그",)),
-    Words(("그녀", "그녀"), "she", ("그녀",)),
-    Words(("그들", "그들"), "they", ("그들",), number=PLURAL),
+    Phrase(("나", "저"), "I", ("나",), number=FIRST),
+    Phrase(("우리", "우리"), "we", ("나", "우리"), number=PLURAL),
+    Phrase(("그", "그"), "he", ("그",)),
+    Phrase(("그녀", "그녀"), "she", ("그녀",)),
+    Phrase(("그들", "그들"), "they", ("그들",), number=PLURAL),
 )
 OBJECT_PRONOUNS = tuple(
     with_particle(replace(words, english=english), "object")
     for words, english in zip(PRONOUNS, ("me", "us", "him", "her", "them"), strict=True)
 )
-YOU = Words(("너는", "너는"), "you", ("너",), number=PLURAL)
+YOU = Phrase(("너는", "너는"), "you", ("너",), number=PLURAL)
 PRONOUN_LEMMAS = frozenset(YOU.nouns).union(*(words.nouns for words in PRONOUNS))
 DETERMINERS = (("이", "this"), ("그", "that"))
 POSSESSIVES = (("내", "my"), ("우리", "our"), ("그의", "his"), ("그녀의", "her"), ("그들의", "their"))
@@ -61,7 +62,7 @@ POSSESSIVES = (("내", "my"), ("우리", "our"), ("그의", "his"), ("그녀의"
 
 def _determined(noun: Noun, determiners: tuple[tuple[str, str], ...]) -> Tree:
     return tuple(
-        Words(
+        Phrase(
             (f"{korean} {noun.korean}", f"{'제' if korean == '내' else korean} {noun.korean}"),
             f"{english} {noun.english}",
             (noun.korean,),

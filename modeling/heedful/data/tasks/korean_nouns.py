@@ -22,7 +22,7 @@ class KoreanNouns:
     replaced by one that ends alike, and keeps its particle.
 
     Args:
-        words: Nouns; what stands behind a slash, as in dictionaries of hunspell, does not count. Words that are not
+        words: Nouns; what follows a slash, as in dictionaries of hunspell, does not count. Words that are not
             two to six Korean syllables are left out.
     """
 

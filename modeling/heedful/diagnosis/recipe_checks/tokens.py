@@ -10,7 +10,7 @@ import numpy as np
 
 from heedful.data.batching import Row
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs.mixture import OTHER_DIRECTION, Part, both_ways, heads_of
+from heedful.data.mixture import OTHER_DIRECTION, MixturePart, both_ways, source_prefixes
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, graded, percent
 from heedful.diagnosis.recipe_checks.pairs import Pairs
@@ -62,7 +62,7 @@ class Encoded(EncodedPairs):
         return Encoded(self.pairs, (self[row] for row in rows.tolist()), self.numbers[rows])
 
 
-def encode(pairs: Pairs, tokenizers: TokenizerPair, parts: Mapping[str, Part] | None = None) -> Encoded:
+def encode(pairs: Pairs, tokenizers: TokenizerPair, parts: Mapping[str, MixturePart] | None = None) -> Encoded:
     """Encode a split as training does, but without leaving out what is too long.
 
     `parts` are those of the recipe's training data; a `ValueError` says that the tokenizers lack a tag of theirs.
@@ -71,7 +71,7 @@ def encode(pairs: Pairs, tokenizers: TokenizerPair, parts: Mapping[str, Part] | 
     texts: list[Any] = [{**pair, "number": number} for number, pair in enumerate(pairs)]
     if OTHER_DIRECTION in parts:
         texts = [*both_ways(texts)]
-    rows = PairEncoder(tokenizers, heads=heads_of(parts, tokenizers)).rows(texts)
+    rows = PairEncoder(tokenizers, heads=source_prefixes(parts, tokenizers)).rows(texts)
     return Encoded(pairs, rows, (pair["number"] for pair in texts))
 
 

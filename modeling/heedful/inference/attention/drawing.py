@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 # Largest side of a picture in inches: image viewers do not open larger ones.
 LARGEST = 60
-# Up to so many inches, columns are as wide as their labels, which stand upright.
+# Up to so many inches, columns are as wide as their labels, which are not turned.
 READABLE = 9
 # Maps of scores with at most so many rows and columns have their numbers in them.
 NUMBERED = 12
@@ -41,7 +41,7 @@ WIDE_FONTS = (
 def draw_attention(attention: AttentionMap, path: str | Path, title: str | None = None) -> Path:
     """Draw an attention map as a heat map: rows look at columns, darker is more.
 
-    To show words and not tokens, draw what `word_attention` returns. Labels of columns stand upright: side by side
+    To show words and not tokens, draw what `word_attention` returns. Labels of columns are not turned: side by side
     where there is room, else from top to bottom in Korean, Chinese and Japanese; others are turned.
 
     Neither pyplot nor matplotlib's settings are touched. Letters that matplotlib's own font lacks are taken from the
@@ -111,7 +111,7 @@ def draw_attention_grid(
 
     Rows and columns of each small map are those of the attention map; the outer maps have labels. Scores are drawn as
     dots below the weights: larger further from 0, blue above and red below it, and nothing where a mask hides the
-    column; each head has a scale of its own.
+    column; each head has its own scale.
 
     Args:
         maps: What to draw.
@@ -153,7 +153,7 @@ def draw_attention_grid(
                 _draw_dots(grid[row * 2 + 1][head], scores_between_words(dots[number, head], rows, columns))
     for axes in grid.flat:
         axes.tick_params(labelsize=8, length=1.5, pad=1.5)
-    for axes in grid[:, 0]:  # each has labels of its own, though they share their places
+    for axes in grid[:, 0]:  # each has its own labels, though they share their places
         axes.set_yticks(range(height), target, **style)
     for axes in grid[-1]:
         _set_upright(axes, source, style)
@@ -186,7 +186,7 @@ def _inches(labels: Sequence[str], points: int = 11) -> float:
 
 
 def _set_upright(axes: "Axes", labels: Sequence[str], style: dict[str, Any]) -> None:
-    """Write labels of narrow columns: wide letters stand one below the other, other labels are turned."""
+    """Write labels of narrow columns: wide letters are one below the other, other labels are turned."""
     is_stacked = [any(unicodedata.east_asian_width(letter) in "WF" for letter in label) for label in labels]
     texts = ["\n".join(label) if stacked else label for label, stacked in zip(labels, is_stacked, strict=True)]
     axes.set_xticks(range(len(labels)), texts, **style)

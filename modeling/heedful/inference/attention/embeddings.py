@@ -1,6 +1,6 @@
 """What the encoder makes of a word: its embedding, its state after each layer, and the tokens that these are near to.
 
-Every token has one learned vector, wherever it stands (section 3.4 of the paper). Each layer of the encoder adds to it
+Every token has one learned vector, at every place (section 3.4 of the paper). Each layer of the encoder adds to it
 what it reads in the sentence (section 3.1), so that it can be compared with the vectors of all tokens again.
 """
 
@@ -26,17 +26,12 @@ NEIGHBOURS = 5
 
 @dataclass(frozen=True, eq=False)
 class WordStates:
-    """A word on its way through the encoder.
-
-    Attributes:
-        word: The word.
-        pieces: Labels of the tokens that write it; its vectors are the means of theirs.
-        vectors: Float32 tensor (layers + 1, d_model) on the CPU: the word's embedding, without position and therefore
-            the same in every sentence, then its state after each layer.
-    """
+    """A word on its way through the encoder."""
 
     word: str
-    pieces: list[str]
+    pieces: list[str]  # labels of the tokens that write it; its vectors are the means of theirs
+    # Float32 (layers + 1, d_model) on the CPU: the word's embedding, without position and therefore the same in every
+    # sentence, then its state after each layer.
     vectors: torch.Tensor
 
 
@@ -70,7 +65,7 @@ def word_states(
         tokenizers: Its tokenizers.
         word: A word, or several, as the sentence has them, or the beginning of a word, such as one without a particle:
             then the tokens that write it may write some of the rest too. Of several places the first is taken.
-        sentence: The source in which it stands; None is the word alone.
+        sentence: The source that has it; None is the word alone.
         target_language: Language to translate into, where the tokenizers know several.
 
     Raises:
@@ -148,17 +143,9 @@ def plane(vectors: torch.Tensor) -> list[tuple[float, float]]:
 
 
 def draw_neighbourhoods(words: Sequence[WordStates], found: Sequence[Sequence[Neighbourhood]], path: Path) -> None:
-    """Draw words among their neighbours, a panel for the embedding and for each layer, all in one plane.
+    """Draw words among their neighbours into a .svg, .png or .pdf, a panel for the embedding and for each layer.
 
-    The plane is that of all vectors in the picture, each of length 1, because neighbours are told by cosines.
-
-    Args:
-        words: The words.
-        found: Their neighbourhoods.
-        path: File to write: .svg, .png or .pdf.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
+    The plane of all panels is that of all vectors in them, each of length 1, because cosines decide who is near.
     """
     names = layer_names(len(words[0].vectors))
     shown = {

@@ -63,7 +63,7 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
 
 
 def is_of_characters(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Return whether a tokenizer takes text apart into characters, or jamo."""
+    """Return whether a tokenizer splits text into characters, or jamo."""
     state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
     return CHARACTER in ((state.get("pre_tokenizer") or {}).get("pattern") or {}).get("Regex", "")
 
@@ -100,11 +100,11 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
 
 
 def shown_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> Words:
-    """Put the tokens of a sequence together to the words that people read.
+    """Join the tokens of a sequence to the words that people read.
 
-    Words are those of `token_words`; a control token stands for itself, and a token of white space goes with the word
-    after it. Where a script has no spaces, each token that begins a character stands for itself; and in a date or any
-    other single word of a tokenizer of characters.
+    Words are those of `token_words`; a control token is one, and a token of white space goes with the word after it.
+    Where a script has no spaces, each token that begins a character is a word; so it is in a date or any other single
+    word of a tokenizer of characters.
     """
     pieces, words = token_labels(tokenizer, ids), token_words(tokenizer, ids)
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}

@@ -22,7 +22,6 @@ from heedful.inference.attention.recording import (
     record_attention,
     recorded_heads,
 )
-from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.translation import Translator
 from heedful.symbols_heed import trimmed
 
@@ -51,23 +50,14 @@ class AttentionMap:
 
 @dataclass(frozen=True, eq=False)
 class AttentionSteps:
-    """What one head computes for one pair, step by step (equation 1): softmax(QKᵀ/√d_k) V.
+    """What one head computes for one pair, step by step (equation 1), as float32 arrays: softmax(QKᵀ/√d_k) V."""
 
-    Attributes:
-        attention: Its weights, with the labels of rows and columns.
-        query: float32 array (rows, d_k).
-        key: float32 array (columns, d_k).
-        value: float32 array (columns, d_v).
-        scores: float32 array (rows, columns) of q·k, or vᵀ tanh(q + k); −∞ where a mask hides the column.
-        scaling: What the scores are multiplied by before the softmax: 1/√d_k, or 1 in a model that does not scale.
-    """
-
-    attention: AttentionMap
-    query: np.ndarray
-    key: np.ndarray
-    value: np.ndarray
-    scores: np.ndarray
-    scaling: float
+    attention: AttentionMap  # its weights, with the labels of rows and columns
+    query: np.ndarray  # (rows, d_k)
+    key: np.ndarray  # (columns, d_k)
+    value: np.ndarray  # (columns, d_v)
+    scores: np.ndarray  # q·k, or vᵀ tanh(q + k), of each (rows, columns); −∞ where a mask hides the column
+    scaling: float  # what scores are multiplied by before the softmax: 1/√d_k, or 1 in a model that does not scale
 
     @property
     def scaled(self) -> np.ndarray:
@@ -95,7 +85,7 @@ class AttentionMaps:
         source_shown: The words that pictures show in place of the source's tokens; None shows the tokens.
         target_shown: The same of the target.
         states: For each kind what the heads of each layer compute on the way to their weights. Models other than
-            Heed's Transformer tell none.
+            Heed's Transformer have none.
     """
 
     source_tokens: list[str]
@@ -116,18 +106,14 @@ class AttentionMaps:
 
     def layers(self, kind: Kind) -> int:
         """Return the number of layers with this kind of attention; a `ValueError` if the kind is not here."""
-        return self._of_kind(kind).shape[0]
+        return len(self._of_kind(kind))
 
     def heads(self, kind: Kind) -> int:
         """Return the number of heads of each layer; a `ValueError` if the kind is not here."""
         return self._of_kind(kind).shape[1]
 
     def layer_number(self, kind: Kind, layer: int) -> int:
-        """Return the number from 0 of a layer that may be counted from -1 for the last.
-
-        Raises:
-            ValueError: If there is no such kind or layer.
-        """
+        """Return the number from 0 of a layer that may be counted from -1 for the last; a `ValueError` if none is."""
         check_number("layer", layer, self.layers(kind))
         return layer % self.layers(kind)
 
@@ -148,10 +134,9 @@ class AttentionMaps:
         return self.labelled(heads.mean(axis=0) if head is None else heads[head], kind)
 
     def scores(self, kind: Kind) -> np.ndarray:
-        """Return what the weights of a kind are the softmax of, before it is scaled: (layers, heads, rows, columns).
+        """Return the unscaled scores behind the weights of a kind, (layers, heads, rows, columns), −∞ where masked.
 
-        It is −∞ where a mask hides the column. A `ValueError` says if there is no such kind, or the model is no Heed
-        Transformer.
+        A `ValueError` says if there is no such kind, or the model is no Heed Transformer.
         """
         return torch.stack([one.scores for one in self._states_of(kind)]).numpy()
 
@@ -170,8 +155,8 @@ class AttentionMaps:
 
     def shown(self, kind: Kind) -> tuple[Words, Words]:
         """Return the words in which pictures show the rows and the columns of a kind."""
-        source = self.source_shown or _tokens_as_words(self.source_tokens)
-        target = self.target_shown or _tokens_as_words(self.target_tokens)
+        source = self.source_shown or Words(self.source_tokens, list(range(len(self.source_tokens))))
+        target = self.target_shown or Words(self.target_tokens, list(range(len(self.target_tokens))))
         if kind != "decoder":
             return source if kind == "encoder" else target, source
         of_tokens = [0, *(number + 1 for number in target.of_tokens[:-1])]
@@ -181,7 +166,7 @@ class AttentionMaps:
         self._of_kind(kind)
         if kind not in self.states:
             raise ValueError(
-                "The model must be a Heed Transformer to tell its scores, without relative positions (shaw or t5) and "
+                "The model must be a Heed Transformer to show its scores, without relative positions (shaw or t5) and "
                 "shared layers, but is another model instead."
             )
         return self.states[kind]
@@ -193,7 +178,7 @@ class AttentionMaps:
 
 
 def attention_maps(
-    model: "PreTrainedModel | Translator | NativeDecoder",
+    model: "PreTrainedModel | Translator",
     tokenizers: TokenizerPair,
     source: str,
     target: str | None = None,
@@ -204,8 +189,8 @@ def attention_maps(
     """Compute the attention of every layer and head for one pair.
 
     Args:
-        model: Heed's Transformer or recurrent model, another encoder-decoder of transformers, or a `Translator` or
-            `NativeDecoder` of one. It may use any attention function, or be prepared for inference.
+        model: Heed's Transformer or recurrent model, another encoder-decoder of transformers, or what translates with
+            one, such as a `Translator`. It may use any attention function, or be prepared for inference.
         tokenizers: Its tokenizers.
         source: A sentence.
         target: A translation to follow (teacher forcing); None takes the model's own.
@@ -221,7 +206,7 @@ def attention_maps(
 
 
 def attention_maps_of_ids(
-    model: "PreTrainedModel | Translator | NativeDecoder",
+    model: "PreTrainedModel | Translator",
     tokenizers: TokenizerPair,
     source_ids: Sequence[int],
     target_ids: Sequence[int],
@@ -265,7 +250,7 @@ def attention_maps_of_ids(
 
 
 def attention_map(
-    model: "PreTrainedModel | Translator | NativeDecoder",
+    model: "PreTrainedModel | Translator",
     tokenizers: TokenizerPair,
     source: str,
     target: str | None = None,
@@ -283,10 +268,6 @@ def attention_map(
     return attention_maps_of_ids(model, tokenizers, source_ids, target_ids, [kind], layer).map(kind, head=head)
 
 
-def _tokens_as_words(tokens: list[str]) -> Words:
-    return Words(tokens, list(range(len(tokens))))
-
-
 def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | None, target_language=None):
     """Return the model itself, and the token ids of a source and its target, which may be the model's own."""
     if not trimmed(source):
@@ -300,9 +281,8 @@ def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | 
 
 
 def plain_model(model: Any) -> Any:
-    """Return the model of transformers behind what translates."""
-    if isinstance(model, Translator | NativeDecoder):
-        model = model.model
+    """Return a model of transformers, also the one behind what translates with it."""
+    model = model if isinstance(model, torch.nn.Module) else model.model
     if not isinstance(model, torch.nn.Module):
         raise ValueError(
             "The model must be one of transformers to be looked into, but was exported for another engine instead."

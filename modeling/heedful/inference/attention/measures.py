@@ -1,7 +1,9 @@
-"""Attention in numbers: rollout, entropy, alignments and their error rate."""
+"""Attention in numbers: rollout, entropy, alignments and their error rate, and one head step by step."""
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,10 +11,36 @@ import numpy as np
 
 from heedful.files import read_lines
 from heedful.inference.attention.labels import Words
-from heedful.inference.attention.maps import AttentionMap, AttentionMaps, Kind
+from heedful.inference.attention.maps import AttentionMap, AttentionMaps, AttentionSteps, Kind
 
 Link = tuple[int, int]  # source word, target word, from 0
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
+ERROR_LINE = "AER {error_rate:.4f}  precision {precision:.4f}  recall {recall:.4f}  links {links}"
+
+
+class View(NamedTuple):
+    """Which map of a pair is chosen."""
+
+    kind: Kind = "cross"
+    layer: int | None = None  # None is the last, of rollout all
+    head: int | None = None  # None is the mean over all heads
+    rollout: bool = False
+
+    def map_of(self, maps: AttentionMaps) -> AttentionMap:
+        """Return the chosen map of a pair."""
+        if self.rollout:
+            return attention_rollout(maps, self.kind, self.layer)
+        return maps.map(self.kind, -1 if self.layer is None else self.layer, self.head)
+
+    def title_of(self, maps: AttentionMaps) -> str:
+        """Return which kind, layer and head it is."""
+        last = maps.layers(self.kind) - 1
+        number = maps.layer_number(self.kind, -1 if self.layer is None else self.layer)
+        layer = f"layer {number}" + (" (the last)" if number == last else f" of 0 to {last}")
+        if self.rollout:
+            return f"rollout of {self.kind} attention, {layer}"
+        head = f"mean of {maps.heads(self.kind)} heads" if self.head is None else f"head {self.head}"
+        return f"{self.kind} attention, {layer}, {head}"
 
 
 class Entropy(NamedTuple):
@@ -198,6 +226,22 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
     return found
 
 
+def gold_alignments_of(path: Path, pairs: Sequence[tuple[str, str | None]]) -> list[GoldAlignment]:
+    """Read the given alignments of pairs; links of missing words belong to other pairs, or count from 1."""
+    gold = read_gold_alignments(path)
+    if len(gold) != len(pairs):
+        raise ValueError(f"`--gold` must have {len(pairs)} lines, one for each pair, but has {len(gold)} instead.")
+    for line, (given, texts) in enumerate(zip(gold, pairs, strict=True), start=1):
+        sizes = [len(text.split()) for text in texts if text is not None]
+        for link in sorted(given.possible):
+            if any(word >= size for word, size in zip(link, sizes, strict=False)):
+                raise ValueError(
+                    f"`--gold` must link words of the pair, counted from 0, but links {link[0]}-{link[1]} of "
+                    f"{' and '.join(map(str, sizes))} words instead, in line {line} of {path}."
+                )
+    return gold
+
+
 def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]) -> AlignmentErrors:
     """Compare alignments with given ones over all sentences together.
 
@@ -226,3 +270,44 @@ def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignme
         sure_found / sure if sure else 0.0,
         links,
     )
+
+
+def entropy_lines(entropy: Entropy) -> Iterator[str]:
+    """Write entropies as a table: a row for each layer, a column for each head."""
+    yield f"{'nats (share of log n)':<23}" + _cells(f"head {head}" for head in range(entropy.nats.shape[1]))
+    for layer, rows in enumerate(zip(entropy.nats, entropy.share, strict=True)):
+        yield f"layer {layer:<17}" + _cells(f"{nats:.2f} ({share:4.0%})" for nats, share in zip(*rows, strict=True))
+
+
+def _cells(texts: Iterable[str]) -> str:
+    return "".join(f"{text:<15}" for text in texts).rstrip()
+
+
+def steps_lines(steps: AttentionSteps) -> Iterator[str]:
+    """Write equation 1 with its numbers and shapes, rows and columns labelled by their tokens."""
+    rows, columns, weights = steps.attention.target_tokens, steps.attention.source_tokens, steps.attention.weights
+    d_k, shape = steps.key.shape[1], weights.shape
+    yield f"Q {steps.query.shape}: a query for each row; K {steps.key.shape} and V {steps.value.shape}: columns"
+    yield f"\n1. Scores q·k, Q Kᵀ {shape}; −∞ where a later token is masked"
+    yield from _table(rows, columns, steps.scores, 2)
+    divisor = f"√d_k = √{d_k} = {math.sqrt(d_k):.3f}" if steps.scaling != 1 else "1: this model does not scale"
+    yield f"\n2. Scores divided by {divisor}"
+    yield from _table(rows, columns, steps.scaled, 2)
+    yield "\n3. Weights, the softmax of each row: their sum is 1"
+    yield from _table(rows, [*columns, "sum"], np.c_[weights, weights.sum(axis=1)], 3)
+    yield f"\n4. Output, the sum of the values by these weights {steps.output.shape}: the norm of each row"
+    yield from _table(rows, ["norm"], np.linalg.norm(steps.output, axis=1, keepdims=True), 3)
+
+
+def _table(rows: Sequence[str], columns: Sequence[str], numbers: np.ndarray, digits: int) -> Iterator[str]:
+    """Yield the lines of a table, in which Korean and Chinese letters are two places wide, as in a terminal."""
+    cells = [[f"{one:.{digits}f}".replace("-inf", "−∞") for one in row] for row in numbers]
+    lines = [["", *columns], *([label, *row] for label, row in zip(rows, cells, strict=True))]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    for label, *others in lines:
+        padded = (" " * (2 + width - _width(cell)) + cell for cell, width in zip(others, widths[1:], strict=True))
+        yield f"{label}{' ' * (widths[0] - _width(label))}{''.join(padded)}"
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

@@ -16,7 +16,7 @@ from heedful.attention_heed import HeedAttention
 from heedful.cells_heed import Cell, GRUCell, LSTMCell, no_state
 from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.inference.engines import evaluation_mode
-from heedful.inference.strategies.steps import device_of
+from heedful.inference.search_settings import device_of
 from heedful.modeling_heed import HeedPreTrainedModel
 
 Kind = Literal["cross", "encoder", "decoder"]
@@ -148,44 +148,33 @@ def check_number(field: str, number: int, count: int) -> None:
 
 def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None) -> dict[Kind, list[torch.Tensor]]:
     asked = {"output_attentions": True, "return_dict": True}
-    found: dict[Kind, list[torch.Tensor]] = {}
-    left = None if _has_own_layers(model) else layer  # of a Heed model the others are dropped already
-    source = torch.tensor([list(source_ids)], device=device_of(model))
-    encoder = model.get_encoder()
-    if "encoder" in kinds:
-        with _dropping(model, "encoder", kinds, layer):
-            encoded = encoder(input_ids=source, **asked)
-        _keep(found, "encoder", encoded.get("attentions"), left)
-    else:
-        encoded = encoder(input_ids=source, return_dict=True)
-    kinds_of_decoder = {kind for kind in kinds if kind != "encoder"}
-    if kinds_of_decoder:
-        fed = torch.tensor([list(fed_ids)], device=device_of(model))
+    source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
+    with _dropping(model, "encoder", kinds, layer):
+        encoded = model.get_encoder()(input_ids=source, **(asked if "encoder" in kinds else {"return_dict": True}))
+    weights: dict[Kind, Any] = {"encoder": encoded.get("attentions")} if "encoder" in kinds else {}
+    if {*kinds} - {"encoder"}:
         with _dropping(model, "decoder", kinds, layer):
             outputs = model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False, **asked)
-        for kind in kinds_of_decoder:
-            _keep(found, kind, outputs.get(f"{kind}_attentions"), left)
+        weights |= {kind: outputs.get(f"{kind}_attentions") for kind in kinds if kind != "encoder"}
+    found: dict[Kind, list[torch.Tensor]] = {}
+    for kind, tensors in weights.items():
+        layers = [tensor[0].float().cpu() for tensor in tensors or () if tensor is not None]
+        if layers and layer is not None and not _has_own_layers(model):  # else the others are dropped already
+            check_number("layer", layer, len(layers))
+            layers = [layers[layer]]
+        if layers:
+            found[kind] = layers
     return found
-
-
-def _keep(found: dict, kind: Kind, weights: Sequence[torch.Tensor | None] | None, layer: int | None) -> None:
-    layers = [tensor[0].float().cpu() for tensor in weights or () if tensor is not None]
-    if not layers:
-        return
-    if layer is not None:
-        check_number("layer", layer, len(layers))
-        layers = [layers[layer]]
-    found[kind] = layers
 
 
 @contextmanager
 def _dropping(model: Any, stack: str, kinds: Collection[Kind], layer: int | None) -> Iterator[None]:
-    """Let attentions of a Heed model's encoder or decoder that are not asked for drop their weights after use.
+    """Let those attentions of a stack with some kind that are not asked for drop their weights after use.
 
     Weights grow with the square of the length.
     """
     with ExitStack() as hooks:
-        for _, module, is_asked in _attentions(model, stack, kinds, layer):
+        for _, module, is_asked in _attentions(model, stack, kinds, layer) if {*kinds} & {*ATTENTIONS[stack]} else ():
             if not is_asked:  # before transformers' own hook, which keeps them
                 hooks.enter_context(module.register_forward_hook(_without_weights, prepend=True))
         yield
@@ -204,7 +193,7 @@ def _attentions(
 
 
 def _has_own_layers(model: Any) -> bool:
-    """Tell whether a model is a Heed Transformer, and each of its layers a module of its own."""
+    """Return whether a model is a Heed Transformer whose layers share no module."""
     return isinstance(model, HeedPreTrainedModel) and not model.config.share_layers
 
 

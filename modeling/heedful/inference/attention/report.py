@@ -109,7 +109,7 @@ def _packed(weights: np.ndarray) -> str:
 
 
 def _packed_scores(scores: np.ndarray) -> dict[str, Any]:
-    """Pack scores as little-endian 16-bit parts of the largest, which is told beside them."""
+    """Pack scores as little-endian 16-bit parts of the largest, with the largest."""
     is_finite = np.isfinite(scores)
     largest = float(np.abs(scores[is_finite]).max(initial=1e-9))
     parts = np.where(is_finite, np.rint(scores / largest * LARGEST_PART), MASKED).astype("<i2")

@@ -20,13 +20,8 @@ from heedful.inference.ctranslate2.specification import import_ctranslate2, obst
 from heedful.inference.engines import Hypothesis, rows_per_sentence
 from heedful.inference.loading import check_unchanged, first_line
 from heedful.inference.native.fingerprint import Fingerprint
-from heedful.inference.strategies.steps import (
-    BEAM_SETTINGS,
-    GREEDY_SETTINGS,
-    asked_of,
-    end_tokens,
-    require,
-)
+from heedful.inference.search_settings import end_tokens
+from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of, require
 
 ComputeType = Literal[
     "float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"

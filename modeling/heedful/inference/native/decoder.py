@@ -11,15 +11,8 @@ from heedful.inference.native.compiled_network import make_network
 from heedful.inference.native.fingerprint import Fingerprint
 from heedful.inference.native.search import SearchSettings, beam_search, greedy_search
 from heedful.inference.native.weights import PRECISIONS, Precision, kernel_name
-from heedful.inference.strategies.steps import (
-    BEAM_MODES,
-    OTHER_MODES,
-    SEARCH_SETTINGS,
-    UNSET,
-    active_settings,
-    check_request,
-    once_per_sentence,
-)
+from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings
+from heedful.inference.strategies.steps import BEAM_MODES, OTHER_MODES, UNSET, check_request, once_per_sentence
 
 # Settings of other ways of decoding.
 UNREAD = {

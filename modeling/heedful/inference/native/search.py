@@ -9,8 +9,9 @@ import torch
 from transformers.generation import logits_process
 
 from heedful.inference.native.network import DecodingState, NativeNetwork, best_tokens
+from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.beams import Beam, Hypotheses, check_found
-from heedful.inference.strategies.steps import end_tokens, filler
+from heedful.inference.strategies.steps import filler
 
 # The share of finished sentences at which they leave the batch: until then they cost time at each step, and when they
 # leave, what a state knows of the others is copied.

@@ -3,27 +3,16 @@
 Letters in shape comments: N sentences, K hypotheses of each, M candidates, S source length, L target length.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from heedful.inference.search_settings import LengthPenaltyForm, length_penalty
 from heedful.inference.strategies.constraints import Progress
 
 NEVER = float("-inf")
-LengthPenaltyForm = Literal["power", "gnmt"]
-Length = TypeVar("Length", int, torch.Tensor)
-
-
-def length_penalty(length: Length, alpha: float, form: LengthPenaltyForm | None) -> Length:
-    """Return what the log-probability of a hypothesis of `length` tokens, the end token included, is divided by.
-
-    It is transformers' length^α, or with `gnmt` the ((5 + length) / 6)^α of Wu et al. (2016, equation 14), with which
-    Vaswani et al. (2017, section 6.1) decode at α = 0.6. The prompt does not count.
-    """
-    return ((5 + length) / 6) ** alpha if form == "gnmt" else length**alpha
 
 
 def coverage_penalty(coverage: torch.Tensor, source_mask: torch.Tensor, beta: float) -> torch.Tensor:
@@ -65,24 +54,27 @@ class Hypotheses:
         longer.parents = torch.cat([longer.parents, (places + row)[..., None]], -1)
         return longer
 
+    def first(self, count: int) -> "Hypotheses":
+        """Return the first hypotheses of each sentence."""
+        return Hypotheses(self.tokens[:, :count], self.parents[:, :count], self.scores[:, :count])
+
     def of(self, sentences: torch.Tensor) -> "Hypotheses":
         """Return tokens, parents and scores of some sentences."""
         return Hypotheses(self.tokens[sentences], self.parents[sentences], self.scores[sentences])
 
 
 def _picked(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return those of `(N, K, …)` states that stand at `(N, n)` places: `(N, n, …)`."""
+    """Return those of `(N, K, …)` states at `(N, n)` places: `(N, n, …)`."""
     return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def best_of(lists: Sequence[Hypotheses], count: int, fill: int) -> Hypotheses:
-    """Return the best of several lists of finished hypotheses, with `fill` behind the ends of the shorter ones."""
-    longest = max(each.parents.shape[-1] for each in lists)
-    missing = [(0, longest - each.parents.shape[-1]) for each in lists]
+def _best_of(finished: Hypotheses, ending: Hypotheses, count: int, fill: int) -> Hypotheses:
+    """Return the best of finished hypotheses and of longer ones, with `fill` behind the ends of the shorter."""
+    room = 0, ending.parents.shape[-1] - finished.parents.shape[-1]
     merged = Hypotheses(
-        torch.cat([F.pad(each.tokens, room, value=fill) for each, room in zip(lists, missing, strict=True)], 1),
-        torch.cat([F.pad(each.parents, room, value=-1) for each, room in zip(lists, missing, strict=True)], 1),
-        torch.cat([each.scores for each in lists], 1),
+        torch.cat([F.pad(finished.tokens, room, value=fill), ending.tokens], 1),
+        torch.cat([F.pad(finished.parents, room, value=-1), ending.parents], 1),
+        torch.cat([finished.scores, ending.scores], 1),
     )
     return merged.pick(merged.scores.topk(count).indices)
 
@@ -95,12 +87,7 @@ class Beam:
     """
 
     def __init__(
-        self,
-        config: Any,
-        prompts: torch.Tensor,
-        limits: int | torch.Tensor,
-        fill: int,
-        form: LengthPenaltyForm | None = None,
+        self, config: Any, prompts: torch.Tensor, limits: Any, fill: int, form: LengthPenaltyForm | None = None
     ):
         """Begin with `(N, K, L)` prompts, of which at most `limits` tokens, `(N)` or one for all, follow."""
         self.config, self.limits, self.fill, self.form = config, limits, fill, form
@@ -112,32 +99,23 @@ class Beam:
         self.running.scores[:, 0] = 0.0  # otherwise all hypotheses of the first step would be alike
         self.done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)  # (N)
 
-    def penalty(self, length: Any) -> Any:
-        """Return what the log-probability of a hypothesis of `length` generated tokens is divided by."""
-        return length_penalty(length, self.config.length_penalty, self.form)
-
-    def advance(
-        self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Any = True, bonus: Any = 0.0
-    ) -> torch.Tensor:
+    def advance(self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Any = True, bonus: Any = 0.0) -> None:
         """Store the ended ones of the K best candidates, if better than those stored, and go on with the best others.
 
         All arguments are `(N, M)`: those that are not `is_complete` are not stored, and `bonus` is added to the
-        normalised log-probability. Returns which candidates finished, `(N, M)`.
+        normalised log-probability.
         """
-        finishing = torch.zeros_like(ended)
         places = torch.arange(ended.shape[1], device=ended.device)
         if bool(ended.any()):
             counted = ended & is_complete & (places < self.size) & ~self.done[:, None]
-            final = candidates.scores / self.penalty(candidates.parents.shape[-1]) + bonus
+            final = candidates.scores / self._penalty(candidates.parents.shape[-1]) + bonus
             ending = Hypotheses(candidates.tokens, candidates.parents, final.masked_fill(~counted, NEVER))
-            self.finished = best_of([self.finished, ending], self.size, self.fill)
-            finishing = ending.scores > NEVER
+            self.finished = _best_of(self.finished, ending, self.size, self.fill)
             candidates.scores = candidates.scores.masked_fill(ended, NEVER)
         if len(places) > self.size:
             candidates = candidates.pick((places + ended * len(places)).argsort(1)[:, : self.size])
         self.running = candidates
         self._stop()
-        return finishing
 
     def _stop(self) -> None:
         """Mark the sentences whose stored hypotheses cannot get better."""
@@ -147,10 +125,13 @@ class Beam:
             return
         is_patient = self.config.early_stopping == "never" and self.config.length_penalty > 0
         length = self.limits if is_patient else self.running.parents.shape[-1]
-        hopeless = best / self.penalty(length) <= worst
+        cannot_improve = best / self._penalty(length) <= worst
         stops_when_full = self.config.early_stopping is True or self.size == 1
-        self.done = self.done | is_over | (full & (hopeless | stops_when_full))
+        self.done = self.done | is_over | (full & (cannot_improve | stops_when_full))
         self.running.scores = self.running.scores.masked_fill(self.done[:, None], NEVER)
+
+    def _penalty(self, length: Any) -> Any:
+        return length_penalty(length, self.config.length_penalty, self.form)
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Drop all sentences except those with the given numbers."""

@@ -13,10 +13,10 @@ Constraint = tuple[Phrase, ...]
 
 
 class Progress(NamedTuple):
-    """How far a hypothesis is: the numbers of the constraints it meets, and its newest tokens."""
+    """How far a hypothesis is."""
 
-    met: frozenset[int]
-    recent: Phrase
+    met: frozenset[int] = frozenset()  # the numbers of the constraints that it meets
+    recent: Phrase = ()  # its newest tokens
 
 
 class ForcedWords:
@@ -31,26 +31,21 @@ class ForcedWords:
         self._longest = max((len(phrase) for phrases in constraints for phrase in phrases), default=0)
         self._shortest = [min(len(phrase) for phrase in phrases) for phrases in constraints]
 
-    @property
-    def start(self) -> Progress:
-        """Return the progress of an empty hypothesis."""
-        return Progress(frozenset(), ())
-
     def advance(self, progress: Progress, token: int) -> Progress:
         """Return the progress of a hypothesis with one more token."""
         recent = (*progress.recent, token)[-self._longest :] if self._longest else ()
-        met = {
+        met = (
             number
             for number, phrases in enumerate(self.constraints)
             if any(recent[-len(phrase) :] == phrase for phrase in phrases)
-        }
-        return Progress(progress.met | met, recent)
+        )
+        return Progress(progress.met.union(met), recent)
 
     def remaining(self, progress: Progress) -> int:
         """Return how many tokens are needed at most to meet what is unmet, 0 where all is met.
 
-        One phrase at a time can go on from what stands at the end; all others start anew. So there always is a
-        token that makes it one less.
+        One phrase at a time can go on from the newest tokens; all others start anew. So there always is a token that
+        makes it one less.
         """
         unmet = [number for number in range(len(self.constraints)) if number not in progress.met]
         gains = [
@@ -81,9 +76,8 @@ class ForcedWords:
         tokens than there is `room` for, and those that end although some are missing.
 
         Those with equally many tokens missing form a bank. The banks take turns, the one with the fewest missing
-        first, each with its best candidate left (Post and Vilar, 2018, allocate in equal shares and hand unused
-        slots on; taking turns does the same, and the fullest bank is never without a slot, so every constraint is
-        met in the end).
+        first, each with its best candidate left. Post and Vilar (2018) allocate in equal shares and hand unused slots
+        on, which is the same: the fullest bank always has a slot, so that every constraint is met in the end.
         """
         vocabulary = scores.shape[1]
         pool = dict.fromkeys(scores.flatten().topk(min(count, scores.numel())).indices.tolist())
@@ -107,7 +101,7 @@ class ForcedWords:
 
 
 def _begun(phrase: Phrase, recent: Phrase) -> list[int]:
-    """Return how many tokens of a phrase may stand at the end already, always with 0 among them."""
+    """Return how many tokens of a phrase may be at the end already, always with 0 among them."""
     most = min(len(phrase) - 1, len(recent))
     return [0, *(begun for begun in range(1, most + 1) if recent[-begun:] == phrase[:begun])]
 
@@ -115,35 +109,30 @@ def _begun(phrase: Phrase, recent: Phrase) -> list[int]:
 def read_constraints(given: Any, vocabulary: int, ends: Sequence[int], name: str) -> ForcedWords:
     """Read the constraints of one sentence: each a list of token ids, or a list of such lists as alternatives.
 
-    Another form, an empty phrase, an id from outside the vocabulary, one of `ends`, or a constraint that stands there
-    twice is a `ValueError` that names the setting.
+    Another form, an empty phrase, an id from outside the vocabulary, one of `ends`, or a constraint given twice is a
+    `ValueError` that names the setting.
     """
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    if not _is_list(given):
         raise ValueError(f"`{name}` must be a list of constraints, but is {given!r} instead.")
     constraints = tuple(_read_constraint(entry, f"{name}[{number}]") for number, entry in enumerate(given))
     for number, phrases in enumerate(constraints):
         if phrases in constraints[:number]:
-            raise ValueError(
-                f"`{name}` must hold different constraints, but {given[number]!r} stands there twice instead."
-            )
+            raise ValueError(f"`{name}` must hold different constraints, but has {given[number]!r} twice instead.")
         for token in (token for phrase in phrases for token in phrase):
             if not 0 <= token < vocabulary or token in ends:
-                raise ValueError(
-                    f"`{name}` must hold token ids from 0 to {vocabulary - 1} that end no sentence, "
-                    f"but holds {token} instead."
-                )
+                must = f"hold token ids from 0 to {vocabulary - 1} that end no sentence"
+                raise ValueError(f"`{name}` must {must}, but holds {token} instead.")
     return ForcedWords(constraints)
 
 
 def _read_constraint(given: Any, name: str) -> Constraint:
-    is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
-    phrases = [given] if is_list and isinstance(given[0], int) else given
-    if is_list and all(
-        isinstance(phrase, Sequence) and phrase and all(isinstance(token, int) for token in phrase)
-        for phrase in phrases
-    ):
-        return tuple(tuple(phrase) for phrase in phrases)
-    raise ValueError(
-        f"`{name}` must be a list of token ids, or a list of such lists of which one is to occur, "
-        f"but is {given!r} instead."
-    )
+    phrases = [given] if _is_list(given) and given and isinstance(given[0], int) else given
+    are_phrases = _is_list(phrases) and all(map(_is_list, phrases)) and phrases and all(phrases)
+    if not are_phrases or not all(isinstance(token, int) for phrase in phrases for token in phrase):
+        must = "be a list of token ids, or a list of such lists of which one is to occur"
+        raise ValueError(f"`{name}` must {must}, but is {given!r} instead.")
+    return tuple(map(tuple, phrases))
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str)

@@ -12,28 +12,20 @@ import torch
 from transformers.utils import ModelOutput
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.strategies.steps import BEAM_MODES, UNSET, check_request, filler, require
+from heedful.inference.strategies.steps import BEAM_MODES, check_request, filler, require
 
 Utility = Callable[[str, str], float]
 
 
 @dataclass
 class MinimumBayesRiskOutput(ModelOutput):
-    """What `generate(return_dict_in_generate=True)` returns with `MinimumBayesRisk`.
+    """What `generate(return_dict_in_generate=True)` returns with `MinimumBayesRisk`."""
 
-    Attributes:
-        sequences: `(B * keep, L)` chosen sequences, the best of a sentence first.
-        sequences_scores: `(B * keep)` expected utilities.
-        candidate_sequences: `(B * N, L)` all candidates.
-        utilities: `(B, N)` expected utility of every candidate.
-        candidates: What the candidates' strategy returned, with its scores.
-    """
-
-    sequences: torch.Tensor | None = None
-    sequences_scores: torch.Tensor | None = None
-    candidate_sequences: torch.Tensor | None = None
-    utilities: torch.Tensor | None = None
-    candidates: Any = None
+    sequences: torch.Tensor | None = None  # (B * keep, L), the best of a sentence first
+    sequences_scores: torch.Tensor | None = None  # (B * keep) expected utilities
+    candidate_sequences: torch.Tensor | None = None  # (B * N, L), all candidates
+    utilities: torch.Tensor | None = None  # (B, N) expected utility of every candidate
+    candidates: Any = None  # what the candidates' strategy returned, with its scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +67,7 @@ class MinimumBayesRisk:
         count = generation_config.num_return_sequences or 1
         self._check(count)
         # Another strategy checks these itself.
-        unread = BEAM_MODES | {"penalty_alpha": UNSET} if self.candidates is None else {}
+        unread = BEAM_MODES if self.candidates is None else {}
         check_request("MinimumBayesRisk", model, generation_config, given, unread)
         utility = self.utility or character_f_score()
         if self.candidates is not None:

@@ -1,4 +1,4 @@
-"""Sampling in which every sentence has random numbers of its own, whatever is beside it in the batch."""
+"""Sampling in which every sentence has its own random numbers, whatever else is in the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

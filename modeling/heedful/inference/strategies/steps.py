@@ -9,27 +9,30 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from heedful.inference.search_settings import (
+    LONGEST_SOURCE,
+    Settings,
+    active_settings,
+    device_of,
+    end_tokens,
+)
 from heedful.versions_heed import CACHE, by_name, cache_of
 
 Averaging = Literal["probabilities", "log_probabilities"]
 
-Settings = dict[str, tuple[Any, ...]]  # names of generate()'s settings, with the values that change nothing
 UNSET: tuple[Any, ...] = (None, False, 0, "", [], (), {})
 # Settings of other ways of decoding, which no strategy of ours reads.
 OTHER_MODES: Settings = dict.fromkeys((
     "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory", "use_mtp",
-    "speculation_type", "continuous_batching_config",
-), UNSET)  # fmt: skip
-# Those that some strategies of ours read.
-BEAM_MODES: Settings = {"num_beam_groups": (*UNSET, 1), "diversity_penalty": UNSET, "force_words_ids": UNSET}
-# Those that only `BeamSearch` reads; a recipe writes them into a generation config.
-SEARCH_SETTINGS: Settings = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
+    "speculation_type", "continuous_batching_config", "penalty_alpha", "diversity_penalty",
+), UNSET) | {"num_beam_groups": (*UNSET, 1)}  # fmt: skip
+# Those that only `BeamSearch` reads.
+BEAM_MODES: Settings = {"force_words_ids": UNSET}
 BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
 # Those that forbid a next token or make it less likely.
 GREEDY_SETTINGS = (
     "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids", "suppress_tokens",
 )  # fmt: skip
-LONGEST_SOURCE = "longest_trained_source"  # the tokens of the longest source that the model has learned from
 # What changes no token that is generated: ids and lengths, which every search has; what only sampling or an assistant
 # reads; how numbers are computed; what is returned.
 OTHER = re.compile(
@@ -67,22 +70,18 @@ class Strategy(Protocol):
             logits_processor: Called with the tokens so far and the `(B · K, V)` logits of the next ones; in beam
                 search with log-probabilities.
             stopping_criteria: Decide which rows have ended.
-            generation_config: With all settings.
-            model_kwargs: The encoded source, its mask and the cache. `inputs_tensor`, the `(B, S)` source tokens, for
-                a strategy that names it in its signature.
-
-        Raises:
-            ValueError: If a setting is out of range, or would not be read.
+            generation_config: With all settings; a `ValueError` says which is out of range, or would not be read.
+            model_kwargs: The encoded source, its mask and the cache; and as `inputs_tensor` the `(B, S)` source tokens
+                for a strategy that names it in its signature.
         """
 
 
 def check_request(
     strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Settings | None = None
 ) -> None:
-    """Raise a `ValueError` that names the strategy if it cannot do what `generate()` is asked for.
+    """Raise a `ValueError` if the model has no encoder, the cache holds tokens, or another way of decoding is chosen.
 
-    So it is if the model has no encoder, if another way of decoding is asked for too (`unread` adds to those that no
-    strategy of ours reads), or if the cache holds tokens already.
+    `unread` adds to the settings of such ways, which no strategy of ours reads.
     """
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
@@ -101,30 +100,15 @@ def require(is_right: bool, field: str, must: str, value: Any) -> None:
         raise ValueError(f"`{field}` must {must}, but is {value} instead.")
 
 
-def given_once(strategy: Any, config: Any, name: str, unset: Any = None) -> Any:
-    """Return a setting of a strategy or, where that is `None`, of generate()'s config; `unset` where neither has it.
-
-    If both have it and they differ, it raises a `ValueError`.
-    """
+def single_source_of(strategy: Any, config: Any, name: str) -> Any:
+    """Return a setting of a strategy or, where that is `None`, of generate()'s config; they must not differ."""
     own, given = getattr(strategy, name), getattr(config, name, None)
-    given = unset if given is None else given
     if own is None:
         return given
-    if given not in (unset, own):
+    if given not in (None, own):
         where = type(strategy).__name__
         raise ValueError(f"`{name}` must be given once, but is {own!r} in {where} and {given!r} in generate().")
     return own
-
-
-def active_settings(generation_config: Any, settings: Settings) -> dict[str, Any]:
-    """Return those of some settings that change something, with their values in a generation config."""
-    values = {name: getattr(generation_config, name, None) for name in settings}
-    return {name: value for name, value in values.items() if value not in settings[name]}
-
-
-def device_of(model: Any) -> torch.device:
-    """Return where a model takes its inputs: the CPU if its weights are loaded only while they are needed."""
-    return torch.device("cpu") if model.device.type == "meta" else model.device
 
 
 def asked_of(generation_config: Any) -> dict[str, Any]:
@@ -140,14 +124,6 @@ def filler(generation_config: Any) -> int:
     if generation_config.pad_token_id is not None:
         return generation_config.pad_token_id
     return next(iter(end_tokens(generation_config)), 0)
-
-
-def end_tokens(generation_config: Any) -> list[int]:
-    """Return the ids that end a sequence, perhaps none."""
-    ends = generation_config.eos_token_id
-    if ends is None:
-        return []
-    return [int(end) for end in ends] if isinstance(ends, Sequence) else [int(ends)]
 
 
 class ModelSteps:
@@ -188,19 +164,17 @@ class ModelSteps:
 
 
 class Records:
-    """What `generate()` is asked to return of each step beside the tokens, by the settings `output_…`."""
+    """What `generate()` is asked to return of each step besides the tokens, by the settings `output_…`."""
 
-    def __init__(self, generation_config: Any):
-        wanted: dict[str, Any] = {
-            "scores": generation_config.output_scores,
-            "logits": generation_config.output_logits,
-            "decoder_attentions": generation_config.output_attentions,
-            "cross_attentions": generation_config.output_attentions,
-            "decoder_hidden_states": generation_config.output_hidden_states,
+    def __init__(self, config: Any):
+        wanted = {
+            **{"scores": config.output_scores, "logits": config.output_logits},
+            **dict.fromkeys(("decoder_attentions", "cross_attentions"), config.output_attentions),
+            "decoder_hidden_states": config.output_hidden_states,
         }
-        self.config = generation_config
-        returns = generation_config.return_dict_in_generate
-        self.steps: dict[str, list[Any]] = {name: [] for name, value in wanted.items() if value and returns}
+        self.config = config
+        names = [name for name, is_wanted in wanted.items() if is_wanted and config.return_dict_in_generate]
+        self.steps: dict[str, list[Any]] = {name: [] for name in names}
 
     @property
     def scores(self) -> tuple[torch.Tensor, ...] | None:
@@ -219,16 +193,11 @@ class Records:
 
     def fields(self, encoded: Any, sentences: int) -> dict[str, Any]:
         """Return the fields of transformers' output, with one row of the encoder's states for each sentence."""
-
-        def states(name: str, is_wanted: Any) -> Any:
-            layers = encoded.get(name) if is_wanted else None
-            return layers and tuple(once_per_sentence(layer, sentences) for layer in layers)
-
-        return {
-            **{name: tuple(values) or None for name, values in self.steps.items()},
-            "encoder_attentions": states("attentions", self.config.output_attentions),
-            "encoder_hidden_states": states("hidden_states", self.config.output_hidden_states),
-        }
+        fields: dict[str, Any] = {name: tuple(values) or None for name, values in self.steps.items()}
+        for name in ("attentions", "hidden_states"):
+            layers = encoded.get(name) if getattr(self.config, f"output_{name}") else None
+            fields[f"encoder_{name}"] = layers and tuple(once_per_sentence(layer, sentences) for layer in layers)
+        return fields
 
 
 def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
@@ -237,31 +206,29 @@ def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
 
 
 def check_members(model: Any, members: Sequence[Any]) -> None:
-    """Raise a `ValueError` that names the first of some models that cannot vote on the next token with another."""
+    """Raise a `ValueError` that names the first of some models that cannot choose tokens together with another."""
     for number, member in enumerate(members):
-        name = f"`models[{number}]`"
+        name = f"`models[{number}]` must"
         if not hasattr(member, "prepare_inputs_for_generation"):
-            raise ValueError(f"{name} must be a model that is loaded, but is {member!r} instead.")
+            raise ValueError(f"{name} be a model that is loaded, but is {member!r} instead.")
         if not member.config.is_encoder_decoder:
-            raise ValueError(f"{name} must be an encoder-decoder, but is {type(member).__name__} instead.")
+            raise ValueError(f"{name} be an encoder-decoder, but is {type(member).__name__} instead.")
         if member.training and not model.training:
-            raise ValueError(f"{name} must be in evaluation mode, but is in training mode instead: call its eval().")
-        theirs = _vocabulary(member)
+            raise ValueError(f"{name} be in evaluation mode, but is in training mode instead: call its eval().")
         for what, ours in _vocabulary(model).items():
-            if ours != theirs[what]:
-                raise ValueError(
-                    f"{name} must have the vocabulary of the model that generates, with {what} {ours}, "
-                    f"but it is {theirs[what]} instead."
-                )
+            theirs = _vocabulary(member)[what]
+            if ours != theirs:
+                must = f"have the vocabulary of the model that generates, with {what} {ours}"
+                raise ValueError(f"{name} {must}, but it is {theirs} instead.")
 
 
 def _vocabulary(model: Any) -> dict[str, Any]:
+    config = model.generation_config
     return {
         "target size": model.get_output_embeddings().weight.shape[0],
         "source size": model.get_input_embeddings().weight.shape[0],
-        "end tokens": sorted(end_tokens(model.generation_config)),
-        "start token": model.generation_config.decoder_start_token_id,
-        "padding": model.generation_config.pad_token_id,
+        "end tokens": sorted(end_tokens(config)),
+        **{"start token": config.decoder_start_token_id, "padding": config.pad_token_id},
     }
 
 
@@ -273,16 +240,14 @@ def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     given = first.model_kwargs
-    mask = given.get("attention_mask")
-    mask = None if mask is None else once_per_sentence(mask, len(source)).to(device_of(member))
-    encoded = member.get_encoder()(input_ids=source.to(device_of(member)), attention_mask=mask, return_dict=True)
+    device, mask = device_of(member), given.get("attention_mask")
+    mask = None if mask is None else once_per_sentence(mask, len(source)).to(device)
+    encoded = member.get_encoder()(input_ids=source.to(device), attention_mask=mask, return_dict=True)
     model_kwargs = {"encoder_outputs": encoded, "attention_mask": mask}
-    _, model_kwargs = member._expand_inputs_for_generation(
-        expand_size=rows_per_sentence, is_encoder_decoder=True, **model_kwargs
-    )
+    _, model_kwargs = member._expand_inputs_for_generation(rows_per_sentence, is_encoder_decoder=True, **model_kwargs)
     model_kwargs["use_cache"] = given.get("use_cache")
     if given.get("decoder_attention_mask") is not None:
-        model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(device_of(member))
+        model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(device)
     if given.get("use_cache") and member._supports_default_dynamic_cache():  # others make their own
         config = member.config.get_text_config(decoder=True)
         model_kwargs[CACHE] = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))

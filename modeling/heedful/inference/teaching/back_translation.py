@@ -1,13 +1,13 @@
 """Pairs of which a model makes one side: sources for targets (back-translation), targets for sources (distillation).
 
-What both have in common is which of it is of no use.
+Both leave out what is of no use.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import tee
-from typing import Any, Literal, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,30 @@ from heedful.inference.strategies.sampling import SeededSampling
 from heedful.inference.translation import Translation, Translator
 from heedful.symbols_heed import check_are_several, trimmed
 
-Method = Literal["greedy", "beam", "sampling", "noised"]
 NOISE = 0.1  # the share of words that are deleted, and that are replaced
 FILLER = "_"
 FURTHEST_SWAP = 3  # words
 LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times on end
+
+
+class Greedy(NamedTuple):
+    """The most probable token, one after another."""
+
+
+class Beam(NamedTuple):
+    """Beam search."""
+
+    num_beams: int = 5
+
+
+class NoisedBeam(NamedTuple):
+    """Beam search whose words are then changed, as `noised` says."""
+
+    num_beams: int = 5
+    seed: int = 1
+
+
+METHODS: dict[str, Any] = {"greedy": Greedy, "beam": Beam, "sampling": SeededSampling, "noised": NoisedBeam}
 
 
 @dataclass
@@ -33,17 +52,14 @@ class BackTranslation:
     sources that are empty, not ended or repeat themselves four times on end, are left out and counted.
 
     Args:
-        method: Of decoding.
-        num_beams: Of `beam` and `noised`; None is 5.
-        temperature: Of `sampling`; None is 1.
-        top_k: Of `sampling`; None is all tokens.
-        seed: Of `sampling` and `noised`; None is 1.
+        method: Of decoding: one of `METHODS`, which have the settings of each.
+        num_beams, temperature, top_k, seed: The method's settings; None is its default.
 
     Raises:
         ValueError: If a setting is out of range, or not one of the method's.
     """
 
-    method: Method = "beam"
+    method: str = "beam"
     num_beams: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -51,23 +67,17 @@ class BackTranslation:
     left_out: int = field(default=0, init=False)  # lines so far
 
     def __post_init__(self):
-        if self.method not in get_args(Method):
-            raise ValueError(f"`method` must be one of {', '.join(get_args(Method))}, but is {self.method!r} instead.")
-        readers = {"num_beams": ("beam", "noised"), "seed": ("sampling", "noised")}
-        for name in ("num_beams", "temperature", "top_k", "seed"):
-            methods = readers.get(name, ("sampling",))
-            if getattr(self, name) is not None and self.method not in methods:
-                raise ValueError(f"`{name}` is for {' and '.join(methods)}, and must be left out of {self.method}.")
+        if self.method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but is {self.method!r} instead.")
+        names = "num_beams", "temperature", "top_k", "seed"
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        for name in given:
+            readers = [method for method, kind in METHODS.items() if name in kind.__annotations__]
+            if self.method not in readers:
+                raise ValueError(f"`{name}` is for {' and '.join(readers)}, and must be left out of {self.method}.")
         check_at_least(2, num_beams=self.num_beams)
         check_at_least(0, seed=self.seed)
-        self.sampling()
-
-    def sampling(self) -> SeededSampling | None:
-        """Return how translations are drawn, or `None` if they are searched for."""
-        if self.method != "sampling":
-            return None
-        seed, temperature = self.seed, self.temperature
-        return SeededSampling(1 if seed is None else seed, 1.0 if temperature is None else temperature, self.top_k)
+        self._way = METHODS[self.method](**given)
 
     def pairs(self, translator: Translator, lines: Iterable[str], **settings: Any) -> Iterator[dict[str, str]]:
         """Yield a `source` for each `target`, in order, without those that are left out.
@@ -75,18 +85,17 @@ class BackTranslation:
         `settings` are keywords of `Translator.translate_lines`.
         """
         check_are_several(lines, "lines")
-        if self.method != "sampling":
+        sampling = self._way if isinstance(self._way, SeededSampling) else None
+        if sampling is None:
             _check_search(translator, self.method)
-        beams = (self.num_beams or 5) if self.method in ("beam", "noised") else 1
+        beams = getattr(self._way, "num_beams", 1)
         given, targets = tee(lines)
-        found = translator.translate_lines(
-            given, num_beams=beams, sampling=self.sampling(), keep_going=True, **settings
-        )
+        found = translator.translate_lines(given, num_beams=beams, sampling=sampling, keep_going=True, **settings)
         for number, (line, (best,)) in enumerate(zip(targets, found, strict=True), start=1):
             target = trimmed(line.removeprefix("\ufeff" if number == 1 else ""))
             source = " ".join(best.text.split())
-            if best.finished and self.method == "noised":
-                source = noised(source, 1 if self.seed is None else self.seed, number)
+            if best.finished and isinstance(self._way, NoisedBeam):
+                source = noised(source, self._way.seed, number)
             if target and source and is_useful(best):
                 yield {"source": source, "target": target}
             else:

@@ -4,7 +4,6 @@ Kim and Rush, "Sequence-Level Knowledge Distillation", 2016, section 3.1 (there 
 tokens are kept, as by Tan et al., "Multilingual Neural Machine Translation with Knowledge Distillation", 2019.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +16,13 @@ from tqdm.auto import tqdm
 from heedful.checksums_heed import checksum
 from heedful.configuration_base_heed import IGNORED_LABEL, position_limit
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs.mixture import both_ways
-from heedful.data.tokenization import TokenizerPair
-from heedful.files import check_at_least, new_folder, read_object, write_text
-from heedful.inference.loading import first_line
+from heedful.data.mixture import both_ways
+from heedful.data.teacher import ARRAYS, FACTS, key_of
+from heedful.files import check_at_least, new_folder, write_text
 from heedful.inference.scoring import forced_batches, logits_in_parts
+from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.inference.strategies.steps import average
-from heedful.inference.translation import MOST_SOURCE_TOKENS, Translator
-
-FACTS = "distillation.json"
-# Of R rows with N target tokens: `(R)` keys, sorted, and where the tokens of each row start; `(N, k)` the teacher's.
-ARRAYS = ("keys", "starts", "tokens", "probabilities")
+from heedful.inference.translation import Translator
 
 
 def load_teachers(names: Sequence[str], device: str | None = None) -> Translator:
@@ -98,62 +93,3 @@ def _most_probable(
         found = torch.cat([part.indices for part in best]), torch.cat([part.values for part in best]).exp()
         ends = np.cumsum(lengths[1][numbers])[:-1]
         yield from zip(numbers, *(np.split(values.cpu().numpy(), ends) for values in found), strict=True)
-
-
-def key_of(input_ids: Sequence[int], labels: Sequence[int]) -> int:
-    """Return 64 bits by which a row is known."""
-    ids = np.array([*input_ids, IGNORED_LABEL, *labels], np.int32)
-    return int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=8).digest(), "little", signed=True)
-
-
-class TeacherTokens:
-    """What `write_teacher_tokens` wrote, mapped into memory and not read as a whole; a `ValueError` if it is not."""
-
-    def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
-        try:
-            self._facts = read_object(self.folder / FACTS)
-            arrays = (np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
-            self._keys, self._starts, self._tokens, self._probabilities = arrays
-        except (OSError, ValueError, EOFError) as error:
-            raise self._mistake(f"what `heedful distill` wrote for tokens, but is not: {first_line(error)}") from error
-
-    def _mistake(self, must: str) -> ValueError:
-        return ValueError(f"`optimization.distillation` ({self.folder}) must be {must}")
-
-    def check(self, tokenizers: TokenizerPair, rows: Any = ()) -> str:
-        """Return a checksum; other tokenizers, a change of the files or a row that they lack are a `ValueError`."""
-        if self._facts.get("tokenizer") != tokenizers.fingerprint():
-            raise self._mistake("of the student's tokenizer, but is not: set `tokenizer.path` to the teacher's.")
-        checksums = self._facts.get("checksums")
-        if len(rows) and {name: checksum(self.folder / f"{name}.npy") for name in ARRAYS} != checksums:
-            raise self._mistake("as it was written, but is damaged or changed.")
-        for row in map(rows.__getitem__, range(len(rows))):
-            if self._place(**row) is None:
-                source = tokenizers.source.decode(row["input_ids"], skip_special_tokens=True)
-                (target,) = tokenizers.decode_target([row["labels"]])
-                raise self._mistake(f"of all training pairs, but lacks {source!r} with {target!r}.")
-        return checksum(self.folder / FACTS)
-
-    def _place(self, input_ids: Sequence[int], labels: Sequence[int]) -> slice | None:
-        key = key_of(input_ids, labels)
-        number = int(np.searchsorted(self._keys, key))
-        if number == len(self._keys) or self._keys[number] != key:
-            return None
-        return slice(self._starts[number], self._starts[number] + len(labels))
-
-    def of(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return k tokens and their probabilities, which sum to 1, for each of the N labels of a batch: `(N, k)`.
-
-        A row that is not known, as the one by which DDP builds its buckets, has its labels in the teacher's place.
-        """
-        columns = (batch[name].numpy() for name in ("input_ids", "attention_mask", "labels"))
-        tokens, probabilities = [], []
-        for source, mask, labels in zip(*columns, strict=True):
-            target = labels[labels != IGNORED_LABEL]
-            place = self._place(source[mask != 0], target)
-            itself = np.repeat(target[:, None], self._tokens.shape[1], 1)
-            tokens.append(itself if place is None else self._tokens[place].astype(np.int64))
-            probabilities.append(np.ones(itself.shape) if place is None else self._probabilities[place])
-        values = torch.from_numpy(np.concatenate(probabilities)).float()
-        return torch.from_numpy(np.concatenate(tokens)), values / values.sum(-1, keepdim=True)

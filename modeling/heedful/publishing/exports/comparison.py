@@ -25,7 +25,8 @@ from heedful.files import check_at_least, check_is_new, new_folder, read_lines
 from heedful.inference.ctranslate2.engine import CTRANSLATE2_SETTINGS
 from heedful.inference.engines import GenerateEngine, token_batches
 from heedful.inference.loading import load_model, model_folder, tokenizer_folder
-from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, SEARCH_SETTINGS, asked_of
+from heedful.inference.search_settings import SEARCH_SETTINGS
+from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
 from heedful.publishing.conversion.model_conversion import relative_difference
 from heedful.publishing.model_card import CARD_FILE
 from heedful.symbols_heed import UnknownSymbol, trimmed

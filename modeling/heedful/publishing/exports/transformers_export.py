@@ -18,7 +18,7 @@ import torch
 from transformers import GenerationConfig
 
 from heedful.checksums_heed import write_checksums
-from heedful.data.epochs.mixture import languages_of
+from heedful.data.mixture import languages_of
 from heedful.data.tokenizer_training import PAD
 from heedful.files import write_text
 from heedful.inference.engines import pad_sources

@@ -19,7 +19,8 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_writable, filled_template, json_in_html, write_text
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.loading import model_folder
-from heedful.inference.strategies.steps import asked_of, end_tokens
+from heedful.inference.search_settings import end_tokens
+from heedful.inference.strategies.steps import asked_of
 from heedful.publishing.conversion.model_conversion import field_faults
 from heedful.publishing.exports import comparison
 

@@ -25,7 +25,8 @@ from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import filled_template, write_text
 from heedful.inference.attention.labels import is_of_characters
-from heedful.inference.strategies.steps import BEAM_SETTINGS, asked_of, end_tokens
+from heedful.inference.search_settings import end_tokens
+from heedful.inference.strategies.steps import BEAM_SETTINGS, asked_of
 from heedful.publishing.exports import comparison
 from heedful.publishing.exports.onnx_graphs import LARGEST_FILE, check_packages, quantize_file, write_onnx
 from heedful.publishing.exports.onnx_model import (

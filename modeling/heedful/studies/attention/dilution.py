@@ -17,10 +17,10 @@ import torch
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.figures import Panel, lines
 from heedful.inference.attention.recording import Kind
-from heedful.studies.measures import attention_along, encoded
+from heedful.studies.measures import Head, attention_by_head
 from heedful.studies.pairs import Pair, joined_pairs
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab
 from heedful.studies.training import Training
 
 SCORE = 3.0  # of the one
@@ -32,8 +32,8 @@ PAIRS = {"train": 24_000, "validation": 200, "test": 200}
 MEASURED = 25  # texts of each number of sentences
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")  # in the order of the paper
 
-Points = list[tuple[int, float]]  # tokens to look at, entropy in nats
-Rows = dict[tuple[Kind, int, int], Points]  # by kind of attention, layer and head
+Entropies = list[tuple[int, float]]  # tokens to look at, entropy in nats
+EntropiesByHead = dict[Head, Entropies]
 
 
 def kept_weight(score: float, others: float, count: int) -> float:
@@ -47,22 +47,18 @@ def texts(split: str, sentences: Sequence[int], count: int, seed: int) -> list[P
     return joined_pairs([(row["ko"], row["en"]) for row in korean_english_pairs(split, sum(sizes), seed)], sizes)
 
 
-def attention_rows(training: Training, pairs: Sequence[Pair]) -> Rows:
+def attention_rows(training: Training, pairs: Sequence[Pair]) -> EntropiesByHead:
     """Measure every row of attention weights of a model, along the given translations."""
-    translator = training.translator()
-    rows: Rows = defaultdict(list)
-    encoded_pairs = encoded(pairs, translator.tokenizers)
-    for index in range(len(encoded_pairs)):
-        weights_by_kind = attention_along(translator, encoded_pairs[index])
-        for kind in KINDS:
-            for layer, weights in enumerate(weights_by_kind[kind]):  # (heads, rows, columns)
-                for head, values in enumerate(torch.special.entr(weights).sum(-1).tolist()):
-                    seen = range(1, len(values) + 1) if kind == "decoder" else [weights.shape[-1]] * len(values)
-                    rows[kind, layer, head] += list(zip(seen, values, strict=True))
+    rows: EntropiesByHead = defaultdict(list)
+    for weights_by_head in attention_by_head(training.translator(), pairs):
+        for head, weights in weights_by_head.items():
+            values = torch.special.entr(weights).sum(-1).tolist()
+            seen = range(1, len(values) + 1) if head.kind == "decoder" else [weights.shape[-1]] * len(values)
+            rows[head] += zip(seen, values, strict=True)
     return rows
 
 
-def by_length(points: Points) -> list[tuple[float, float]]:
+def by_length(points: Entropies) -> list[tuple[float, float]]:
     """Return the mean (tokens to look at, entropy) of rows of about the same length, two groups in each doubling."""
     bins = defaultdict(list)
     for seen, entropy in points:
@@ -70,7 +66,7 @@ def by_length(points: Points) -> list[tuple[float, float]]:
     return sorted((fmean(seen for seen, _ in rows), fmean(entropy for _, entropy in rows)) for rows in bins.values())
 
 
-def growth(points: Points) -> float:
+def growth(points: Entropies) -> float:
     """Return the slope of entropy over ln n: 1 where attention is spread as over equal scores, 0 where it stays."""
     return linear_regression([math.log(seen) for seen, _ in points], [entropy for _, entropy in points]).slope
 
@@ -88,15 +84,15 @@ def run(lab: Lab) -> Outcome:
     rows = attention_rows(training, pairs)
     slopes = {key: growth(rows[key]) for key in sorted(rows)}
     extremes = {"least": min(slopes, key=slopes.__getitem__), "most": max(slopes, key=slopes.__getitem__)}
-    values = {f"kept_{others:g}_{n}": kept_weight(SCORE, others, n) for others in OTHERS for n in (10, 100)}
-    values |= {f"growth_{kind}": fmean(slope for key, slope in slopes.items() if key[0] == kind) for kind in KINDS}
+    values = {f"growth_{kind}": fmean(slope for key, slope in slopes.items() if key.kind == kind) for kind in KINDS}
     values |= {name: slopes[key] for name, key in extremes.items()}
     heads = {f"{name}_head": "{}, layer {}, head {}".format(*key) for name, key in extremes.items()}
-    entropies = []  # as a part of what equal scores would give
-    for kind in KINDS:
-        for seen, entropy in by_length([point for key, some in rows.items() if key[0] == kind for point in some]):
-            if seen >= 4:
-                entropies.append((kind, seen, entropy, math.exp(entropy), entropy / math.log(seen)))
+    entropies = [  # the last as a part of what equal scores would give
+        (kind, seen, entropy, math.exp(entropy), entropy / math.log(seen))
+        for kind in KINDS
+        for seen, entropy in by_length([point for key, some in rows.items() if key.kind == kind for point in some])
+        if seen >= 4
+    ]
     return Outcome(
         {
             "weights": [(n, *(kept_weight(SCORE, others, n) for others in OTHERS)) for n in LENGTHS],
@@ -104,24 +100,23 @@ def run(lab: Lab) -> Outcome:
             "heads": [(*key, slope) for key, slope in slopes.items()],
         },
         _panels(rows),
-        {**values, **heads, "bleu": training.bleu(), "sentences": max(JOINED_IN_MEASURE)},
+        {**values, **heads, "bleu": training.bleu()},
         {"score": SCORE},
     )
 
 
-def _panels(rows: Rows) -> dict[str, list[Panel]]:
-    weights = {
-        f"{SCORE:g} among {others:g}": [(n, kept_weight(SCORE, others, n)) for n in range(2, 1001)]
-        for others in OTHERS
-    }
+def _panels(rows: EntropiesByHead) -> dict[str, list[Panel]]:
+    numbers = range(2, LENGTHS[-1] + 1)
+    weights = {f"{SCORE:g} among {one:g}": [(n, kept_weight(SCORE, one, n)) for n in numbers] for one in OTHERS}
     entropies = []
     for kind in KINDS:
-        heads = {f"layer {key[1]}, head {key[2]}": by_length(points) for key, points in rows.items() if key[0] == kind}
+        heads = {
+            f"layer {key.layer}, head {key.number}": by_length(points)
+            for key, points in rows.items()
+            if key.kind == kind
+        }
         longest = max(seen for points in heads.values() for seen, _ in points)
         equal = {"equal scores": [(n, math.log(n)) for n in (1, longest)]}
         entropies.append(lines(heads | equal, "tokens to look at", "entropy in nats", kind, log="x"))
     kept = lines(weights, "number of scores n", "weight of the one", log="x")
     return {"weights": [kept], "entropy": entropies}
-
-
-STUDY = Study.described(run, description_of(__file__))

@@ -17,8 +17,7 @@ from heedful.studies.attention import single_heads
 from heedful.studies.attention.single_heads import PLACES, Head, Look, sharpest
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
-from heedful.studies.training import LEARNING
+from heedful.studies.study import Lab
 
 COUNTS = (1, 4, 8)
 LOOKED_AT = 4  # the model whose single heads are looked at
@@ -64,24 +63,27 @@ def run(lab: Lab) -> Outcome:
     translators = {count: trainings[count][0].translator() for count in {LOOKED_AT, *PRUNED}}
     looking = translators[LOOKED_AT]  # its tokenizers and d_model are those of all
     pairs, held_back = held_out_pairs()[:PAIRS], measures.encoded(corpus_pairs(IMPORTANCE_PAIRS), looking.tokenizers)
-    rows = measures.encoded(pairs, looking.tokenizers)
     importance = {count: single_heads.head_importance(one.model, held_back) for count, one in translators.items()}
-    looks = single_heads.looks_of_heads(looking, rows)
+    looks = single_heads.looks_of_heads(looking, pairs)
     pruning = {count: prune(translators[count], importance[count], pairs, lab.seed) for count in PRUNED}
     quality = [
         (count, looking.model.config.d_model // count, *measures.seed_cells(runs)) for count, runs in trainings.items()
     ]
+    losses = {
+        f"{count} heads a layer, {order}": [(step.kept / steps[0].kept, getattr(step, name)) for step in steps]
+        for count, steps in pruning.items()
+        for order, name in (("least important first", "loss"), ("random", "random_loss"))
+    }
+    pruned = lines(losses, "share of heads that are kept", "test loss (nats per token)")
     return Outcome(
         {
             "quality": quality,
             "looks": _look_rows(looks, importance[LOOKED_AT]),
-            "alignment": _alignment_rows(looking, rows[0], sharpest(looks, "cross")),
+            "alignment": _alignment_rows(looking, pairs[0], sharpest(looks, "cross")),
             "pruning": [(count, *step) for count, steps in pruning.items() for step in steps],
         },
-        {"looks": [_look_panel(looks)], "pruning": [_pruning_panel(pruning)]},
-        {"parameters": trainings[COUNTS[0]][0].parameters, **measures.seed_values(trainings)}
-        | _look_values(looks)
-        | _pruning_values(pruning),
+        {"looks": [_look_panel(looks)], "pruning": [pruned]},
+        {"spread": max(row[4] for row in quality), **_look_values(looks)},
         {"seeds": SEEDS, "looked_at": LOOKED_AT, "random_orders": RANDOM_ORDERS},
     )
 
@@ -89,18 +91,18 @@ def run(lab: Lab) -> Outcome:
 def _look_rows(looks: dict[Head, Look], importance: dict[Head, float]) -> list[tuple[Cell, ...]]:
     rows: list[tuple[Cell, ...]] = []
     for head, look in looks.items():
-        shares = {place: f"{share:.0%}" for place, share in look.shares(head.kind).items()}
-        cells = [shares.get(place, "–") for place in PLACES]
-        rows.append((str(head), *cells, look.mean("largest weight"), look.mean("entropy"), importance[head]))
+        shares = (f"{look[place]:.0%}" if place in look else "–" for place in PLACES)
+        rows.append((str(head), *shares, look["largest weight"], look["entropy"], importance[head]))
     return rows
 
 
-def _alignment_rows(translator: Translator, row: dict[str, list[int]], head: Head) -> list[tuple[str, str, float]]:
-    """Say which source token a head of cross-attention looks at most, for every target token of a sentence."""
-    weights = measures.attention_along(translator, row, ["cross"])["cross"][head.layer][head.number]
-    largest, places = weights.max(dim=1)
-    sources = token_labels(translator.tokenizers.source, row["input_ids"])
-    targets = token_labels(translator.tokenizers.target, row["labels"])
+def _alignment_rows(translator: Translator, pair: Pair, head: Head) -> list[tuple[str, str, float]]:
+    """Say which source token a head of cross-attention looks at most, for every target token of a pair."""
+    (weights,) = measures.attention_by_head(translator, [pair], ["cross"])
+    largest, places = weights[head].max(dim=1)
+    tokenizers = translator.tokenizers
+    sources = token_labels(tokenizers.source, tokenizers.encode_source(pair[:1])[0])
+    targets = token_labels(tokenizers.target, tokenizers.encode_target(pair[1:])[0])
     return list(zip(targets, [sources[place] for place in places.tolist()], largest.tolist(), strict=True))
 
 
@@ -110,20 +112,11 @@ def _look_values(looks: dict[Head, Look]) -> dict[str, Cell]:
         share, place, head = single_heads.most_positional(looks, kind)
         values |= {f"{kind}_share": share, f"{kind}_place": place, f"{kind}_head": str(head)}
     cross = sharpest(looks, "cross")
-    return values | {"cross_head": str(cross), "cross_largest": looks[cross].mean("largest weight")}
-
-
-def _pruning_values(pruning: dict[int, list[Pruned]]) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for count, steps in pruning.items():
-        full, half, none = steps[0], steps[len(SHARES) // 2], steps[-1]
-        values |= {f"all_{count}": full.kept, f"kept_{count}": half.kept, f"half_random_{count}": half.random_bleu}
-        values |= {f"full_{count}": full.bleu, f"half_{count}": half.bleu, f"none_{count}": none.bleu}
-    return values
+    return values | {"cross_head": str(cross), "cross_largest": looks[cross]["largest weight"]}
 
 
 def _look_panel(looks: dict[Head, Look]) -> Panel:
-    shares = [[look.shares(head.kind).get(place, float("nan")) for place in PLACES] for head, look in looks.items()]
+    shares = [[look.get(place, float("nan")) for place in PLACES] for look in looks.values()]
     image = {"cmap": "Blues", "vmin": 0, "vmax": 1, "aspect": "auto", "interpolation": "nearest"}
     draw_matrix = matrix(shares, "mean attention weight", image=image, xlabel="token that is looked at")
 
@@ -134,16 +127,3 @@ def _look_panel(looks: dict[Head, Look]) -> Panel:
         axes.set_yticks(range(len(looks)), [str(head) for head in looks], fontsize=7)
 
     return draw
-
-
-def _pruning_panel(pruning: dict[int, list[Pruned]]) -> Panel:
-    losses = {}
-    for count, steps in pruning.items():
-        shares = [step.kept / steps[0].kept for step in steps]
-        for order, name in (("least important first", "loss"), ("random", "random_loss")):
-            points = [(share, getattr(step, name)) for share, step in zip(shares, steps, strict=True)]
-            losses[f"{count} heads a layer, {order}"] = points
-    return lines(losses, "share of heads that are kept", "test loss (nats per token)")
-
-
-STUDY = Study.described(run, description_of(__file__), LEARNING)

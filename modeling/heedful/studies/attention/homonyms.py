@@ -1,4 +1,4 @@
-"""Homonyms: one vector before attention, told apart after it, layer by layer.
+"""Homonyms: one vector before attention, several after it, layer by layer.
 
 An embedding knows nothing of the sentence: 배 is one vector, whether somebody eats it (a pear), boards it (a ship) or
 rubs it (a belly). What the encoder adds to it can only come of the other words, through attention. A small model is
@@ -24,8 +24,8 @@ from heedful.inference.translation import Translator
 from heedful.studies import measures
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
-from heedful.studies.training import LEARNING, study_recipe
+from heedful.studies.study import Lab, description_of
+from heedful.studies.training import study_recipe
 
 DESCRIPTION = description_of(__file__)
 LEXICON = DESCRIPTION["lexicon"]
@@ -43,7 +43,7 @@ class Meaning(NamedTuple):
     test: list[list[Pair]]
 
 
-class Layer(NamedTuple):
+class LayerScores(NamedTuple):
     """How well one layer tells the meanings of a word apart, in held-out sentences."""
 
     seen: float  # share of the sentences whose meaning is that of the nearest centroid
@@ -78,7 +78,7 @@ def split_meanings(word: Mapping[str, Any], seed: int) -> list[Meaning]:
     return meanings
 
 
-def separation(train: torch.Tensor, test: torch.Tensor) -> list[Layer]:
+def separation(train: torch.Tensor, test: torch.Tensor) -> list[LayerScores]:
     """Measure how well each layer tells meanings apart.
 
     Args:
@@ -98,7 +98,7 @@ def separation(train: torch.Tensor, test: torch.Tensor) -> list[Layer]:
         cosines[:, is_same & is_other_sentence].mean(dim=1),
         cosines[:, ~is_same].mean(dim=1),
     ]
-    return [Layer(*values) for values in zip(*(each.tolist() for each in measured), strict=True)]
+    return [LayerScores(*values) for values in zip(*(each.tolist() for each in measured), strict=True)]
 
 
 def _share_right(centroids: torch.Tensor, test: torch.Tensor) -> torch.Tensor:
@@ -133,16 +133,12 @@ def run(lab: Lab) -> Outcome:
     layers = {form: _layers(trained, form, meanings) for form, meanings in words.items()}
     before = _means(_layers(untrained, form, meanings) for form, meanings in words.items())
     translated = {form: translated_meanings(trained, meanings) for form, meanings in words.items()}
-    rows = [
-        (form, ", ".join(meaning.noun for meaning in meanings))
-        + tuple(layers[form][number].unseen for number in (0, 1, -1))
-        + translated[form]
-        for form, meanings in words.items()
-    ]
+    rows = []
+    for form, meanings in words.items():
+        unseen = (layers[form][number].unseen for number in (0, 1, -1))
+        rows.append((form, ", ".join(meaning.noun for meaning in meanings), *unseen, *translated[form]))
     after, names, shown = _means(layers.values()), layer_names(len(before)), WORDS[0]["form"]
     values = {"chance": fmean(1 / len(meanings) for meanings in words.values())}
-    for name, layer in {"first": after[0], "second": after[1], "last": after[-1], "untrained": before[-1]}.items():
-        values |= {f"{field}_{name}": value for field, value in layer._asdict().items()}
     values["right"], values["wrong"] = map(fmean, zip(*translated.values(), strict=True))
     return Outcome(
         {
@@ -170,26 +166,28 @@ def _states(
     return torch.stack(list(by_meaning))
 
 
-def _layers(translator: Translator, form: str, meanings: Sequence[Meaning]) -> list[Layer]:
+def _layers(translator: Translator, form: str, meanings: Sequence[Meaning]) -> list[LayerScores]:
     train = ([own[:PROBED] for own in meaning.train] for meaning in meanings)
     return separation(_states(translator, form, train), _states(translator, form, (one.test for one in meanings)))
 
 
-def _means(layers_of_words: Iterable[Sequence[Layer]]) -> list[Layer]:
-    return [Layer(*map(fmean, zip(*layers, strict=True))) for layers in zip(*layers_of_words, strict=True)]
+def _means(layers_of_words: Iterable[Sequence[LayerScores]]) -> list[LayerScores]:
+    return [LayerScores(*map(fmean, zip(*layers, strict=True))) for layers in zip(*layers_of_words, strict=True)]
 
 
-def _layer_panels(after: Sequence[Layer], before: Sequence[Layer]) -> list[Panel]:
-    def curves(layers: Sequence[Layer], names: Mapping[str, str]) -> dict[str, list[tuple[float, float]]]:
-        numbered = list(enumerate(layers))
-        return {name: [(number, getattr(layer, field)) for number, layer in numbered] for field, name in names.items()}
+def _layer_panels(after: Sequence[LayerScores], before: Sequence[LayerScores]) -> list[Panel]:
+    def curve(layers: Sequence[LayerScores], name: str) -> list[tuple[float, float]]:
+        return [(number, getattr(layer, name)) for number, layer in enumerate(layers)]
 
-    probes = {"seen": "deciding words seen", "unseen": "deciding words unseen"}
-    shares = curves(after, probes) | curves(before, {field: f"{name}, untrained" for field, name in probes.items()})
-    cosines = curves(after, {"within": "within a meaning", "between": "between meanings"})
+    shares = {
+        f"deciding words {name}{training}": curve(layers, name)
+        for training, layers in (("", after), (", untrained", before))
+        for name in ("seen", "unseen")
+    }
+    cosines = {"within a meaning": curve(after, "within"), "between meanings": curve(after, "between")}
     passed, ticks = "layers passed (0: the embedding)", range(len(after))
     return [
-        lines(shares, passed, "share of sentences told right", xticks=ticks, ylim=(0, 1)),
+        lines(shares, passed, "share of sentences with the right meaning", xticks=ticks, ylim=(0, 1)),
         lines(cosines, passed, "mean cosine", xticks=ticks),
     ]
 
@@ -203,6 +201,3 @@ def _plane_panels(translator: Translator, form: str, meanings: Sequence[Meaning]
         clouds = {one.noun: [(*next(points), "") for _ in own] for one, own in zip(meanings, states, strict=True)}
         panels.append(labelled_points(clouds, title))
     return panels
-
-
-STUDY = Study.described(run, DESCRIPTION, LEARNING)

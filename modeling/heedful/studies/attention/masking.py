@@ -5,8 +5,7 @@ alone. That is what lets training predict all tokens of a sentence at once.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from statistics import fmean, median
@@ -14,25 +13,24 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from heedful.data.encoding import EncodedPairs
-from heedful.figures import Panel, lines
+from heedful.figures import lines
 from heedful.inference.attention.recording import record_attention, recorded_heads
 from heedful.modeling_heed import HeedDecoderLayer
 from heedful.studies import measures
 from heedful.studies.pairs import held_out_pairs
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
-from heedful.studies.training import Training
+from heedful.studies.study import Lab
 
 SCORES = ((2.0, 1.0, 3.0), (1.0, 3.0, 2.0), (0.0, 2.0, 1.0))  # of three tokens, in the small example
 CHANGE = 2.0  # what is added there to the last token's scores
 PAIRS = 50  # test pairs whose scores are looked at
-POSITIONS = 10  # rows that are told of
+POSITIONS = 10  # rows of the table
 EXAMPLES = 3
 LENGTHS = (4, 8, 16, 32, 64, 128)
 REPEATS = 5  # of each measurement of time
-COLUMNS = ("name", "train", "validation", "blind", "bleu", "exact")  # of the table of trainings
 
 
 def hidden_before(scores: torch.Tensor) -> torch.Tensor:
@@ -52,14 +50,12 @@ def _later(scores: torch.Tensor) -> torch.Tensor:
 WAYS = {"−∞ before": hidden_before, "0 after": zeroed_after}
 
 
-@contextmanager
-def seeing_all() -> Iterator[None]:
-    """Let every decoder that runs meanwhile see all target tokens that it is given, later ones too.
+def seeing_all() -> RemovableHandle:
+    """Let every decoder see all target tokens that it is given, later ones too, until the end of a `with`.
 
     Padding stays hidden where a mask of it is given; training gives none, because a causal decoder needs none.
     """
-    with register_module_forward_pre_hook(_show_all):  # type: ignore[arg-type]  # it may return arguments
-        yield
+    return register_module_forward_pre_hook(_show_all)  # type: ignore[arg-type]  # it may return arguments
 
 
 def _show_all(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -157,14 +153,22 @@ def run(lab: Lab) -> Outcome:
     sources = [source for source, _ in pairs[:EXAMPLES]]
     texts = [[best.text or "–" for best, *_ in translator.translate(sources)] for translator in translators]
     values: dict[str, Cell] = {"hidden_change": changes["−∞ before"], "zeroed_change": changes["0 after"]}
-    for name, row in zip(("masked", "unmasked"), quality, strict=True):
-        values |= {f"{name}_{column}": cell for column, cell in zip(COLUMNS, row, strict=True)}
-    values |= {"first_sum": fmean(zeroed[0]), "mean_sum": fmean(chain(*zeroed)), "length": LENGTHS[-1]}
+    values |= {"mean_sum": fmean(chain(*zeroed)), "length": LENGTHS[-1]}
     values |= {"furthest": max(abs(1 - one) for one in chain(*hidden))}
     values |= {"difference": max(abs(row[1] - row[2]) for row in passes), "faster": passes[-1][5]}
+    example, change = torch.tensor(SCORES), torch.tensor([0.0, 0.0, CHANGE])
+    curves = {training.name: training.curve() for training in trainings}
+    times = {name: [(row[0], row[column]) for row in passes] for name, column in (("one pass", 3), ("one by one", 4))}
+    means = {way: list(enumerate(map(fmean, found), start=1)) for way, found in sums.items()}
     return Outcome(
         {
-            "example": _example_rows(),
+            "example": [
+                (way, place, *row, sum(row), later[0])
+                for way, weigh in WAYS.items()
+                for place, row, later in zip(
+                    (1, 2, 3), weigh(example).tolist(), weigh(example + change).tolist(), strict=True
+                )
+            ],
             "sums": [
                 (place, fmean(own), fmean(found), min(found))
                 for place, (own, found) in enumerate(zip(hidden, zeroed, strict=True), start=1)
@@ -173,34 +177,11 @@ def run(lab: Lab) -> Outcome:
             "examples": list(zip(*zip(*pairs[:EXAMPLES], strict=True), *texts, strict=True)),
             "passes": passes,
         },
-        _panels(sums, trainings, passes),
+        {
+            "sums": [lines(means, "position", "mean sum of a row's weights", ylim=(0, 1.05))],
+            "training": [lines(curves, "update", "validation loss in nats per token", log="y")],
+            "passes": [lines(times, "target tokens", "milliseconds", log="xy")],
+        },
         values,
         {"pairs": PAIRS, "change": CHANGE},
     )
-
-
-def _example_rows() -> list[tuple[Cell, ...]]:
-    """Say of every token of the small example what its weights are, and sum to, in both ways."""
-    scores = torch.tensor(SCORES)
-    changed = scores + torch.tensor([0.0, 0.0, CHANGE])
-    table: list[tuple[Cell, ...]] = []
-    for way, weigh in WAYS.items():
-        for place, (row, later) in enumerate(zip(weigh(scores).tolist(), weigh(changed).tolist(), strict=True), 1):
-            table.append((way, place, *row, sum(row), later[0]))
-    return table
-
-
-def _panels(
-    sums: dict[str, list[list[float]]], trainings: Sequence[Training], passes: list[tuple[float, ...]]
-) -> dict[str, list[Panel]]:
-    rows = {way: list(enumerate(map(fmean, found), start=1)) for way, found in sums.items()}
-    curves = {training.name: training.curve() for training in trainings}
-    times = {name: [(row[0], row[column]) for row in passes] for name, column in (("one pass", 3), ("one by one", 4))}
-    return {
-        "sums": [lines(rows, "position", "mean sum of a row's weights", ylim=(0, 1.05))],
-        "training": [lines(curves, "update", "validation loss in nats per token", log="y")],
-        "passes": [lines(times, "target tokens", "milliseconds", log="xy")],
-    }
-
-
-STUDY = Study.described(run, description_of(__file__))

@@ -14,12 +14,11 @@ from heedful.data.korean_english.lexicon import lexicon
 from heedful.figures import bars
 from heedful.inference.attention.labels import token_words
 from heedful.inference.translation import Translator
-from heedful.studies.attention.single_heads import Head, heads_of, without_heads
-from heedful.studies.measures import attention_along, encoded, score
+from heedful.studies.attention.single_heads import without_heads
+from heedful.studies.measures import Head, attention_by_head, score
 from heedful.studies.pairs import Pair, held_out_pairs
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
-from heedful.studies.training import LEARNING
+from heedful.studies.study import Lab
 
 PAIRS = 200
 
@@ -40,19 +39,18 @@ def questions_of_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[He
 
     The weight of a word on another is the sum over that one's tokens, the mean over its own.
     """
-    known, rows = adjectives(), encoded(pairs, translator.tokenizers)
+    known = adjectives()
     found: dict[tuple[Head, bool], list[float]] = defaultdict(list)
-    heads = [head for head in heads_of(translator.model) if head.kind == "encoder"]
-    for number, (source, _) in enumerate(pairs):
+    for (source, _), weights_by_head in zip(pairs, attention_by_head(translator, pairs, ["encoder"]), strict=True):
         words, places = source.split(), defaultdict[int | None, list[int]](list)
-        for place, word in enumerate(token_words(translator.tokenizers.source, rows[number]["input_ids"])):
+        tokenizers = translator.tokenizers
+        for place, word in enumerate(token_words(tokenizers.source, tokenizers.encode_source([source])[0])):
             places[word].append(place)
-        weights = attention_along(translator, rows[number], ["encoder"])["encoder"]
-        for head in heads:
-            of_head = weights[head.layer][head.number]
+        for head, weights in weights_by_head.items():
             for word in range(1, len(words)):
-                asked = of_head[places[word]][:, places[word - 1]].sum(-1).mean().item()
+                asked = weights[places[word]][:, places[word - 1]].sum(-1).mean().item()
                 found[head, words[word - 1] in known].append(asked)
+    heads = dict.fromkeys(head for head, _ in found)
     return {head: (fmean(found[head, True]), fmean(found[head, False])) for head in heads}
 
 
@@ -78,20 +76,12 @@ def run(lab: Lab) -> Outcome:
         without = Translator(without_heads(translator.model, [head]), translator.tokenizers)
         lost[head] = translated_adjectives(without, pairs), score(without, pairs)
         rows.append((str(head), *both, *lost[head]))
-    whole = translated_adjectives(translator, pairs), score(translator, pairs)
-    rows.append(("none left out", "–", "–", *whole))
+    rows.append(("none left out", "–", "–", translated_adjectives(translator, pairs), score(translator, pairs)))
     others = [values for head, values in lost.items() if head != asking]
     values: dict[str, Cell] = {"head": str(asking), "asked": found[asking][0], "otherwise": found[asking][1]}
-    values |= {"whole": whole[0], "without": lost[asking][0], "others": fmean(each[0] for each in others)}
-    values |= {
-        "bleu_whole": whole[1],
-        "bleu_without": lost[asking][1],
-        "bleu_others": fmean(each[1] for each in others),
-    }
+    values |= {"without": lost[asking][0], "bleu_without": lost[asking][1]}
+    values |= zip(("others", "bleu_others"), map(fmean, zip(*others, strict=True)), strict=True)
     panel = bars(
         {str(head): both[0] - both[1] for head, both in found.items()}, "weight on the adjective, over control"
     )
     return Outcome({"heads": rows}, {"heads": [panel]}, values, {"pairs": len(pairs)})
-
-
-STUDY = Study.described(run, description_of(__file__), LEARNING)

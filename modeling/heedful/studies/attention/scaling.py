@@ -7,14 +7,14 @@ are equal, and fresh projections give queries and keys of variance 1.
 """
 
 import math
-from collections.abc import Mapping
+from itertools import product
 from typing import NamedTuple
 
 import torch
 
-from heedful.figures import Panel, Points, lines
+from heedful.figures import Points, lines
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
 WIDTHS = (16, 32, 64, 128, 256, 512, 1024)  # d_k
 KEYS = 32
@@ -24,6 +24,7 @@ DESCRIPTION = description_of(__file__)
 D_MODEL = DESCRIPTION["changes"]["model.options.d_model"]
 SCORINGS = ("dot", "scaled_dot", "additive")
 
+LOSSES = "update", "validation loss in nats per token"
 MEASURES = {"largest": "largest weight", "entropy": "entropy in nats", "gradient": "norm of the derivative"}
 
 
@@ -61,12 +62,11 @@ def run(lab: Lab) -> Outcome:
     """Look at random scores by width, and train each scoring at three widths."""
     plain = {d_k: softmax_of_random(d_k, False, lab.seed) for d_k in WIDTHS}
     scaled = {d_k: softmax_of_random(d_k, True, lab.seed) for d_k in WIDTHS}
-    trainings = {
-        (d_k, scoring): lab.train(f"{scoring}, d_k {d_k}", _changes(d_k, scoring))
-        for d_k in TRAINED_WIDTHS
-        for scoring in SCORINGS
-    }
-    curves = {key: training.curve() for key, training in trainings.items()}
+    curves = {}
+    for d_k, scoring in product(TRAINED_WIDTHS, SCORINGS):
+        heads = {f"model.options.{stack}_attention_heads": D_MODEL // d_k for stack in ("encoder", "decoder")}
+        changes = {"model.options.attention_scoring": scoring, **heads}
+        curves[d_k, scoring] = lab.train(f"{scoring}, d_k {d_k}", changes).curve()
     softmax_rows = [
         (d_k, plain[d_k].variance, *(getattr(one[d_k], name) for name in MEASURES for one in (plain, scaled)))
         for d_k in WIDTHS
@@ -75,42 +75,25 @@ def run(lab: Lab) -> Outcome:
         (d_k, D_MODEL // d_k, scoring, curve[(len(curve) - 1) // 2][1], curve[-1][1])
         for (d_k, scoring), curve in curves.items()
     ]
-    values = {f"variance_{d_k}": plain[d_k].variance for d_k in (16, 256, 1024)}
-    for d_k in (16, 1024):
-        values |= {f"largest_{d_k}": plain[d_k].largest, f"gradient_{d_k}": plain[d_k].gradient}
-        values |= {f"scaled_largest_{d_k}": scaled[d_k].largest, f"scaled_gradient_{d_k}": scaled[d_k].gradient}
-    values |= {f"loss_{scoring}_{d_k}": training.loss for (d_k, scoring), training in trainings.items()}
+
+    def by_width(name: str) -> dict[str, Points]:
+        both = {"q·k": plain, "q·k / √d_k": scaled}
+        return {label: [(d_k, getattr(one[d_k], name)) for d_k in WIDTHS] for label, one in both.items()}
+
+    variances = {"measured": by_width("variance")["q·k"], "d_k": [(d_k, d_k) for d_k in WIDTHS]}
     return Outcome(
         {"softmax": softmax_rows, "training": training_rows},
-        _panels(plain, scaled, curves),
-        values,
-        {"keys": KEYS, "queries": QUERIES},
+        {
+            "softmax": [
+                lines(by_width(name), "d_k", label, log="x", ylim=(0, None)) for name, label in MEASURES.items()
+            ],
+            "variance": [lines(variances, "d_k", "variance of q·k", log="xy")],
+            "training": [
+                lines(
+                    {scoring: curves[d_k, scoring] for scoring in SCORINGS}, *LOSSES, f"d_k {d_k}, h {D_MODEL // d_k}"
+                )
+                for d_k in TRAINED_WIDTHS
+            ],
+        },
+        settings={"keys": KEYS, "queries": QUERIES},
     )
-
-
-def _changes(d_k: int, scoring: str) -> dict[str, str | int]:
-    heads = {f"model.options.{stack}_attention_heads": D_MODEL // d_k for stack in ("encoder", "decoder")}
-    return {"model.options.attention_scoring": scoring, **heads}
-
-
-def _panels(
-    plain: dict[int, Softmax], scaled: dict[int, Softmax], curves: Mapping[tuple[int, str], Points]
-) -> dict[str, list[Panel]]:
-    def by_width(measured: dict[int, Softmax], name: str) -> Points:
-        return [(d_k, getattr(one, name)) for d_k, one in measured.items()]
-
-    softmax = []
-    for name, label in MEASURES.items():
-        both = {"q·k": by_width(plain, name), "q·k / √d_k": by_width(scaled, name)}
-        softmax.append(lines(both, "d_k", label, log="x", ylim=(0, None)))
-    variances = {"measured": by_width(plain, "variance"), "d_k": [(d_k, d_k) for d_k in WIDTHS]}
-    variance = lines(variances, "d_k", "variance of q·k", log="xy")
-    training = []
-    for d_k in TRAINED_WIDTHS:
-        by_scoring = {scoring: curves[d_k, scoring] for scoring in SCORINGS}
-        title = f"d_k {d_k}, h {D_MODEL // d_k}"
-        training.append(lines(by_scoring, "update", "validation loss in nats per token", title))
-    return {"softmax": softmax, "variance": [variance], "training": training}
-
-
-STUDY = Study.described(run, DESCRIPTION)

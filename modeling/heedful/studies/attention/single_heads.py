@@ -5,11 +5,12 @@ as important as the loss depends on it, E|∂L/∂ξ| over sentences (equation 2
 """
 
 import copy
-from collections import Counter
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,81 +19,58 @@ from heedful.data.micro_batches import collate
 from heedful.inference.attention.recording import Kind
 from heedful.inference.engines import evaluation_mode
 from heedful.inference.translation import Translator
-from heedful.studies.measures import attention_along
+from heedful.studies.measures import Head, attention_by_head
+from heedful.studies.pairs import Pair
 
 if TYPE_CHECKING:
     from heedful.attention_heed import HeedAttention
     from heedful.modeling_heed import HeedForConditionalGeneration
 
+# The mean weight on each of `PLACES` where a head can look, its mean "largest weight", and its "entropy" in nats.
+Look = dict[str, float]
 PLACES = ("previous", "same", "next", "first", "</s>")
 # Places that a head cannot look at, or that mean nothing: a source token has no target token beside it.
 NOT_THERE = {"encoder": (), "decoder": ("next", "</s>"), "cross": ("previous", "same", "next")}
 
 
-class Head(NamedTuple):
-    """A head of a model."""
-
-    kind: Kind  # "encoder" or "decoder" self-attention, or "cross"
-    layer: int  # its number in its stack, from 0
-    number: int  # in its layer, from 0
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.layer}.{self.number}"
-
-
-class Look:
-    """What a head looks at, averaged over the tokens that look.
+def looks_of_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[Head, Look]:
+    """Measure what every head of a model looks at, along the given translations.
 
     In the decoder "same" is the token that was read last and "first" is <s>; the last source token is </s>.
     """
-
-    def __init__(self):
-        self._totals: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
-
-    def add(self, weights: torch.Tensor) -> None:
-        """Add the weights of a sentence, `(tokens that look, tokens that are looked at)`."""
-        measured = {
-            "previous": weights.diagonal(-1),
-            "same": weights.diagonal(),
-            "next": weights.diagonal(1),
-            "first": weights[:, 0],
-            "</s>": weights[:, -1],
-            "largest weight": weights.amax(dim=1),
-            "entropy": torch.special.entr(weights),
-        }
-        for name, values in measured.items():
-            self._totals[name] += values.sum().item()
-            self._counts[name] += len(values)
-
-    def mean(self, name: str) -> float:
-        """Return the mean "largest weight", "entropy" in nats, or weight on one of `PLACES` where a token has it."""
-        return self._totals[name] / max(self._counts[name], 1)
-
-    def shares(self, kind: str) -> dict[str, float]:
-        """Return the mean weight on each place that a head of a kind can look at."""
-        return {place: self.mean(place) for place in PLACES if place not in NOT_THERE[kind]}
+    found: dict[Head, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for weights_by_head in attention_by_head(translator, pairs):
+        for head, weights in weights_by_head.items():
+            for name, measured in look_of(weights).items():
+                found[head][name] += measured.tolist()
+    return {
+        head: {name: fmean(one or [0.0]) for name, one in values.items() if name not in NOT_THERE[head.kind]}
+        for head, values in found.items()
+    }
 
 
-def looks_of_heads(translator: Translator, rows: EncodedPairs) -> dict[Head, Look]:
-    """Measure what every head of a model looks at, along the given translations."""
-    looks = {head: Look() for head in heads_of(translator.model)}
-    for index in range(len(rows)):
-        weights = attention_along(translator, rows[index])
-        for head, look in looks.items():
-            look.add(weights[head.kind][head.layer][head.number])
-    return looks
+def look_of(weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what the weights of a head, `(rows, columns)`, say of each row: its weight on every place that it has."""
+    return {
+        "previous": weights.diagonal(-1),
+        "same": weights.diagonal(),
+        "next": weights.diagonal(1),
+        "first": weights[:, 0],
+        "</s>": weights[:, -1],
+        "largest weight": weights.amax(dim=1),
+        "entropy": torch.special.entr(weights).sum(dim=1),
+    }
 
 
 def most_positional(looks: dict[Head, Look], kind: str) -> tuple[float, str, Head]:
-    """Return the largest share of weight on one's own or a neighbouring place, the place, and the head."""
-    shares = {head: look.shares(kind) for head, look in looks.items() if head.kind == kind}
-    return max((own[place], place, head) for head, own in shares.items() for place in PLACES[:3] if place in own)
+    """Return the largest share of weight on the token's own or a neighbouring place, the place, and the head."""
+    places = [(head, place) for head in looks if head.kind == kind for place in PLACES[:3] if place in looks[head]]
+    return max((looks[head][place], place, head) for head, place in places)
 
 
 def sharpest(looks: dict[Head, Look], kind: str) -> Head:
     """Return the head of a kind whose largest weight is largest on average."""
-    return max((head for head in looks if head.kind == kind), key=lambda head: looks[head].mean("largest weight"))
+    return max((head for head in looks if head.kind == kind), key=lambda head: looks[head]["largest weight"])
 
 
 def attention_modules(model: "HeedForConditionalGeneration") -> dict[tuple[Kind, int], "HeedAttention"]:
@@ -118,23 +96,19 @@ def head_importance(model: "HeedForConditionalGeneration", rows: EncodedPairs) -
     L is the loss per target token of a pair. The model's weights and gradients stay as they are.
     """
     pad, modules = model.config.pad_token_id or 0, attention_modules(model)
-    masks = {
-        place: torch.ones(_head_count(module), device=model.device, requires_grad=True)
-        for place, module in modules.items()
-    }
-    totals = {place: torch.zeros_like(mask) for place, mask in masks.items()}
+    masks = [torch.ones(_head_count(one), device=model.device, requires_grad=True) for one in modules.values()]
+    totals = [torch.zeros_like(mask) for mask in masks]
     with evaluation_mode(model), ExitStack() as hooks:
-        for place, module in modules.items():
-            hooks.enter_context(module.out_proj.register_forward_pre_hook(partial(_masked, masks[place])))
+        for mask, module in zip(masks, modules.values(), strict=True):
+            hooks.enter_context(module.out_proj.register_forward_pre_hook(partial(_masked, mask)))
         for index in range(len(rows)):
             batch = collate([rows[index]], pad)  # one sentence: no padding
             loss = model(**{name: values.to(model.device) for name, values in batch.items()}).loss
-            gradients = torch.autograd.grad(loss, list(masks.values()))
-            for place, gradient in zip(masks, gradients, strict=True):
-                totals[place] += gradient.abs()
+            for total, gradient in zip(totals, torch.autograd.grad(loss, masks), strict=True):
+                total += gradient.abs()
     smallest = torch.finfo(torch.float32).tiny  # for a layer that nothing depends on
-    scaled = {place: (total / total.norm().clamp_min(smallest)).tolist() for place, total in totals.items()}
-    return {head: scaled[head.kind, head.layer][head.number] for head in heads_of(model)}
+    scaled = [value for total in totals for value in (total / total.norm().clamp_min(smallest)).tolist()]
+    return dict(zip(heads_of(model), scaled, strict=True))
 
 
 def without_heads(model: "HeedForConditionalGeneration", heads: Iterable[Head]) -> "HeedForConditionalGeneration":

@@ -7,21 +7,37 @@ away restricted self-attention sees, to either side.
 
 import itertools
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
-import torch
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
-
+from heedful.files import check_at_least
 from heedful.masks_heed import NARROWEST_BLOCK
-from heedful.studies.complexity.settings import ComplexitySettings
 
-PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.convolution}
-GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+CellKind = Literal["rnn", "gru", "lstm"]
+GATES: dict[CellKind, int] = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
-def operations(kind: str, length: int, settings: ComplexitySettings) -> int:
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of the layers; a number out of range or an unknown cell is a `ValueError` that names the field."""
+
+    d_model: int  # width d of every layer
+    heads: int  # of self-attention
+    neighbourhood: int  # r, how many positions away restricted self-attention sees
+    kernel_width: int  # k, of a convolution
+    cell: CellKind  # of the recurrent layer
+
+    def __post_init__(self) -> None:
+        check_at_least(1, d_model=self.d_model, heads=self.heads, neighbourhood=self.neighbourhood)
+        if self.d_model % self.heads:
+            raise ValueError(f"`heads` must divide `d_model`, but they are {self.heads} and {self.d_model} instead.")
+        if self.kernel_width < 3 or self.kernel_width % 2 == 0:
+            raise ValueError(f"`kernel_width` must be odd and at least 3, but is {self.kernel_width} instead.")
+        if self.cell not in GATES:
+            raise ValueError(f"`cell` must be rnn, gru or lstm, but is {self.cell!r} instead.")
+
+
+def operations(kind: str, length: int, sizes: Sizes) -> int:
     """Return the multiply-adds of one layer: all that it computes, projections included.
 
     Self-attention projects each position four times (4·n·d²), and has n² scores and n² weights of d numbers (2·n²·d).
@@ -29,24 +45,24 @@ def operations(kind: str, length: int, settings: ComplexitySettings) -> int:
     multiplies input and state by a matrix for each of its gates, four in an LSTM (8·n·d²). A gated convolution has
     twice as many outputs as inputs (2·k·n·d²).
     """
-    n, d = length, settings.d_model
+    n, d = length, sizes.d_model
     if kind in ("self_attention", "plain", "masked", "additive"):
         return 4 * n * d**2 + 2 * n**2 * d
     if kind == "restricted":
-        block = max(settings.neighbourhood, NARROWEST_BLOCK)
+        block = max(sizes.neighbourhood, NARROWEST_BLOCK)
         return 4 * n * d**2 + 2 * math.ceil(n / block) * block * 3 * block * d
     if kind == "recurrent":
-        return 2 * GATES[settings.cell] * n * d**2
-    return 2 * settings.kernel_width * n * d**2
+        return 2 * GATES[sizes.cell] * n * d**2
+    return 2 * sizes.kernel_width * n * d**2
 
 
-def term_of_table_1(kind: str, length: int, settings: ComplexitySettings) -> int:
+def term_of_table_1(kind: str, length: int, sizes: Sizes) -> int:
     """Return the number under the O of Table 1, column "complexity per layer"."""
-    n, d = length, settings.d_model
+    n, d = length, sizes.d_model
     terms = {
-        "restricted": settings.neighbourhood * n * d,
+        "restricted": sizes.neighbourhood * n * d,
         "recurrent": n * d**2,
-        "convolutional": settings.kernel_width * n * d**2,
+        "convolutional": sizes.kernel_width * n * d**2,
     }
     return terms.get(kind, n**2 * d)
 
@@ -56,7 +72,7 @@ def sequential_steps(kind: str, length: int) -> int:
     return length if kind == "recurrent" else 1
 
 
-def path_length(kind: str, length: int, settings: ComplexitySettings) -> int:
+def path_length(kind: str, length: int, sizes: Sizes) -> int:
     """Return the maximum path length: how many layers, or cells in a row, until every output has met every input.
 
     Table 1 has its order; this is the number. Self-attention takes 1, a neighbourhood ⌈(n−1)/r⌉, a recurrent layer n
@@ -64,47 +80,12 @@ def path_length(kind: str, length: int, settings: ComplexitySettings) -> int:
     inputs are to be met, take ⌈(n−1)/(k−1)⌉ contiguous convolutions (`causal`), or ⌈log_k n⌉ whose dilation grows
     k-fold from layer to layer (`dilated`).
     """
-    far, k = length - 1, settings.kernel_width
+    far, k = length - 1, sizes.kernel_width
     lengths = {
-        **dict.fromkeys(("restricted", "masked"), math.ceil(far / settings.neighbourhood)),
+        **dict.fromkeys(("restricted", "masked"), math.ceil(far / sizes.neighbourhood)),
         "recurrent": length,
         "convolutional": math.ceil(2 * far / (k - 1)),
         "causal": math.ceil(far / (k - 1)),
-        "dilated": least_power(k, length),
+        "dilated": next(layers for layers in itertools.count(1) if k**layers >= length),  # logarithms would round
     }
     return lengths.get(kind, 1)
-
-
-def least_power(base: int, number: int) -> int:
-    """Return the least exponent, 1 or more, with base^exponent ≥ number; logarithms would round."""
-    return next(exponent for exponent in itertools.count(1) if base**exponent >= number)
-
-
-class Counted(NamedTuple):
-    """What was counted while a layer ran."""
-
-    operations: int  # multiply-adds
-    products: int  # matrix products and convolutions, one after the other
-
-
-class _Products(TorchDispatchMode):
-    """Counts matrix products and convolutions."""
-
-    def __init__(self):
-        super().__init__()
-        self.number = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.number += func.overloadpacket in PRODUCTS
-        return func(*args, **(kwargs or {}))
-
-
-@torch.no_grad()
-def count(layer: nn.Module, length: int, d_model: int) -> Counted:
-    """Run a layer that lies on the device `meta`, where nothing is computed, and count.
-
-    There a layer takes the operators that `FlopCounterMode` knows, and not those that the CPU has in their place.
-    """
-    with FlopCounterMode(display=False) as operations, _Products() as products:
-        layer.eval()(torch.empty(1, length, d_model, device="meta"))
-    return Counted(operations.get_total_flops() // 2, products.number)

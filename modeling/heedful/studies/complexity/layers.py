@@ -18,7 +18,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed import HeedConfig
 from heedful.masks_heed import neighbourhood_mask, windowed_mask
-from heedful.studies.complexity.settings import Cell, ComplexitySettings
+from heedful.studies.complexity.counts import CellKind, Sizes
 
 # Keeps the variance of a sum of two as large as that of each (Gehring et al., section 3.5).
 HALF_VARIANCE = math.sqrt(0.5)
@@ -74,7 +74,7 @@ class SelfAttentionLayer(nn.Module):
 class RecurrentLayer(nn.Module):
     """A recurrent layer that reads from left to right, by torch's own cells."""
 
-    def __init__(self, d_model: int, cell: Cell = "lstm"):
+    def __init__(self, d_model: int, cell: CellKind = "lstm"):
         super().__init__()
         self.cells = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[cell](d_model, d_model, batch_first=True)
 
@@ -172,7 +172,7 @@ class CausalConvolutionLayer(nn.Module):
         return self.layer(states, states, self.source, self.source)[0]
 
 
-def make_layer(kind: str, settings: ComplexitySettings, kernel: str = "sdpa", depth: int = 0) -> nn.Module:
+def make_layer(kind: str, sizes: Sizes, kernel: str = "sdpa", depth: int = 0) -> nn.Module:
     """Make a layer of a kind, in evaluation mode.
 
     Kinds are those of Table 1, `plain` and `masked`, which compute attention with every pair of positions in memory,
@@ -180,11 +180,11 @@ def make_layer(kind: str, settings: ComplexitySettings, kernel: str = "sdpa", de
     and `causal` and `dilated` convolutions, as a decoder has them. The kernel computes attention where the kind does
     not say; with the depth in the stack, from 0, dilation grows k-fold.
     """
-    width, heads, radius, k = settings.d_model, settings.heads, settings.neighbourhood, settings.kernel_width
+    width, heads, radius, k = sizes.d_model, sizes.heads, sizes.neighbourhood, sizes.kernel_width
     makers: dict[str, Callable[[], nn.Module]] = {
         "self_attention": lambda: SelfAttentionLayer(width, heads, kernel=kernel),
         "restricted": lambda: SelfAttentionLayer(width, heads, radius, kernel=kernel),
-        "recurrent": lambda: RecurrentLayer(width, settings.cell),
+        "recurrent": lambda: RecurrentLayer(width, sizes.cell),
         "convolutional": lambda: ConvolutionalEncoderLayer(width, k),
         "plain": lambda: SelfAttentionLayer(width, heads, kernel="eager"),
         "additive": lambda: SelfAttentionLayer(width, heads, kernel="eager", scoring="additive"),

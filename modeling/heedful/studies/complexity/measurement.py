@@ -5,16 +5,16 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from heedful.diagnosis.memory import HeldBytes
+from heedful.studies.complexity.counts import Sizes
 from heedful.studies.complexity.layers import make_layer
-from heedful.studies.complexity.settings import FEWEST_LENGTHS, ComplexitySettings
 
 # Those of Table 1, then three that compute attention with every pair of positions in memory.
 KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "plain", "masked", "additive")
@@ -22,11 +22,22 @@ KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "plain", 
 MOST_ADDITIVE_BYTES = 2**31
 # Shorter calls are repeated, so that what is timed lasts so many seconds.
 SHORTEST_TIMING = 0.02
+# Fewer have no upper half through which a line could be drawn.
+FEWEST_LENGTHS = 3
+
+
+class Cost(NamedTuple):
+    """What a forward pass of a layer costs at one length."""
+
+    milliseconds: float  # median of all rounds
+    fastest: float  # round, in milliseconds
+    slowest: float
+    held_bytes: int  # by the tensors that it makes, at once
 
 
 @torch.no_grad()
 def held_bytes(layer: nn.Module, states: torch.Tensor) -> int:
-    """Return the most bytes that a forward pass holds at once, beside weights and input."""
+    """Return the most bytes that a forward pass holds at once, in addition to weights and input."""
     with HeldBytes() as memory:
         layer(states)
     return memory.peak
@@ -42,73 +53,56 @@ def seconds_of(layer: nn.Module, states: torch.Tensor) -> float:
     return (time.process_time() - start) / calls
 
 
-def exponent(lengths: Sequence[int], costs: Sequence[float | None]) -> float:
-    """Return the power of the length by which costs grow: the slope of a line through the logarithms.
+def exponent(costs: Sequence[tuple[int, float]]) -> float | None:
+    """Return the power of the length by which costs (length, cost) grow; `None` of fewer than three.
 
-    Only the upper half of the lengths with a cost counts (the middle one included), where constant costs matter least.
+    It is the slope of a line through the logarithms of the upper half (the middle one included), where constant costs
+    matter least.
     """
-    points = [(math.log(n), math.log(cost)) for n, cost in zip(lengths, costs, strict=True) if cost is not None]
-    points = points[len(points) // 2 :]
+    if len(costs) < FEWEST_LENGTHS:
+        return None
+    points = [(math.log(length), math.log(cost)) for length, cost in costs[len(costs) // 2 :]]
     return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
-def fits(kind: str, length: int, d_model: int) -> bool:
-    """Return whether a layer is measured at a length."""
-    return kind != "additive" or 4 * length**2 * d_model <= MOST_ADDITIVE_BYTES
-
-
-def kinds_of(settings: ComplexitySettings) -> list[str]:
-    """Return the kinds that are measured at three lengths or more, so that a growth can be told."""
-    measured = {kind: sum(fits(kind, length, settings.d_model) for length in settings.lengths) for kind in KINDS}
-    return [kind for kind, lengths in measured.items() if lengths >= FEWEST_LENGTHS]
-
-
-def measure(settings: ComplexitySettings) -> dict[str, dict[str, list[float | None]]]:
+def measure(sizes: Sizes, lengths: Sequence[int], rounds: int, seed: int) -> dict[str, dict[int, Cost]]:
     """Time every layer at every length, all in turns, and count the bytes it holds.
 
     Everything is computed in float32 by one thread, without gradients, for one sequence. Seconds are the process's own
-    (CPU time), so that other processes disturb them through caches and clock rates alone.
-
-    Returns:
-        For each of `kinds_of` `milliseconds` (medians), `fastest` and `slowest` in milliseconds, and `bytes`, by
-        length; None at a length for which additive scores are too large.
+    (CPU time), so that other processes disturb them through caches and clock rates alone. Additive scores that are too
+    large have no cost.
     """
-    torch.manual_seed(settings.seed)
-    layers = {kind: make_layer(kind, settings) for kind in kinds_of(settings)}
-    inputs = [torch.randn(1, length, settings.d_model) for length in settings.lengths]
-    seconds: dict[str, list[list[float]]] = {kind: [[] for _ in inputs] for kind in layers}
+    torch.manual_seed(seed)
+    layers = {kind: make_layer(kind, sizes) for kind in KINDS}
+    inputs = {length: torch.randn(1, length, sizes.d_model) for length in lengths}
+    places = [(kind, n) for n in lengths for kind in KINDS if _fits(kind, n, sizes.d_model)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        held = {
-            kind: [float(held_bytes(layer, states)) if fits(kind, *states.shape[1:]) else None for states in inputs]
-            for kind, layer in layers.items()
-        }
-        for _ in range(settings.rounds):
-            for number, states in enumerate(inputs):
-                for kind, layer in layers.items():
-                    if fits(kind, *states.shape[1:]):
-                        seconds[kind][number].append(seconds_of(layer, states))
+        held = {(kind, n): held_bytes(layers[kind], inputs[n]) for kind, n in places}
+        times = [[seconds_of(layers[kind], inputs[n]) for kind, n in places] for _ in range(rounds)]
     finally:
         torch.set_num_threads(threads)
-    return {kind: {**_summaries(seconds[kind]), "bytes": held[kind]} for kind in layers}
+    costs: dict[str, dict[int, Cost]] = {kind: {} for kind in KINDS}
+    for (kind, n), *seconds in zip(places, *times, strict=True):
+        costs[kind][n] = Cost(
+            1000 * statistics.median(seconds), 1000 * min(seconds), 1000 * max(seconds), held[kind, n]
+        )
+    return costs
 
 
-def _summaries(rounds: list[list[float]]) -> dict[str, list[float | None]]:
-    summaries: dict[str, Callable[[list[float]], float]]
-    summaries = {"milliseconds": statistics.median, "fastest": min, "slowest": max}
-    return {name: [1000 * of(each) if each else None for each in rounds] for name, of in summaries.items()}
+def _fits(kind: str, length: int, d_model: int) -> bool:
+    return kind != "additive" or 4 * length**2 * d_model <= MOST_ADDITIVE_BYTES
 
 
 def machine() -> dict[str, Any]:
-    """Tell what figures were measured on: processor, cores, how busy they are (where the system tells), torch."""
+    """Return the processor, its cores, and how busy they are ("unknown" where the system does not say)."""
     names = [line.partition(":")[2].strip() for line in _lines_of("/proc/cpuinfo") if line.startswith("model name")]
     load = _lines_of("/proc/loadavg")
     return {
         "processor": names[0] if names else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
-        "load_average": float(load[0].split()[0]) if load else None,
-        "torch": torch.__version__,
+        "load": load[0].split()[0] if load else "unknown",
     }
 
 

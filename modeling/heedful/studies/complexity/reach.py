@@ -6,27 +6,29 @@ back at each position is brought to length 1, which leaves zeros as they are.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from heedful.studies.complexity.counts import path_length
+from heedful.studies.complexity.counts import Sizes
 from heedful.studies.complexity.layers import RecurrentLayer, make_layer
-from heedful.studies.complexity.settings import ComplexitySettings
 
 # Wide enough that no gradient is zero by chance; reach does not depend on the width.
 WIDTH, HEADS = 8, 2
 # In these an output looks at earlier inputs alone. Dilated convolutions are among them because a stack of padded ones
 # that look to both sides would go 27 - 9 - 3 positions to reach 15, by way of padding, and so needs further layers.
 CAUSAL_KINDS = ("recurrent", "causal", "dilated")
-KINDS = ("self_attention", "restricted", "convolutional", *CAUSAL_KINDS)
+KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "causal", "dilated")
+# On longer ways through a recurrent layer gradients become zero, in float64 too.
+LONGEST_REACH = 256
 
 
-def layer_at(kind: str, depth: int, settings: ComplexitySettings) -> nn.Module:
+def layer_at(kind: str, depth: int, sizes: Sizes) -> nn.Module:
     """Make the layer at a depth, from 0, of a stack of a kind, in float64."""
-    return make_layer(kind, replace(settings, d_model=WIDTH, heads=HEADS), "eager", depth).double()
+    return make_layer(kind, replace(sizes, d_model=WIDTH, heads=HEADS), "eager", depth).double()
 
 
 def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None = None) -> torch.Tensor:
@@ -42,12 +44,12 @@ def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None
     return torch.stack(rows)
 
 
-def layers_until_all_meet(kind: str, length: int, settings: ComplexitySettings) -> int:
+def layers_until_all_meet(kind: str, length: int, sizes: Sizes, seed: int) -> int:
     """Return how many layers it takes until every output depends on every input, or in a causal kind on all before it.
 
     It is a `RuntimeError` if as many layers as there are positions do not suffice.
     """
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(seed)
     inputs = torch.randn(1, length, WIDTH, dtype=torch.float64, requires_grad=True)
     wanted = torch.ones(length, length, dtype=torch.bool)
     if kind in CAUSAL_KINDS:
@@ -55,7 +57,7 @@ def layers_until_all_meet(kind: str, length: int, settings: ComplexitySettings) 
     ends = range(0, length, length - 1)  # those farthest apart; all are looked at when these have met
     outputs = inputs
     for depth in range(length):
-        outputs = layer_at(kind, depth, settings)(outputs)
+        outputs = layer_at(kind, depth, sizes)(outputs)
         outputs.register_hook(_to_length_1)
         if all(torch.equal(reached(outputs, inputs, some), wanted[list(some)]) for some in (ends, range(length))):
             return depth + 1
@@ -68,13 +70,13 @@ def _to_length_1(gradient: torch.Tensor) -> torch.Tensor:
     return F.normalize(gradient, dim=-1)
 
 
-def cells_between_ends(length: int, settings: ComplexitySettings) -> int:
+def cells_between_ends(length: int, sizes: Sizes, seed: int) -> int:
     """Return how many cells of a recurrent layer lie between the first input and the last output.
 
     The memory is cut before each cell in turn: where then nothing of the first input arrives, there is no way around.
     """
-    torch.manual_seed(settings.seed)
-    layer = RecurrentLayer(WIDTH, settings.cell).double()
+    torch.manual_seed(seed)
+    layer = RecurrentLayer(WIDTH, sizes.cell).double()
     inputs = torch.randn(1, length, WIDTH, dtype=torch.float64, requires_grad=True)
 
     def first_reaches_last(cut: int | None) -> bool:
@@ -94,17 +96,7 @@ def _detached(memory: Any) -> Any:
     return tuple(map(_detached, memory)) if isinstance(memory, tuple) else memory.detach()
 
 
-def measure_reach(settings: ComplexitySettings) -> list[dict[str, Any]]:
-    """Find for each kind and each of `reach_lengths` how many `layers` it takes until all have met.
-
-    Beside them stand the `path`, of a recurrent layer the cells that it leads through, and else the layers; and the
-    `formula`, what `path_length` says.
-    """
-    rows = []
-    for kind in KINDS:
-        for length in settings.reach_lengths:
-            layers = layers_until_all_meet(kind, length, settings)
-            path = cells_between_ends(length, settings) if kind == "recurrent" else layers
-            formula = path_length(kind, length, settings)
-            rows.append({"kind": kind, "length": length, "layers": layers, "path": path, "formula": formula})
-    return rows
+def path_by_gradient(kind: str, length: int, sizes: Sizes, seed: int) -> int:
+    """Return the maximum path length: of a recurrent layer the cells that it leads through, and else the layers."""
+    find = cells_between_ends if kind == "recurrent" else partial(layers_until_all_meet, kind)
+    return find(length, sizes, seed)

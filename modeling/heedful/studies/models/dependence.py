@@ -16,8 +16,8 @@ from heedful.figures import Panel, lines
 from heedful.inference.translation import Translator
 from heedful.studies.measures import score
 from heedful.studies.pairs import Pair, corpus_pairs, joined_pairs, reversal_pairs
-from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.report import Outcome
+from heedful.studies.study import Lab, description_of
 from heedful.studies.training import Training, model_changes
 
 MOST_SENTENCES = 3  # that are joined to one source
@@ -74,6 +74,7 @@ def run(lab: Lab) -> Outcome:
     bleu, gradients = _by_length(on_joined, _tokens, GROUPS, joined["test"], "bleu")
     exact, reversal_gradients = _by_length(on_sequences, _symbols, SEQUENCE_GROUPS, sequences["test"], "exact_match")
     reversal = {name: [one.bleu(), *exact[name]] for name, one in on_sequences.items()}
+    best = max(reversal, key=lambda name: reversal[name][0])
     rows = {"bleu": bleu, "gradients": gradients, "reversal": reversal, "reversal_gradients": reversal_gradients}
     return Outcome(
         {table: [(model, *numbers) for model, numbers in by_model.items()] for table, by_model in rows.items()},
@@ -81,7 +82,7 @@ def run(lab: Lab) -> Outcome:
             "length": _panels(GROUPS, "source tokens, at most", {"BLEU": bleu, RATIO: gradients}),
             "reversal": _panels(SEQUENCE_GROUPS, "symbols, at most", {"exact in %": exact, RATIO: reversal_gradients}),
         },
-        _values(on_sequences, bleu, exact, reversal_gradients),
+        {"reversal_best": best, "reversal_bleu": reversal[best][0], "reversal_published": PUBLISHED_REVERSAL},
         {"longest": LONGEST},
     )
 
@@ -137,27 +138,9 @@ def _share_at_the_first(translator: Translator, pairs: Sequence[Pair]) -> float:
     return fmean(shares)
 
 
-def _values(
-    trainings: Mapping[str, Training], bleu: ByLength, exact: ByLength, gradients: ByLength
-) -> dict[str, Cell]:
-    values: dict[str, Cell] = {"short": GROUPS[0], "long": GROUPS[-2], "beyond": LONGEST - SEEN}
-    values |= {"few": SEQUENCE_GROUPS[0], "many": SEQUENCE_GROUPS[-3], "seen": SEEN}
-    for name in MODELS:
-        key = name.split()[0].rstrip(",").lower()
-        # Of the sequences the last group is longer than any in training.
-        for measure, numbers, last in (("bleu", bleu, -1), ("exact", exact, -2), ("gradient", gradients, -2)):
-            values |= {f"{measure}_{key}_short": numbers[name][0], f"{measure}_{key}_long": numbers[name][last]}
-    best = max(trainings, key=lambda name: trainings[name].bleu())
-    values |= {"reversal_best": best, "reversal_bleu": trainings[best].bleu()}
-    return values | {"reversal_published": PUBLISHED_REVERSAL}
-
-
 def _panels(ends: Sequence[int], label: str, measures: Mapping[str, ByLength]) -> list[Panel]:
     """Return a panel for each measure."""
     return [
         lines({name: list(zip(ends, numbers, strict=True)) for name, numbers in values.items()}, label, measure)
         for measure, values in measures.items()
     ]
-
-
-STUDY = Study.described(run, DESCRIPTION)

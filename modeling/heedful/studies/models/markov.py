@@ -9,14 +9,14 @@ trained on pairs whose source is always the same, which says nothing.
 import math
 from typing import Any, NamedTuple
 
-from heedful.figures import Panel, lines
+from heedful.figures import lines
 from heedful.inference.translation import Translator
 from heedful.studies.measures import encoded, loss_per_token, training_pairs
 from heedful.studies.models.ngrams import NgramModel
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
-from heedful.studies.training import LEARNING, Training, model_changes, study_recipe
+from heedful.studies.study import Lab, description_of
+from heedful.studies.training import Training, model_changes, study_recipe
 
 WINDOWS = (0, 1, 2, 3, 4)
 NAMES = {0: "unigram", 1: "first-order Markov"}
@@ -54,9 +54,13 @@ def run(lab: Lab) -> Outcome:
         training = lab.train(f"{name}, without the source", changes | blind_changes)
         blind.append(_measured(training, blind_pairs, f"{name} without the source", reads))
     counted, others = _count(translator.translator(), training_pairs(lab), pairs), [*blind, *seeing]
-    return Outcome(
-        {"perplexity": [*counted, *others]}, {"perplexity": [_panel(counted, others)]}, _values(counted, others)
-    )
+    counts = [(window, model.perplexity) for window, model in zip(WINDOWS, counted, strict=True)]
+    levels = {model.name: [(window, model.perplexity) for window in (WINDOWS[0], WINDOWS[-1])] for model in others}
+    axes = "tokens of the window", "test perplexity per token"
+    panel = lines({"counts (Kneser-Ney)": counts} | levels, *axes, log="y", xticks=WINDOWS)
+    best = min(counted, key=lambda model: model.perplexity)
+    values: dict[str, Cell] = {"window_name": best.name, "window": best.perplexity}
+    return Outcome({"perplexity": [*counted, *others]}, {"perplexity": [panel]}, values)
 
 
 def _recurrent(attention: str) -> dict[str, Any]:
@@ -92,20 +96,3 @@ def _measured(training: Training, pairs: list[Pair], name: str, reads: str) -> M
     translator = training.translator()
     loss = loss_per_token(translator.model, encoded(pairs, translator.tokenizers))
     return Memory(name, reads, training.parameters, training.target_tokens, math.exp(loss))
-
-
-def _values(counted: list[Memory], others: list[Memory]) -> dict[str, Cell]:
-    best = min(counted, key=lambda model: model.perplexity)
-    names = ("recurrent_alone", "transformer_alone", "recurrent_state", "recurrent_attention", "transformer")
-    models = {"unigram": counted[0], "markov": counted[1], "window": best, **dict(zip(names, others, strict=True))}
-    return {"window_name": best.name} | {name: model.perplexity for name, model in models.items()}
-
-
-def _panel(counted: list[Memory], others: list[Memory]) -> Panel:
-    counts = [(window, model.perplexity) for window, model in zip(WINDOWS, counted, strict=True)]
-    level = {model.name: [(window, model.perplexity) for window in (WINDOWS[0], WINDOWS[-1])] for model in others}
-    label = "test perplexity per token"
-    return lines({"counts (Kneser-Ney)": counts} | level, "tokens of the window", label, log="y", xticks=WINDOWS)
-
-
-STUDY = Study.described(run, DESCRIPTION, LEARNING)

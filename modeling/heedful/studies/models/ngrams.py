@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 History = tuple[int, ...]
 
@@ -14,22 +15,21 @@ History = tuple[int, ...]
 SMALLEST_DISCOUNT, LARGEST_DISCOUNT = 0.1, 0.9
 
 
-class Level:
+class Level(NamedTuple):
     """Counts of the tokens after histories of one length."""
 
-    def __init__(self):
-        # By history how often each token followed; below the longest ones, after how many different left contexts.
-        self.counts: dict[History, Counter[int]] = defaultdict(Counter)
-        self.totals: dict[History, int] = {}  # sums of these counts
-        self.discount = 0.5  # taken from every count above 0 and given to the shorter history
+    counts: dict[History, Counter[int]]  # how often each followed; below the longest, after how many left contexts
+    totals: dict[History, int]  # sums of these counts
+    discount: float  # taken from every count above 0 and given to the shorter history
 
-    def close(self) -> None:
-        """Sum up, and estimate the discount as n₁ / (n₁ + 2 n₂) from the n-grams that were counted once and twice."""
-        self.totals = {history: sum(tokens.values()) for history, tokens in self.counts.items()}
-        values = [count for tokens in self.counts.values() for count in tokens.values()]
-        once, twice = values.count(1), values.count(2)
-        if once + twice:
-            self.discount = min(max(once / (once + 2 * twice), SMALLEST_DISCOUNT), LARGEST_DISCOUNT)
+
+def level_of(counts: dict[History, Counter[int]]) -> Level:
+    """Sum up counts, and estimate the discount as n₁ / (n₁ + 2 n₂) from what was counted once and twice."""
+    values = [count for tokens in counts.values() for count in tokens.values()]
+    once, twice = values.count(1), values.count(2)
+    estimate = once / (once + 2 * twice) if once + twice else 0.5
+    totals = {history: tokens.total() for history, tokens in counts.items()}
+    return Level(counts, totals, min(max(estimate, SMALLEST_DISCOUNT), LARGEST_DISCOUNT))
 
 
 class NgramModel:
@@ -48,14 +48,16 @@ class NgramModel:
         self.window = window
         self.vocab_size = vocab_size
         self.start_id = start_id
-        self.levels = [Level() for _ in range(window + 1)]
+        counts: list[dict[History, Counter[int]]] = [defaultdict(Counter) for _ in range(window + 1)]
         for row in rows:
             for place, token in enumerate(row):
                 history = self._history(row, place)
-                self.levels[len(history)].counts[history][token] += 1
-        self._count_left_contexts()
-        for level in self.levels:
-            level.close()
+                counts[len(history)][history][token] += 1
+        for longer, shorter in zip(counts[:0:-1], counts[-2::-1], strict=True):
+            for history, tokens in longer.items():
+                for token in tokens:
+                    shorter[history[1:]][token] += 1
+        self.levels = list(map(level_of, counts))
 
     def size(self) -> int:
         """Return the number of n-grams that were counted, of all lengths."""
@@ -83,9 +85,3 @@ class NgramModel:
         """Return the tokens that the model reads before a place of a row: fewer than `window` near its beginning."""
         first = place - self.window
         return tuple(row[first:place]) if first >= 0 else (self.start_id, *row[:place])
-
-    def _count_left_contexts(self) -> None:
-        for longer, shorter in zip(self.levels[:0:-1], self.levels[-2::-1], strict=True):
-            for history, tokens in longer.counts.items():
-                for token in tokens:
-                    shorter.counts[history[1:]][token] += 1

@@ -14,31 +14,21 @@ from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, Hee
 from heedful.cells_heed import Cell
 from heedful.figures import lines
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
 # "I love you" in Korean has as many words, and more.
 LENGTHS = (3, 6, 12, 24)
-RECURRENT = {"cell": "lstm", "bidirectional": False, "attention": "none", "bridge": "copy", "input_feeding": False}
-# Wide enough that no gradient is zero by chance.
-SIZES = {"embedding_size": 8, "hidden_size": 8, "encoder_layers": 1, "decoder_layers": 1}
-MODELS: dict[str, dict[str, Any]] = {
-    "LSTM": {},
-    "LSTM that reads the source backwards": {"reverse_source": True},
-    "LSTM that is told the last state at each step": {"input_feeding": True},
-    "LSTM with attention": {"attention": "dot"},
-    "Transformer": {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1},
-}
+DESCRIPTION = description_of(__file__)
+MODELS: dict[str, dict[str, Any]] = DESCRIPTION["models"]
 VOCABULARY = 64
 
 
 def make_model(name: str) -> Any:
     """Return a model with random weights in float64, in evaluation mode."""
     if name == "Transformer":
-        heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-        config: Any = HeedConfig(vocab_size=VOCABULARY, **MODELS[name], **heads)
-        return HeedForConditionalGeneration(config).double().eval()
-    config = HeedRNNConfig(vocab_size=VOCABULARY, **{**SIZES, **RECURRENT, **MODELS[name]}, use_fused_cells=False)
-    return HeedRNNForConditionalGeneration(config).double().eval()
+        return HeedForConditionalGeneration(HeedConfig(vocab_size=VOCABULARY, **MODELS[name])).double().eval()
+    options = {**DESCRIPTION["recurrent"], **MODELS[name]}
+    return HeedRNNForConditionalGeneration(HeedRNNConfig(vocab_size=VOCABULARY, **options)).double().eval()
 
 
 @contextmanager
@@ -71,16 +61,10 @@ def cut_before(model: Any, number: int | None) -> Iterator[list[Cell]]:
 def arrives(model: Any, length: int, place: int) -> bool:
     """Tell whether the first source word has a gradient from a target word at a place, from 0."""
     ids = torch.arange(4, 4 + length)[None]
-    found: list[torch.Tensor] = []
-    table = model.get_input_embeddings()
-    # The decoder may look up in the same table, after the encoder.
-    handle = table.register_forward_hook(lambda _, __, output: found.append(output))
-    try:
-        logits = model(input_ids=ids, decoder_input_ids=ids).logits  # (1, length, V)
-    finally:
-        handle.remove()
+    embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+    logits = model(inputs_embeds=embedded, decoder_input_ids=ids).logits  # (1, length, V)
     outcome = logits[0, place] @ torch.randn_like(logits[0, place])
-    (gradient,) = torch.autograd.grad(outcome, found[0], allow_unused=True)  # None where all ways are cut
+    (gradient,) = torch.autograd.grad(outcome, embedded, allow_unused=True)  # None where all ways are cut
     return gradient is not None and bool((gradient[0, 0] != 0).any())
 
 
@@ -102,14 +86,10 @@ def run(lab: Lab) -> Outcome:
     """Look for the paths of first and last target words, in every model and at every length."""
     torch.manual_seed(lab.seed)
     rows: list[tuple[Any, ...]] = []
-    curves, values = {}, {}
+    curves = {}
     for name in MODELS:
         model = make_model(name)
         found = {n: [cells_between(model, n, place) for place in (0, n - 1)] for n in LENGTHS}
         rows += [(name, n, *both) for n, both in found.items()]
         curves[name] = [(n, last) for n, (_, last) in found.items()]
-        values[name.replace(" ", "_")] = found[LENGTHS[0]][1]
-    return Outcome({"paths": rows}, {"paths": [lines(curves, "words of source and target", "cells")]}, values)
-
-
-STUDY = Study.described(run, description_of(__file__))
+    return Outcome({"paths": rows}, {"paths": [lines(curves, "words of source and target", "cells")]})

@@ -12,7 +12,7 @@ from heedful.figures import Panel, Points, lines, matrix
 from heedful.positions_heed import sinusoids
 from heedful.studies.pairs import Pair, reversal_pairs
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
 ENCODINGS = ("sinusoidal", "learned", "rotary", "none")
 WIDTH = 64
@@ -81,7 +81,6 @@ def run(lab: Lab) -> Outcome:
         reversal = lab.train(f"reversal, {name}", {**REVERSAL, **option, **files})
         exact, longer = (reversal.metrics[test]["exact_match"] for test in ("test", "longer"))
         quality.append((name, corpus.loss, corpus.bleu(), corpus.bleu("compositional"), exact, longer))
-        values |= {f"bleu_{name}": corpus.bleu(), f"reversal_{name}": exact, f"longer_{name}": longer}
         curves["built-in corpus"][name], curves["reversal"][name] = corpus.curve(), reversal.curve()
     losses = [lines(curve, "update", "validation loss in nats per token", task) for task, curve in curves.items()]
     return Outcome(
@@ -108,6 +107,3 @@ def _shift_panels() -> list[Panel]:
         axes.legend(fontsize=8)
 
     return [matrix(shift[:DRAWN, :DRAWN].numpy(), image=image, **labels), draw_features]
-
-
-STUDY = Study.described(run, DESCRIPTION)

@@ -1,37 +1,25 @@
 """Sharing: one embedding matrix for source, target and output, as in the paper (section 3.4), against more of them."""
 
-from typing import Any
-
 from heedful.figures import lines
-from heedful.studies.measures import seed_cells, seed_values, train_with_seeds
+from heedful.studies.measures import seed_cells, train_with_seeds
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
-from heedful.studies.training import LEARNING
+from heedful.studies.study import Lab, description_of
 
-ONE, OWN_OUTPUT, OWN_SOURCE, EACH = "one matrix", "own output", "own source", "a matrix each"
-# With a joint vocabulary these are all ways that differ: neither shared nor tied is a matrix each.
-SHARINGS: dict[str, dict[str, Any]] = {
-    ONE: {},
-    OWN_OUTPUT: {"model.options.tie_output_embeddings": False},
-    OWN_SOURCE: {"model.options.share_encoder_decoder_embeddings": False},
-    EACH: {"model.options.tie_word_embeddings": False},
-}
-MATRICES = {ONE: 1, OWN_OUTPUT: 2, OWN_SOURCE: 2, EACH: 3}
+DESCRIPTION = description_of(__file__)
 SEEDS = 2
 
 
 def run(lab: Lab) -> Outcome:
     """Train a model for every way to share."""
-    trainings = {name: train_with_seeds(lab, name, changes, SEEDS) for name, changes in SHARINGS.items()}
+    trainings = {
+        name: train_with_seeds(lab, name, {f"model.options.{option}": False for option in options}, SEEDS)
+        for name, options in DESCRIPTION["switched_off"].items()
+    }
     curves = {name: runs[0].curve() for name, runs in trainings.items()}
-    one, each = trainings[ONE][0].parameters, trainings[EACH][0].parameters
-    values = seed_values({name.replace(" ", "_"): runs for name, runs in trainings.items()})
+    quality = [(name, DESCRIPTION["matrices"][name], *seed_cells(runs)) for name, runs in trainings.items()]
     return Outcome(
-        {"quality": [(name, MATRICES[name], *seed_cells(runs)) for name, runs in trainings.items()]},
+        {"quality": quality},
         {"curves": [lines(curves, "updates", "validation loss (nats per token)")]},
-        values | {"one": one, "each": each, "saved": 1 - one / each},
+        {"saved": 1 - quality[0][2] / quality[-1][2], "spread": max(row[4] for row in quality)},
         {"seeds": SEEDS},
     )
-
-
-STUDY = Study.described(run, description_of(__file__), LEARNING)

@@ -12,9 +12,9 @@ from heedful.inference.attention.recording import record_gates
 from heedful.inference.translation import Translator
 from heedful.studies.measures import seed_cells, train_with_seeds
 from heedful.studies.pairs import held_out_pairs
-from heedful.studies.recurrent.equal_models import TRAINING, key_of, recurrent_models
+from heedful.studies.recurrent.equal_models import recurrent_models
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab
 
 GATED = ("LSTM", "GRU", "LSTM + attention", "GRU + attention")
 ENCODER = "encoder.layers.0.first_cell"
@@ -55,11 +55,10 @@ def run(lab: Lab) -> Outcome:
         runs = train_with_seeds(lab, f"{name} {width}, {FEW:,} pairs", changes, SEEDS)
         few.append((name, width, *seed_cells(runs), fmean(one.curve("train/loss")[-1][1] for one in runs)))
     counts = [row[2] for row in quality]
-    values = {"fewest": min(counts), "most": max(counts)} | {f"bleu_{key_of(row[0])}": row[-1] for row in quality}
     return Outcome(
         {"quality": quality, "few": few, "gates": rows},
         {"bleu": [bars({name: row[-1] for name, *row in quality}, "BLEU")], **drawn},
-        values | {f"{gate}_{key_of(name)}": mean for name, gate, mean, *_ in rows},
+        {"fewest": min(counts), "most": max(counts)},
         {"sources": MEASURED, "closed": CLOSED, "open": OPEN, "sentence": sources[0], "few": FEW, "seeds": SEEDS},
     )
 
@@ -81,6 +80,3 @@ def _panels(translator: Translator, source: str, gates: dict[str, torch.Tensor])
         return draw
 
     return [panel_of(name, values) for name, values in gates.items()]
-
-
-STUDY = Study.described(run, description_of(__file__), TRAINING)

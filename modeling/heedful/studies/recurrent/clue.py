@@ -4,32 +4,21 @@
 without attention has to carry all of them to the end in one state; attention looks the one up when it is asked for.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from random import Random
 from statistics import fmean
 
 from heedful.figures import lines
 from heedful.inference.translation import Translator
-from heedful.studies.measures import attention_along, encoded, score
+from heedful.studies.measures import attention_by_head, score
 from heedful.studies.pairs import Pair
-from heedful.studies.recurrent.equal_models import TRAINING, key_of, recurrent_models
+from heedful.studies.recurrent.equal_models import recurrent_models
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
-CLUES = {
-    "murderer": "baker doctor judge maid painter sailor teacher widow",
-    "weapon": "axe candlestick hammer knife pistol poison rope wrench",
-    "room": "attic bedroom cellar hall kitchen library pantry study",
-    "hour": "dawn dusk eight eleven midnight nine noon seven",
-    "weather": "clouds fog frost hail rain snow storm sunshine",
-    "witness": "cat cow dog goat horse owl parrot pig",
-    "motive": "ambition anger debt envy fear greed jealousy revenge",
-    "loot": "coins diary map necklace painting ring stamps watch",
-    "trace": "ash blood button footprint glove hair mud ticket",
-    "escape": "bicycle boat bus carriage ferry taxi train tram",
-    "town": "Bath Dover Exeter Leeds London Oxford Ripon York",
-    "month": "April August June March May November October September",
-}
+DESCRIPTION = description_of(__file__)
+CLUES = {kind: words.split() for kind, words in DESCRIPTION["clues"].items()}
 NUMBERS = (2, 4, 8, 12)  # of words before the last line
 PAIRS = {"train": 40_000, "validation": 400, "test": 2_000}
 LOOKED_AT = 200  # test pairs whose attention is measured
@@ -38,7 +27,7 @@ MODELS = ("LSTM", "LSTM, four times as long", "LSTM + attention", "Transformer")
 
 def story(random: Random, number: int) -> Pair:
     """Return a story of so many clues, each of another kind, whose last line asks for one, and that one."""
-    words = {kind: random.choice(CLUES[kind].split()) for kind in random.sample(sorted(CLUES), number)}
+    words = {kind: random.choice(CLUES[kind]) for kind in random.sample(sorted(CLUES), number)}
     asked = random.choice(list(words))
     return f"{' '.join(words.values())} . the {asked} was", words[asked]
 
@@ -66,14 +55,12 @@ def weight_on_the_clue(translator: Translator, pairs: Sequence[Pair]) -> tuple[s
     What looks is, in cross-attention, the step that names the word; in the encoder, the kind in the last line. The
     source's tokens are its words.
     """
-    rows, found = encoded(pairs, translator.tokenizers), dict[str, list[float]]()
-    for number, pair in enumerate(pairs):
-        words = pair[0].split()
-        place, looks = words.index(pair[1]), {"cross": 0, "encoder": len(words) - 2}
-        for kind, layers in attention_along(translator, rows[number], ["cross", "encoder"]).items():
-            for layer, heads in enumerate(layers):
-                for head, weights in enumerate(heads):  # (rows, columns)
-                    found.setdefault(f"{kind} {layer}.{head}", []).append(weights[looks[kind], place].item())
+    found = defaultdict[str, list[float]](list)
+    for (source, word), by_head in zip(pairs, attention_by_head(translator, pairs, ["cross", "encoder"]), strict=True):
+        words = source.split()
+        rows = {"cross": 0, "encoder": len(words) - 2}
+        for head, weights in by_head.items():
+            found[str(head)].append(weights[rows[head.kind], words.index(word)].item())
     best = max(found, key=lambda head: fmean(found[head]))
     return best, fmean(found[best])
 
@@ -86,12 +73,12 @@ def run(lab: Lab) -> Outcome:
     by_number = [[pair for pair in data["test"] if len(clues_of(pair)) == number] for number in NUMBERS]
     by_distance = [[pair for pair in by_number[-1] if distance(pair) * 4 // most == quarter] for quarter in range(4)]
     rows, far = list[tuple[Cell, ...]](), list[tuple[Cell, ...]]()
-    curves, losses, values = {}, {}, dict[str, Cell]()
+    curves, losses = {}, {}
     for name in MODELS:
         model, _, is_long = name.partition(", ")
         updates = {"optimization.max_updates": 4 * lab.study.changes["optimization.max_updates"]} if is_long else {}
         training = lab.train(name, recurrent_models().get(model, {}) | files | updates)
-        translator, key = training.translator(), key_of(name).replace(", ", "_").replace(" ", "_")
+        translator = training.translator()
         exact, quarters = (
             [score(translator, pairs, "exact_match") for pairs in groups] for groups in (by_number, by_distance)
         )
@@ -99,12 +86,6 @@ def run(lab: Lab) -> Outcome:
         rows.append((name, training.parameters, *exact, *looks))
         far.append((name, *quarters))
         curves[name], losses[name] = list(zip(NUMBERS, exact, strict=True)), training.curve()
-        values |= {f"{key}_{number}": value for number, value in zip(NUMBERS, exact, strict=True)}
-        values |= {f"{key}_near": quarters[0], f"{key}_far": quarters[-1]}
-        values |= {f"{key}_head": looks[0], f"{key}_weight": looks[1]}
     named = lines(curves, "clues in the story", "decisive words named, in %", xticks=NUMBERS, ylim=(0, 105))
     panels = [named, lines(losses, "update", "validation loss")]
-    return Outcome({"clues": rows, "distance": far}, {"clues": panels}, values)
-
-
-STUDY = Study.described(run, description_of(__file__), TRAINING)
+    return Outcome({"clues": rows, "distance": far}, {"clues": panels})

@@ -9,6 +9,7 @@ the first one.
 
 import math
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +21,10 @@ from heedful.configuration_heed_rnn import HeedRNNConfig
 from heedful.figures import Panel, Points, lines
 from heedful.modeling_heed_rnn import HeedRNNEncoder
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
-# The activations of a plain cell, and cells with gates: as models begin, and with a gate that begins open.
-CELLS: dict[str, dict[str, Any]] = {
-    **{name: {"cell": "rnn", "activation_function": name} for name in ("sigmoid", "tanh", "relu", "linear")},
-    **{name: {"cell": name.removesuffix(", open")} for name in ("lstm", "gru", "lstm, open", "gru, open")},
-}
+DESCRIPTION = description_of(__file__)
+CELLS, STACKS = DESCRIPTION["cells"], DESCRIPTION["stacks"]
 KEEPING_GATE = 1  # its place among the gates of either cell: what an LSTM does not forget, and a GRU does not update
 OPEN = 4.0  # a bias of which the sigmoid is 0.98
 WIDTH = 64
@@ -36,15 +34,6 @@ DISTANCES = (1, 5, 10, 25, 50, 100)
 ORTHOGONAL, LARGER, POSITIVE = MATRICES = ("orthogonal", "orthogonal × 1.5", "positive")
 
 DEPTHS = (1, 5, 10, 25, 50)
-# An activation and the gain of its weights: 1 keeps the variance of linear layers, √2 that of ReLU (He et al., 2015).
-STACKS = {
-    "sigmoid": ("sigmoid", 1.0),
-    "sigmoid, gain 4": ("sigmoid", 4.0),
-    "tanh": ("tanh", 1.0),
-    "relu": ("relu", 1.0),
-    "relu, gain √2": ("relu", 2**0.5),
-    "linear": ("linear", 1.0),
-}
 
 SYMBOLS = 8
 LENGTHS = (5, 20, 50)  # of the sequences whose first symbol is to be named
@@ -56,7 +45,6 @@ LARGEST_NORM = 1.0
 UNCLIPPED = (("tanh", ORTHOGONAL), ("linear", LARGER), ("lstm", ORTHOGONAL))
 DESCENT_RATE = 0.1
 DESCENT_LENGTH = 20
-DESCRIPTION = description_of(__file__)
 
 
 class Recall(NamedTuple):
@@ -159,43 +147,26 @@ def run(lab: Lab) -> Outcome:
     """Measure fresh cells and stacks, and train cells on sequences of several lengths, with and without clipping."""
     updates = lab.updates or UPDATES
     by_distance = {(m, c): gradient_by_distance(c, m, lab.seed) for m in MATRICES for c in CELLS}
-    by_depth = {name: gradient_by_depth(*stack, lab.seed) for name, stack in STACKS.items()}
-    accuracy = {c: [recall(c, length, updates, lab.seed).accuracy for length in LENGTHS] for c in CELLS}
-    clipped = {
-        (cell, matrix, norm): recall(cell, DESCENT_LENGTH, updates, lab.seed, matrix, norm)
-        for cell, matrix in UNCLIPPED
-        for norm in (math.inf, LARGEST_NORM)
-    }
+    by_depth = {name: gradient_by_depth(kind, gain, lab.seed) for name, (kind, gain) in STACKS.items()}
+    clipping: list[tuple[Cell, ...]] = []
+    for (cell, matrix), norm in product(UNCLIPPED, (math.inf, LARGEST_NORM)):
+        found = recall(cell, DESCENT_LENGTH, updates, lab.seed, matrix, norm)
+        named = f"loss not finite at update {found.stopped}" if found.stopped else f"{found.accuracy:.0%}"
+        clipping.append((cell, matrix, "no" if norm == math.inf else f"norm {norm:g}", found.largest, named))
     rows: dict[str, list[tuple[Cell, ...]]] = {
         "distance": [(*key, *(norms[d] for d in DISTANCES)) for key, norms in by_distance.items()],
         "depth": [(name, *(norms[d - 1] for d in DEPTHS)) for name, norms in by_depth.items()],
-        "recall": [(cell, *found) for cell, found in accuracy.items()],
-        "clipping": [_clipping_row(*key, found) for key, found in clipped.items()],
+        "recall": [(c, *(recall(c, length, updates, lab.seed).accuracy for length in LENGTHS)) for c in CELLS],
+        "clipping": clipping,
     }
-    values = {f"{c}_{m}".replace(", ", "_"): by_distance[m, c][-1] for m, c in by_distance}
-    values |= {f"depth_{name.split()[-1]}": norms[-1] for name, norms in by_depth.items()}
-    values |= {f"recall_{cell}".replace(", ", "_"): found[-1] for cell, found in accuracy.items()}
-    for number, (cell, matrix) in enumerate(UNCLIPPED):
-        free, held = (clipped[cell, matrix, norm] for norm in (math.inf, LARGEST_NORM))
-        values |= {f"free_{number}": free.accuracy, f"held_{number}": held.accuracy, f"norm_{number}": free.largest}
     settings = {"updates": updates, "length": DESCENT_LENGTH, "symbols": SYMBOLS, "norm": LARGEST_NORM}
-    panels = {"distance": [_panel(matrix, by_distance) for matrix in MATRICES], "depth": [_depth_panel(by_depth)]}
-    return Outcome(rows, panels, values | {"collapse": collapse_error(lab.seed)}, settings)
 
+    def panel(norms_by_name: Mapping[str, list[float]], first: int, label: str, top: float, title: str = "") -> Panel:
+        curves: dict[str, Points] = {name: list(enumerate(norms, first)) for name, norms in norms_by_name.items()}
+        return lines(curves, label, "norm of the gradient", title, log="y", ylim=(1e-20, top))
 
-def _clipping_row(cell: str, matrix: str, norm: float, found: Recall) -> tuple[Cell, ...]:
-    told = f"loss not finite at update {found.stopped}" if found.stopped else f"{found.accuracy:.0%}"
-    return cell, matrix, "no" if norm == math.inf else f"norm {norm:g}", found.largest, told
-
-
-def _panel(matrix: str, by_distance: Mapping[tuple[str, str], list[float]]) -> Panel:
-    curves: dict[str, Points] = {cell: list(enumerate(by_distance[matrix, cell])) for cell in CELLS}
-    return lines(curves, "steps back", "norm of the gradient", matrix, log="y", ylim=(1e-20, 1e20))
-
-
-def _depth_panel(by_depth: Mapping[str, list[float]]) -> Panel:
-    curves: dict[str, Points] = {name: list(enumerate(norms, 1)) for name, norms in by_depth.items()}
-    return lines(curves, "layers", "norm of the gradient", log="y", ylim=(1e-20, 10))
-
-
-STUDY = Study.described(run, DESCRIPTION)
+    panels = {
+        "distance": [panel({c: by_distance[m, c] for c in CELLS}, 0, "steps back", 1e20, m) for m in MATRICES],
+        "depth": [panel(by_depth, 1, "layers", 10)],
+    }
+    return Outcome(rows, panels, {"collapse": collapse_error(lab.seed)}, settings)

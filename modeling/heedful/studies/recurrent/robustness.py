@@ -10,9 +10,9 @@ from random import Random
 from heedful.figures import lines
 from heedful.studies.measures import score
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
-from heedful.studies.recurrent.equal_models import TRAINING, key_of, recurrent_models
+from heedful.studies.recurrent.equal_models import recurrent_models
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab
 
 KINDS = {"swapped": "swapped with the next", "left_out": "left out", "inserted": "inserted"}
 SHARES = (0.0, 0.1, 0.2, 0.4)
@@ -56,15 +56,9 @@ def run(lab: Lab) -> Outcome:
         whole = score(translator, pairs)
         for kind, found in scores.items():
             found[name] = [whole, *(score(translator, changed[kind, share]) for share in SHARES[1:])]
-    rows: dict[str, list[tuple[Cell, ...]]] = {}
-    values, panels = dict[str, Cell](), []
+    rows, panels = dict[str, list[tuple[Cell, ...]]](), []
     for kind, found in scores.items():
-        kept = {name: one[-1] / max(one[0], 1e-9) for name, one in found.items()}
-        values |= {f"{kind}_{key_of(name)}": share for name, share in kept.items()}
-        rows[kind] = [(name, *one, kept[name]) for name, one in found.items()]
+        rows[kind] = [(name, *one, one[-1] / max(one[0], 1e-9)) for name, one in found.items()]
         curves = {name: list(zip(SHARES, one, strict=True)) for name, one in found.items()}
         panels.append(lines(curves, f"share of words {KINDS[kind]}", "BLEU"))
-    return Outcome(rows, {"bleu": panels}, values, {"pairs": len(pairs)})
-
-
-STUDY = Study.described(run, description_of(__file__), TRAINING)
+    return Outcome(rows, {"bleu": panels}, settings={"pairs": len(pairs)})

@@ -44,12 +44,8 @@ def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = {}
         for file in sorted(path.glob("*.safetensors")):
             weights |= load_file(file)
-        if total and _shapes(weights) != _shapes(total):
+        if total and {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in total.items()}:
             raise ValueError(f"The checkpoint {path} is of another model than {paths[0]}: their weights differ.")
         for name, weight in weights.items():
             total[name] = total.get(name, 0) + weight.double()
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
-
-
-def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
-    return {name: weight.shape for name, weight in weights.items()}

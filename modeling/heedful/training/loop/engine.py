@@ -1,13 +1,14 @@
-"""The steps of a run, one process or several: how gradients are made, measured and applied.
+"""The steps of a run: how gradients are made, measured and applied, and what updates gave.
 
 One process, several with whole weights (DDP), and several with a share of them each (FSDP2).
 """
 
 import logging
 import math
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed
@@ -18,42 +19,62 @@ from torch.nn.parallel import DistributedDataParallel
 
 from heedful.data.batching import Row
 from heedful.data.micro_batches import MicroBatch
-from heedful.inference.loading import first_line
-from heedful.training.loop.compilation import CompiledBody
-from heedful.training.loop.engine_state import EngineState
-from heedful.training.loop.feed import Feed, on_device
-from heedful.training.processes.collectives import full_tensor
+from heedful.files import first_line
+from heedful.training.loop.feed import Feed
+from heedful.training.processes.collectives import full_tensor, full_weights, local_shard, shard_like
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from heedful.training.speed.compilation import CompiledBody
+
 logger = logging.getLogger(__name__)
 
 
-class Engine(EngineState):
+class TrainingEngine:
     """Takes the steps of a run: `accumulate`, `gradient_norm` and `step` together are one update.
 
-    `feed` makes its micro-batches; `body` computes the states of both stacks in place of the model's own, compiled.
-    Where the device decides whether a gradient is finite, nothing waits for it.
+    The model is given with the same weights on every rank; `model` and `optimizer` are as Accelerate wraps them, and
+    `parameters` is what the optimizer changes, or this rank's share of it. `feed` makes its micro-batches; `body`
+    computes the states of both stacks in place of the model's own, compiled. Where the device decides whether a
+    gradient is finite, nothing waits for it.
     """
 
     def __init__(
         self,
-        accelerator: Accelerator,
         model: "PreTrainedModel",
         optimizer: torch.optim.Optimizer,
         feed: Feed,
-        body: CompiledBody | None = None,
+        body: "CompiledBody | None" = None,
         decides_on_device: bool = False,
     ):
-        super().__init__(accelerator, model, optimizer)
-        self.feed, self.body, self.decides_on_device = feed, body, decides_on_device
-        self._skips_logits = model.trains_on_loss_alone
-        self.objective: Any = model.objective
+        self.accelerator, self.feed, self.body, self.decides_on_device = (
+            feed.accelerator,
+            feed,
+            body,
+            decides_on_device,
+        )
+        self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.parameters = list(self.model.parameters())
+        # Recurrent models, whose steps take most of the time, train on all logits.
+        self._skips_logits = model.config.model_type == "heed"
         if body is not None and body.uses_graphs:
             # Or the first gradients would be kept in memory that a graph writes to again.
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
+
+    @property
+    def network(self) -> "PreTrainedModel":
+        """The model without its wrapping."""
+        return self.accelerator.unwrap_model(self.model)
+
+    def plain_network(self, device: torch.device | str) -> "PreTrainedModel":
+        """Return a model of the same config that is neither wrapped nor sharded, with random weights."""
+        with torch.device(device):
+            plain = self._kind(self._config)
+        plain.generation_config = self._generation_config
+        return plain
 
     def warm_up(self, row: Row) -> None:
         """Compile the step, and let DDP build the buckets in which it all-reduces gradients, before the first update.
@@ -88,23 +109,17 @@ class Engine(EngineState):
         # Entered here, autocast rounds each weight once for all micro-batches. Shards come and go by themselves.
         with nullcontext() if isinstance(self.model, FSDPModule) else self.accelerator.autocast():
             for number, micro_batch in enumerate(micro_batches, start=1):
-                batch = micro_batch.tensors
-                if self.objective is not None:
-                    batch = self.feed.ready(self.objective.repeated(batch))
-                batch = on_device(batch, device) | {"skip_logits": self._skips_logits, "body": self.body}
-                with self.micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
-                    loss = self.model(**batch, num_items_in_batch=tokens).loss
+                batch = self.feed.inputs(micro_batch) | {"skip_logits": self._skips_logits, "body": self.body}
+                with self._micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
+                    losses = self.model(**batch, num_items_in_batch=tokens).loss.reshape(-1)
                     if not micro_batch.counts:
-                        loss = loss * 0
+                        losses = losses * 0
                     with torch.autocast(device.type, enabled=False):
-                        self.backward(loss)
-                sums[0] += loss.detach() * tokens
-                added = self.objective.take_added() if self.objective is not None else ()
-                for part, each in enumerate(added, start=1):
-                    sums[part] += each * micro_batch.counts
+                        self.backward(losses[0])
+                sums[: len(losses)] += losses.detach() * tokens
         return sums
 
-    def micro_batch(self, all_reduces: bool) -> AbstractContextManager:
+    def _micro_batch(self, all_reduces: bool) -> AbstractContextManager:
         """Return the context of a forward and a backward pass; the last one of an update all-reduces the gradients."""
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(all_reduces)
@@ -116,26 +131,26 @@ class Engine(EngineState):
         # The all-reduce of DDP and FSDP2 is a mean.
         self.accelerator.backward(loss * self.accelerator.num_processes)
 
+    @property
+    def _gradients(self) -> list[torch.Tensor]:
+        # Every rank has the same ones, because each has had a micro-batch, if only one that does not count.
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
     def all_reduce(self) -> None:
         """All-reduce the gradients where no backward pass has done it."""
         if not torch.distributed.is_initialized():
             return
-        # Every rank has the same ones, because each has had a micro-batch, if only one that does not count.
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        for handle in [torch.distributed.all_reduce(gradient, async_op=True) for gradient in gradients]:
+        for handle in [torch.distributed.all_reduce(gradient, async_op=True) for gradient in self._gradients]:
             handle.wait()
-        for gradient in gradients:
+        for gradient in self._gradients:
             gradient.div_(torch.distributed.get_world_size())
 
     def gradient_norm(self, limit: float | None) -> torch.Tensor:
         """Return the norm of the gradient over all ranks, which is scaled down to a limit where it is longer."""
         if limit is not None:
-            norm = self.accelerator.clip_grad_norm_(self.parameters, limit)
-        else:
-            self.accelerator.unscale_gradients()
-            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
-        return full_tensor(norm)
+            return full_tensor(self.accelerator.clip_grad_norm_(self.parameters, limit))
+        self.accelerator.unscale_gradients()
+        return full_tensor(torch.nn.utils.get_total_norm(self._gradients))
 
     def step(self, rate: float, norm: torch.Tensor) -> bool | None:
         """Change the weights by their gradients, at a learning rate, unless the gradient's norm is not finite.
@@ -159,3 +174,87 @@ class Engine(EngineState):
     def discard(self) -> None:
         """Forget the gradients."""
         self.optimizer.zero_grad(set_to_none=self.body is None or not self.body.uses_graphs)
+
+    def weights_are_finite(self) -> bool:
+        """Return whether every weight of this rank is a number."""
+        return all(bool(local_shard(weight).isfinite().all()) for weight in self.parameters)
+
+    def weights(self, keep: bool) -> dict[str, torch.Tensor]:
+        """Return whole weights by name, tied ones once, and saved buffers, to ranks that keep them; all must ask."""
+        saved = self.network.state_dict()
+        buffers = {name: buffer for name, buffer in self.network.named_buffers() if name in saved}
+        return full_weights(dict(self.network.named_parameters()) | buffers, keep)
+
+    def optimizer_state(self, keep: bool) -> dict[str, Any]:
+        """Return the optimizer's state as one process with whole weights has it; every rank must ask."""
+        state = self.optimizer.state_dict()
+        complete = {
+            number: full_weights({k: v for k, v in values.items() if isinstance(v, torch.Tensor)}, keep)
+            for number, values in state["state"].items()
+        }
+        return {"state": complete, "param_groups": state["param_groups"]} if keep else {}
+
+    def load(self, optimizer_state: dict[str, Any]) -> None:
+        """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for number, values in optimizer_state["state"].items():
+            whole = {name: value for name, value in values.items() if value.shape == parameters[number].shape}
+            values |= {name: shard_like(value, parameters[number]) for name, value in whole.items()}
+        # Betas and the like stay those of the recipe, which is allowed to change them.
+        optimizer_state["param_groups"] = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict(optimizer_state)
+
+
+class Result(NamedTuple):
+    """What an update gave, of all ranks together; losses are sums in nats."""
+
+    update: int  # its number, from 1
+    target_tokens: int
+    tokens: int  # of both sides
+    loss: float  # the cross-entropy,
+    r_drop: float  # what R-Drop adds to it,
+    distillation: float  # and what distillation does
+    padded_tokens: float
+    stopping_ranks: float  # that have received a signal
+    late_ranks: float  # whose time is up
+    gradient_norm: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the gradient was finite, and so the weights have changed."""
+        return math.isfinite(self.gradient_norm)
+
+
+class Results:
+    """Results that are not read yet, in order: a GPU knows them later than Python, which reads several at once.
+
+    Every rank must add and read at the same updates.
+    """
+
+    def __init__(self, accelerator: Accelerator):
+        self._accelerator = accelerator
+        self._waiting: deque[tuple[tuple[int, int, int], torch.Tensor]] = deque()
+
+    def add(self, known: tuple[int, int, int], sums: torch.Tensor, own: tuple[float, ...], norm: torch.Tensor) -> None:
+        """Add an update's number and its target tokens and tokens of both sides, and start to add up the rest.
+
+        `sums` are what `TrainingEngine.accumulate` returned, `own` are this rank's padded tokens, whether it is to
+        stop, and whether its time is up; the gradient's norm is that of all ranks.
+        """
+        device = self._accelerator.device
+        kind = torch.float32 if device.type == "mps" else torch.float64
+        given = torch.tensor(own, dtype=kind)
+        given = given.pin_memory() if device.type == "cuda" else given
+        values = torch.cat([sums.to(kind), given.to(device, non_blocking=True)])
+        if self._accelerator.num_processes > 1:
+            values = self._accelerator.reduce(values, reduction="sum")
+        self._waiting.append((known, torch.cat([values, norm.detach().to(device, kind).reshape(1)])))
+
+    def read(self, keep: float = 0) -> list[Result]:
+        """Return the results of all updates but the last `keep`, which is where Python waits for the device."""
+        ready = [self._waiting.popleft() for _ in range(len(self._waiting) - int(min(keep, len(self._waiting))))]
+        read = torch.stack([values for _, values in ready]).tolist() if ready else []
+        results = []
+        for (known, _), (loss, r_drop, distillation, *rest) in zip(ready, read, strict=True):
+            results.append(Result(*known, loss - r_drop - distillation, r_drop, distillation, *rest))
+        return results

@@ -1,4 +1,4 @@
-"""What the engine is fed with: an update's micro-batches as tensors, made ahead in another thread for a GPU."""
+"""An update's micro-batches as tensors, made ahead in another thread for a GPU."""
 
 import logging
 from collections import deque
@@ -14,8 +14,10 @@ from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.batching import Row
 from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank
+from heedful.data.teacher import teacher_tensors
 from heedful.fast_paths_heed import runs_known_code
 from heedful.packed_rows_heed import why_padded
+from heedful.training.loop.objective import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,13 @@ class Feed:
     accelerator: Accelerator
     config: Any  # of the model
     token_budget: int  # padded tokens of a micro-batch
+    objective: Objective | None = None  # what is minimized in place of the cross-entropy
     packs: bool = False  # whether rows lie end to end
+
+    @property
+    def passes(self) -> int:
+        """How often the rows of a micro-batch pass, one pass behind the other."""
+        return 1 if self.objective is None else self.objective.passes
 
     @property
     def is_ahead(self) -> bool:
@@ -54,15 +62,19 @@ class Feed:
 
     def tensors(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return the tensors of a micro-batch, on the CPU."""
-        ids = self.config.pad_token_id, self.config.decoder_start_token_id
-        return self.ready(laid_end_to_end(rows, self.token_budget, *ids) if self.packs else collate(rows, ids[0]))
-
-    def ready(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch as it is, or for a GPU pinned."""
+        rows, ids = [*rows] * self.passes, (self.config.pad_token_id, self.config.decoder_start_token_id)
+        budget = self.token_budget * self.passes
+        tensors = laid_end_to_end(rows, budget, *ids) if self.packs else collate(rows, ids[0])
+        tensors |= teacher_tensors(rows, tensors["labels"])
         return pinned(tensors) if self.is_ahead else tensors
 
+    def inputs(self, micro_batch: MicroBatch) -> dict[str, Any]:
+        """Return what the model is given of a micro-batch, on the device."""
+        batch = on_device(micro_batch.tensors, self.accelerator.device)
+        return batch if self.objective is None else self.objective.of_batch(batch)
+
     def full_of(self, row: Row) -> MicroBatch:
-        """Return a row as often as the budget allows, with half of its target, so that its sides differ in size."""
+        """Return a row as often as the budget allows, with half of its target: its sides differ in size."""
         short = {"input_ids": row["input_ids"], "labels": row["labels"][: max(1, len(row["input_ids"]) // 2)]}
         return MicroBatch(self.tensors([short] * max(1, self.token_budget // sum(map(len, short.values())))))
 
@@ -75,8 +87,6 @@ def may_pack(model: Any, accelerator: Accelerator) -> bool:
     reason = why_padded(model.config, model.config._attn_implementation)
     if accelerator.mixed_precision != "bf16" or torch.cuda.get_device_capability(device) < (8, 0):
         reason = "flash attention computes in bfloat16 on cards since Ampere alone"
-    elif model.objective is not None and model.objective.reads_rows:
-        reason = "a teacher's tokens are found by whole rows"
     elif not runs_known_code(model):
         reason = "code that is not Heedful's runs within the model"
     if reason is not None:
@@ -86,17 +96,8 @@ def may_pack(model: Any, accelerator: Accelerator) -> bool:
 
 def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch pinned for a GPU, with the places of its labels, for which Python would have to wait."""
-    labels: torch.Tensor = tensors["labels"]
-    batch = {**tensors, "target_places": (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]}
-    return _moved(batch, torch.Tensor.pin_memory)
-
-
-def repeated(batch: Mapping[str, Any], times: int) -> dict[str, Any]:
-    """Return a batch of which all rows come so many times, one time behind the other."""
-    packing = batch.get("packing")
-    rows = {name: values for name, values in batch.items() if name not in ("packing", "target_places")}
-    rows = {name: torch.cat([values] * times, 0 if packing is None else 1) for name, values in rows.items()}
-    return rows if packing is None else rows | {"packing": packing.changed(lambda side: side.repeated(times))}
+    places = (tensors["labels"].flatten() != IGNORED_LABEL).nonzero()[:, 0]
+    return _moved({**tensors, "target_places": places}, torch.Tensor.pin_memory)
 
 
 def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from the seed, the update and the rank, so that a resumed run goes on as if it h
 import logging
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing, nullcontext
 
 import numpy as np
@@ -20,9 +20,9 @@ from tqdm.auto import tqdm
 
 from heedful.data.micro_batches import split_update
 from heedful.training.loop.averaging import MovingAverage
+from heedful.training.loop.engine import Result, Results
 from heedful.training.loop.feed import MadeUpdate, made_ahead
-from heedful.training.loop.monitoring import RunLog
-from heedful.training.loop.results import Result, Results
+from heedful.training.loop.monitoring import LOG_FILE, RunLog
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
@@ -45,11 +45,18 @@ FP16_SKIPS = 30
 class TrainingLoop:
     """One run: model, optimizer, data and how far they are.
 
-    A recipe that asks for what these processes cannot do, or resumes what cannot be resumed, is a `ValueError`.
+    `after_validation` is called with the progress and the loss per target token; an error of its ends the run. A
+    recipe that asks for what these processes cannot do, or resumes what cannot be resumed, is a `ValueError`.
     """
 
-    def __init__(self, recipe: Recipe, corpus: Corpus, accelerator: Accelerator):
-        self.recipe, self.settings = recipe, recipe.optimization
+    def __init__(
+        self,
+        recipe: Recipe,
+        corpus: Corpus,
+        accelerator: Accelerator,
+        after_validation: Callable[[Progress, float], None] | None = None,
+    ):
+        self.recipe, self.settings, self.after_validation = recipe, recipe.optimization, after_validation
         self.corpus, self.accelerator = corpus, accelerator
         resumed_from = checkpoint_to_resume(recipe, accelerator)
         set_seed(recipe.seed)
@@ -65,12 +72,12 @@ class TrainingLoop:
         if resumed_from is not None:
             self.progress = self.checkpoints.load(resumed_from, self.progress)
         self.checkpoints.clear(self.progress)
-        self.log = RunLog(recipe.folder / "log.jsonl", accelerator, self.engine.network)
+        self.log = RunLog(recipe.folder / LOG_FILE, accelerator, self.engine.network)
         self.log.rewind(self.progress)
         self.results = Results(accelerator)
         accelerator.wait_for_everyone()
         self._started = time.perf_counter() - self.progress.seconds
-        self._is_stopping, self._time_is_up = False, self._is_late()
+        self._is_stopping, self.time_is_up = False, self._is_late()
 
     def run(self) -> Progress:
         """Train until the recipe's end, early stopping, or a signal, and return how far the run came.
@@ -166,7 +173,7 @@ class TrainingLoop:
     def _read_results(self, keep: float = 0) -> None:
         """Note what all updates but the last `keep` gave; too many in a row without a gradient end the run."""
         for result in self.results.read(keep):
-            self._is_stopping, self._time_is_up = result.stopping_ranks > 0, result.late_ranks > 0
+            self._is_stopping, self.time_is_up = result.stopping_ranks > 0, result.late_ranks > 0
             if not result.is_finite:
                 self._note_skipped(result)
                 continue
@@ -191,8 +198,8 @@ class TrainingLoop:
     def _make_gradients(self, update: MadeUpdate, tokens: int) -> tuple[torch.Tensor, int] | None:
         """Add up the gradients of this rank's micro-batches, all-reduce them, and return its sums and padded tokens.
 
-        The sums are those of `Engine.accumulate`. `None` says that memory ran out on some rank, and the token budget
-        was halved on all.
+        The sums are those of `TrainingEngine.accumulate`. `None` says that memory ran out on some rank, and the token
+        budget was halved on all.
         """
         if update.token_budget != self.token_budget:
             update = self._made(update.epoch, update.number, update.rows)
@@ -211,7 +218,8 @@ class TrainingLoop:
                 return None
             self.engine.all_reduce()
         assert sums is not None
-        return sums, sum(micro_batch.padded_tokens for micro_batch in update.micro_batches)
+        padded_tokens = sum(micro_batch.padded_tokens for micro_batch in update.micro_batches)
+        return sums, padded_tokens // self.engine.feed.passes
 
     def _shrink_token_budget(self, is_smallest: bool) -> None:
         self.engine.discard()
@@ -275,7 +283,7 @@ class TrainingLoop:
             logger.info("no improvement in %s validations: stopping early", patience)
             return True
         last = self.settings.max_updates
-        return self._time_is_up or (last is not None and progress.update >= last)
+        return self.time_is_up or (last is not None and progress.update >= last)
 
     def _validate(self) -> None:
         """Measure loss and scores on the validation pairs, and note how good they are."""
@@ -287,6 +295,8 @@ class TrainingLoop:
         self.log.write_validation(self.progress, values)
         select, keep_best = self.recipe.validation.select, self.recipe.checkpoints.keep_best
         self.progress.note_validation(values[select], select not in LOWER_IS_BETTER, keep_best, is_saved)
+        if self.after_validation is not None:
+            self.after_validation(self.progress, values["loss"])
 
     def _interruption(self) -> TrainingInterrupted:
         return TrainingInterrupted(f"stopped after update {self.progress.update}; continue with resume=true")

@@ -4,15 +4,18 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import Any
-
-from accelerate import Accelerator
+from typing import TYPE_CHECKING, Any
 
 from heedful.files import listed, write_text
-from heedful.training.processes.throughput import operations_of_pairs, peak_memory, peak_operations
 from heedful.training.run_folder.progress import Progress, new_window
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 logger = logging.getLogger(__name__)
+
+LOG_FILE = "log.jsonl"
+Curve = list[tuple[int, float]]  # update, value
 
 
 def training_values(window: dict[str, float]) -> dict[str, float]:
@@ -42,10 +45,9 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
 class RunLog:
     """The run's own log, a line of JSON for every event, whose values Accelerate's trackers get too."""
 
-    def __init__(self, file: Path, accelerator: Accelerator, model: Any):
-        self.file, self.accelerator = file, accelerator
+    def __init__(self, file: Path, accelerator: "Accelerator", model: Any):
+        self.file, self.accelerator, self.device = file, accelerator, accelerator.device
         self._network = model
-        self._peak = peak_operations(accelerator.device)
         self._is_broken = False
 
     def write_training(self, progress: Progress, rate: float) -> str:
@@ -55,21 +57,23 @@ class RunLog:
         progress.window = new_window()
         self.write(progress, values)
         loss = f"loss {values['train/loss']:.3f}, " if "train/loss" in values else ""
-        told = [f"{loss}{values['train/target_tokens_per_s']:,.0f} target tokens/s"]
+        summary = [f"{loss}{values['train/target_tokens_per_s']:,.0f} target tokens/s"]
         if "train/model_flops_utilization" in values:
-            told.append(f"{values['train/model_flops_utilization']:.0%} of the card's peak")
+            summary.append(f"{values['train/model_flops_utilization']:.0%} of the card's peak")
         if "train/peak_memory_gib" in values:
-            told.append(f"{values['train/peak_memory_gib']:.1f} GiB")
-        return ", ".join([*told, f"waits {values['train/waiting_share']:.0%}"])
+            summary.append(f"{values['train/peak_memory_gib']:.1f} GiB")
+        return ", ".join([*summary, f"waits {values['train/waiting_share']:.0%}"])
 
     def _device_values(self, window: dict[str, float]) -> dict[str, float]:
         """Return a GPU's share of its peak in bfloat16, from 0 to 1, where that is known, and its peak of memory."""
-        values, memory = {}, peak_memory(self.accelerator.device)
-        if memory is not None:
-            values["train/peak_memory_gib"] = memory
-        if self._peak is not None:
+        if self.device.type != "cuda":
+            return {}
+        from heedful.training.speed.throughput import operations_of_pairs, peak_memory, peak_operations
+
+        values = {"train/peak_memory_gib": peak_memory(self.device)}
+        if (peak := peak_operations(self.device)) is not None:
             tokens = window["tokens"] - window["target_tokens"], window["target_tokens"]
-            able = self._peak * self.accelerator.num_processes * max(window["seconds"], 1e-9)
+            able = peak * self.accelerator.num_processes * max(window["seconds"], 1e-9)
             values["train/model_flops_utilization"] = operations_of_pairs(self._network, *tokens) / able
         return values
 
@@ -111,3 +115,19 @@ class RunLog:
         if damaged:
             logger.warning("lines of %s that cannot be read are dropped: %s", self.file, listed(damaged))
         write_text(self.file, "".join(kept))
+
+
+def read_curves(run: Path) -> dict[str, Curve]:
+    """Return all numbers that a run has logged, by their names; lines that a kill or a full disk cut are left out."""
+    file = run / LOG_FILE
+    curves: dict[str, Curve] = {}
+    for text in file.read_bytes().splitlines() if file.is_file() else []:
+        try:
+            line = json.loads(text)
+            update = line.pop("update")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        for name, value in line.items():
+            if name != "seconds" and isinstance(value, int | float) and math.isfinite(value):
+                curves.setdefault(name, []).append((update, value))
+    return curves

@@ -18,7 +18,7 @@ from heedful.evaluation.metrics import affordable_metrics, score_translations
 from heedful.generation_heed import COMPILED_DEVICES
 from heedful.inference.translation import Translator
 from heedful.training.loop.averaging import MovingAverage
-from heedful.training.loop.engine import Engine
+from heedful.training.loop.engine import TrainingEngine
 from heedful.training.preparation import Corpus
 from heedful.training.processes.collectives import all_reduce, full_weights, is_sharded
 from heedful.training.recipe import Recipe
@@ -30,27 +30,29 @@ METRICS = ("bleu", "chrf", "exact_match", *ERROR_RATES)  # all but TER, which is
 LOWER_IS_BETTER = ("loss", *ERROR_RATES)
 
 
-def validate(recipe: Recipe, corpus: Corpus, engine: Engine, moving_average: MovingAverage | None) -> dict[str, float]:
+def validate(
+    recipe: Recipe, corpus: Corpus, engine: TrainingEngine, moving_average: MovingAverage | None
+) -> dict[str, float]:
     """Return loss, perplexity and, where the recipe asks for translations, scores on the validation pairs.
 
     A moving average is measured in place of the engine's weights themselves. The model is left evaluating.
     """
     settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
-    pairs, pad_token_id = corpus.validation_pairs[: settings.sentences], corpus.tokenizers.source.pad_token_id
+    pairs, tokenizers = corpus.validation_pairs[: settings.sentences], corpus.tokenizers
     scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer, "ignore": recipe.decoding.ignore}
     search: dict[str, Any] = {"num_beams": settings.num_beams, "max_new_tokens": settings.max_new_tokens}
     search |= {"target_language": corpus.target_language, "token_budget": budget}
     with _measured_model(engine, moving_average) as model:
-        loss = validation_loss(model, corpus.validation, budget, pad_token_id, accelerator)
+        loss = validation_loss(model, corpus.validation, budget, tokenizers.pad_token_id, accelerator)
         values = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
         if pairs:
-            scores = score_pairs(Translator(model, corpus.tokenizers), pairs, accelerator, scoring, **search)
+            scores = score_pairs(Translator(model, tokenizers), pairs, accelerator, scoring, **search)
             values |= {name: scores[name] for name in METRICS}
     return values
 
 
 @contextmanager
-def _measured_model(engine: Engine, moving_average: MovingAverage | None) -> Iterator["PreTrainedModel"]:
+def _measured_model(engine: TrainingEngine, moving_average: MovingAverage | None) -> Iterator["PreTrainedModel"]:
     """Yield an ordinary model with the weights of the engine, or with their moving average.
 
     Sharded weights are gathered into a model on each rank, so that the ranks need not wait for each other at every

@@ -3,7 +3,7 @@
 With one process, and weights that are not sharded, nothing is sent and nothing copied.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -25,6 +25,8 @@ CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "glo
 
 class ProcessLostError(RuntimeError):
     """Raised when another process of the run has ended, so that this one cannot continue."""
+
+    exit_code = 1  # of the command
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -81,25 +83,20 @@ def broadcast(accelerator: Accelerator, value: Any) -> Any:
     return value if accelerator.num_processes == 1 else broadcast_object_list([value])[0]
 
 
-def encode_in_shares(
-    encoder: PairEncoder,
-    encode: Callable[[Pairs], Iterator[Row | None]],
-    pairs: Pairs,
-    accelerator: Accelerator | None,
-) -> Iterator[Row | None]:
-    """Yield the rows of a stream, the same on every rank, each of which encodes its share of them by `encode`.
+def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerator | None) -> Iterator[Row | None]:
+    """Yield the rows of a stream, the same on every rank, each of which encodes its share of them.
 
     Every rank must read the stream to its end, because none can yield a row that another does not. The encoder's count
     of long rows becomes that of all ranks.
     """
     if accelerator is None or accelerator.num_processes == 1:
-        yield from encode(pairs)
+        yield from encoder.rows(pairs)
         return
     rank, world_size = accelerator.process_index, accelerator.num_processes
     stream, too_long = iter(pairs), encoder.too_long
     while chunk := list(islice(stream, CHUNK * world_size)):
         encoder.too_long = 0
-        share = list(encode(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
+        share = list(encoder.rows(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
         for rows, more_too_long in gather_object([(share, encoder.too_long)]):
             too_long += more_too_long
             yield from rows

@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 class TrainingInterrupted(Exception):
     """Raised after a signal asked the run to stop and its state was saved."""
 
+    exit_code = 130  # of the command
+
 
 class StopSignals:
     """A context in which Ctrl-C and SIGTERM are noted instead of ending the process.

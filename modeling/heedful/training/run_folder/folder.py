@@ -100,7 +100,7 @@ def check_output_folder(recipe: Recipe) -> None:
         raise ValueError(f"`output` must be the folder of a run where resume=true, but {folder} holds none.")
     earlier, now = asdict(read_recipe(written)), asdict(recipe)
     for name, (then, value) in changed_keys(earlier, now).items():
-        is_tokenizer = name.startswith("tokenizer.") and name != "tokenizer.dropout"
+        is_tokenizer = name.startswith("tokenizer.")
         if is_tokenizer or not recipe.allow_changes:
             reason = "the weights know no other tokenizer." if is_tokenizer else OTHER_RUN
             raise ValueError(

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import leftovers, remove
 from heedful.training.loop.averaging import MovingAverage
-from heedful.training.loop.engine import Engine
+from heedful.training.loop.engine import TrainingEngine
 from heedful.training.processes.collectives import any_rank, broadcast, full_weights
 from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.recipe import CheckpointRecipe, Recipe
@@ -43,7 +43,7 @@ class CheckpointStore:
         self,
         recipe: Recipe,
         tokenizers: TokenizerPair,
-        engine: Engine,
+        engine: TrainingEngine,
         moving_average: MovingAverage | None,
         heartbeat: Heartbeat,
     ):

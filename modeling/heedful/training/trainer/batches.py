@@ -11,8 +11,9 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import has_length
 
+from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.micro_batches import LABEL_PADDING, assign, by_length, sorted_lengths
+from heedful.data.micro_batches import assign, by_length, sorted_lengths
 
 
 class Filler(list):
@@ -21,13 +22,13 @@ class Filler(list):
 
 def without_labels(batch: Any) -> Any:
     """Return a collated batch with all its labels ignored."""
-    return {**batch, "labels": torch.full_like(batch["labels"], LABEL_PADDING)} if "labels" in batch else batch
+    return {**batch, "labels": torch.full_like(batch["labels"], IGNORED_LABEL)} if "labels" in batch else batch
 
 
 def with_a_column(batch: Any, config: Any) -> dict[str, Any]:
     """Return what a collated batch holds, with one column of padding where all rows of a side are empty."""
     held = {name: values for name, values in batch.items() if values is not None}
-    fillers = {"input_ids": config.pad_token_id or 0, "attention_mask": 0, "labels": LABEL_PADDING}
+    fillers = {"input_ids": config.pad_token_id or 0, "attention_mask": 0, "labels": IGNORED_LABEL}
     for name, filler in (fillers | {"decoder_input_ids": config.decoder_start_token_id or 0}).items():
         if getattr(held.get(name), "shape", ())[1:] == (0,):
             held[name] = held[name].new_full((len(held[name]), 1), filler, dtype=torch.long)
@@ -147,4 +148,4 @@ def without_padding(tokens: torch.Tensor, prompt: int, pads: list[int | None], e
     lengths = (~is_pad * places).amax(1, keepdim=True)  # (B, 1)
     first_end = places.where(is_end, tokens.shape[1]).amin(1, keepdim=True)
     lengths = torch.minimum(lengths, first_end)
-    return tokens.masked_fill(places > lengths, LABEL_PADDING)[:, : int(lengths.max())]
+    return tokens.masked_fill(places > lengths, IGNORED_LABEL)[:, : int(lengths.max())]

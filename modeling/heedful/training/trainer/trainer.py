@@ -27,8 +27,7 @@ from transformers.trainer_utils import (
 )
 from transformers.utils import logging
 
-from heedful.configuration_base_heed import HeedBaseConfig
-from heedful.data.micro_batches import LABEL_PADDING
+from heedful.configuration_base_heed import IGNORED_LABEL, HeedBaseConfig
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair, warn_of_split_tokens
 from heedful.files import remove
 from heedful.loss_heed import smoothed_cross_entropy
@@ -203,10 +202,10 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
             raise ValueError(f"A batch must hold `labels`, but holds {', '.join(inputs)} instead.")
         labels = inputs["labels"]
         if num_items_in_batch is None or not model.training:
-            num_items_in_batch = (labels != LABEL_PADDING).sum().clamp(min=1)
+            num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
         if model.training and self._computes_own_loss:
             # Whoever asks for the outputs may look at the logits.
-            alone = getattr(self._plain_model, "trains_on_loss_alone", False) and not return_outputs
+            alone = self._plain_model.config.model_type == "heed" and not return_outputs
             given = {"skip_logits": True} if alone else {}
             outputs = model(**inputs, **given, num_items_in_batch=num_items_in_batch)
             loss = outputs["loss"]
@@ -381,7 +380,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
     @torch.no_grad()
     def _check_own_loss(self, outputs: Mapping[str, torch.Tensor], labels: torch.Tensor) -> None:
         """Refuse a model whose own loss has further terms, such as that of a router, which would be left out."""
-        count = (labels != LABEL_PADDING).sum()
+        count = (labels != IGNORED_LABEL).sum()
         if count == 0:
             return
         logits, own = outputs["logits"], outputs["loss"].float()
@@ -546,7 +545,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         return compute_metrics(EvalPrediction(results.predictions, results.label_ids, **given), **kwargs)
 
     def _note_losses(self, losses: torch.Tensor, labels: torch.Tensor) -> None:
-        rows = torch.stack([losses, (labels != LABEL_PADDING).sum(1).to(losses.dtype)], dim=1)  # (B, 2)
+        rows = torch.stack([losses, (labels != IGNORED_LABEL).sum(1).to(losses.dtype)], dim=1)  # (B, 2)
         self._row_losses.append(self.accelerator.gather_for_metrics(rows))
 
     def prediction_step(
@@ -596,4 +595,4 @@ def _shifted(config: PreTrainedConfig, labels: torch.Tensor) -> torch.Tensor:
     """Return what the decoder reads before each label, for models that have no method for it."""
     shifted = labels.new_full(labels.shape, config.decoder_start_token_id)
     shifted[:, 1:] = labels[:, :-1]
-    return shifted.masked_fill(shifted == LABEL_PADDING, config.pad_token_id)
+    return shifted.masked_fill(shifted == IGNORED_LABEL, config.pad_token_id)

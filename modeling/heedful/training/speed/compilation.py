@@ -12,8 +12,8 @@ from accelerate import Accelerator
 
 from heedful.fast_paths_heed import runs_known_code
 from heedful.packed_rows_heed import PACKED_ENCODINGS
-from heedful.training.processes.throughput import operations_of_pairs, peak_operations
 from heedful.training.recipe import OptimizationRecipe
+from heedful.training.speed.throughput import operations_of_pairs, peak_operations
 
 logger = logging.getLogger(__name__)
 
@@ -66,15 +66,12 @@ def body_of(
     can be is a `ValueError`.
     """
     is_checkpointed = model.config.model_type == "heed" and model.model.encoder.gradient_checkpointing
-    obstacle = why_uncompiled(model.config, is_checkpointed, is_sharded)
-    if obstacle is None and not runs_known_code(model):
-        obstacle = "code that is not Heedful's runs within the model"
-    check_compile(settings, obstacle)
+    foreign = None if runs_known_code(model) else "code that is not Heedful's runs within the model"
+    obstacle = check_compile(settings, model.config, is_checkpointed, "weights are sharded" if is_sharded else foreign)
     padded = "rows are padded, and masks of every width want programs of their own"  # as on the CPU, too
     reason = obstacle or (_why_too_short(model, settings, accelerator) if packs else padded)
-    if settings.compile is False or (settings.compile == "auto" and reason is not None):
-        if settings.compile == "auto" and accelerator.device.type == "cuda":
-            logger.info("the step is not compiled: %s", reason)
+    if settings.compile == "auto" and reason is not None:
+        logger.info("the step is not compiled: %s", reason)
         return None
     is_small = operations_of_pairs(model, *[settings.micro_batch_tokens / 2] * 2) < GRAPHS_BELOW
     uses_graphs = packs and is_small and accelerator.num_processes == 1
@@ -82,23 +79,22 @@ def body_of(
     return CompiledBody(model.model, uses_graphs)
 
 
-def why_uncompiled(config: Any, is_checkpointed: bool, is_sharded: bool = False) -> str | None:
-    """Return why models of a config are not compiled, with activations checkpointed and weights sharded or not."""
+def check_compile(
+    settings: OptimizationRecipe, config: Any, is_checkpointed: bool, obstacle: str | None = None
+) -> str | None:
+    """Return why a model of a config cannot be compiled, by an `obstacle` or by itself.
+
+    A recipe that asks for it all the same is a `ValueError`.
+    """
     if config.model_type != "heed":
-        return "the model is recurrent, whose program grows with the length of its sentences"
-    if is_sharded:
-        return "weights are sharded"
-    if is_checkpointed:
-        return "`model.gradient_checkpointing` is true"
-    if config.position_encoding not in PACKED_ENCODINGS:
-        return f"`model.options.position_encoding` is {config.position_encoding}, which looks vectors up within"
-    return None
-
-
-def check_compile(settings: OptimizationRecipe, obstacle: str | None) -> None:
-    """Raise a `ValueError` where a recipe asks for what an obstacle prevents."""
+        obstacle = "the model is recurrent, whose program grows with the length of its sentences"
+    elif is_checkpointed:
+        obstacle = "`model.gradient_checkpointing` is true"
+    elif config.position_encoding not in PACKED_ENCODINGS:
+        obstacle = f"`model.options.position_encoding` is {config.position_encoding}, which looks vectors up within"
     if settings.compile is True and obstacle is not None:
         raise ValueError(f"`optimization.compile` must be auto or false where {obstacle}, but is true instead.")
+    return obstacle
 
 
 def _why_too_short(model: Any, settings: OptimizationRecipe, accelerator: Accelerator) -> str | None:

@@ -32,10 +32,8 @@ def peak_operations(device: torch.device) -> float | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def peak_memory(device: torch.device) -> float | None:
-    """Return the most GiB that tensors have taken on a GPU since the last call; `None` on the CPU."""
-    if device.type != "cuda":
-        return None
+def peak_memory(device: torch.device) -> float:
+    """Return the most GiB that tensors have taken on a GPU since the last call."""
     most = torch.cuda.max_memory_allocated(device) / 2**30
     torch.cuda.reset_peak_memory_stats(device)
     return most

@@ -1,14 +1,15 @@
-"""Training data of several parts: where each lies, what stands before its sources, and how often its rows come."""
+"""What a recipe says of its training pairs: the parts they come from, and what each epoch changes in them."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from heedful.data.encoding import CHUNK, EncodedPairs
+from heedful.configuration_base_heed import position_limit
+from heedful.data.encoding import CHUNK
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
@@ -16,13 +17,13 @@ from heedful.symbols_heed import symbols_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
+    from transformers import PreTrainedConfig
 
 OTHER_DIRECTION = "data.both_directions"
-DRAW = 0x5A3  # tells the draws of these rows from others of the same seed and epoch
 
 
 @dataclass
-class Part:
+class MixturePart:
     """A part of the training data; what is not given is as in the first one."""
 
     train: str | list[str]
@@ -32,7 +33,24 @@ class Part:
     tag: str | None = None  # bt for the token <bt> before its sources
 
 
-def check_mixture(mixture: Mapping[str, Part], target: str, temperature: float, other: str | None = None) -> None:
+@dataclass(frozen=True)
+class AugmentationRules:
+    """Which shares of the training pairs are changed in an epoch; targets change only where pairs are joined."""
+
+    lower_case: float = 0.0  # of the sources
+    typos: float = 0.0  # of the words of sources
+    no_final_punctuation: float = 0.0  # of the sources
+    joined: float = 0.0  # of the pairs
+
+    def __post_init__(self) -> None:
+        for name, share in asdict(self).items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")
+
+
+def check_mixture(
+    mixture: Mapping[str, MixturePart], target: str, temperature: float, other: str | None = None
+) -> None:
     """Check what can be known before a part is read.
 
     `target` is the first part's column, and so its language; `other` is that of its other direction, if it has one.
@@ -58,21 +76,37 @@ def check_mixture(mixture: Mapping[str, Part], target: str, temperature: float, 
             raise ValueError(f"`{key}.tag` must be {must}, but is {part.tag!r} instead.")
 
 
-def languages_of(parts: Mapping[str, Part]) -> tuple[str, ...]:
+def check_room(data: Any, config: "PreTrainedConfig") -> None:
+    """Raise a `ValueError` where rows of an epoch may become longer than the model has positions.
+
+    `data` is that section of a recipe.
+    """
+    limit = position_limit(config)
+    for side in ("source", "target"):
+        most = getattr(data, f"max_{side}_tokens")
+        is_new = data.augmentation.joined or data.streaming
+        if limit is not None and is_new and (most is None or most > limit):
+            raise ValueError(
+                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where rows are made "
+                f"anew (`data.streaming`, `data.augmentation.joined`), but is {most} instead."
+            )
+
+
+def languages_of(parts: Mapping[str, MixturePart]) -> tuple[str, ...]:
     """Return the target languages of a model that learns several; otherwise none."""
     languages = tuple(dict.fromkeys(str(part.to) for part in [*parts.values()][::-1]))
     return languages if len(languages) > 1 else ()
 
 
-def heads_of(parts: Mapping[str, Part], tokenizers: TokenizerPair) -> list[list[int]]:
+def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair) -> list[list[int]]:
     """Return the ids before the sources of each part: of its target language if there are several, and of its tag."""
     languages, known = languages_of(parts), tokenizers.languages
     if not {*languages} <= {*known} or (not languages and len(known) > 1):
         wanted, found = ", ".join(languages) or "only one, and so no tag", ", ".join(known) or "none"
         must = f"have a tag of each language that is learned ({wanted})"
         raise ValueError(f"`tokenizer.path` or `model.start_from` must {must}, but has those of {found}.")
-    heads = [tokenizers.head(part.to if languages else None) for part in parts.values()]
-    for head, (key, part) in zip(heads, parts.items(), strict=True):
+    prefixes = [tokenizers.head(part.to if languages else None) for part in parts.values()]
+    for prefix, (key, part) in zip(prefixes, parts.items(), strict=True):
         if part.tag is None:
             continue
         token = f"<{part.tag}>"
@@ -82,11 +116,11 @@ def heads_of(parts: Mapping[str, Part], tokenizers: TokenizerPair) -> list[list[
         if id_ < 0 or any(id_ in ids for ids in read):
             must = f"a special token that the tokenizer never reads out of a text, but {token} is none"
             raise ValueError(f"`{key}.tag` must be {must}: let one be trained (no `tokenizer.path`), or use no tag.")
-        head.append(id_)
-    return heads
+        prefix.append(id_)
+    return prefixes
 
 
-def read_parts(parts: Mapping[str, Part], streaming: bool = False) -> Any:
+def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> Any:
     """Read all parts, one after another, as a Dataset; `part` is the number of each pair's if there are several.
 
     Those of the other direction are left to `both_ways`, once the others are cleaned. A stream has one part.
@@ -137,33 +171,3 @@ def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]
     for key in [key for key, count in counts.items() if not count]:
         raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
     return counts
-
-
-class Sampling:
-    """How often each row comes in an epoch that has as many rows as all parts together.
-
-    A part of n rows gets a share of them proportional to n^(1/T) (Arivazhagan et al., 2019, arXiv
-    1907.05019): as often as it goes each of its rows, and once more some that are drawn anew in every epoch. With a
-    temperature T of 1 that is each row of each part once; a larger T repeats small parts and thins large ones.
-    `parts` `(rows,)` are the numbers of the rows' parts, of which each has a row.
-    """
-
-    def __init__(self, parts: np.ndarray, temperature: float, seed: int):
-        self._parts, self._seed = parts, seed
-        weights = np.bincount(parts) ** (1 / temperature)
-        wanted = weights / weights.sum() * len(parts)
-        self.counts = wanted.astype(np.int64)  # rows of each part in an epoch
-        largest_rests = np.argsort(self.counts - wanted, kind="stable")
-        self.counts[largest_rests[: len(parts) - self.counts.sum()]] += 1
-
-    def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
-        """Return the rows of an epoch, from 0."""
-        chosen = []
-        for part, count in enumerate(self.counts.tolist()):
-            numbers = np.flatnonzero(self._parts == part)
-            # The raw output of a bit generator is the one thing numpy promises never to change.
-            generator = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, part, DRAW]))
-            order = np.argsort(generator.random_raw(len(numbers)), kind="stable")
-            whole, rest = divmod(count, len(numbers))
-            chosen += [np.repeat(numbers, whole), numbers[order[:rest]]]
-        return rows.chosen(np.sort(np.concatenate(chosen)))

@@ -1,0 +1,116 @@
+"""`heedful evaluate`: a test set translated and scored, by one process or several."""
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from heedful.cli import options
+from heedful.files import check_at_least, one_line, write_text
+from heedful.training.processes.launcher import world_size
+
+
+def evaluate(
+    model: options.AnyModel,
+    data: options.Data,
+    source: options.Source = "source",
+    target: options.Target = "target",
+    num_beams: options.Beams = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    to: options.TargetLanguage = None,
+    tokenize: options.BleuTokenizer = "13a",
+    lowercase: options.Lowercase = False,
+    references: options.References = None,
+    ignore: options.Ignore = None,
+    ter: options.Ter = None,
+    bootstrap: Annotated[int, Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
+    confusions: Annotated[int, Option(help="Show so many of the commonest confusions of tokens.")] = 0,
+    token_budget: options.TokenBudget = 8192,
+    predictions: Annotated[Path | None, Option(help="Write the outputs here, one a line.")] = None,
+    as_json: options.AsJson = False,
+    revision: options.Revision = None,
+    device: options.Device = None,
+):
+    """Generate a test set's targets and score them: BLEU and chrF with signatures, TER, exact match, error rates.
+
+    Started by torchrun or accelerate launch, the processes share the sentences.
+    """
+    from heedful.data.sources import references_of
+    from heedful.evaluation import metrics
+    from heedful.evaluation.error_rates import commonest_confusions, confusions_table
+
+    options.check_output(predictions, "--predictions", data)
+    check_at_least(0, confusions=confusions)
+    scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap, "ignore": ignore}
+    metrics.score_translations([""], [""], **scoring)  # raises now what it would raise when all is translated
+    pairs = list(options.read_pairs(data, source, target, split="test", references=references))
+    accepted = references_of(pairs)
+    left = metrics.references_left(ignore, accepted)
+    _warn_of_direction(Path(model), source, target)
+    options.quieten()
+    search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
+    sources = [pair["source"] for pair in pairs]
+
+    def check(translator: Any) -> None:
+        translator.tokenizers.check_symbols(pairs, "`--data`", ignore)
+
+    texts = _translate_all(model, revision, sources, device, check, token_budget=token_budget, **search)
+    if texts is None:
+        return
+    if predictions is not None:
+        write_text(predictions, "".join(one_line(text) + "\n" for text in texts))
+    scoring["metrics"] = metrics.affordable_metrics(ter, texts, accepted)
+    scores = metrics.score_translations(texts, accepted, **scoring)
+    lines = [metrics.scores_table(scores)]
+    if confusions:
+        texts = metrics.comparable(texts, ignore)
+        scores["confusions"] = commonest_confusions(texts, left, sources, confusions, lowercase)
+        lines.append(confusions_table(scores["confusions"]))
+    options.print_result(scores, "\n".join(lines), as_json)
+
+
+def _warn_of_direction(model: Path, source: str, target: str) -> None:
+    """Warn if the recipe in a model's folder says that it was trained in the other direction alone."""
+    from heedful.training.recipe_file import read_recipe
+
+    with suppress(OSError, ValueError):
+        directions = {(part.source, part.target) for part in read_recipe(model / "recipe.yaml").data.parts.values()}
+        if (target, source) in directions and (source, target) not in directions:
+            expected = f"{target} and {source}, as {model} was trained"
+            warnings.warn(
+                f"`--source` and `--target` should be {expected}, but are {source} and {target} instead.", stacklevel=3
+            )
+
+
+def _translate_all(
+    folder: str,
+    revision: str | None,
+    sources: list[str],
+    device: str | None,
+    check: Callable[[Any], None],
+    **settings: Any,
+) -> list[str] | None:
+    """Return the best translation of each source; if several processes share the work, only in the main one.
+
+    `check` sees the translator before it begins.
+    """
+    from heedful.inference.translation import Translator
+
+    if world_size() == 1:
+        translator = Translator.from_pretrained(folder, device, revision)
+        check(translator)
+        with options.progress_bar(total=len(sources)) as bar:
+            return [best.text for best, *_ in translator.translate_lines(sources, progress=bar.update, **settings)]
+    from heedful.training.loop.validation import translate_on_ranks
+    from heedful.training.processes.devices import join_processes
+
+    accelerator = join_processes(device)
+    translator = Translator.from_pretrained(folder, accelerator.device, revision)
+    check(translator)
+    texts = translate_on_ranks(translator, sources, accelerator, **settings)
+    is_main = accelerator.is_main_process
+    accelerator.end_training()
+    return texts if is_main else None

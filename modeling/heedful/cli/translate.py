@@ -1,0 +1,94 @@
+"""`heedful translate`: a file, standard input, or texts of the command line."""
+
+import gzip
+import os
+import sys
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from typer import Argument, Option
+
+from heedful.cli import options
+from heedful.files import bounded_lines, one_line, other_encoding
+
+CHUNK = 1024  # lines by which a bar moves
+
+
+def translate(
+    model: options.AnyModel,
+    text: Annotated[
+        list[str] | None, Argument(metavar="[TEXT]…", help="Texts; those that begin with - after --.")
+    ] = None,
+    source: Annotated[Path | None, Option("--input", help="File of texts, a line each; else standard input.")] = None,
+    output: options.TextFile = None,
+    split: Annotated[bool, Option("--split", help="Take apart what is longer than the model has learned.")] = False,
+    num_beams: options.Beams = None,
+    n_best: Annotated[int, Option("--n-best", help="Outputs for each text, best first.")] = 1,
+    scores: Annotated[bool, Option("--scores", help="Print each output's score before it.")] = False,
+    max_new_tokens: options.MaxNewTokens = None,
+    early_stopping: Annotated[bool | None, Option(help="End beam search early. Default: the model's own.")] = None,
+    to: options.TargetLanguage = None,
+    token_budget: options.TokenBudget = 8192,
+    engine: options.Engine = "auto",
+    precision: options.Precision = "float32",
+    revision: options.Revision = None,
+    device: options.Device = None,
+):
+    """Turn texts into texts, such as translations: a file or standard input line by line; the order is kept."""
+    if text and source is not None:
+        raise ValueError(f"`--input` must be left out where sentences are given, but is {source} instead.")
+    if source is not None and not source.is_file():
+        raise FileNotFoundError(f"`--input` must be a file of sentences, but {source} is none.")
+    for name in filter(os.path.isfile, text or ()):
+        warnings.warn(f"{name} is taken as a text; the lines of that file are read by `--input {name}`.", stacklevel=2)
+    options.check_output(output, "--output", filter(None, [source]))
+    translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
+    lines = iter(text) if text else lines_of(source)
+    settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
+    settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
+    settings |= {"split": split, "keep_going": not text}
+    is_dialogue = not text and source is None and sys.stdin.isatty()
+    is_shown = not (text or is_dialogue) and (output is not None or not sys.stdout.isatty())
+    with options.progress_bar(source, is_shown=is_shown) as bar, options.writing(output) as stream:
+        if is_dialogue:
+            print("Sentences, one a line; Ctrl-D ends.", file=sys.stderr)
+            one_by_one = (translator.translate_lines([line], **settings) for line in lines)
+            found: Iterable[Any] = chain.from_iterable(one_by_one)
+        else:
+            found = translator.translate_lines(lines, progress=bar.update, **settings)
+        for translations in found:
+            for translation in translations:
+                score = f"{translation.score:.4f}\t" if scores and translation.score is not None else ""
+                print(score + one_line(translation.text), file=stream, flush=is_dialogue)
+
+
+def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[str]:
+    """Yield the lines of a file, or of standard input; what is not UTF-8 is left out with a warning: bytes or lines.
+
+    An empty line takes the place of one that is left out.
+    """
+    broken = number = 0
+    name = path or "Standard input"
+    open_file = gzip.open if path is not None and path.suffix == ".gz" else open
+    try:
+        with open_file(path, "rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
+            for number, line in enumerate(bounded_lines(stream, name), start=1):
+                try:
+                    yield line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    if found := other_encoding(line):
+                        raise ValueError(f"{name} must be UTF-8, but line {number} is not: {found}.") from None
+                    broken += 1
+                    if broken <= 3:
+                        found = f"byte {line[error.start]:#04x} at position {error.start}: the {left_out} is left out"
+                        warnings.warn(f"Line {number} must be UTF-8, but has {found}.", stacklevel=2)
+                    yield line.decode("utf-8", errors="ignore") if left_out == "byte" else "\n"
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} must be a whole gzip file, but breaks after line {number}: {error}.") from error
+    if broken > 3:
+        warnings.warn(f"{broken - 3} more lines are not UTF-8.", stacklevel=2)

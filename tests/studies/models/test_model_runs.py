@@ -1,0 +1,184 @@
+"""The studies of models at their smallest."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from heedful.data.micro_batches import collate
+from heedful.studies.catalogue import ROOMS
+from heedful.studies.models import dependence, ladder, markov, positions
+from heedful.studies.pairs import corpus_pairs
+from heedful.studies.training import train_model
+from small_studies import SMALLEST, rows_of, run_smallest
+
+
+@pytest.mark.parametrize("name", ROOMS["models"])
+def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
+    small(name)
+
+
+def test_positions_trains_every_encoding_on_both_tasks(small):
+    _, results = small("positions")
+    assert [row[0] for row in rows_of(results)["quality"]] == list(positions.ENCODINGS)
+    trainings = results["trainings"]
+    used = [(one["changes"]["model.options.position_encoding"], one["changes"]["data.train"]) for one in trainings]
+    assert len(set(used)) == 8
+    assert [where for _, where in used[::2]] == ["builtin:train:400"] * 4
+    assert "builtin:train:400" not in [where for _, where in used[1::2]]
+
+
+@pytest.mark.slow
+def test_learned_positions_have_parameters_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("small_studies.stand_in_training", train_model)
+    _, results = run_smallest("positions", tmp_path)
+    trainings = results["trainings"][1::2]
+    sizes = {one["changes"]["model.options.position_encoding"]: one["parameters"] for one in trainings}
+    assert sizes["learned"] > sizes["sinusoidal"] == sizes["none"]
+
+
+def test_sharing_adds_vocabulary_times_width_for_every_further_matrix(small):
+    _, results = small("sharing")
+    rows = rows_of(results)["quality"]
+    fewest, matrix = rows[0][2], 400 * 64
+    assert [(row[2] - fewest) // matrix + 1 for row in rows] == [row[1] for row in rows] == [1, 2, 2, 3]
+    assert results["values"]["saved"] == pytest.approx(2 * matrix / rows[-1][2])
+    trainings = results["trainings"]
+    assert [one["name"] for one in trainings] == [row[0] for row in rows]
+    assert len({one["metrics"]["validation"]["loss"] for one in trainings}) == 4
+    assert {one["changes"]["seed"] for one in trainings} == {1}
+    assert results["command"] == "heedful study sharing --seed 1 --updates 2 --data builtin:train:400"
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    return corpus_pairs("builtin:test:6")
+
+
+def test_all_models_of_markov_foretell_the_same_tokens_with_the_same_tokenizer(small, held_out):
+    lab, results = small("markov")
+    tokenizers = [training.translator().tokenizers for training in lab.trainings]
+    encoded = [one.encode_target([target for _, target in held_out]) for one in tokenizers]
+    assert len(lab.trainings) == 5
+    assert all(rows == encoded[0] for rows in encoded)
+    assert all(row[-1] == tokenizers[0].special_ids()["eos_token_id"] for row in encoded[0])
+    assert [row[0] for row in rows_of(results)["perplexity"]] == [
+        *("unigram", "first-order Markov", "window of 2", "window of 3", "window of 4"),
+        *("GRU without the source", "Transformer without the source"),
+        *("GRU, the source through its state", "GRU with additive attention", "Transformer with the source"),
+    ]
+    kinds = [one["changes"].get("model.options", {}).get("model_type", "heed") for one in results["trainings"]]
+    assert sorted(kinds) == ["heed", "heed", "heed_rnn", "heed_rnn", "heed_rnn"]
+
+
+def test_perplexity_is_of_all_tokens_together_and_counts_are_of_the_training_targets(small, held_out):
+    lab, results = small("markov")
+    table = {row[0]: row for row in rows_of(results)["perplexity"]}
+    for training, name, nothing in (
+        (lab.trainings[0], "Transformer with the source", False),
+        (lab.trainings[-1], "Transformer without the source", True),
+    ):
+        translator = training.translator()
+        loss, tokens = 0.0, 0
+        for source, target in held_out:
+            sources, targets = ([markov.NOTHING if nothing else source], [target])
+            row = {
+                "input_ids": translator.tokenizers.encode_source(sources)[0],
+                "labels": translator.tokenizers.encode_target(targets)[0],
+            }
+            batch = collate([row], 0)
+            with torch.no_grad():
+                logits = translator.model(**batch).logits[0]
+            loss += torch.nn.functional.cross_entropy(logits, batch["labels"][0], reduction="sum").item()
+            tokens += len(row["labels"])
+        assert table[name][4] == pytest.approx(math.exp(loss / tokens), rel=1e-5)
+    rows = translator.tokenizers.encode_target([target for _, target in markov.training_pairs(lab)])
+    assert len(rows) == 400
+    assert table["unigram"][2] == len({token for row in rows for token in row})
+    assert table["first-order Markov"][3] == sum(map(len, rows))
+    assert table["first-order Markov"][4] < 0.5 * table["unigram"][4]
+
+
+def test_models_without_the_source_are_trained_on_the_same_targets(small):
+    lab, _ = small("markov")
+    blind = [training for training in lab.trainings if "without" in training.name]
+    assert len(blind) == 2
+    for training in blind:
+        lines = Path(training.changes["data.train"]).read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        assert {row["source"] for row in rows} == {markov.NOTHING}
+        assert [row["target"] for row in rows] == [target for _, target in markov.training_pairs(lab)]
+
+
+def test_dependence_trains_each_model_on_both_tasks_and_scores_it_by_length(small):
+    lab, results = small("dependence")
+    names = [training.name for training in lab.trainings]
+    assert names == [f"{task}, {name}" for task in ("joined", "reversal") for name in dependence.MODELS]
+    bleu, gradients, reversal, reversal_gradients = results["tables"]
+    lengths, symbols = (
+        [f"{low + 1} to {high}" for low, high in pairwise((0, *ends))]
+        for ends in (dependence.GROUPS, dependence.SEQUENCE_GROUPS)
+    )
+    assert bleu["columns"] == gradients["columns"] == ["model", *lengths]
+    assert reversal_gradients["columns"] == ["model", *symbols]
+    assert reversal["columns"] == ["model", "BLEU", *(f"exact in %, {span}" for span in symbols)]
+    for table in results["tables"]:
+        assert [row[0] for row in table["rows"]] == list(dependence.MODELS)
+    assert all(value > 0 for table in (gradients, reversal_gradients) for row in table["rows"] for value in row[1:])
+    changes, longest = lab.trainings[-1].changes, {}
+    for split, path in {"train": changes["data.train"], **changes["data.test"]}.items():
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        longest[split] = max(len(json.loads(line)["source"].split()) for line in lines)
+    assert longest == {"train": dependence.SEEN, "test": dependence.LONGEST}
+
+
+def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
+    lab, _ = small("dependence")
+    pairs = dependence.joined_sentences("test", 9, seed=1)[:2]
+    for training in lab.trainings[:3]:
+        translator, embedded, shares = training.translator(), [], []
+        model, tokenizers = translator.model, translator.tokenizers
+        hook = model.get_input_embeddings().register_forward_hook(
+            lambda _, __, output, kept=embedded: kept.append(output)
+        )
+        for source, target in pairs:
+            embedded.clear()
+            labels = torch.tensor([list(tokenizers.encode_target([target])[0])])
+            loss = model(input_ids=torch.tensor([tokenizers.encode_source([source])[0]]), labels=labels).loss
+            # The first is the encoder's: source and target may be looked up in one matrix.
+            (gradient,) = torch.autograd.grad(loss, embedded[0])
+            norms = gradient[0].norm(dim=-1)
+            shares.append((norms[0] / norms.mean()).item())
+        hook.remove()
+        assert dependence._share_at_the_first(translator, pairs) == pytest.approx(sum(shares) / 2, rel=1e-3)
+        assert dependence._share_at_the_first(translator, pairs[:1]) == pytest.approx(shares[0], rel=1e-3)
+
+
+def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_updates(small):
+    lab, results = small("ladder")
+    assert [one.name for one in lab.trainings] == [rung["name"] for rung in ladder.RUNGS]
+    own = ("model.options", "model.attn_implementation", "optimization.learning_rate")
+    shared = [{key: value for key, value in one.changes.items() if key not in own} for one in lab.trainings]
+    assert all(one == shared[0] for one in shared)
+    assert len({(one.folder / "model" / "tokenizer.json").read_text() for one in lab.trainings}) == 1
+    assert len({one.target_tokens for one in lab.trainings}) == 1
+    configs = [one.translator().model.config for one in lab.trainings]
+    assert [getattr(config, "cell", config.model_type) for config in configs] == ["rnn", "lstm", "gru", "gru", "heed"]
+    assert [config.attention for config in configs[:4]] == ["none", "none", "none", "additive"]
+    assert [config.bidirectional for config in configs[:4]] == [False, False, False, True]
+    rows = rows_of(results)["ladder"]
+    assert [row[-1] for row in rows] == ["none", "13.8", "20.6", "28.3", "36.5"]
+    assert results["values"]["ahead"] == sum(row[3] > float(row[-1]) for row in rows[1:])
+    assert results["values"]["compared"] == 4
+
+
+def test_paths_measures_every_model_at_every_length(small):
+    _, results = small("paths")
+    rows = rows_of(results)["paths"]
+    lengths = SMALLEST["paths"].parts["LENGTHS"]
+    assert len(rows) == 5 * len(lengths)
+    assert rows[0] == ["LSTM", 2, 3, 4]
+    assert rows[-1] == ["Transformer", 3, 1, 1]

@@ -1,4 +1,4 @@
-"""The SHA-256 of a saved model's weights and tokenizers, beside them: a changed bit or another's file can be told.
+"""The SHA-256 of a saved model's weights and tokenizers, beside them, which reveal a changed bit or another's file.
 
 Each part is written by what saves it, so that a model which is saved again, or gets another tokenizer, fits its file.
 The config of a Heed model has those of its weights too: who copies both, as transformers' Trainer does to push a
@@ -49,6 +49,11 @@ def changed_files(folder: str | Path, part: Part) -> list[str] | None:
     return [] if is_copied else changed
 
 
+def has_tokenizer(folder: str | Path) -> bool:
+    """Return whether a folder holds the files of a tokenizer, of whatever class."""
+    return (Path(folder) / "tokenizer_config.json").is_file() or bool(_files(Path(folder), "tokenizer"))
+
+
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as content:
@@ -60,13 +65,15 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _found(folder: Path, part: Part) -> dict[str, str]:
-    folders = {"": folder} | ({f"{TARGET_FOLDER}/": folder / TARGET_FOLDER} if part == "tokenizer" else {})
-    return {
-        prefix + path.name: checksum(path)
-        for prefix, place in folders.items()
-        for path in sorted(place.glob("*"))
-        if path.is_file() and any(fnmatch(path.name, pattern) for pattern in FILES[part])
-    }
+    found = {path.name: checksum(path) for path in _files(folder, part)}
+    if part == "tokenizer":
+        found |= {f"{TARGET_FOLDER}/{path.name}": checksum(path) for path in _files(folder / TARGET_FOLDER, part)}
+    return found
+
+
+def _files(folder: Path, part: Part) -> list[Path]:
+    matching = (path for path in sorted(folder.glob("*")) if any(fnmatch(path.name, each) for each in FILES[part]))
+    return [path for path in matching if path.is_file()]
 
 
 def _read(path: Path, kind: type) -> dict[str, Any]:

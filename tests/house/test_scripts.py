@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.publishing.model_card import RunFacts, write_model_card
+from heedful.publishing.model_card import CardFacts, write_model_card
 from heedful.training.recipe_file import read_recipe
 from helpers import tiny_model
 
@@ -128,7 +128,7 @@ def test_publishing_checks_the_folder_pushes_it_and_tells_the_revision(model_fol
     with pytest.raises(FileNotFoundError, match=r"README\.md"):
         publish(folder, "me/model", private=True)
     facts = json.loads((SCRIPTS.parent / "tests/publishing/quickstart_facts.json").read_text(encoding="utf-8"))
-    write_model_card(folder, RunFacts(**facts))
+    write_model_card(folder, CardFacts(**facts))
     publish(folder, "me/model", private=True)
     assert RecordedHub.asked[0] == ("me/model", True)
     assert 'repository = "me/model"' in RecordedHub.asked[1][1]

@@ -1,5 +1,6 @@
 """CTranslate2: the tokens and scores of `generate()`, and what it cannot do is refused by name."""
 
+import copy
 import json
 import pickle
 import random
@@ -7,6 +8,7 @@ import re
 import shutil
 import sys
 import warnings
+from itertools import product
 from pathlib import Path
 
 import ctranslate2
@@ -27,8 +29,8 @@ from heedful.inference.translation import Translator
 from heedful.publishing.exports import ctranslate2_export as exporter
 from heedful.publishing.exports.comparison import compare, refuse
 from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
-from helpers import shake
-from memorised import PAIRS, SHOWN, memorised_model
+from helpers import assert_refused, shake
+from memorised import PAIRS, SHOWN, memorised_model, saved_model
 
 WORDS = ["the", "a", "man", "dog", "runs", "sleeps", "park", "boy", "girl", "two", "red", "blue", "car", "near", "big"]
 DRAW = random.Random(0)
@@ -178,14 +180,13 @@ def test_each_option_gives_the_tokens_and_scores_of_generate(name, tokenizers, s
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("field", INEXPRESSIBLE)
-def test_what_ctranslate2_cannot_express_is_refused_by_the_name_of_the_field(field, tokenizers, tmp_path):
-    torch.manual_seed(0)
-    model = make_model(tokenizers, **INEXPRESSIBLE[field])
-    with pytest.raises(ValueError, match=f"`{field}` must "):
-        Translator(model, tokenizers, "ctranslate2")
-    model.save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
+def test_what_ctranslate2_cannot_express_is_refused_by_the_name_of_the_field(tokenizers, tmp_path):
+    for field, changes in INEXPRESSIBLE.items():
+        model = make_model(tokenizers, **changes)
+        with pytest.raises(ValueError, match=f"`{field}` must "):
+            Translator(model, tokenizers, "ctranslate2")
+    for each in (model, tokenizers):
+        each.save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=f"`{field}` must "):
         export_ctranslate2(tmp_path / "model", tmp_path / "out", SOURCES)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -202,69 +203,51 @@ def test_every_field_of_the_config_is_expressed_refused_or_for_training_alone():
     assert set(HeedConfig.__annotations__) - tried - sizes - training - ids - others <= {"config_class"}
 
 
-@pytest.mark.parametrize(("beams", "returned"), [(4, 4), (5, 2)])
-@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -0.5])
-def test_n_best_lists_are_those_of_generate(tokenizers, beams, returned, length_penalty):
+def test_n_best_lists_are_those_of_generate(tokenizers):
     model = make_model(tokenizers, seed=3)
-    model.generation_config.length_penalty = length_penalty
-    assert_equal(*both(model, tokenizers, num_beams=beams, num_return_sequences=returned))
-
-
-def test_without_a_length_penalty_both_rules_of_ending_agree(tokenizers):
-    model = make_model(tokenizers, seed=4)
-    model.generation_config.length_penalty = 0.0
+    for length_penalty, (beams, returned) in product([1.0, 0.0, 2.0, -0.5], [(4, 4), (5, 2)]):
+        model.generation_config.length_penalty = length_penalty
+        assert_equal(*both(model, tokenizers, num_beams=beams, num_return_sequences=returned))
+    model.generation_config.length_penalty = 0.0  # with which both rules of ending agree
     assert_equal(*both(model, tokenizers, early_stopping=False, num_beams=4))
 
 
-@pytest.mark.parametrize("early_stopping", [False, None, "never"])
-def test_another_end_of_beam_search_is_refused_with_the_ways_out(tokenizers, early_stopping):
+def test_another_end_of_beam_search_is_refused_with_the_ways_out(tokenizers):
     model = make_model(tokenizers, seed=4)
-    model.generation_config.early_stopping = early_stopping
     translator = Translator(model, tokenizers, "ctranslate2")
     named = "`early_stopping` must be True .* early_stopping=True.*--early-stopping.*another engine"
-    with pytest.raises(ValueError, match=named):
-        translator.translate(SOURCES, num_beams=3)
+    for early_stopping in (False, None, "never"):
+        model.generation_config.early_stopping = early_stopping
+        with pytest.raises(ValueError, match=named):
+            translator.translate(SOURCES, num_beams=3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = {"num_beams": 3, "early_stopping": True, "max_new_tokens": 12}
         found = translator.translate(SOURCES, **settings)
         assert_equal(Translator(model, tokenizers, "generate").translate(SOURCES, **settings), found)
-        assert model.generation_config.early_stopping == early_stopping
+        assert model.generation_config.early_stopping == "never"
         translator.translate(SOURCES, num_beams=1)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"min_new_tokens": 6},
-        {"min_length": 5},
-        {"no_repeat_ngram_size": 2},
-        {"repetition_penalty": 1.6},
-        {"suppress_tokens": [7, 20, 120]},
-        {"forced_eos_token_id": 2},
-    ],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_settings_of_greedy_search_are_those_of_generate(tokenizers, settings):
+def test_settings_of_greedy_search_are_those_of_generate(tokenizers):
     model = make_model(tokenizers, seed=5)
-    plain = both(model, tokenizers, num_beams=1)[0]
-    if "suppress_tokens" in settings:
-        settings = {"suppress_tokens": [plain[0][0].token_ids[0], plain[1][0].token_ids[0]]}
-    model.generation_config.update(**settings)
-    expected, found = both(model, tokenizers, num_beams=1)
-    assert_equal(expected, found)
-    assert [row[0].token_ids for row in expected] != [row[0].token_ids for row in plain]
-
-
-def test_sequences_of_tokens_are_banned_as_in_generate(tokenizers):
-    model = make_model(tokenizers, seed=5)
-    plain = both(model, tokenizers, num_beams=1)[0]
-    longest = max((row[0].token_ids for row in plain), key=len)
-    # An end token alone is not a bad word, in generate() either.
-    model.generation_config.bad_words_ids = [list(longest[1:3]), [longest[0]], [model.generation_config.eos_token_id]]
-    expected, found = both(model, tokenizers, num_beams=1)
-    assert_equal(expected, found)
-    assert [row[0].token_ids for row in expected] != [row[0].token_ids for row in plain]
+    plain, config = both(model, tokenizers, num_beams=1)[0], model.generation_config
+    rows = [row[0].token_ids for row in plain]
+    longest, end = max(rows, key=len), config.eos_token_id
+    cases = [
+        *({"min_new_tokens": 6}, {"min_length": 5}, {"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.6}),
+        *({"suppress_tokens": [rows[0][0], rows[1][0]]}, {"forced_eos_token_id": 2}),
+        # An end token alone is not a bad word, in generate() either.
+        {"bad_words_ids": [list(longest[1:3]), [longest[0]], [end]]},
+        {"eos_token_id": sorted({end, *(token for row in rows for token in row[2:])})},
+    ]
+    for settings in cases:
+        model.generation_config = copy.deepcopy(config)
+        model.generation_config.update(**settings)
+        expected, found = both(model, tokenizers, num_beams=1)
+        assert_equal(expected, found)
+        assert [row[0].token_ids for row in expected] != rows, settings
+    assert len({row[0].token_ids[-1] for row in expected}) > 1
 
 
 def test_a_forced_end_is_the_last_token_in_beam_search_too(tokenizers):
@@ -275,44 +258,21 @@ def test_a_forced_end_is_the_last_token_in_beam_search_too(tokenizers):
     assert not all(row[0].finished for row in expected)
 
 
-def test_several_end_tokens_end_greedy_search(tokenizers):
-    model = make_model(tokenizers, seed=7)
-    plain = both(model, tokenizers, num_beams=1)[0]
-    others = {token for row in plain for token in row[0].token_ids[2:]}
-    model.generation_config.eos_token_id = sorted({model.generation_config.eos_token_id, *others})
-    expected, found = both(model, tokenizers, num_beams=1)
-    assert_equal(expected, found)
-    assert len({row[0].token_ids[-1] for row in expected}) > 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "beams", "name"),
-    [
-        ({"do_sample": True}, 1, "do_sample"),
-        ({"penalty_alpha": 0.6}, 1, "penalty_alpha"),
-        ({"forced_bos_token_id": 9}, 1, "forced_bos_token_id"),
-        ({"encoder_no_repeat_ngram_size": 2}, 1, "encoder_no_repeat_ngram_size"),
-        ({"max_time": 3.0}, 1, "max_time"),
-        ({"sequence_bias": [[[5], 1.0]]}, 1, "sequence_bias"),
-        ({"guidance_scale": 2.0}, 1, "guidance_scale"),
-        ({"eos_token_id": None}, 1, "eos_token_id"),
-        ({"eos_token_id": [2, 3]}, 3, "eos_token_id"),
-        ({"early_stopping": "never"}, 3, "early_stopping"),
-        ({"no_repeat_ngram_size": 2}, 3, "no_repeat_ngram_size"),
-        ({"repetition_penalty": 1.2}, 3, "repetition_penalty"),
-        ({"min_new_tokens": 3}, 3, "min_new_tokens"),
-        ({"num_beam_groups": 3, "diversity_penalty": 1.0}, 3, "diversity_penalty"),
-    ],
-)
-def test_a_setting_that_ctranslate2_cannot_express_is_refused_by_name(tokenizers, settings, beams, name):
+def test_a_setting_that_ctranslate2_cannot_express_is_refused_by_name(tokenizers):
     model = make_model(tokenizers)
-    translator = Translator(model, tokenizers, "ctranslate2")
-    for field, value in settings.items():
-        setattr(model.generation_config, field, value)
-    with pytest.raises(ValueError, match=f"`{name}` must "):
-        translator.translate(SOURCES, num_beams=beams)
-    with pytest.raises(ValueError, match=f"`{name}` must "):
-        translator.translate_lines(iter(SOURCES), num_beams=beams)
+    translator, config = Translator(model, tokenizers, "ctranslate2"), model.generation_config
+    greedily = {"do_sample": True, "penalty_alpha": 0.6, "forced_bos_token_id": 9, "max_time": 3.0}
+    greedily |= {"encoder_no_repeat_ngram_size": 2, "sequence_bias": [[[5], 1.0]], "guidance_scale": 2.0}
+    greedily |= {"eos_token_id": None, "decoder_start_token_id": 5}
+    with_beams = {"eos_token_id": [2, 3], "early_stopping": "never", "no_repeat_ngram_size": 2}
+    with_beams |= {"repetition_penalty": 1.2, "min_new_tokens": 3, "diversity_penalty": 1.0}
+    for beams, cases in ((1, greedily), (3, with_beams)):
+        for name, value in cases.items():
+            model.generation_config = copy.deepcopy(config)
+            setattr(model.generation_config, name, value)
+            for translate in (translator.translate, translator.translate_lines):
+                with pytest.raises(ValueError, match=f"`{name}` must "):
+                    translate(iter(SOURCES) if translate == translator.translate_lines else SOURCES, num_beams=beams)
 
 
 def test_the_batches_do_not_change_what_is_translated(tokenizers):
@@ -363,16 +323,14 @@ def test_hooks_that_would_not_be_called_are_refused(tokenizers):
         Translator(model, tokenizers, "ctranslate2")
 
 
-@pytest.mark.parametrize(
-    ("encoding", "said", "limit"), [("learned", 20, 20), ("sinusoidal", 20, 20), ("sinusoidal", 512, TABLE_ROWS)]
-)
-def test_longer_sequences_than_there_are_positions_are_refused(tokenizers, encoding, said, limit):
-    model = make_model(tokenizers, position_encoding=encoding, max_position_embeddings=said)
-    translator = Translator(model, tokenizers, "ctranslate2")
-    with pytest.raises(ValueError, match=f"Sentence 2 must have at most {limit} tokens"):
-        translator.translate(["the man", "near " * (limit + 1)], num_beams=1)
-    with pytest.raises(ValueError, match=f"`max_new_tokens` must be at most {limit}"):
-        translator.translate(["the man"], num_beams=1, max_new_tokens=limit + 1)
+def test_longer_sequences_than_there_are_positions_are_refused(tokenizers):
+    for encoding, said, limit in (("learned", 20, 20), ("sinusoidal", 20, 20), ("sinusoidal", 512, TABLE_ROWS)):
+        model = make_model(tokenizers, position_encoding=encoding, max_position_embeddings=said)
+        translator = Translator(model, tokenizers, "ctranslate2")
+        with pytest.raises(ValueError, match=f"Sentence 2 must have at most {limit} tokens"):
+            translator.translate(["the man", "near " * (limit + 1)], num_beams=1)
+        with pytest.raises(ValueError, match=f"`max_new_tokens` must be at most {limit}"):
+            translator.translate(["the man"], num_beams=1, max_new_tokens=limit + 1)
 
 
 def test_a_source_is_never_cut(tokenizers):
@@ -459,10 +417,7 @@ def test_plain_ctranslate2_with_a_tokenizer_of_transformers_gives_the_same(expor
 
 def test_the_guide_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "runs" / "quickstart"
-    pair = train_tokenizers(list(SHOWN), list(SHOWN.values()), vocab_size=270)
-    for part in (memorised_model(pair, SHOWN), pair):
-        part.save_pretrained(folder / "model")
-    export_ctranslate2(folder / "model", folder / "ctranslate2", list(SHOWN))
+    export_ctranslate2(saved_model(folder / "model", SHOWN), folder / "ctranslate2", list(SHOWN))
     monkeypatch.chdir(tmp_path)
     section = GUIDE.read_text(encoding="utf-8").split("\n## CTranslate2\n")[1].split("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", section, re.DOTALL)
@@ -473,32 +428,29 @@ def test_the_guide_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out == printed
 
 
-def test_an_export_that_differs_is_refused_and_leaves_nothing(memorised_folder, tmp_path, monkeypatch):
-    def save_another(model, *arguments):
-        with torch.no_grad():
-            model.model.decoder.layers[0].feed_forward.fc2.weight.neg_()
-        save(model, *arguments)
-        with torch.no_grad():
-            model.model.decoder.layers[0].feed_forward.fc2.weight.neg_()
-
+def test_an_export_that_differs_or_loses_the_model_is_refused_and_leaves_nothing(
+    memorised_folder, tmp_path, monkeypatch
+):
     save = exporter.save_model
-    monkeypatch.setattr(exporter, "save_model", save_another)
-    with pytest.raises(ValueError, match=r"differs from generate\(\)'s for \d of 6 sentences.* The first is sentence"):
-        export_ctranslate2(memorised_folder, tmp_path / "out", list(PAIRS))
-    assert list(tmp_path.iterdir()) == []
 
+    def negate(model):
+        model.model.decoder.layers[0].feed_forward.fc2.weight.neg_()
 
-def test_a_quantization_that_loses_the_model_is_refused(memorised_folder, tmp_path, monkeypatch):
-    def save_noise(model, *arguments):
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        shake(model)
-        save(model, *arguments)
-        model.load_state_dict(before)
+    for change, quantization, message in (
+        (negate, "float32", r"differs from generate\(\)'s for \d of 6 sentences.* The first is sentence"),
+        (shake, "int8", "`quantization` int8 loses the model"),
+    ):
 
-    save = exporter.save_model
-    monkeypatch.setattr(exporter, "save_model", save_noise)
-    with pytest.raises(ValueError, match="`quantization` int8 loses the model"):
-        export_ctranslate2(memorised_folder, tmp_path / "out", list(PAIRS), "int8")
+        @torch.no_grad()
+        def save_another(model, *arguments, change=change):
+            before = {name: value.clone() for name, value in model.state_dict().items()}
+            change(model)
+            save(model, *arguments)
+            model.load_state_dict(before)
+
+        monkeypatch.setattr(exporter, "save_model", save_another)
+        with pytest.raises(ValueError, match=message):
+            export_ctranslate2(memorised_folder, tmp_path / "out", list(PAIRS), quantization)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -513,33 +465,26 @@ def test_a_type_that_the_processor_lacks_is_refused_by_name(memorised, memorised
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_another_version_is_refused(exported, tmp_path):
+def test_a_folder_that_is_broken_or_of_another_version_or_engine_is_refused(exported, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "other")
-    path = folder / "heed.json"
-    metadata = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(metadata | {"format_version": 9, "heed_version": "7.0"}), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"`format_version` of .* must be 1, but is 9 instead: .*by Heed 7\.0"):
-        Translator.from_pretrained(folder, device="cpu")
-    path.unlink()
-    with pytest.raises(ValueError, match="must be written by `heedful export ctranslate2`"):
-        Translator.from_pretrained(folder, device="cpu")
 
+    def assert_named(message, **options):
+        with pytest.raises(ValueError, match=message):
+            Translator.from_pretrained(folder, device="cpu", **options)
 
-def test_a_broken_folder_is_refused(exported, tmp_path):
-    folder = shutil.copytree(exported, tmp_path / "broken")
+    for engine in ("native", "generate"):
+        assert_named(f"`engine` must be ctranslate2 .* but is {engine} instead", engine=engine)
     content = (folder / "model.bin").read_bytes()
     (folder / "model.bin").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"model\.bin changed since"):
-        Translator.from_pretrained(folder, device="cpu")
+    assert_named(r"model\.bin changed since")
     (folder / CHECKSUMS_FILE).unlink()
-    with pytest.raises(ValueError, match="cannot be loaded by CTranslate2"):
-        Translator.from_pretrained(folder, device="cpu")
-
-
-@pytest.mark.parametrize("engine", ["native", "generate"])
-def test_another_engine_cannot_read_an_exported_folder(exported, engine):
-    with pytest.raises(ValueError, match=f"`engine` must be ctranslate2 .* but is {engine} instead"):
-        Translator.from_pretrained(exported, device="cpu", engine=engine)
+    assert_named("cannot be loaded by CTranslate2")
+    metadata = json.loads((folder / "heed.json").read_text(encoding="utf-8"))
+    other = metadata | {"format_version": 9, "heed_version": "7.0"}
+    (folder / "heed.json").write_text(json.dumps(other), encoding="utf-8")
+    assert_named(r"`format_version` of .* must be 1, but is 9 instead: .*by Heed 7\.0")
+    (folder / "heed.json").unlink()
+    assert_named("must be written by `heedful export ctranslate2`")
 
 
 def test_the_engine_that_is_not_installed_names_the_extra(memorised, exported, monkeypatch, tmp_path):
@@ -556,11 +501,6 @@ def test_the_engine_that_is_not_installed_names_the_extra(memorised, exported, m
 def test_a_device_that_ctranslate2_lacks_is_refused(exported):
     with pytest.raises(ValueError, match="`device` must be cpu or cuda for CTranslate2, but is 'mps'"):
         Translator(ExportedModel(exported, torch.device("mps")), Translator.from_pretrained(exported).tokenizers)
-
-
-def test_an_existing_target_is_refused_before_anything_is_loaded(tmp_path):
-    with pytest.raises(ValueError, match="`target` must be a folder that does not exist yet"):
-        export_ctranslate2(tmp_path / "none", tmp_path, ["a"])
 
 
 def test_a_comparison_names_the_first_sentence_that_differs():
@@ -580,25 +520,16 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
         (folder / "file").write_text("whole")
         assert not (tmp_path / "a" / "out").exists()
     assert (tmp_path / "a" / "out" / "file").read_text() == "whole"
-
-
-def test_another_start_than_the_models_is_refused_by_name(tokenizers):
-    model = make_model(tokenizers)
-    model.generation_config.decoder_start_token_id = 5
-    with pytest.raises(ValueError, match="`decoder_start_token_id` must be"):
-        Translator(model, tokenizers, "ctranslate2").translate(SOURCES, max_new_tokens=3)
+    cases = [
+        (tmp_path / "a", "`target` must be a folder that does not exist yet"),
+        (tmp_path / "a" / "out" / "file" / "b", "`target` must lie in a folder"),
+    ]
+    assert_refused(cases, lambda target: new_folder(target).__enter__())
+    with pytest.raises(ValueError, match="`target` must be a folder that does not exist yet"):
+        export_ctranslate2(tmp_path / "none", tmp_path, ["a"])  # before anything is loaded
 
 
 def test_an_exported_folder_has_no_attention_to_show(exported):
     translator = Translator.from_pretrained(exported)
     with pytest.raises(ValueError, match="exported for another engine"):
         attention_map(translator.model, translator.tokenizers, SOURCES[0], "x", 0)
-
-
-def test_a_target_below_a_file_is_refused_by_name(tmp_path):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(ValueError, match="`target` must lie in a folder"),
-        new_folder(tmp_path / "file" / "out"),
-    ):
-        pass

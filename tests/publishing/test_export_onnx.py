@@ -12,12 +12,11 @@ from transformers import MarianConfig, MarianMTModel
 from transformers.activations import ACT2FN
 from typer.testing import CliRunner
 
-from heedful import HeedConfig, TokenizerPair
+from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair
 from heedful.checksums_heed import CHECKSUMS_FILE
 from heedful.cli.main import app
 from heedful.configuration_heed import GATED_ACTIVATIONS
 from heedful.data.tokenization import TARGET_FOLDER
-from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.exports import onnx_export as exporter
 from heedful.publishing.exports import onnx_graphs
 from heedful.publishing.exports.comparison import sentences_to_compare
@@ -26,8 +25,8 @@ from heedful.publishing.exports.onnx_graphs import check_exportable, write_onnx,
 from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel
 from heedful.training.recipe_file import to_yaml
 from heedful.versions_heed import cache_of
-from helpers import VARIANTS, assert_near, padded, sentences, tiny_model
-from memorised import PAIRS, SHOWN, memorised_model
+from helpers import VARIANTS, assert_near, assert_refused, padded, sentences, tiny_model
+from memorised import PAIRS, SHOWN, saved_model
 from tiny_runs import tiny_recipe
 
 onnx = pytest.importorskip("onnx")
@@ -163,27 +162,30 @@ def test_large_weights_lie_in_a_file_beside(tmp_path, monkeypatch):
     assert_near(torch.from_numpy(found), network(other)[0], 1e-5)
 
 
-# One real folder: two layers that know six pairs by heart.
+# One real folder: a layer that knows some pairs by heart, saved in half precision; it is exported in float32.
 
-ALL_THE_SAME = {"greedy": (6, ()), "4 beams": (6, ())}
+KNOWN = PAIRS | SHOWN
+ALL_THE_SAME = dict.fromkeys(("greedy", "4 beams"), (len(KNOWN), ()))
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "model"
-    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=270)
-    memorised_model(tokenizers, PAIRS, encoder_layers=1, decoder_layers=1).save_pretrained(folder)
-    tokenizers.save_pretrained(folder)
+    folder = saved_model(tmp_path_factory.mktemp("saved") / "model", KNOWN, encoder_layers=1, decoder_layers=1)
+    HeedForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
     return folder
+
+
+def compared(result) -> dict:
+    return {name: (each.sentences, each.differences) for name, each in result.comparisons.items()}
 
 
 @pytest.fixture(scope="module")
 def folder(saved) -> Path:
     """The export that the tests look at, and must not change."""
     target = saved.parent / "onnx"
-    result = export_onnx(saved, target, list(PAIRS))
+    result = export_onnx(saved, target, list(KNOWN))
     assert result.folder == target
-    assert {name: (each.sentences, each.differences) for name, each in result.comparisons.items()} == ALL_THE_SAME
+    assert compared(result) == ALL_THE_SAME
     assert 0 < result.difference < 1e-4
     assert result.size == sum((target / name).stat().st_size for name in ONNX_FILES)
     return target
@@ -194,6 +196,7 @@ def untraced(folder, monkeypatch):
     """Skip the tracing: write the ONNX files that are there."""
 
     def write(model, target):
+        model.float()
         for path in folder.iterdir():
             if path.is_file():
                 shutil.copy(path, target / path.name)
@@ -201,10 +204,9 @@ def untraced(folder, monkeypatch):
     monkeypatch.setattr(exporter, "write_onnx", write)
 
 
-def test_the_folder_holds_the_names_that_optimum_looks_for(folder):
-    names = {path.name for path in folder.iterdir()}
+def test_the_folder_holds_the_names_that_optimum_looks_for_and_tells_nothing_of_the_machine(folder):
     texts = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", CHECKSUMS_FILE}
-    assert names == {*ONNX_FILES, *texts}
+    assert {path.name for path in folder.iterdir()} == {*ONNX_FILES, *texts}
     assert not list(folder.parent.glob(".*"))
     cached = [f"0.{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
     expected = {
@@ -224,9 +226,6 @@ def test_the_folder_holds_the_names_that_optimum_looks_for(folder):
         assert [each.name for each in session.get_outputs()] == outputs
         assert session.get_inputs()[0].shape[0] == "batch_size"
         onnx.checker.check_model(str(folder / name), full_check=True)
-
-
-def test_the_files_tell_nothing_of_the_machine_and_bring_no_code(folder):
     for path in folder.iterdir():
         held = path.read_bytes()
         assert b".py" not in held, path.name
@@ -237,19 +236,11 @@ def test_the_files_tell_nothing_of_the_machine_and_bring_no_code(folder):
     assert not {"auto_map", "custom_pipelines"} & set(config)
 
 
-def test_the_exported_model_translates_by_itself(folder):
-    tokenizers = TokenizerPair.from_pretrained(folder)
-    batch = tokenizers.source(list(PAIRS), padding=True, return_tensors="pt")
-    found = OnnxModel.from_pretrained(folder).generate(batch["input_ids"], attention_mask=batch["attention_mask"])
-    assert tokenizers.decode_target(found) == list(PAIRS.values())
-
-
-def test_the_command_tells_what_it_compared(saved, tmp_path, untraced):
+def test_the_command_prints_what_it_compared(saved, tmp_path, untraced):
     path = tmp_path / "sentences.txt"
     path.write_text("\n\n".join(PAIRS) + "\n", encoding="utf-8")
-    result = CliRunner().invoke(
-        app, ["export", "onnx", str(saved), str(tmp_path / "out"), "--sentences", str(path), "--count", "4"]
-    )
+    words = ["export", "onnx", str(saved), str(tmp_path / "out"), "--sentences", str(path), "--count", "4"]
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     for search in ("greedy", "4 beams"):
         assert f"{search}: 0 of 4 sentences differ from generate()'s" in result.output
@@ -257,15 +248,13 @@ def test_the_command_tells_what_it_compared(saved, tmp_path, untraced):
     assert (tmp_path / "out" / "encoder_model.onnx").is_file()
 
 
-def test_the_guide_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
+def test_the_guide_runs_as_it_is_written(saved, folder, tmp_path, monkeypatch, capsys):
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
     section = re.search(r"^## ONNX\n(.*?)(?=^## |\Z)", guide, re.DOTALL | re.MULTILINE)[1]
     blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 2
-    tokenizers = train_tokenizers(list(SHOWN), list(SHOWN.values()), vocab_size=270)
-    for part in (memorised_model(tokenizers, SHOWN, encoder_layers=1, decoder_layers=1), tokenizers):
-        part.save_pretrained(tmp_path / "runs" / "quickstart" / "model")
-    export_onnx(tmp_path / "runs" / "quickstart" / "model", tmp_path / "runs" / "quickstart" / "onnx", list(SHOWN))
+    shutil.copytree(saved, tmp_path / "runs" / "quickstart" / "model")
+    shutil.copytree(folder, tmp_path / "runs" / "quickstart" / "onnx")
     monkeypatch.chdir(tmp_path)
     for code, printed in blocks:
         exec(code, {})
@@ -285,37 +274,41 @@ def changed_weights(path: Path, name_part: str, factor: float):
     onnx.save(model, path)
 
 
-@pytest.mark.parametrize("name", ONNX_FILES)
-@pytest.mark.parametrize(
-    ("factor", "message"), [(-3.0, r"differs from generate\(\)'s for \d of 6"), (1.001, r"logits differ by \d\.\de-")]
-)
-def test_an_export_that_differs_is_refused_and_leaves_nothing(
-    saved, tmp_path, untraced, monkeypatch, name, factor, message
-):
-    write = exporter.write_onnx
+def test_an_export_that_differs_or_is_interrupted_leaves_nothing(saved, tmp_path, untraced, monkeypatch):
+    write, quantize = exporter.write_onnx, exporter.quantize_file
 
-    def write_wrongly(model, target):
-        write(model, target)
-        changed_weights(target / name, "norm.weight", factor)
+    def wrongly(name, factor):
+        def write_wrongly(model, target):
+            write(model, target)
+            changed_weights(target / name, "norm.weight", factor)
 
-    monkeypatch.setattr(exporter, "write_onnx", write_wrongly)
-    with pytest.raises(ValueError, match=message):
-        export_onnx(saved, tmp_path / "out", list(PAIRS))
-    assert not list(tmp_path.iterdir())
+        return write_wrongly
 
+    def quantize_wrongly(path):
+        quantize(path)
+        changed_weights(path, "norm.weight", -3.0)
 
-def test_an_interrupted_export_leaves_nothing(saved, tmp_path, monkeypatch):
     def write_half(model, target):
         (target / "encoder_model.onnx").write_bytes(b"half")
         raise KeyboardInterrupt
 
+    faults = {-3.0: r"differs from generate\(\)'s for \d of 6", 1.001: r"logits differ by \d\.\de-"}
+    for name in ONNX_FILES:
+        for factor, message in faults.items():
+            monkeypatch.setattr(exporter, "write_onnx", wrongly(name, factor))
+            with pytest.raises(ValueError, match=message):
+                export_onnx(saved, tmp_path / "out", list(PAIRS))
+    monkeypatch.setattr(exporter, "write_onnx", write)
+    monkeypatch.setattr(exporter, "quantize_file", quantize_wrongly)
+    with pytest.raises(ValueError, match=r"`quantization` int8 loses the model.* have \d+ % of their tokens"):
+        export_onnx(saved, tmp_path / "out", list(PAIRS), "int8")
     monkeypatch.setattr(exporter, "write_onnx", write_half)
     with pytest.raises(KeyboardInterrupt):
         export_onnx(saved, tmp_path / "out", list(PAIRS))
     assert not list(tmp_path.iterdir())
 
 
-def test_int8_is_a_quarter_of_the_size_and_tells_what_changed(saved, folder, tmp_path, untraced):
+def test_int8_is_a_quarter_of_the_size_and_says_what_changed(saved, folder, tmp_path, untraced):
     arguments = [str(saved), str(tmp_path / "out"), "--quantization", "int8", "--count", "20"]
     result = CliRunner().invoke(app, ["export", "onnx", *arguments])
     assert result.exit_code == 0, result.output
@@ -327,44 +320,11 @@ def test_int8_is_a_quarter_of_the_size_and_tells_what_changed(saved, folder, tmp
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in folder.iterdir()}
 
 
-def test_int8_that_loses_the_model_is_refused(saved, tmp_path, untraced, monkeypatch):
-    quantize = exporter.quantize_file
-
-    def quantize_wrongly(path):
-        quantize(path)
-        changed_weights(path, "norm.weight", -3.0)
-
-    monkeypatch.setattr(exporter, "quantize_file", quantize_wrongly)
-    with pytest.raises(ValueError, match=r"`quantization` int8 loses the model.* have \d+ % of their tokens"):
-        export_onnx(saved, tmp_path / "out", list(PAIRS), "int8")
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_quantization_is_named(saved, tmp_path):
-    with pytest.raises(ValueError, match="`quantization` must be one of float32, int8, but is 'int4'"):
-        export_onnx(saved, tmp_path / "out", list(PAIRS), "int4")
-
-
-def test_a_model_in_half_precision_is_exported_in_float32(tmp_path):
-    model = tiny_model(**SHALLOW).to(torch.bfloat16)
-    write_onnx(model, tmp_path)
-    ids, mask = padded(sentences(5, 3))
-    target = torch.randint(14, 71, (2, 4))
-    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
-    found = OnnxModel.from_pretrained(tmp_path)(**inputs).logits
-    assert_near(found, model.float()(**inputs).logits)
-    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
-
-
+@pytest.mark.slow
 def test_separate_tokenizers_and_several_languages_go_along(tmp_path):
-    tokenizers = train_tokenizers(
-        list(PAIRS), list(PAIRS.values()), vocab_size=265, joint=False, languages=["en", "fr"]
-    )
-    model = memorised_model(tokenizers, PAIRS, "en", encoder_layers=1, decoder_layers=1)
-    model.save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
-    result = export_onnx(tmp_path / "model", tmp_path / "out", list(PAIRS))
-    assert {name: (each.sentences, each.differences) for name, each in result.comparisons.items()} == ALL_THE_SAME
+    options = {"vocab_size": 265, "joint": False, "languages": ["en", "fr"], "encoder_layers": 1, "decoder_layers": 1}
+    result = export_onnx(saved_model(tmp_path / "model", PAIRS, "en", **options), tmp_path / "out", list(PAIRS))
+    assert compared(result) == dict.fromkeys(("greedy", "4 beams"), (6, ()))
     assert (tmp_path / "out" / TARGET_FOLDER / "tokenizer.json").is_file()
     assert TokenizerPair.from_pretrained(tmp_path / "out").languages == ("en", "fr")
 
@@ -372,32 +332,42 @@ def test_separate_tokenizers_and_several_languages_go_along(tmp_path):
 # Wrong input
 
 
-def refused(saved, tmp_path, *arguments: str) -> str:
-    """Run the command, which must fail with one line and without a traceback, and return that line."""
-    result = CliRunner().invoke(app, ["export", "onnx", str(saved), str(tmp_path / "out"), *arguments])
-    assert result.exit_code != 0
-    assert isinstance(result.exception, ValueError | OSError | ImportError)
-    assert not (tmp_path / "out" / "config.json").exists()
-    assert not list(tmp_path.glob(".*"))
-    return str(result.exception)
-
-
-def test_a_folder_that_exists_is_left_alone(saved, tmp_path):
-    (tmp_path / "out").mkdir()
-    assert "must be a folder that does not exist yet" in refused(saved, tmp_path)
-    assert not list((tmp_path / "out").iterdir())
-
-
-def test_sentences_must_be_there(saved, tmp_path):
-    empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
+def test_what_cannot_be_exported_is_refused_in_a_line_and_leaves_nothing(saved, tmp_path, monkeypatch):
+    empty, binary, used = tmp_path / "empty.txt", tmp_path / "binary.txt", tmp_path / "used"
     empty.write_text(" \n\n")
     binary.write_bytes(b"\xff\xfe\x00")
-    assert "has none" in refused(saved, tmp_path, "--sentences", str(empty))
-    assert "UTF-8" in refused(saved, tmp_path, "--sentences", str(binary))
-    assert "nowhere.txt" in refused(saved, tmp_path, "--sentences", "nowhere.txt")
-    assert "`--count` must be at least 1" in refused(saved, tmp_path, "--count", "0")
-    with pytest.raises(ValueError, match="`sentences` must hold a sentence"):
-        export_onnx(saved, tmp_path / "out", ["", " "])
+    used.mkdir()
+    sizes = {"vocab_size": 270, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    MarianMTModel(MarianConfig(**sizes, **heads, pad_token_id=0)).save_pretrained(tmp_path / "marian")
+    out = tmp_path / "out"
+
+    def export(arguments):
+        result = CliRunner().invoke(app, ["export", "onnx", *map(str, arguments)])
+        assert result.exit_code != 0
+        assert not out.exists()
+        assert not list(used.iterdir())
+        assert not list(tmp_path.glob(".*"))
+        raise result.exception
+
+    cases = [
+        ((saved, used), "must be a folder that does not exist yet"),
+        ((saved, out, "--sentences", empty), "has none"),
+        ((saved, out, "--sentences", binary), "UTF-8"),
+        ((saved, out, "--sentences", "nowhere.txt"), r"nowhere\.txt"),
+        ((saved, out, "--count", "0"), "`--count` must be at least 1"),
+        ((tmp_path / "marian", out), "`model_type` must be heed to be exported, but is marian"),
+    ]
+    assert_refused(cases, export, (ValueError, OSError))
+    cases = [
+        ((["", " "], "float32"), "`sentences` must hold a sentence"),
+        ((list(PAIRS), "int4"), "`quantization` must be one of float32, int8, but is 'int4'"),
+    ]
+    assert_refused(cases, lambda case: export_onnx(saved, out, *case))
+    for name in ("onnxruntime", "onnxscript", "onnx"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            assert_refused([((saved, out), r"pip install 'heedful\[onnx\]'")], export, ImportError)
 
 
 def test_the_built_in_sentences_are_as_many_as_asked_for_and_said_not_to_be_the_models(tmp_path):
@@ -419,21 +389,6 @@ def test_a_model_of_a_run_is_compared_on_its_validation_sentences(tmp_path):
     (tmp_path / "train.tsv").unlink()
     with pytest.warns(UserWarning, match="built-in"):
         assert len(sentences_to_compare(tmp_path, count=3)) == 3
-
-
-def test_a_model_of_another_kind_is_named(saved, tmp_path):
-    sizes = {"vocab_size": 270, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    MarianMTModel(MarianConfig(**sizes, **heads, pad_token_id=0)).save_pretrained(tmp_path / "marian")
-    told = refused(tmp_path / "marian", tmp_path)
-    assert "`model_type` must be heed" in told
-    assert "marian" in told
-
-
-@pytest.mark.parametrize("name", ["onnxruntime", "onnxscript", "onnx"])
-def test_a_missing_library_names_the_extra(saved, tmp_path, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)
-    assert "pip install 'heedful[onnx]'" in refused(saved, tmp_path)
 
 
 def test_adapters_and_quantized_weights_are_refused():
@@ -459,26 +414,15 @@ def test_a_broken_or_foreign_onnx_folder_is_named(folder, tmp_path):
         OnnxModel.from_pretrained(tmp_path / "copy")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_what_the_exported_files_cannot_compute_is_refused(folder):
+    model, source = OnnxModel.from_pretrained(folder), torch.tensor([[5, 6, 2]])
+    cases = [
         ({"cache_implementation": "static"}, "cache_implementation"),
         ({"decoder_attention_mask": torch.tensor([[0, 1]])}, "decoder_attention_mask"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
-    ],
-)
-def test_what_the_exported_files_cannot_compute_is_refused(folder, settings, message):
-    model = OnnxModel.from_pretrained(folder)
-    with pytest.raises(ValueError, match=message):
-        model.generate(torch.tensor([[5, 6, 2]]), decoder_input_ids=torch.tensor([[0, 1]]), max_length=6, **settings)
-
-
-def test_one_token_at_a_time_beside_a_filled_cache(folder):
-    model = OnnxModel.from_pretrained(folder)
-    output = model.generate(torch.tensor([[5, 6, 2]]), return_dict_in_generate=True, max_length=4)
+    ]
+    prompt = {"decoder_input_ids": torch.tensor([[0, 1]]), "max_length": 6}
+    assert_refused(cases, lambda settings: model.generate(source, **prompt, **settings))
+    output = model.generate(source, return_dict_in_generate=True, max_length=4)
     with pytest.raises(ValueError, match="one token beside a filled cache, but has 2"):
-        model(
-            torch.tensor([[5, 6, 2]]),
-            decoder_input_ids=torch.tensor([[4, 5]]),
-            past_key_values=cache_of(output),
-        )
+        model(source, decoder_input_ids=torch.tensor([[4, 5]]), past_key_values=cache_of(output))

@@ -10,22 +10,21 @@ from pathlib import Path
 import ctranslate2
 import pytest
 import torch
-from test_model_card import FACTS
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from card_facts import card_facts
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli.main import app
-from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.conversion.model_conversion import convert, convert_model
 from heedful.publishing.conversion.stock_models import start_from_zero, stock_config, stock_model
 from heedful.publishing.exports import transformers_export as exporter
 from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
-from heedful.publishing.model_card import RunFacts, write_model_card
+from heedful.publishing.model_card import write_model_card
 from heedful.training.recipe_file import read_recipe, recipes
 from helpers import assert_refused, padded, sentences, shake, tiny_model
-from memorised import PAIRS, memorised_model
+from memorised import PAIRS, saved_model
 from tiny_runs import tiny_recipe
 
 LEARNED = {"position_encoding": "learned", "embedding_norm": True}
@@ -72,11 +71,7 @@ def model_of(changes: dict) -> HeedForConditionalGeneration:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """The folder of a model of the paper's shape that ends its translations by itself."""
-    pair = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=270)
-    folder = tmp_path_factory.mktemp("memorised") / "model"
-    for each in (memorised_model(pair, PAIRS, norm_placement="post"), pair):
-        each.save_pretrained(folder)
-    return folder
+    return saved_model(tmp_path_factory.mktemp("memorised") / "model", norm_placement="post")
 
 
 @pytest.fixture(scope="module")
@@ -109,23 +104,18 @@ def test_the_stock_model_gives_the_same_logits_and_tokens_and_becomes_the_first_
         assert stock.generate(**inputs, **search).tolist() == ours.generate(**inputs, **search).tolist()
 
 
-@pytest.mark.parametrize("field", INEXPRESSIBLE)
-def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field(field):
-    config = model_of(INEXPRESSIBLE[field]).config
-    with pytest.raises(ValueError, match=f"no stock form, .*: `{field}` must (be|have)") as refusal:
-        stock_config(config)
-    assert str(refusal.value).count(" must ") == 1
-
-
-def test_no_stock_class_drops_layers():
-    config = stock_config(model_of(EXPRESSIBLE["tensor2tensor"][1]).config)
-    assert config.encoder_layerdrop == config.decoder_layerdrop == 0.0
-
-
-def test_all_fields_that_no_stock_class_has_are_named_at_once():
+def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
+    for field, changes in INEXPRESSIBLE.items():
+        with pytest.raises(ValueError, match=f"no stock form, .*: `{field}` must (be|have)") as refusal:
+            stock_config(model_of(changes).config)
+        assert str(refusal.value).count(" must ") == 1
     config = model_of({"norm_type": "rmsnorm", "d_k": 4, "activation_function": "geglu"}).config
     with pytest.raises(ValueError, match=r"`norm_type` .* `d_k` .* `activation_function`"):
         stock_config(config)
+    config = stock_config(model_of(EXPRESSIBLE["tensor2tensor"][1]).config)  # whose class drops layers by default
+    assert config.encoder_layerdrop == config.decoder_layerdrop == 0.0
+    with pytest.raises(ValueError, match="`zero_start` must be False for a PegasusFor"):
+        start_from_zero(stock_model(model_of({"norm_placement": "pre"})))
 
 
 def test_every_field_of_the_config_is_expressed_refused_or_for_training_alone():
@@ -169,11 +159,6 @@ def test_ctranslate2s_own_converter_reads_a_marian_that_starts_from_zero(folder,
     assert [tokenizer.convert_tokens_to_string(row) for row in found] == list(PAIRS.values())
 
 
-def test_a_start_from_zero_is_refused_where_no_marian_is_written():
-    with pytest.raises(ValueError, match="`zero_start` must be False for a PegasusFor"):
-        start_from_zero(stock_model(model_of({"norm_placement": "pre"})))
-
-
 def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(folder, tmp_path, monkeypatch):
     sent = {}
 
@@ -184,8 +169,9 @@ def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(fo
         return hub.Pushed(repository, "0123", "https://hub/me/stock")
 
     shutil.copytree(folder, tmp_path / "model")
-    write_model_card(tmp_path / "model", RunFacts(**(FACTS | {"example_source": 'Ein "Test".'})))
+    write_model_card(tmp_path / "model", card_facts(example={"source": 'Ein "Test".'}))
     monkeypatch.setattr(hub, "push", push)
+    monkeypatch.setattr(exporter.comparison, "sentences_to_compare", lambda _: list(PAIRS))
     told = CliRunner().invoke(app, ["push", str(tmp_path / "model"), "me/stock", "--as", "transformers"])
     assert told.exit_code == 0, told.output
     assert "me/stock at revision 0123" in told.output
@@ -195,6 +181,28 @@ def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(fo
     assert card.split("## Training data")[1] == own.split("## Training data")[1]
     assert 'tokenizer(["Ein \\"Test\\"."]' in card
     assert "trust_remote_code" not in card
+
+
+def test_a_card_gets_the_section_for_the_stock_form_and_keeps_what_its_owner_wrote(tmp_path):
+    stock = stock_model(model_of({}))
+
+    def written(card):
+        if card:
+            (tmp_path / "README.md").write_text(card, encoding="utf-8")
+        exporter._write_card(tmp_path, "stock", tmp_path, stock, count=1000, difference=2e-7)
+        return (tmp_path / "README.md").read_text(encoding="utf-8")
+
+    bare = written("")
+    assert bare.startswith("---\nlanguage:\n- und\n")
+    assert "\nlicense: unknown\n" in bare
+    assert "\n# stock\n\n## How to use\n" in bare
+    assert 'inputs = tokenizer(["…"], return_tensors="pt", padding=True)' in bare
+    assert "compared the two on 1,000 sentences" in bare
+    assert "logits that differ by 2.0e-07 at most" in bare
+    section = bare[bare.index("## How to use") :]
+    assert written("# Mine\n\nMy words.\n") == f"# Mine\n\nMy words.\n\n{section}"
+    own = "# Mine\n\n## How to use\n\nOld code.\n\n## Later\n\nMore.\n"
+    assert written(own) == f"# Mine\n\n{section}\n## Later\n\nMore.\n"
 
 
 def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(folder, tmp_path, monkeypatch):
@@ -229,44 +237,38 @@ def test_the_stock_form_keeps_the_settings_of_the_generation_config(folder, tmp_
 
 
 def test_two_vocabularies_several_languages_and_a_folder_in_use_are_refused(folder, tmp_path):
-    korean, english = list(PAIRS), list(PAIRS.values())
-    for name, options in {
-        "two": {"joint": False, "target_vocab_size": 260},
-        "several": {"languages": ["ko", "en"]},
-    }.items():
-        pair = train_tokenizers(korean, english, vocab_size=272, **options)
-        sizes = {"vocab_size": len(pair.source), "decoder_vocab_size": len(pair.target)}
-        model = tiny_model(**sizes, **pair.special_ids(), share_encoder_decoder_embeddings=pair.is_joint)
-        for each in (model, pair):
-            each.save_pretrained(tmp_path / name)
+    shared = {"encoder_layers": 1, "decoder_layers": 1}
+    saved_model(tmp_path / "two", joint=False, target_vocab_size=260, **shared)
+    saved_model(tmp_path / "several", PAIRS, "ko", languages=["ko", "en"], **shared)
     shutil.copytree(folder, tmp_path / "used")
     cases = [
-        (("two", "out"), "`share_encoder_decoder_embeddings` must be True for a stock form"),
-        (("several", "out"), "must have one target language for a stock form, but has ko, en"),
+        (("two", "out"), "`share_encoder_decoder_embeddings` must be True for transformers"),
+        (("several", "out"), "must have one target language for transformers, but has ko, en"),
         (("used", "used"), "`target` must be a folder that does not exist yet"),
     ]
-    assert_refused(cases, lambda names: export_transformers(*(tmp_path / name for name in names), korean))
+    assert_refused(cases, lambda names: export_transformers(*(tmp_path / name for name in names), list(PAIRS)))
     assert {path.name for path in tmp_path.iterdir()} == {"two", "several", "used"}
 
 
-# Settings of `generate()`, in place of the search of the paper's section 6.1.
-GENERATES = ("decoding.length_penalty_form=power", "decoding.tokens_beyond_source=null")
-
-
-def is_of_the_papers_shape(name):
-    recipe = read_recipe(name)
-    return recipe.tokenizer.joint and "position_encoding" not in recipe.model.options
-
-
-@pytest.mark.parametrize("name", filter(is_of_the_papers_shape, recipes()))
-def test_the_recipes_make_models_that_a_stock_class_can_say_but_for_the_papers_search(name, tmp_path, monkeypatch):
+def test_the_recipes_make_models_that_a_stock_class_can_say_but_for_the_papers_search(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recipe = read_recipe(name, ["publish.also=[transformers]"])
-    if recipe.decoding.length_penalty_form == "gnmt":
-        with pytest.raises(ValueError, match=r"`publish.also` must be empty.*`length_penalty_form`.*`tokens_beyond"):
-            check_recipe(recipe)
-        recipe = read_recipe(name, ["publish.also=[transformers]", *GENERATES])
-    check_recipe(recipe)
+    also = ["publish.also=[transformers]"]
+    # Settings of `generate()`, in place of the search of the paper's section 6.1.
+    generates = ["decoding.length_penalty_form=power", "decoding.tokens_beyond_source=null"]
+    kinds = []
+    for name in recipes():
+        recipe = read_recipe(name, also)
+        if not recipe.tokenizer.joint or "position_encoding" in recipe.model.options:
+            continue  # not of the paper's shape
+        kinds.append(recipe.decoding.length_penalty_form)
+        if recipe.decoding.length_penalty_form == "gnmt":
+            with pytest.raises(
+                ValueError, match=r"`publish.also` must be empty.*`length_penalty_form`.*`tokens_beyond"
+            ):
+                check_recipe(recipe)
+            recipe = read_recipe(name, also + generates)
+        check_recipe(recipe)
+    assert set(kinds) == {"gnmt", "power"}
 
 
 def test_what_a_run_is_to_publish_besides_is_judged_before_it_begins(tmp_path):

@@ -1,29 +1,30 @@
 """The card of a fine-tuned model: what its maker says, what its folder tells, and nothing of anybody else's."""
 
 import json
+import shutil
 from functools import partial
 
 import pytest
-from test_model_card import FACTS
 
-from heedful.data.tokenizer_training import train_tokenizers
+from card_facts import SCORES, card_facts
 from heedful.publishing.finetuned_card import write_finetuned_card
 from heedful.publishing.hub import check_folder, read_card
-from heedful.publishing.model_card import RunFacts, write_model_card
-from memorised import PAIRS, memorised_model
+from heedful.publishing.model_card import write_model_card
+from memorised import saved_model
 
 TOLD = ["--license", "MIT", "--dataset", "pairs.tsv", "--dataset", "me/more", "--base-model", "someone/base"]
 LANGUAGES = ["--source-language", "ko", "--target-language", "en"]
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return saved_model(tmp_path_factory.mktemp("saved") / "finetuned", vocab_size=272)
+
+
 @pytest.fixture
-def folder(tmp_path):
+def folder(saved, tmp_path):
     """A model as a trainer saves it: without a card."""
-    folder = tmp_path / "finetuned"
-    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
-    memorised_model(tokenizers, PAIRS).save_pretrained(folder)
-    tokenizers.save_pretrained(folder)
-    return folder
+    return shutil.copytree(saved, tmp_path / "finetuned")
 
 
 @pytest.fixture
@@ -68,10 +69,10 @@ def test_what_does_not_translate_says_what_it_does(card, folder):
 
 
 def test_scores_are_those_that_were_measured(card, folder, tmp_path):
-    (tmp_path / "news.json").write_text(json.dumps(FACTS["scores"]["built-in test"]), encoding="utf-8")
+    (tmp_path / "news.json").write_text(json.dumps(SCORES["built-in test"]), encoding="utf-8")
     assert card(*TOLD, *LANGUAGES, "--scores", tmp_path / "news.json")[0] == 0
     results = {result.metric_type: result for result in read_card(folder / "README.md").data.eval_results}
-    bleu = FACTS["scores"]["built-in test"]["bleu"]
+    bleu = SCORES["built-in test"]["bleu"]
     assert (results["bleu"].metric_value, results["bleu"].dataset_name) == (round(bleu, 2), "news")
     assert f"| news | 12 | {bleu:.2f} [" in (folder / "README.md").read_text(encoding="utf-8")
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
@@ -92,7 +93,7 @@ def test_a_card_that_is_there_is_replaced_only_when_asked(card, folder):
 def test_nothing_of_the_base_models_card_is_taken_over(folder, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
-    write_model_card(base, RunFacts(**(FACTS | {"license": "cc-by-nc-4.0"})))
+    write_model_card(base, card_facts(license="cc-by-nc-4.0"))
     told = {"license": "mit", "datasets": ["mine.tsv"], "source_language": "ko", "target_language": "en"}
     path = write_finetuned_card(folder, base_model=str(base), **told)
     text = path.read_text(encoding="utf-8")

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_model_card import FACTS
 
-from heedful.data.tokenizer_training import train_tokenizers
-from heedful.publishing.model_card import RunFacts, write_model_card
+from card_facts import card_facts
+from heedful.publishing.model_card import write_model_card
 from hub_stand_in import HubStandIn
-from memorised import SHOWN, memorised_model
+from memorised import SHOWN, saved_model
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 # A block of Python and, right behind it, what it prints.
@@ -41,11 +40,8 @@ def place(tmp_path_factory):
     """A folder with a model as `make quickstart` leaves it."""
     place = tmp_path_factory.mktemp("guides")
     folder = place / "runs" / "quickstart" / "model"
-    folder.mkdir(parents=True)
-    tokenizers = train_tokenizers(list(SHOWN), list(SHOWN.values()), vocab_size=272)
-    memorised_model(tokenizers, SHOWN, norm_placement="post").save_pretrained(folder)
-    tokenizers.save_pretrained(folder)
-    write_model_card(folder, RunFacts(**(FACTS | {"example_source": "제 이모는 변호사예요."})))
+    saved_model(folder, SHOWN, vocab_size=272, norm_placement="post")
+    write_model_card(folder, card_facts(example={"source": "제 이모는 변호사예요."}))
     return place
 
 

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import EvalResult, ModelCardData
-from test_model_card import FACTS
 
+from card_facts import SCORES, card_facts
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.hub import check_folder, push, read_card
-from heedful.publishing.model_card import RunFacts, write_model_card
-from helpers import CODE
+from heedful.publishing.model_card import write_model_card
+from helpers import CODE, assert_refused
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model
 
@@ -140,7 +140,7 @@ def folders(tmp_path_factory):
     ):
         saved.save_pretrained(place / name, max_shard_size=size)
         tokenizers.save_pretrained(place / name)
-        write_model_card(place / name, RunFacts(**FACTS))
+        write_model_card(place / name, card_facts())
     (place / "joint" / "training_state").mkdir()
     (place / "joint" / "training_state" / "optimizer.pt").write_bytes(b"private")
     (place / "joint" / "log.jsonl").write_text("{}")
@@ -155,8 +155,8 @@ def pushed(folders, tmp_path_factory):
     caches = tmp_path_factory.mktemp("caches")
     with HubStandIn() as stand_in:
         sender = stand_in.environment(caches / "sender")
-        told = run(sender, "-m", "heedful", "push", str(place / "joint"), "me/tiny", "--private")
-        first = told[0].removeprefix("me/tiny at revision ")
+        said = run(sender, "-m", "heedful", "push", str(place / "joint"), "me/tiny", "--private")
+        first = said[0].removeprefix("me/tiny at revision ")
         requests = list(stand_in.requests)
         paths = {name: str(place / name) for name in ("joint", "separate", "sharded")}
         revisions = [first, *json.loads(run(sender, "-c", PUSH, json.dumps(paths))[-1])]
@@ -167,20 +167,11 @@ def pushed(folders, tmp_path_factory):
         with_heed = run(stand_in.environment(caches / "heed"), "-c", WITH_HEED, answers)
         stand_in.token, private = "hf_mine", []
         for kind in ("with heedful", "without heedful"):
-            nobody = stand_in.environment(caches / kind) | {"HF_TOKEN": ""}
-            private += run(nobody, "-c", PRIVATE, answers, kind)[-1:]
+            environment = stand_in.environment(caches / kind) | {"HF_TOKEN": ""}
+            private += run(environment, "-c", PRIVATE, answers, kind)[-1:]
     offline = receiver | {"HF_HUB_OFFLINE": "1"}
-    return SimpleNamespace(
-        hub=stand_in,
-        revisions=revisions,
-        told=told,
-        requests=requests,
-        answers=answers,
-        loaded=loaded,
-        with_heed=with_heed,
-        offline=offline,
-        private=private,
-    )
+    found = {"hub": stand_in, "revisions": revisions, "said": said, "requests": requests, "answers": answers}
+    return SimpleNamespace(**found, loaded=loaded, with_heed=with_heed, offline=offline, private=private)
 
 
 def files_at(pushed, revision, repository="me/tiny"):
@@ -188,19 +179,15 @@ def files_at(pushed, revision, repository="me/tiny"):
 
 
 def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, folders):
-    assert [request for request in pushed.requests if "/commit/" in request] == [
-        "POST /api/models/me/tiny/commit/main"
-    ]
+    commits = [request for request in pushed.requests if "/commit/" in request]
+    assert commits == ["POST /api/models/me/tiny/commit/main"]
     files = files_at(pushed, pushed.revisions[0])
     others = {".gitattributes", "README.md", "config.json", "generation_config.json", "heed_checksums.json"}
     assert set(files) == CODE | others | {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     for name in set(files) - {".gitattributes"}:
         assert files[name] == (folders[0] / "joint" / name).read_bytes()
-
-
-def test_the_command_tells_the_revision_and_makes_the_repository_private(pushed):
     assert pushed.hub.repositories["me/tiny"].private
-    assert pushed.told[1] == f"{pushed.hub.url}/me/tiny/commit/{pushed.revisions[0]}"
+    assert pushed.said[1] == f"{pushed.hub.url}/me/tiny/commit/{pushed.revisions[0]}"
 
 
 def test_another_push_leaves_nothing_of_the_one_before(pushed):
@@ -213,12 +200,9 @@ def test_another_push_leaves_nothing_of_the_one_before(pushed):
     assert branches == {"main": pushed.revisions[3], "next": pushed.revisions[2]}
 
 
-def test_each_revision_loads_with_its_code_where_heed_is_not_installed(pushed):
-    assert pushed.loaded[-1:] == ["done"]
-
-
-def test_each_revision_loads_with_heed(pushed):
-    assert pushed.with_heed[-1:] == ["done"]
+def test_each_revision_loads_with_heed_without_it_and_without_the_network(pushed):
+    assert pushed.loaded[-1:] == pushed.with_heed[-1:] == ["done"]
+    assert run(pushed.offline, "-c", LOAD, pushed.answers)[-1:] == ["done"]
 
 
 def test_a_token_given_to_the_pipeline_opens_a_private_repository_and_its_target_tokenizer(pushed):
@@ -226,20 +210,12 @@ def test_a_token_given_to_the_pipeline_opens_a_private_repository_and_its_target
     assert pushed.private == ["done", "done"]
 
 
-def test_what_was_loaded_once_loads_without_the_network(pushed):
-    assert run(pushed.offline, "-c", LOAD, pushed.answers)[-1:] == ["done"]
-
-
-def test_model_tokenizer_and_card_can_be_pushed_on_their_own(pushed):
-    own = pushed.hub.repositories["me/own"]
+def test_model_tokenizer_and_card_or_a_whole_pipeline_can_be_pushed(pushed):
+    own, whole = (pushed.hub.repositories[name] for name in ("me/own", "me/whole"))
     files = own.commits[own.branches["main"]]
     assert own.private
     assert CODE | {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(files)
     assert b"heed-tiny-ko-en" in files["README.md"]
-
-
-def test_a_whole_pipeline_can_be_pushed(pushed):
-    whole = pushed.hub.repositories["me/whole"]
     files = set(whole.commits[whole.branches["main"]])
     assert CODE | {"model.safetensors", "tokenizer.json", "target_tokenizer/tokenizer.json"} <= files
 
@@ -254,24 +230,19 @@ def folder(folders, tmp_path, monkeypatch):
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize(
-    "name", [*sorted(CODE), "config.json", "README.md", "model-00002-of-*.safetensors", "tokenizer_config.json"]
-)
-def test_a_folder_without_a_file_that_it_takes_is_not_pushed(folder, name):
+def test_a_folder_without_a_file_that_it_takes_is_not_pushed(folder):
     check_folder(folder)
-    (path,) = folder.glob(name)
-    path.unlink()
-    with pytest.raises((FileNotFoundError, ValueError), match=path.name):  # a shard is missed by whoever loads it
-        push(folder, "me/tiny")
-
-
-def test_a_folder_without_weights_is_not_pushed(folder):
+    names = [*sorted(CODE), "config.json", "README.md", "model-00002-of-*.safetensors", "tokenizer_config.json"]
+    for (path,) in (list(folder.glob(name)) for name in names):
+        content = path.read_bytes()
+        path.unlink()
+        with pytest.raises((FileNotFoundError, ValueError), match=path.name):  # loading misses a shard
+            push(folder, "me/tiny")
+        path.write_bytes(content)
+    cases = [(folder / "nowhere", "must be a folder with a model"), (folder, "weights")]
     for path in folder.glob("*.safetensors*"):
         path.unlink()
-    with pytest.raises(FileNotFoundError, match="weights"):
-        push(folder, "me/tiny")
-    with pytest.raises(FileNotFoundError, match="must be a folder with a model"):
-        push(folder / "nowhere", "me/tiny")
+    assert_refused(cases, lambda place: push(place, "me/tiny"), FileNotFoundError)
 
 
 def test_tokenizers_of_another_model_are_not_pushed(folder):
@@ -280,23 +251,23 @@ def test_tokenizers_of_another_model_are_not_pushed(folder):
         push(folder, "me/tiny")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("license: apache-2.0\n", "", "must have `license`"),
-        ("library_name: transformers\n", "", "must have `library_name`"),
-        ("language:\n- ko\n- en\n", "", "must have `language`"),
-        ("license: apache-2.0\n", "license: [\n", "must be that of a model card"),
-        ("      value: ", "      valu: ", "must be that of a model card"),
-    ],
-)
-def test_a_card_that_the_hub_could_not_read_is_not_pushed(folder, old, new, message):
+def test_a_card_that_the_hub_could_not_read_is_not_pushed(folder):
     path = folder / "README.md"
     card = path.read_text(encoding="utf-8")
-    assert old in card
-    path.write_text(card.replace(old, new), encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
+    cases = [
+        (("license: apache-2.0\n", ""), "must have `license`"),
+        (("library_name: transformers\n", ""), "must have `library_name`"),
+        (("language:\n- ko\n- en\n", ""), "must have `language`"),
+        (("license: apache-2.0\n", "license: [\n"), "must be that of a model card"),
+        (("      value: ", "      valu: "), "must be that of a model card"),
+    ]
+
+    def push_changed(change):
+        assert change[0] in card
+        path.write_text(card.replace(*change), encoding="utf-8")
         push(folder, "me/tiny")
+
+    assert_refused(cases, push_changed)
 
 
 def test_the_metadata_of_a_card_reads_as_it_was_written(folder):
@@ -304,15 +275,14 @@ def test_the_metadata_of_a_card_reads_as_it_was_written(folder):
     assert (data.license, data.language, data.library_name) == ("apache-2.0", ["ko", "en"], "transformers")
     assert all(isinstance(result, EvalResult) for result in data.eval_results)
     found = {(result.dataset_name, result.metric_type): result.metric_value for result in data.eval_results}
-    scores = FACTS["scores"]
-    assert found["built-in test", "bleu"] == round(scores["built-in test"]["bleu"], 2)
-    assert found["news", "chrf"] == round(scores["news"]["chrf"], 2)
+    assert found["built-in test", "bleu"] == round(SCORES["built-in test"]["bleu"], 2)
+    assert found["news", "chrf"] == round(SCORES["news"]["chrf"], 2)
     assert any("signature" in (result.metric_args or {}) for result in data.eval_results)
     again = ModelCardData(**data.to_dict())
     assert again.to_dict() == data.to_dict()
 
 
-def test_a_push_without_a_network_is_told_in_one_line(folder, monkeypatch):
+def test_a_push_without_a_network_fails_in_one_line(folder, monkeypatch):
     from huggingface_hub.errors import HfHubHTTPError
 
     def fail(*_, **__):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from chromium import EXECUTABLE, Chromium
 from heedful.cli.main import app
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TEXT_TASK, pipelines_of_folder
 from heedful.publishing.web import page as page_module
 from heedful.publishing.web.page import write_page
@@ -105,7 +106,7 @@ def test_a_page_gives_the_tokens_of_generate_with_every_option_greedily_and_with
     write_page(folders, tmp_path / "page.html")
     for beams in (1, 3):
         for folder, found in zip(folders, run(tmp_path / "page.html", TEXTS, beams), strict=True):
-            same = dequantized(page_module.load_model(folder))
+            same = dequantized(load_model(folder))
             for text, one in zip(TEXTS, found, strict=True):
                 (ids,) = tokenizers.encode_source([text])
                 assert one["ids"] == ids, text
@@ -126,7 +127,7 @@ def test_the_attention_that_a_page_shows_is_the_models(tokenizers, tmp_path, opt
     write_page([folder], tmp_path / "page.html")
     assert "<title>a-run</title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
     ((found,),) = run(tmp_path / "page.html", TEXTS[:1], 1)
-    same = dequantized(page_module.load_model(folder))
+    same = dequantized(load_model(folder))
     same.set_attn_implementation("eager")
     output = same(
         torch.tensor([found["ids"]]),
@@ -245,7 +246,7 @@ def test_a_page_is_little_larger_than_its_weights_and_no_text_ends_its_script(to
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert text.count("<script>") == text.count("</script>") == 2
     assert "<!--" not in text
-    parameters = sum(p.numel() for p in page_module.load_model(folder).parameters())
+    parameters = sum(p.numel() for p in load_model(folder).parameters())
     assert len(text.encode()) <= 1.5 * parameters + 300_000
 
 

@@ -1,12 +1,14 @@
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 
 import pytest
 from huggingface_hub import ModelCard
 
+from heedful.inference.translation import Translator
+from heedful.publishing.model_card import CardFacts, render_model_card
 from heedful.publishing.run_card import facts_of, write_run_card
 from heedful.training.recipe import CardRecipe
 from heedful.training.run import train
@@ -37,17 +39,6 @@ def with_card(result, **changes):
     return replace(result, recipe=replace(result.recipe, card=CardRecipe(**changes)))
 
 
-def test_the_card_lies_beside_the_weights_and_tells_the_run(result):
-    path = write_run_card(result)
-    assert path == result.folder / "README.md"
-    text = path.read_text(encoding="utf-8")
-    scores = result.metrics["unseen"]
-    expected = ["# tiny", "ko → en", "It has seen 300 sentences.", "Tests only.", "400 byte-level BPE pieces"]
-    expected += [f"{result.parameters:,}", f"{scores['chrf']:.2f}", scores["chrf_signature"], "builtin:train:300"]
-    expected += ["1 + 1 layers", "d_model 32", "post-norm", result.corpus.validation_pairs[0]["source"]]
-    assert [piece for piece in expected if piece not in text] == []
-
-
 def test_a_run_that_translates_nothing_publishes_a_model_and_a_card_that_do_not_speak_of_it(tmp_path):
     changes = {"optimization.max_updates": 2, "card.source_language": "zxx", "card.limits": None}
     result = train(tiny_recipe(tmp_path / "private", CHANGES | changes))
@@ -67,16 +58,32 @@ def test_the_learning_curve_lies_beside_the_card_which_shows_it(result):
 
 
 def test_every_part_of_the_card_is_filled_from_the_run(result):
-    text = write_run_card(result).read_text(encoding="utf-8")
+    path = write_run_card(result)
+    assert path == result.folder / "README.md"
+    text = path.read_text(encoding="utf-8")
+    assert "# tiny" in text
     parts = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     scores, progress = result.metrics["unseen"], result.progress
     low, high = scores["bleu_interval"]
     versions = [f"{name} {version(name)}" for name in ("heedful", "transformers", "torch")]
     expected = {
-        "Model description": ["ko → en", f"| {result.parameters:,} |", "400 byte-level BPE", "apache-2.0"],
+        "Model description": [
+            "ko → en",
+            f"| {result.parameters:,} |",
+            "400 byte-level BPE",
+            "apache-2.0",
+            "1 + 1 layers",
+            "d_model 32",
+            "post-norm",
+        ],
         "Intended use": ["Tests only."],
         "Limits": ["It has seen 300 sentences.", "cannot translate real text", "biases of its training data"],
-        "How to use": ["pipeline(model=repository", "trust_remote_code=True", "Translator.from_pretrained(repository"],
+        "How to use": [
+            "pipeline(model=repository",
+            "trust_remote_code=True",
+            "Translator.from_pretrained(repository",
+            result.corpus.validation_pairs[0]["source"],
+        ],
         "Training data": ["`builtin:train:300`", f"| train | {result.corpus.pairs:,} |", "| validation | 20 |"],
         "Training procedure": [
             f"| Updates | {progress.update} |",
@@ -110,7 +117,7 @@ def test_the_metadata_is_what_the_hub_reads(result):
     assert data.library_name
 
 
-def test_the_card_never_tells_where_the_run_lay(result):
+def test_the_card_does_not_say_where_the_run_lay(result):
     text = write_run_card(result).read_text(encoding="utf-8")
     assert str(result.recipe.folder) not in text
     assert "private" not in text
@@ -118,25 +125,21 @@ def test_the_card_never_tells_where_the_run_lay(result):
 
 def test_facts_are_the_runs(result):
     facts = facts_of(result)
-    assert facts.pairs == {"train": result.corpus.pairs, "validation": 20, "unseen": 6}
-    assert facts.updates == 2
-    assert facts.target_tokens == result.progress.target_tokens > 0
-    assert facts.validation_loss == result.metrics["validation"]["loss"]
+    run, recipe = facts.run, facts.run["recipe"]
+    assert run["pairs"] == {"train": result.corpus.pairs, "validation": 20, "unseen": 6}
+    assert (run["updates"], facts.parameters) == (2, result.parameters)
+    assert run["target_tokens"] == result.progress.target_tokens > 0
+    assert run["validation_loss"] == result.metrics["validation"]["loss"]
     assert set(facts.scores) == {"unseen"}
-    assert facts.recipe["optimization"]["max_updates"] == 2
-    assert {"output", "card", "resume", "overwrite"}.isdisjoint(facts.recipe)
-    assert "folder" not in facts.recipe["data"]
+    assert recipe["optimization"]["max_updates"] == 2
+    assert {"output", "card", "resume", "overwrite"}.isdisjoint(recipe)
+    assert "folder" not in recipe["data"]
     assert set(facts.versions) == {"heedful", "transformers", "torch"}
-
-
-def test_the_example_is_what_the_published_model_says(result):
-    from heedful.inference.translation import Translator
-
-    facts = facts_of(result)
-    assert (
-        facts.example_translation
-        == Translator.from_pretrained(result.folder).translate([facts.example_source])[0][0].text
-    )
+    kept = json.loads(json.dumps(asdict(facts)))  # as `scripts/model_card.py` does
+    assert render_model_card(CardFacts(**kept)) == render_model_card(facts)
+    example = run["example"]
+    said = Translator.from_pretrained(result.folder).translate([example["source"]])[0][0].text
+    assert example["translation"] == said
 
 
 def test_what_the_recipe_says_for_the_card_goes_before_what_is_guessed(result):
@@ -144,46 +147,29 @@ def test_what_the_recipe_says_for_the_card_goes_before_what_is_guessed(result):
     facts = facts_of(said)
     assert (facts.license, facts.source_language, facts.target_language) == ("mit", "ja", "de")
     assert facts.datasets == ["someone/pairs"]
-
-
-def test_unknown_licenses_and_languages_are_not_made_up(result):
     data = replace(result.recipe.data, train="mine.tsv", source="command", target="actions")
     facts = facts_of(replace(result, recipe=replace(result.recipe, data=data, card=CardRecipe())))
-    assert facts.license == "unknown"
-    assert (facts.source_language, facts.target_language) == ("und", "und")
-    assert facts.direction == ("`command`", "`actions`")
+    # Unknown licenses and languages are not made up.
+    assert (facts.license, facts.source_language, facts.target_language) == ("unknown", "und", "und")
+    assert facts.run["sides"] == ["`command`", "`actions`"]
 
 
 def test_the_vocabulary_is_described_as_it_was_made(result):
-    words = replace(result.recipe.tokenizer, algorithm="word")
-    assert (
-        "400 words for both sides"
-        in facts_of(replace(result, recipe=replace(result.recipe, tokenizer=words))).vocabulary
-    )
-    given = replace(result.recipe.tokenizer, path="somewhere")
-    facts = facts_of(replace(result, recipe=replace(result.recipe, tokenizer=given)))
-    assert "pieces of a given tokenizer" in facts.vocabulary
+    for changes, said in (({"algorithm": "word"}, "400 words for both sides"), ({"path": "x"}, "a given tokenizer")):
+        tokenizer = replace(result.recipe.tokenizer, **changes)
+        assert said in facts_of(replace(result, recipe=replace(result.recipe, tokenizer=tokenizer))).vocabulary
 
 
-def test_without_a_test_set_the_validation_pairs_are_scored(tmp_path):
-    changes = {"optimization.max_updates": 1, "validation.sentences": 7}
+def test_a_stream_of_two_vocabularies_without_a_test_set_is_described(tmp_path):
+    changes = {"tokenizer.joint": False, "tokenizer.target_vocab_size": 380, "validation.sentences": 7}
+    changes |= {"data.streaming": True, "data.pool_size": 50, "optimization.max_updates": 12}
     result = train(tiny_recipe(tmp_path / "run", changes))
     facts = facts_of(result)
+    assert facts.vocabulary == "400 byte-level BPE pieces for the source, 380 for the target"
+    assert facts.run["joint_vocabulary"] is False
+    # The validation pairs are scored.
+    assert facts.run["pairs"] == {"train": 300, "validation": 20}
     assert facts.scores["validation"]["count"] == 7
-    assert facts.pairs == {"train": 300, "validation": 20}
     assert result.metrics["validation"]["chrf"] == facts.scores["validation"]["chrf"]
     assert "loss" not in facts.scores["validation"]
     assert "validation" in write_run_card(result).read_text(encoding="utf-8")
-
-
-def test_separate_vocabularies_are_told_apart(tmp_path):
-    changes = {"tokenizer.joint": False, "tokenizer.target_vocab_size": 380, "optimization.max_updates": 1}
-    facts = facts_of(train(tiny_recipe(tmp_path / "run", changes)))
-    assert facts.vocabulary == "400 byte-level BPE pieces for the source, 380 for the target"
-    assert facts.joint_vocabulary is False
-
-
-def test_a_streamed_run_tells_all_its_pairs(tmp_path):
-    changes = {"data.streaming": True, "data.pool_size": 50, "optimization.max_updates": 12}
-    facts = facts_of(train(tiny_recipe(tmp_path / "run", changes)))
-    assert facts.pairs["train"] == 300

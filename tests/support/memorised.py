@@ -1,12 +1,14 @@
 """Tiny models that know a few pairs by heart, so that what a test translates can be read."""
 
 import copy
+from pathlib import Path
 
 import torch
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 
 PAIRS = {
     "고양이가 잔다.": "The cat sleeps.",
@@ -54,3 +56,13 @@ def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: 
         optimizer.zero_grad()
     KNOWN[key] = copy.deepcopy(model.state_dict())
     return model.eval()
+
+
+def saved_model(folder: Path, pairs: dict[str, str] = PAIRS, language: str | None = None, **options) -> Path:
+    """Save a model that translates the pairs, with its tokenizers, and return the folder; options are of both."""
+    known = {name: options.pop(name) for name in ("joint", "languages", "target_vocab_size") if name in options}
+    size = options.pop("vocab_size", 270)
+    tokenizers = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=size, **known)
+    for each in (memorised_model(tokenizers, pairs, language, **options), tokenizers):
+        each.save_pretrained(folder)
+    return folder

@@ -64,17 +64,19 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Way:
-    """How sentences are given to a model. All ways must come to the same."""
+class Variation:
+    """How a model reads sentences. Its outputs must not depend on it."""
 
-    is_alone: bool = False  # each sentence in a batch of its own, instead of all in one
-    is_reversed: bool = False  # in reverse order
     padding: int = 0  # more padding tokens for each source than its batch needs
     side: str = "right"  # where the padding is: right or left
-    swaps_cache: bool = False  # logits step by step with a cache, not in one pass; generated without a cache, not with
+    is_alone: bool = False  # each sentence in a batch of its own, instead of all in one
+    is_reversed: bool = False  # in reverse order
+    uses_other_cache: bool = (
+        False  # logits step by step with a cache, not in one pass; generated without one, not with
+    )
 
 
-PLAIN = Way()
+PLAIN = Variation()
 
 
 def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
@@ -90,17 +92,16 @@ def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequ
     # Room for the padding that a check adds, and for the start token.
     share = min(1.0, (longest - EXTRA_PADDING - 1) / max(SOURCE_LENGTHS))
     lengths = [[max(1, int(length * share)) for length in side] for side in (SOURCE_LENGTHS, TARGET_LENGTHS)]
-    rows = None
-    if tokenizers is not None:
-        is_closed = any(symbols_of(each) is not None for each in (tokenizers.source, tokenizers.target))
-        texts = [*texts, *(() if is_closed else TEXTS)]
-        rows = _rows_of_texts(model, tokenizers, texts, lengths) if texts else None
+    rows = _rows_of_texts(model, tokenizers, texts, lengths) if tokenizers else None
     return Sample(*(rows or _random_rows(model, tokenizers, lengths)))
 
 
-def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: list[str], lengths: list[list[int]]):
-    """Cut rows of the given lengths out of encoded texts, or return None where the model does not know an id."""
-    texts = [text for text in texts if text.strip()]
+def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: Sequence[str], lengths: list[list[int]]):
+    """Cut rows of the given lengths out of encoded texts; `None` without texts or where the model lacks an id."""
+    is_closed = any(symbols_of(each) is not None for each in (tokenizers.source, tokenizers.target))
+    texts = list(filter(str.strip, [*texts, *(() if is_closed else TEXTS)]))
+    if not texts:
+        return None
     language = tokenizers.languages[0] if len(tokenizers.languages) > 1 else None
     encoded = tokenizers.encode_source(texts, language), tokenizers.encode_target(texts[1:] + texts[:1])
     sides = []
@@ -164,10 +165,10 @@ def padded(model: Any, rows: Rows, fill: int, side: str = "right", extra: int = 
     return pad(stacked, (extra, 0) if side == "left" else (0, extra), value=fill).to(model.device)
 
 
-def source_inputs(model: Any, sources: Rows, way: Way = PLAIN) -> dict[str, torch.Tensor]:
+def source_inputs(model: Any, sources: Rows, variation: Variation = PLAIN) -> dict[str, torch.Tensor]:
     """Return `input_ids` and `attention_mask` of a batch, `(batch, longest + padding)`, on the model's device."""
-    ids = padded(model, sources, pad_token(model), way.side, way.padding)
-    mask = padded(model, [[1] * len(row) for row in sources], 0, way.side, way.padding)
+    ids = padded(model, sources, pad_token(model), variation.side, variation.padding)
+    mask = padded(model, [[1] * len(row) for row in sources], 0, variation.side, variation.padding)
     return {"input_ids": ids, "attention_mask": mask}
 
 
@@ -181,19 +182,19 @@ def labels_of(model: Any, targets: Rows, extra: int = 0) -> torch.Tensor:
     return padded(model, targets, IGNORED_LABEL, extra=extra)
 
 
-def logits_of(model: Any, sample: Sample, way: Way = PLAIN) -> list[torch.Tensor]:
+def logits_of(model: Any, sample: Sample, variation: Variation = PLAIN) -> list[torch.Tensor]:
     """Compute the logits of each row, `(length of its target, vocabulary)`, without those at padding."""
 
     def compute(batch: Sample) -> list[torch.Tensor]:
-        inputs, targets = source_inputs(model, batch.sources, way), decoder_inputs(model, batch.targets)
-        if way.swaps_cache:
+        inputs, targets = source_inputs(model, batch.sources, variation), decoder_inputs(model, batch.targets)
+        if variation.uses_other_cache:
             logits = _logits_by_cache(model, inputs, targets)
         else:
             logits = model(**inputs, decoder_input_ids=targets, use_cache=False).logits
         return [row[: len(target)] for row, target in zip(logits, batch.targets, strict=True)]
 
     with evaluation_mode(model), torch.no_grad():
-        return _arranged(compute, sample, way)
+        return _arranged(compute, sample, variation)
 
 
 def _logits_by_cache(model: Any, inputs: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
@@ -208,7 +209,7 @@ def _logits_by_cache(model: Any, inputs: dict[str, torch.Tensor], targets: torch
     return torch.cat(steps, dim=1)
 
 
-def generated(model: Any, sample: Sample, num_beams: int, way: Way = PLAIN) -> list[list[int]]:
+def generated(model: Any, sample: Sample, num_beams: int, variation: Variation = PLAIN) -> list[list[int]]:
     """Generate at most 12 tokens for each row, and cut off what follows the end token.
 
     The model's own generation config applies, without sampling, and no two tokens come twice in a row: otherwise
@@ -222,7 +223,7 @@ def generated(model: Any, sample: Sample, num_beams: int, way: Way = PLAIN) -> l
         max_length=None,
         max_new_tokens=min(NEW_TOKENS, (position_limit(model.config) or 10**6) - 1),
         no_repeat_ngram_size=2,
-        use_cache=not way.swaps_cache,
+        use_cache=not variation.uses_other_cache,
         return_dict_in_generate=False,
         pad_token_id=pad_token(model),
         decoder_start_token_id=start_token(model),
@@ -230,21 +231,21 @@ def generated(model: Any, sample: Sample, num_beams: int, way: Way = PLAIN) -> l
     ends = id_set(special_token(model, "eos_token_id"))
 
     def generate(batch: Sample) -> list[list[int]]:
-        rows = model.generate(**source_inputs(model, batch.sources, way), generation_config=settings).tolist()
+        rows = model.generate(**source_inputs(model, batch.sources, variation), generation_config=settings).tolist()
         # Not "cut the padding": `generate()` fills rows up with the end token where the padding id is 0. The start
         # token, which may be the end token, does not count.
         lasts = [next((at for at, token in enumerate(row) if at and token in ends), len(row)) for row in rows]
         return [row[: last + 1] for row, last in zip(rows, lasts, strict=True)]
 
     with evaluation_mode(model), torch.no_grad():
-        return _arranged(generate, sample, way)
+        return _arranged(generate, sample, variation)
 
 
-def _arranged(run: Callable[[Sample], list], sample: Sample, way: Way) -> list:
-    """Run on batches as the way arranges them, and return what comes of each sentence in the sample's order."""
-    if way.is_alone:
+def _arranged(run: Callable[[Sample], list], sample: Sample, variation: Variation) -> list:
+    """Run on batches as the variation arranges them, and return what comes of each sentence in the sample's order."""
+    if variation.is_alone:
         return [result for row in range(len(sample)) for result in run(sample.part(slice(row, row + 1)))]
-    return run(sample.part(slice(None, None, -1)))[::-1] if way.is_reversed else run(sample)
+    return run(sample.part(slice(None, None, -1)))[::-1] if variation.is_reversed else run(sample)
 
 
 def loss_of(model: Any, sample: Sample, labels: torch.Tensor | None = None, **settings: Any) -> float:

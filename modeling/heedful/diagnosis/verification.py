@@ -23,83 +23,64 @@ from typing import Any, Literal
 import torch
 
 import heedful
-from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files
-from heedful.configuration_base_heed import HEED_TYPES
+from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files, has_tokenizer
+from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis import samples
 from heedful.diagnosis.findings import Measured, ModelFinding, SkippedError, check, shown
-from heedful.diagnosis.samples import Sample, Way, difference, labels_of, logits_of, loss_of, make_sample, tolerance_of
+from heedful.diagnosis.samples import Sample, Variation, difference, labels_of, logits_of, loss_of, make_sample
 from heedful.files import check_inside, listed, read_object
 from heedful.inference.engines import evaluation_mode
 from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, resolve_device, why_not_loaded
 from heedful.symbols_heed import symbols_of
 from heedful.versions_heed import NEWEST_TRANSFORMERS
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "source.spm", "vocab.json", "vocab.txt")
 BEAMS = 4
+EXACT = (torch.float32, torch.float64)  # in other types near ties fall either way
 
 
-def _compared(model: Any, sample: Sample | None, way: Way, beams: tuple[int, ...], told: str) -> Measured:
-    """Compare logits and generated tokens of a way with those of the plain way.
+def _unchanged_by(name: str, variation: Variation, beams: Sequence[int], message: str) -> Callable[..., ModelFinding]:
+    """Return a check that logits, and what is generated with some numbers of beams, are as without a variation.
 
     Logits are judged by the tolerance. Tokens must be the same, except in a dtype in which near ties fall either way.
     """
-    sample = sample or make_sample(model)
-    distance = difference(logits_of(model, sample, way), logits_of(model, sample))
-    differing = sum(_count_differing(model, sample, way, num_beams) for num_beams in beams)
-    if differing:
-        told += f"; logits {distance:.1e}, {differing} of {len(beams) * len(sample)} generated sentences differ"
-        if model.dtype in (torch.float32, torch.float64):
-            distance = max(distance, differing)
-        else:
-            told += f" (not judged in {str(model.dtype).removeprefix('torch.')})"
-    elif beams:
-        told += "; same tokens generated"
-    return distance, tolerance_of(model), told
+
+    @check(name)
+    def compare(model: Any, sample: Sample | None = None) -> Measured:
+        sample = sample or make_sample(model)
+        distance = difference(logits_of(model, sample, variation), logits_of(model, sample))
+        differing = sum(_count_differing(model, sample, variation, num_beams) for num_beams in beams)
+        said = message + ("; same tokens generated" if beams else "")
+        if differing:
+            count = f"{differing} of {len(beams) * len(sample)} generated sentences differ"
+            said = f"{message}; logits {distance:.1e}, {count}"
+            if model.dtype in EXACT:
+                distance = max(distance, differing)
+            else:
+                said += f" (not judged in {str(model.dtype).removeprefix('torch.')})"
+        return distance, samples.tolerance_of(model), said
+
+    return compare
 
 
-def _count_differing(model: Any, sample: Sample, way: Way, num_beams: int) -> int:
-    outputs = samples.generated(model, sample, num_beams, way), samples.generated(model, sample, num_beams)
+def _count_differing(model: Any, sample: Sample, variation: Variation, num_beams: int) -> int:
+    outputs = (samples.generated(model, sample, num_beams, each) for each in (variation, samples.PLAIN))
     return sum(ours != theirs for ours, theirs in zip(*outputs, strict=True))
 
 
-@check("batch")
-def check_batch(model: Any, sample: Sample | None = None) -> Measured:
-    """Check that logits, greedy and beam outputs of a sentence are the same alone and beside longer ones."""
-    sample = sample or make_sample(model)
-    told = f"{len(sample)} sentences alone and in one batch, greedy and {BEAMS} beams"
-    return _compared(model, sample, Way(is_alone=True), (1, BEAMS), told)
-
-
-@check("order of a batch")
-def check_order(model: Any, sample: Sample | None = None) -> Measured:
-    """Check that another order of the sentences in a batch only reorders logits and greedy outputs."""
-    return _compared(model, sample, Way(is_reversed=True), (1,), "a batch and its reverse")
-
-
-@check("right padding")
-def check_right_padding(model: Any, sample: Sample | None = None) -> Measured:
-    """Check that more padding behind the sources changes no logits."""
-    told = f"{samples.EXTRA_PADDING} more padding tokens on the source's right"
-    return _compared(model, sample, Way(padding=samples.EXTRA_PADDING), (), told)
-
-
-@check("left padding")
-def check_left_padding(model: Any, sample: Sample | None = None) -> Measured:
-    """Check that padding before the sources changes neither logits nor greedy outputs."""
-    told = f"{samples.EXTRA_PADDING} more padding tokens on the source's left"
-    return _compared(model, sample, Way(padding=samples.EXTRA_PADDING, side="left"), (1,), told)
-
-
-@check("cache")
-def check_cache(model: Any, sample: Sample | None = None) -> Measured:
-    """Check that decoding token by token with a cache gives what the model gives without one.
-
-    Logits of every step are compared with one pass over the whole target, greedy and beam outputs with those of
-    `use_cache=False`.
-    """
-    told = f"step by step with a cache and in one pass, greedy and {BEAMS} beams"
-    return _compared(model, sample, Way(swaps_cache=True), (1, BEAMS), told)
+_MORE = f"{samples.EXTRA_PADDING} more padding tokens on the source's"
+_SEARCHES = f"greedy and {BEAMS} beams"
+# A sentence alone and beside longer ones.
+check_batch = _unchanged_by(
+    "batch", Variation(is_alone=True), (1, BEAMS), f"sentences alone and in one batch, {_SEARCHES}"
+)
+check_order = _unchanged_by("order of a batch", Variation(is_reversed=True), (1,), "a batch and its reverse")
+check_right_padding = _unchanged_by("right padding", Variation(samples.EXTRA_PADDING), (), f"{_MORE} right")
+check_left_padding = _unchanged_by("left padding", Variation(samples.EXTRA_PADDING, "left"), (1,), f"{_MORE} left")
+# Logits of every step beside one pass over the whole target; generation with a cache beside `use_cache=False`.
+check_cache = _unchanged_by(
+    "cache", Variation(uses_other_cache=True), (1, BEAMS), f"step by step with a cache and in one pass, {_SEARCHES}"
+)
 
 
 @check("determinism")
@@ -119,11 +100,10 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
     has attention to the source at most. The figure is the largest deviation, or the number of kinds that are missing.
     """
     sample = sample or make_sample(model)
-    kinds = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
-    if model.config.model_type == "heed_rnn":
-        kinds = ["cross_attentions"]
-        if model.config.attention == "none":
-            raise SkippedError("the config's `attention` is none")
+    is_recurrent = model.config.model_type == "heed_rnn"
+    kinds = ["cross_attentions"] if is_recurrent else ["encoder_attentions", "decoder_attentions", "cross_attentions"]
+    if is_recurrent and model.config.attention == "none":
+        raise SkippedError("the config's `attention` is none")
     inputs = samples.source_inputs(model, sample.sources)
     inputs["decoder_input_ids"] = samples.decoder_inputs(model, sample.targets)
     with evaluation_mode(model), torch.no_grad():
@@ -134,7 +114,7 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
     if missing:
         return len(missing), 0.0, f"{', '.join(missing)}: nothing is returned under {kernel}"
     source_mask = inputs["attention_mask"].bool()
-    target_mask = labels_of(model, sample.targets) != samples.IGNORED_LABEL
+    target_mask = labels_of(model, sample.targets) != IGNORED_LABEL
     worst = difference([outputs.logits[target_mask]], [plain[target_mask]])
     for kind in kinds:
         queries = source_mask if kind == "encoder_attentions" else target_mask
@@ -143,7 +123,11 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
             worst = max(worst, (sums - 1).abs().max().item())
             if kind == "cross_attentions":
                 worst = max(worst, (weights.float() * ~source_mask[:, None, None]).max().item())
-    return worst, tolerance_of(model), f"asked for under {kernel}: there, sum to 1, none at padding, same logits"
+    return (
+        worst,
+        samples.tolerance_of(model),
+        f"asked for under {kernel}: there, sum to 1, none at padding, same logits",
+    )
 
 
 @check("loss of a split update")
@@ -162,55 +146,53 @@ def check_loss_split(model: Any, sample: Sample | None = None) -> Measured:
     settings: dict[str, Any] = {"num_items_in_batch": sample.label_count} if takes_arguments else {}
     pieces = [sample.part(rows) for rows in (slice(0, 1), slice(1, 3), slice(3, None))]
     total = sum(loss_of(model, piece, **settings) for piece in pieces) / (1 if takes_arguments else len(pieces))
-    told = f"{len(pieces)} micro-batches add up to {total:.4f}, the whole batch has {whole:.4f}"
-    return abs(total - whole) / abs(whole), tolerance_of(model), told
+    message = f"{len(pieces)} micro-batches add up to {total:.4f}, the whole batch has {whole:.4f}"
+    return abs(total - whole) / abs(whole), samples.tolerance_of(model), message
 
 
 @check("loss and padding")
 def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
     """Check that a loss is the mean over the labels that are not -100, however they are padded.
 
-    The loss of a batch is compared with the losses of its sentences alone, weighted by their tokens, and with the loss
-    under more -100 behind the labels; the loss of labels of which every second is -100 with the cross-entropy of the
-    others. The figure is the largest relative difference.
+    Compared are the losses of a batch and of its sentences alone, weighted by their tokens; the loss under more -100
+    behind the labels; and the loss where every second label is -100 with the cross-entropy of the others. The figure
+    is the largest relative difference.
     """
     sample = sample or make_sample(model)
-    whole = loss_of(model, sample)
+    whole, read = loss_of(model, sample), samples.decoder_inputs(model, sample.targets)
     singles = [sample.part(slice(row, row + 1)) for row in range(len(sample))]
     weighted = sum(single.label_count * loss_of(model, single) for single in singles) / sample.label_count
     more = loss_of(model, sample, labels_of(model, sample.targets, samples.EXTRA_PADDING))
     blanked = labels_of(model, sample.targets)
-    blanked[:, 1::2] = samples.IGNORED_LABEL
-    of_the_others = loss_of(model, sample, blanked, decoder_input_ids=samples.decoder_inputs(model, sample.targets))
+    blanked[:, 1::2] = IGNORED_LABEL
     logits = torch.cat([row[::2].float() for row in logits_of(model, sample)])
     labels = torch.tensor([token for row in sample.targets for token in row[::2]], device=logits.device)
     expected = torch.nn.functional.cross_entropy(logits, labels).item()
-    pairs = ((weighted, whole), (more, whole), (of_the_others, expected))
+    pairs = ((weighted, whole), (more, whole), (loss_of(model, sample, blanked, decoder_input_ids=read), expected))
     distances = [abs(ours - theirs) / abs(theirs) for ours, theirs in pairs]
-    told = "token-weighted mean of the sentences, more -100 behind, -100 in the middle ({:.1e}, {:.1e}, {:.1e})"
-    return max(distances), tolerance_of(model), told.format(*distances)
+    message = "token-weighted mean of the sentences, more -100 behind, -100 in the middle ({:.1e}, {:.1e}, {:.1e})"
+    return max(distances), samples.tolerance_of(model), message.format(*distances)
 
 
 # Those that try a model with sentences and write no file.
 MODEL_CHECKS = (
-    check_batch,
-    check_order,
-    check_right_padding,
-    check_left_padding,
-    check_cache,
-    check_determinism,
-    check_attentions,
-    check_loss_split,
-    check_loss_padding,
+    *(check_batch, check_order, check_right_padding, check_left_padding, check_cache, check_determinism),
+    *(check_attentions, check_loss_split, check_loss_padding),
 )
 
 
-def told_of_loading(report: dict[str, Any]) -> Measured:
+@check("weights complete")
+def check_weights(report: dict[str, Any]) -> Measured:
+    """Check by what `from_pretrained(..., output_loading_info=True)` reports that no weight is missing or unknown."""
+    return loading_report(report)
+
+
+def loading_report(report: dict[str, Any]) -> Measured:
     """Judge the report that `from_pretrained(..., output_loading_info=True)` gives: the number of faulty tensors."""
     kinds = {"missing_keys": "missing", "unexpected_keys": "unknown", "mismatched_keys": "misshapen"}
-    faults = {told: [str(name) for name in report[kind]] for kind, told in kinds.items() if report.get(kind)}
-    told = "; ".join(f"{kind}: {listed(names)}" for kind, names in faults.items())
-    return sum(map(len, faults.values())), 0, told or "names of the saved tensors and of the model's"
+    faults = {word: [str(name) for name in report[kind]] for kind, word in kinds.items() if report.get(kind)}
+    message = "; ".join(f"{word}: {listed(names)}" for word, names in faults.items())
+    return sum(map(len, faults.values())), 0, message or "names of the saved tensors and of the model's"
 
 
 @check("save and load")
@@ -231,9 +213,9 @@ def check_saving(model: Any, sample: Sample | None = None) -> Measured:
             loaded, report = type(model).from_pretrained(
                 folder, dtype=model.dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
             )
-        faults, _, told = told_of_loading(report)
+        faults, _, message = loading_report(report)
         if faults:
-            return faults, 0, told
+            return faults, 0, message
         found = loaded.state_dict()
         wrong = [name for name in state if name not in found or not torch.equal(state[name].cpu(), found[name].cpu())]
         if wrong:
@@ -258,10 +240,7 @@ def check_files(folder: str | Path) -> Measured:
 
 @check("tied weights")
 def check_tied_weights(model: Any) -> Measured:
-    """Check that the embeddings which the config says are one share memory, and that the others do not.
-
-    The figure is the number of pairs that are not as the config says.
-    """
+    """Check that embeddings share memory where the config says so, and only there; the figure counts wrong pairs."""
     config = model.config
     if config.model_type in HEED_TYPES:
         claims = [config.shares_source_and_target_embeddings, config.shares_target_and_output_embeddings]
@@ -271,21 +250,15 @@ def check_tied_weights(model: Any) -> Measured:
         raise SkippedError("the config does not say which embeddings are tied")
     source, target = (stack.get_input_embeddings().weight for stack in (model.get_encoder(), model.get_decoder()))
     output = model.get_output_embeddings().weight
-    told, wrong = [], 0
     pairs = {"source and target": (source, target), "target and output": (target, output)}
+    wrong, found = 0, []
     for (name, (first, second)), expected in zip(pairs.items(), claims, strict=True):
         if expected is not None:
             is_shared = first is second or first.data_ptr() == second.data_ptr()
-            is_wrong = is_shared != expected
-            wrong += is_wrong
-            told.append(f"{name} embeddings {'shared' if is_shared else 'separate'}{' (wrong)' if is_wrong else ''}")
-    return wrong, 0, ", ".join(told)
-
-
-@check("weights complete")
-def check_weights(folder: str | Path, trust_remote_code: bool = False) -> Measured:
-    """Check that the weights in a folder are the model's; the figure is the number of missing and unknown tensors."""
-    return told_of_loading(_load(Path(folder), torch.float32, trust_remote_code)[1])
+            verdict = "" if is_shared == expected else " (wrong)"
+            wrong += bool(verdict)
+            found.append(f"{name} embeddings {'shared' if is_shared else 'separate'}{verdict}")
+    return wrong, 0, ", ".join(found)
 
 
 _FRESH_PROCESS = """
@@ -327,32 +300,34 @@ def check_remote_code(
         if age is not None:
             return 1, 0, age
         raise SkippedError("it is not the installed package's, and would run only with --trust-remote-code")
+    sample = sample or make_sample(model)
+    inputs = samples.source_inputs(model, sample.sources)
+    targets = {"decoder_input_ids": samples.decoder_inputs(model, sample.targets)}
+    theirs = _found_in_fresh_process(folder, model.dtype, inputs | targets)
+    rows = [row[: len(target)] for row, target in zip(theirs["logits"], sample.targets, strict=True)]
+    distance, found = difference(rows, logits_of(model, sample)), "logits and greedy tokens here and"
+    tokens = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=8).cpu()
+    if not torch.equal(tokens, theirs["tokens"]):
+        found = f"logits {distance:.1e}, and other greedy tokens"
+        distance = max(distance, 1.0) if model.dtype in EXACT else distance
+    return distance, samples.tolerance_of(model), f"{found} in a new process that cannot import heedful"
+
+
+def _found_in_fresh_process(folder: Path, dtype: torch.dtype, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return logits and tokens that a folder's own code computes in a new process, which cannot import heedful."""
     from safetensors.torch import load_file, save_file
 
-    sample = sample or make_sample(model)
     with tempfile.TemporaryDirectory() as work:
-        inputs = samples.source_inputs(model, sample.sources)
-        inputs["decoder_input_ids"] = samples.decoder_inputs(model, sample.targets)
         save_file({name: tensor.cpu().contiguous() for name, tensor in inputs.items()}, f"{work}/inputs.safetensors")
         # -P: no module of the current folder is imported.
         command = [sys.executable, "-P", "-c", _FRESH_PROCESS, str(folder.resolve()), work]
-        command += [str(model.dtype).removeprefix("torch."), str(torch.get_num_threads())]
+        command += [str(dtype).removeprefix("torch."), str(torch.get_num_threads())]
         environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
         process = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, check=False)
         if process.returncode != 0:
             lines = [line for line in process.stderr.splitlines() if line.strip()]
             raise ImportError(f"the new process failed: {lines[-1].strip() if lines else process.returncode}")
-        theirs = load_file(f"{work}/found.safetensors")
-    rows = [row[: len(target)] for row, target in zip(theirs["logits"], sample.targets, strict=True)]
-    distance = difference(rows, logits_of(model, sample))
-    del inputs["decoder_input_ids"]
-    tokens = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=8).cpu()
-    if not torch.equal(tokens, theirs["tokens"]):
-        told = f"logits {distance:.1e}, and other greedy tokens in a new process that cannot import heedful"
-        is_judged = model.dtype in (torch.float32, torch.float64)
-        return max(distance, 1.0) if is_judged else distance, tolerance_of(model), told
-    told = "logits and greedy tokens here and in a new process that cannot import heedful"
-    return distance, tolerance_of(model), told
+        return load_file(f"{work}/found.safetensors")
 
 
 def _age_of_code(folder: Path, model: Any) -> str | None:
@@ -385,58 +360,43 @@ def _code_is_ours(folder: Path) -> bool:
 
 @check("special ids")
 def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Measured:
-    """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes.
-
-    Without tokenizers only the two configs are compared. The figure is the number of disagreements.
-    """
+    """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes; else count."""
     faults = []
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        ids = {
-            "config": getattr(model.config, name, None),
-            "generation config": getattr(model.generation_config, name, None),
-            "tokenizer": getattr(tokenizers.target, name, None) if tokenizers else None,
-        }
-        ids = {where: id_ for where, id_ in ids.items() if id_ is not None}
-        given = [samples.id_set(id_) for id_ in ids.values()]
+        places = {"config": model.config, "generation config": model.generation_config}
+        places |= {"tokenizer": tokenizers.target} if tokenizers else {}
+        ids = {place: getattr(holder, name, None) for place, holder in places.items()}
+        ids = {place: id_ for place, id_ in ids.items() if id_ is not None}
         # A model may end at more tokens than its tokenizer's one.
-        if not given or not set.intersection(*given):
-            told = ", ".join(f"{id_} in the {where}" for where, id_ in ids.items())
-            faults.append(f"{name}: {told or 'set nowhere'}")
+        if not ids or not set.intersection(*map(samples.id_set, ids.values())):
+            message = ", ".join(f"{id_} in the {place}" for place, id_ in ids.items())
+            faults.append(f"{name}: {message or 'set nowhere'}")
     sizes = samples.vocabulary_sizes(model)
-    if model.config.model_type in HEED_TYPES:
+    is_heed = model.config.model_type in HEED_TYPES
+    if is_heed:
         configured = zip((model.config.vocab_size, model.config.decoder_vocab_size), sizes, strict=True)
         faults += [f"vocabulary: {ours} in the config, {rows} rows" for ours, rows in configured if ours != rows]
     if tokenizers is not None:
-        faults += _tokenizer_faults(model, tokenizers, sizes)
-    if faults:
-        return len(faults), 0, "; ".join(faults)
-    compared = "config and generation config" + (" and tokenizers" if tokenizers is not None else " (no tokenizer)")
-    return 0, 0, f"pad, end, start and vocabulary sizes of {compared}"
-
-
-def _tokenizer_faults(model: Any, tokenizers: TokenizerPair, sizes: tuple[int, int]) -> list[str]:
-    """Tell where a model's vocabulary sizes and start token are not those of its tokenizers."""
-    faults = []
-    is_heed = model.config.model_type in HEED_TYPES
-    sides = (("source", tokenizers.source), ("target", tokenizers.target))
-    for (side, tokenizer), rows in zip(sides, sizes, strict=True):
-        # Some models round their vocabulary up; Heed's do not, and its Translator insists.
-        if len(tokenizer) > rows or (is_heed and len(tokenizer) != rows):
-            faults.append(f"{side} vocabulary: {len(tokenizer)} tokens in the tokenizer, {rows} rows in the model")
-    start = samples.special_token(model, "decoder_start_token_id")
-    expected = tokenizers.special_ids()["decoder_start_token_id"]
-    if is_heed and start != expected:
-        faults.append(f"decoder_start_token_id: {start}, but {expected} by tokenizer")
-    return faults
+        sides = (("source", tokenizers.source), ("target", tokenizers.target))
+        for (side, tokenizer), rows in zip(sides, sizes, strict=True):
+            count = len(tokenizer)
+            # Some models round their vocabulary up; Heed's do not, and its Translator insists.
+            if count > rows or (is_heed and count != rows):
+                faults.append(f"{side} vocabulary: {count} tokens in the tokenizer, {rows} rows in the model")
+        start = samples.special_token(model, "decoder_start_token_id")
+        expected = tokenizers.special_ids()["decoder_start_token_id"]
+        if is_heed and start != expected:
+            faults.append(f"decoder_start_token_id: {start}, but {expected} by tokenizer")
+    compared = "config and generation config" + (" (no tokenizer)" if tokenizers is None else " and tokenizers")
+    return len(faults), 0, "; ".join(faults) or f"pad, end, start and vocabulary sizes of {compared}"
 
 
 @check("tokenizer round trip")
 def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = ()) -> Measured:
     """Check that texts which are encoded and decoded come back (in Unicode's form NFC).
 
-    Both tokenizers are tried where there are two, without texts with built-in ones, or with all symbols of a closed
-    vocabulary. The figure is the number of texts that come back changed; the first
-    of them is shown.
+    Both tokenizers are tried where there are two, by default with built-in texts, or all symbols of a closed
+    vocabulary. The figure is the number of texts that come back changed; the first of them is shown.
     """
     changed, count = dict[str, str](), 0
     for encode, tokenizer in _sides(tokenizers):
@@ -450,9 +410,9 @@ def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = ()) -> Me
     if not changed:
         return 0, 0, f"{count} texts encoded and decoded"
     text, back = next(iter(changed.items()))
-    told = f"{len(changed)} of {count} texts come back changed: {text!r} as {back!r}"
     # A small closed vocabulary is made for some texts only.
-    return len(changed), 0, told + (" (try texts of your own)" if not texts else "")
+    hint = "" if texts else " (try other texts: `--text`, `--data`)"
+    return len(changed), 0, f"{len(changed)} of {count} texts come back changed: {text!r} as {back!r}{hint}"
 
 
 @check("special tokens in a text")
@@ -469,9 +429,8 @@ def check_special_text(tokenizers: TokenizerPair) -> Measured:
             sum(id_ in special for id_ in ids) for ids in encode(["a b", *(f"a {token} b" for token in tokens)])
         )
         smuggled |= dict.fromkeys(token for token, count in zip(tokens, counts, strict=True) if count != expected)
-    if smuggled:
-        return len(smuggled), 0, f"taken for special tokens: {', '.join(list(smuggled)[:4])}"
-    return 0, 0, f"{len(tokens)} special tokens, such as {next(iter(tokens), None)!r}, written in a text"
+    message = f"{len(tokens)} special tokens, such as {next(iter(tokens), None)!r}, written in a text"
+    return len(smuggled), 0, f"taken for special tokens: {', '.join([*smuggled][:4])}" if smuggled else message
 
 
 def _sides(tokenizers: TokenizerPair) -> Iterator[tuple[Callable[[list[str]], list[list[int]]], Any]]:
@@ -518,8 +477,8 @@ class Verification:
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
         counts = Counter(finding.level for finding in self.findings)
-        told = f"{counts['pass']} passed, {counts['FAIL']} failed, {counts['skipped']} skipped"
-        return "\n".join([head, "", *lines, "", told])
+        summary = f"{counts['pass']} passed, {counts['FAIL']} failed, {counts['skipped']} skipped"
+        return "\n".join([head, "", *lines, "", summary])
 
 
 def verify(
@@ -550,19 +509,20 @@ def verify(
     if texts and tokenizers is None:
         raise ValueError(f"`texts` must be left out where nothing can encode them, but {reason}.")
     sample = make_sample(model, tokenizers, texts)
-    findings = [check("weights complete")(told_of_loading)(report), check_saving(model, sample)]
-    findings += [
+    findings = [
+        check_weights(report),
+        check_saving(model, sample),
         check_files(folder),
         check_tied_weights(model),
         check_remote_code(folder, model, sample, trust_remote_code),
+        *(check_model(model, sample) for check_model in MODEL_CHECKS),
+        ModelFinding("special ids", "FAIL", reason) if is_broken else check_special_ids(model, tokenizers),
     ]
-    findings += [check_model(model, sample) for check_model in MODEL_CHECKS]
-    findings.append(ModelFinding("special ids", "FAIL", reason) if is_broken else check_special_ids(model, tokenizers))
     if tokenizers is None:
         names = ("tokenizer round trip", "special tokens in a text")
         findings += [ModelFinding(name, "skipped", reason) for name in names]
     else:
-        findings += [check_round_trip(tokenizers, texts or ()), check_special_text(tokenizers)]
+        findings += [check_round_trip(tokenizers, texts), check_special_text(tokenizers)]
     return Verification(
         findings,
         folder=str(folder),
@@ -575,12 +535,11 @@ def verify(
 
 
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
-    """Load a model and what `from_pretrained` reports of its weights; faulty ones are for a check to tell."""
+    """Load a model and what `from_pretrained` reports of its weights; a check judges them."""
     if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{folder} must be a folder with a model, but {'is a file' if folder.is_file() else 'does not exist'}."
-            " (A model on the Hub must be downloaded first: huggingface_hub.snapshot_download.)"
-        )
+        what = "is a file" if folder.is_file() else "does not exist"
+        hint = "(A model on the Hub must be downloaded first: huggingface_hub.snapshot_download.)"
+        raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}. {hint}")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
     check_inside(folder)
@@ -592,8 +551,8 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[An
         if not config.is_encoder_decoder:
             raise ValueError(f"an encoder-decoder is needed, but {config.model_type!r} is none")
         # Weights of other shapes are in the report; transformers' error names none of them.
-        told: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, report = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, **told, **local)
+        options: dict[str, Any] = local | {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, **options)
     # The libraries below raise whatever they like for a broken file.
     except Exception as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
@@ -601,8 +560,8 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[An
 
 
 def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPair | None, str, bool]:
-    """Load the tokenizers of a folder; without, tell why, and whether there are any, which are broken."""
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    """Load the tokenizers of a folder; without, say why, and whether there are any, which are broken."""
+    if not has_tokenizer(folder):
         return None, "the folder holds no tokenizer", False
     from transformers import AutoTokenizer
 

@@ -13,9 +13,9 @@ from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, read_object, write_text
 from heedful.inference.loading import CODE_REFERENCE, first_line, load_model
-from heedful.publishing.model_card import with_repository
+from heedful.publishing.model_card import CARD_FILE, with_repository
 
-# What may lie beside a model and is nobody's business on the Hub.
+# What may lie beside a model and stays private.
 PRIVATE_FILES = ["training_state/*", "manifest.json", "checkpoints/*", "events.out.*", "*.log", "log.jsonl", "*.tmp"]
 PRIVATE_FILES += ["__pycache__/*", ".*", "*/.*"]
 # What an earlier commit may have left and this one replaces: another number of shards, another pair of tokenizers.
@@ -63,10 +63,10 @@ def push(
     folder = Path(folder)
     check_folder(folder)
     api = HfApi(token=token)
-    with _network_errors_told(repository):
+    with _connection_errors(repository):
         name = api.create_repo(repository, private=private, exist_ok=True).repo_id
-        card = (folder / "README.md").read_text(encoding="utf-8")
-        write_text(folder / "README.md", with_repository(card, name))
+        card = (folder / CARD_FILE).read_text(encoding="utf-8")
+        write_text(folder / CARD_FILE, with_repository(card, name))
         if revision is not None:
             api.create_branch(name, branch=revision, exist_ok=True)
         commit = api.upload_folder(
@@ -81,7 +81,7 @@ def push(
 
 
 @contextmanager
-def _network_errors_told(repository: str) -> Iterator[None]:
+def _connection_errors(repository: str) -> Iterator[None]:
     """Turn what the Hub's client raises without an answer into one line; what the Hub answers is an `OSError`."""
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -99,10 +99,10 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         what = "is a file" if folder.is_file() else "does not exist"
         raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}.")
-    for name in ("config.json", "README.md"):
+    for name in ("config.json", CARD_FILE):
         if not (folder / name).is_file():
-            told = " (`heedful card` writes one)" if name == "README.md" else ""
-            raise FileNotFoundError(f"{folder} must hold {name}, but does not{told}.")
+            hint = " (`heedful card` writes one)" if name == CARD_FILE else ""
+            raise FileNotFoundError(f"{folder} must hold {name}, but does not{hint}.")
     check_inside(folder)  # or what a link leads to would be uploaded
     config = read_object(folder / "config.json")
     for file, reader in _code_files(folder, config).items():
@@ -113,18 +113,14 @@ def check_folder(folder: Path) -> None:
             )
     tokenizers = TokenizerPair.from_pretrained(folder)
     tokenizers.check_config(load_model(folder).config)
-    read_card(folder / "README.md")
+    read_card(folder / CARD_FILE)
 
 
 def read_card(path: Path) -> ModelCard:
-    """Read a model card and check its metadata as far as that goes without asking the Hub.
+    """Return a model card, after a check of its metadata `card.data` as far as that goes without asking the Hub.
 
-    Returns:
-        The card; `card.data` has the metadata, `card.data.eval_results` the scores.
-
-    Raises:
-        ValueError: If the metadata is missing or malformed, or lacks the license, the language or the library,
-            by which the Hub files a model.
+    It is a `ValueError` if they are malformed, or lack the license, the language or the library, by which the Hub
+    files a model.
     """
     try:
         card = ModelCard.load(path, ignore_metadata_errors=False)
@@ -145,8 +141,7 @@ def _code_files(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Return the files of code that it takes to load a folder, each with the name of the file that asks for it."""
     references = [*(config.get("auto_map") or {}).values()]
     references += [task["impl"] for task in (config.get("custom_pipelines") or {}).values()]
-    # One with "--" lies in another repository.
-    references = [reference for reference in references if "--" not in str(reference)]
+    references = [each for each in references if "--" not in str(each)]  # which lies in another repository
     for reference in references:
         if not CODE_REFERENCE.fullmatch(str(reference)):
             raise ValueError(

@@ -1,23 +1,26 @@
-"""The model card: what a published model is, where it came from and how well it does, from the facts of its run.
+"""The model card: what a published model is, where it came from and how well it does.
 
-The text is `model_card_template.md` beside this file; `model_card.md` at the top of the repository is what it becomes
-for the quickstart's model. Every number in a card comes from `RunFacts`; nothing is left to be filled in by hand. The
-cards of fine-tuned and of converted models have templates of their own, and the same renderer.
+A card of a run is rendered from `model_card_template.md`; `model_card.md` at the top of the repository is that of the
+quickstart's model. Every number comes from `CardFacts`; nothing is left to be filled in by hand. Fine-tuned and
+converted models have templates of their own.
 """
 
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
+from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.error_rates import ERROR_RATES
-from heedful.files import duration
+from heedful.files import duration, write_text
+from heedful.inference.loading import HUB_ID
 from heedful.training.publication import LANGUAGE_CODE, is_translation
 from heedful.training.run_folder.folder import leaves
 
@@ -45,7 +48,7 @@ HUB_LICENSES = frozenset(_LICENSE_WORDS.split())
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What every trained model's card tells; a value that is empty or impossible is refused by name."""
+    """What the card of a trained or fine-tuned model says; an empty or impossible value is refused by name."""
 
     name: str  # such as "heed-small-ko-en"
     source_language: str  # a code, such as "ko"
@@ -57,11 +60,25 @@ class CardFacts:
     vocabulary: str  # such as "8,000 byte-level BPE pieces for both languages"
     scores: Mapping[str, Mapping[str, Any]]  # what `score_translations` gave, per name of a test set
     versions: Mapping[str, str]  # per package; of `REQUIRED_VERSIONS` at least
+    run: Mapping[str, Any] | None = None  # that trained the model: what `facts_of` says of it
+    base_model: str | None = None  # of a fine-tuned model, the one that it was: an id on the Hub, or a folder
+    task: str | None = None  # of a model that does not translate, such as "answering questions"
 
     @property
     def is_translation(self) -> bool:
         """Whether the model goes from a natural language into another one."""
-        return is_translation(self.source_language, self.target_language)
+        return self.task is None and is_translation(self.source_language, self.target_language)
+
+    @property
+    def base_on_the_hub(self) -> str | None:
+        """The base model, if it is an id on the Hub and no folder here."""
+        name = self.base_model or ""
+        return name if HUB_ID.fullmatch(name) and not Path(name).exists() else None
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether the model has learned from the built-in corpus."""
+        return any(dataset.startswith(BUILTIN) for dataset in self.datasets)
 
     @property
     def has_intervals(self) -> bool:
@@ -72,9 +89,8 @@ class CardFacts:
         """Check every field."""
         for field in fields(self):
             value = getattr(self, field.name)
-            # A model may translate its example into nothing.
-            empty: list[Any] = [None] if field.name == "example_translation" else [None, "", (), [], {}]
-            if field.default is MISSING and field.default_factory is MISSING and value in empty:
+            may_be_empty = field.default is None or (field.name == "scores" and self.run is None)
+            if not may_be_empty and value in (None, "", (), [], {}):
                 raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
         for name in ("source_language", "target_language"):
             code = getattr(self, name)
@@ -83,69 +99,56 @@ class CardFacts:
         for test_set, scores in self.scores.items():
             if "count" not in scores:
                 raise ValueError(f"`scores[{test_set!r}]` must have `count`, but has only {sorted(scores)}.")
+        if self.base_model and not self.task and not self.is_translation:
+            raise ValueError(
+                f"`source_language` and `target_language` must be two languages, but are {self.source_language} and "
+                f"{self.target_language} instead; for what is no translation, `task` must say what the model does."
+            )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFacts(CardFacts):
-    """Everything a model card tells about a training run."""
-
-    pairs: Mapping[str, int]  # as used, per split, such as {"train": 100000, "validation": 1000}
-    cleaning: Mapping[str, Any]  # `CleaningReport.to_dict()` of the training split: "kept", and "dropped" per reason
-    joint_vocabulary: bool  # whether source and target share one tokenizer
-    recipe: Mapping[str, Any]  # the settings of the run; nested ones are shown as `outer.inner`
-    updates: int  # optimizer steps
-    target_tokens: int  # that were trained on, repetitions counted
-    seconds: float  # of training
-    hardware: str  # such as "1 × NVIDIA H200" or "2 CPU cores"
-    validation_loss: float  # of the published weights, in nats per target token
-    example_source: str  # a sentence to try, preferably from a test set
-    example_translation: str  # what the model makes of it
-    sides: tuple[str, str] = ("source", "target")  # in Markdown, of a task that is no translation
-    example_language: str | None = None  # into which, where the model knows several and must be told
-    intended_use: str = ""  # the template's general one if empty
-    limits: Sequence[str] = ()  # put before the template's general ones
-    learning_curve: str = ""  # the picture's file, beside the card
-
-    @property
-    def direction(self) -> tuple[str, str]:
-        """What the model goes from and to: languages, or what the data call their sides."""
-        return (self.source_language, self.target_language) if self.is_translation else self.sides
-
-
-def write_model_card(folder: str | Path, facts: RunFacts) -> Path:
+def write_model_card(folder: str | Path, facts: CardFacts) -> Path:
     """Write a model's card, README.md, into its folder, and return its path."""
     path = Path(folder) / CARD_FILE
-    path.write_text(render_model_card(facts), encoding="utf-8")
+    write_text(path, render_model_card(facts))
     return path
 
 
-def render_model_card(facts: RunFacts) -> str:
-    """Return the card of a run: metadata between two lines of ---, then Markdown."""
-    return render(
-        "model_card_template.md",
-        card_metadata(facts),
-        facts=facts,
-        is_builtin=any(dataset.startswith(BUILTIN) for dataset in facts.datasets),
-        recipe=leaves(facts.recipe),
-        perplexity=f"{math.exp(min(facts.validation_loss, 700)):,.2f}",
+def render_model_card(facts: CardFacts) -> str:
+    """Return the card of a trained or fine-tuned model: metadata between two lines of ---, then Markdown."""
+    template = "finetuned_card_template.md" if facts.run is None else "model_card_template.md"
+    return render(template, card_metadata(facts), facts=facts, run=facts.run)
+
+
+def facts_of_model(model: Any, tokenizers: TokenizerPair, tokens: Sequence[str], **facts: Any) -> CardFacts:
+    """Return facts with those that a model and its tokenizers tell; `tokens` is what to call those of each side."""
+    source, target = (f"{len(each):,}" for each in (tokenizers.source, tokenizers.target))
+    vocabulary = f"{source} {tokens[0]} for both sides"
+    if not tokenizers.is_joint:
+        target += "" if tokens[0] == tokens[1] else f" {tokens[1]}"
+        vocabulary = f"{source} {tokens[0]} for the source, {target} for the target"
+    return CardFacts(
+        parameters=model.num_parameters(),
+        architecture=architecture_of(model.config),
+        vocabulary=vocabulary,
+        versions={name: version(name) for name in REQUIRED_VERSIONS},
+        **facts,
     )
 
 
-def card_metadata(facts: CardFacts, base_model: str | None = None) -> ModelCardData:
+def card_metadata(facts: CardFacts) -> ModelCardData:
     """Make the metadata by which the Hub files a model, its scores (the model index) included."""
     license_id = facts.license.strip().lower()
     known = license_id in HUB_LICENSES
-    hub_datasets = [dataset.split(":")[0] for dataset in facts.datasets if _is_on_the_hub(dataset)]
+    datasets = [dataset.split(":")[0] for dataset in facts.datasets if _is_on_the_hub(dataset)]
     metrics = [metric for metric in METRIC_NAMES if any(metric in scores for scores in facts.scores.values())]
     return metadata_of_card(
         facts.name,
         [facts.source_language, facts.target_language],
-        [],
-        facts.is_translation,
-        base_model=base_model,
+        is_translation=facts.is_translation,
+        base_model=facts.base_on_the_hub,
         license=license_id if known else "other",
         license_name=None if known else re.sub(r"[^a-z0-9.+-]+", "-", license_id),
-        datasets=hub_datasets or None,
+        datasets=datasets or None,
         metrics=metrics or None,
         eval_results=_evaluation_results(facts) or None,
     )
@@ -158,38 +161,56 @@ def _is_on_the_hub(dataset: str) -> bool:
 
 
 def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
-    direction = f"Translation {facts.source_language}-{facts.target_language}"
-    return [
-        EvalResult(
-            task_type="translation" if facts.is_translation else OTHER_TASK,
-            task_name=direction if facts.is_translation else None,
-            # Not a dataset of the Hub, but the Hub demands an identifier.
-            dataset_type=re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set),
-            dataset_name=test_set,
-            metric_type=metric,
-            metric_name=METRIC_NAMES[metric],
-            metric_value=round(float(scores[metric]), 2),
-            metric_args=_arguments(scores, metric),
+    found = []
+    for test_set, scores in facts.scores.items():
+        for metric in filter(scores.__contains__, METRIC_NAMES):
+            # How it was computed, as far as its value does not say so.
+            arguments = {"signature": scores.get(f"{metric}_signature"), "ignore": scores.get("ignore")}
+            direction = f"Translation {facts.source_language}-{facts.target_language}"
+            result = EvalResult(
+                task_type="translation" if facts.is_translation else OTHER_TASK,
+                task_name=direction if facts.is_translation else None,
+                # Not a dataset of the Hub, but the Hub demands an identifier.
+                dataset_type=re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set),
+                dataset_name=test_set,
+                metric_type=metric,
+                metric_name=METRIC_NAMES[metric],
+                metric_value=round(float(scores[metric]), 2),
+                metric_args={name: value for name, value in arguments.items() if value is not None} or None,
+            )
+            found.append(result)
+    return found
+
+
+def architecture_of(config: Any) -> str:
+    """Describe a Heed model in one line."""
+    layers = f"{config.encoder_layers} + {config.decoder_layers}"
+    if config.model_type != "heed_rnn":
+        shared = " that share their weights" if config.share_layers else ""
+        return (
+            f"Transformer encoder-decoder ({layers} layers{shared}, d_model {config.d_model}, "
+            f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads, "
+            f"d_ff {config.encoder_ffn_dim} + {config.decoder_ffn_dim}, {config.norm_placement}-norm, "
+            f"{config.position_encoding} positions)"
         )
-        for test_set, scores in facts.scores.items()
-        for metric in METRIC_NAMES
-        if metric in scores
-    ]
-
-
-def _arguments(scores: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
-    """Return how a metric was computed, as far as its value does not say so."""
-    told = {"signature": scores.get(f"{metric}_signature"), "ignore": scores.get("ignore")}
-    return {name: value for name, value in told.items() if value is not None} or None
+    extras = {
+        "no attention" if config.attention == "none" else f"{config.attention} attention": True,
+        f"{config.activation_function} in place of tanh": config.activation_function != "tanh",
+        "bidirectional encoder": config.bidirectional,
+        "source read from its end": config.reverse_source,
+        "input feeding": config.input_feeding,
+        f"{config.bridge} bridge": True,
+    }
+    return (
+        f"Recurrent encoder-decoder ({layers} {config.cell} layers, hidden size {config.hidden_size}, embeddings of "
+        f"{config.embedding_size}, {', '.join(name for name, is_on in extras.items() if is_on)})"
+    )
 
 
 def metadata_of_card(
-    name: str, languages: Sequence[str], tags: Sequence[str], is_translation: bool = True, **others: Any
+    name: str, languages: Sequence[str], tags: Sequence[str] = (), is_translation: bool = True, **others: Any
 ) -> ModelCardData:
-    """Make the metadata by which the Hub files a model, with tags besides those of every Heed model.
-
-    Of further fields, such as `license`, None leaves one out.
-    """
+    """Make the metadata of a model's card, with tags besides those of every Heed model; `None` leaves a field out."""
     task = "translation" if is_translation else OTHER_TASK
     return ModelCardData(
         language=list(dict.fromkeys(languages)),
@@ -201,8 +222,8 @@ def metadata_of_card(
     )
 
 
-def render(template: str, metadata: ModelCardData, **facts: Any) -> str:
-    """Fill in a template beside this file: the metadata between the two `---`, and all names that it has."""
+def render(template: str, metadata: ModelCardData | None, **facts: Any) -> str:
+    """Fill in a template beside this file: the metadata between the two `---`, if any, and all names that it has."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -211,7 +232,8 @@ def render(template: str, metadata: ModelCardData, **facts: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= FILTERS
-    text = environment.get_template(template).render(metadata=metadata.to_yaml(), metric_names=METRIC_NAMES, **facts)
+    names = {"metadata": metadata and metadata.to_yaml(), "metric_names": METRIC_NAMES, **facts}
+    text = environment.get_template(template).render(names)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 
 
@@ -222,7 +244,7 @@ def with_repository(card: str, repository: str) -> str:
 
 
 def without_folders(value: Any) -> str:
-    """Return a value as text; of a path on this machine only its last part, for the rest is nobody's business."""
+    """Return a value as text; of an absolute path only its last part: the rest is private."""
     text = str(value)
     return Path(text).name if Path(text).is_absolute() else text
 
@@ -241,24 +263,30 @@ def _score(scores: Mapping[str, Any], metric: str) -> str:
     if metric not in scores:
         return "–"
     interval = scores.get(f"{metric}_interval")
-    brackets = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
-    return f"{scores[metric]:.2f}{brackets}"
+    return f"{scores[metric]:.2f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+
+
+def _line(value: Any) -> str:
+    return " ".join(without_folders(value).split())
 
 
 def _cell(value: Any) -> str:
     """Write a value as plain text in Markdown, on one line: for a heading, a sentence or a cell of a table."""
-    line = re.sub(r"([\\`<|])", r"\\\1", " ".join(without_folders(value).split()))
-    return line.replace("](", "]\\(")
+    return re.sub(r"([\\`<|])", r"\\\1", _line(value)).replace("](", "]\\(")
 
 
 def code(value: Any) -> str:
     """Write a value between backticks, on one line."""
-    return f"`{' '.join(without_folders(value).split()).translate(NO_CODE)}`"
+    return f"`{_line(value).translate(NO_CODE)}`"
 
 
 def _quoted(text: str) -> str:
     line = " ".join(text.split())
     return f'"{line}"' if line else "(nothing)"
+
+
+def _perplexity(loss: float) -> str:
+    return f"{math.exp(min(loss, 700)):,.2f}"
 
 
 # What templates write as `{{ value | count }}`.
@@ -268,8 +296,9 @@ FILTERS = {
     "count": "{:,}".format,
     "duration": duration,
     "keyword": _keyword,
+    "leaves": leaves,
+    "perplexity": _perplexity,
     "quoted": _quoted,
     "score": _score,
     "tojson_text": python_string,
-    "without_folders": without_folders,
 }

@@ -1,23 +1,27 @@
-"""The facts of a finished run, for the card of the model it made."""
+"""The card of the model that a finished run made."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
-from heedful.publishing.model_card import BUILTIN, REQUIRED_VERSIONS, RunFacts, code, write_model_card
+from heedful.publishing.model_card import BUILTIN, CardFacts, code, facts_of_model, write_model_card
 from heedful.training.publication import language_codes
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
 BUILTIN_LICENSE = "apache-2.0"
+# What a card calls the tokens of each algorithm.
+TOKENS = {
+    **{"bpe": "byte-level BPE pieces", "unigram": "byte-level Unigram pieces", "word": "words"},
+    **{"character": "characters and bytes", "jamo": "jamo, characters and bytes"},
+}
 
 
 def publish_run(result: RunResult) -> Iterator[str]:
-    """Write a run's card and what `publish.also` asks for, and yield what to tell: scores, cost, places."""
+    """Write a run's card and what `publish.also` asks for, and yield lines about them: scores, cost, places."""
     card = write_run_card(result)
     for name, values in result.metrics.items():
         scores = ", ".join(f"{key} {value:.2f}" for key, value in values.items() if isinstance(value, float))
@@ -43,16 +47,16 @@ def write_run_card(result: RunResult) -> Path:
         The path of the card, README.md beside the weights.
 
     Raises:
-        ValueError: If a fact that the card tells is empty or impossible, such as a language's code.
+        ValueError: If a fact on the card is empty or impossible, such as a language's code.
     """
     facts = facts_of(result)
     curve = leave_learning_curve(result.recipe.folder, result.folder)
-    return write_model_card(result.folder, replace(facts, learning_curve=curve))
+    return write_model_card(result.folder, replace(facts, run={**(facts.run or {}), "learning_curve": curve}))
 
 
-def facts_of(result: RunResult) -> RunFacts:
-    """Collect what the card tells from the run itself and from what its recipe says for the card."""
-    recipe, corpus = result.recipe, result.corpus
+def facts_of(result: RunResult) -> CardFacts:
+    """Return what the card says of a run's model, by the run itself and by what its recipe says for the card."""
+    recipe, corpus, progress = result.recipe, result.corpus, result.progress
     source_language, target_language = language_codes(recipe)
     scores = {
         name: {key: value for key, value in values.items() if key not in ("loss", "perplexity")}
@@ -60,89 +64,53 @@ def facts_of(result: RunResult) -> RunFacts:
         if "count" in values
     }
     trained = [recipe.data.train, *(part.train for part in recipe.data.mixture.values())]
-    example = corpus.validation_pairs[0]["source"]
+    source, language = corpus.validation_pairs[0]["source"], corpus.target_language
     translator = Translator.from_pretrained(result.folder)
-    language = corpus.target_language
-    translation = translator.translate([example], target_language=language)[0][0].text
-    return RunFacts(
+    translation = translator.translate([source], target_language=language)[0][0].text
+    pairs = {
+        "train": corpus.pairs if corpus.pairs is not None else corpus.report.kept,
+        **{f"of these {key}": count for key, count in corpus.parts.items()},
+        "validation": len(corpus.validation_pairs),
+        **{name: values["count"] for name, values in scores.items() if name != "validation"},
+    }
+    return facts_of_model(
+        translator.model,
+        translator.tokenizers,
+        _token_names(recipe),
         name=recipe.name,
         source_language=source_language,
         target_language=target_language,
         license=recipe.card.license or (BUILTIN_LICENSE if all(BUILTIN in each for each in trained) else "unknown"),
         datasets=[recipe.card.dataset] if recipe.card.dataset else list(dict.fromkeys(map(str, trained))),
-        pairs={
-            "train": corpus.pairs if corpus.pairs is not None else corpus.report.kept,
-            **{f"of these {key}": count for key, count in corpus.parts.items()},
-            "validation": len(corpus.validation_pairs),
-            **{name: values["count"] for name, values in scores.items() if name != "validation"},
-        },
-        cleaning=corpus.report.to_dict(),
-        parameters=result.parameters,
-        architecture=architecture_of(translator.model.config),
-        vocabulary=_vocabulary(recipe, translator),
-        joint_vocabulary=corpus.tokenizers.is_joint,
-        recipe=_without_empty(asdict(recipe)),
-        updates=result.progress.update,
-        target_tokens=result.progress.target_tokens,
-        seconds=result.progress.seconds,
-        hardware=result.hardware,
         scores=scores,
-        validation_loss=result.metrics["validation"]["loss"],
-        versions={name: version(name) for name in REQUIRED_VERSIONS},
-        example_source=example,
-        example_translation=translation,
-        sides=(_named("source", recipe.data.source), _named("target", recipe.data.target)),
-        example_language=language,
-        intended_use=recipe.card.intended_use or "",
-        limits=[recipe.card.limits] if recipe.card.limits else [],
+        run={
+            "recipe": _without_empty(asdict(recipe)),
+            "card": asdict(recipe.card),
+            "sides": [_side("source", recipe.data.source), _side("target", recipe.data.target)],
+            "pairs": pairs,
+            "cleaning": corpus.report.to_dict(),
+            "joint_vocabulary": corpus.tokenizers.is_joint,
+            "updates": progress.update,
+            "target_tokens": progress.target_tokens,
+            "seconds": progress.seconds,
+            "hardware": result.hardware,
+            "validation_loss": result.metrics["validation"]["loss"],
+            "example": {"source": source, "translation": translation, "language": language},
+            "learning_curve": "",
+        },
     )
 
 
-def _named(side: str, column: str) -> str:
+def _side(side: str, column: str) -> str:
     """Return what a side is called in a sentence: the number of a column says nothing."""
     return side if column.isdigit() else code(column)
 
 
-def architecture_of(config) -> str:
-    """Describe a Heed model in one line."""
-    if config.model_type == "heed_rnn":
-        return _recurrent_architecture(config)
-    return (
-        f"Transformer encoder-decoder ({config.encoder_layers} + {config.decoder_layers} layers"
-        f"{' that share their weights' if config.share_layers else ''}, "
-        f"d_model {config.d_model}, {config.encoder_attention_heads} + {config.decoder_attention_heads} heads, "
-        f"d_ff {config.encoder_ffn_dim} + {config.decoder_ffn_dim}, {config.norm_placement}-norm, "
-        f"{config.position_encoding} positions)"
-    )
-
-
-def _recurrent_architecture(config) -> str:
-    extras = {
-        f"{config.activation_function} in place of tanh": config.activation_function != "tanh",
-        "bidirectional encoder": config.bidirectional,
-        "source read from its end": config.reverse_source,
-        "input feeding": config.input_feeding,
-    }
-    attention = "no attention" if config.attention == "none" else f"{config.attention} attention"
-    return (
-        f"Recurrent encoder-decoder ({config.encoder_layers} + {config.decoder_layers} {config.cell} layers, "
-        f"hidden size {config.hidden_size}, embeddings of {config.embedding_size}, {attention}"
-        + "".join(f", {name}" for name, is_on in extras.items() if is_on)
-        + f", {config.bridge} bridge)"
-    )
-
-
-def _vocabulary(recipe: Recipe, translator: Translator) -> str:
-    kinds = {"bpe": "byte-level BPE pieces", "unigram": "byte-level Unigram pieces", "word": "words"}
-    kinds |= {"character": "characters and bytes", "jamo": "jamo, characters and bytes"}
-    tokenizers = translator.tokenizers
-    source, target = (kinds[algorithm] for algorithm, _ in recipe.tokenizer.sides)
+def _token_names(recipe: Recipe) -> list[str]:
+    """Return what the card calls the tokens of each side."""
     if recipe.tokenizer.path is not None:
-        source = target = "pieces of a given tokenizer"
-    if tokenizers.is_joint:
-        return f"{len(tokenizers.source):,} {source} for both sides"
-    target = "" if target == source else f" {target}"
-    return f"{len(tokenizers.source):,} {source} for the source, {len(tokenizers.target):,}{target} for the target"
+        return ["pieces of a given tokenizer"] * 2
+    return [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
 
 
 def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Nothing is approximated. What Heed cannot express is refused by name, and before
 compared on random sentences.
 """
 
-import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -17,39 +17,32 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, Pr
 from transformers.utils import cached_file
 
 from heedful.configuration_heed import HeedConfig
-from heedful.files import check_inside, check_is_new, new_folder
+from heedful.files import check_inside, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
-from heedful.publishing.model_card import metadata_of_card, render
+from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
 from heedful.training.publication import LANGUAGE_CODE, UNDETERMINED
 
 # The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-4
 ROUNDING = 2e-3  # what half precision leaves of a sine
+LEARNED = {"position_encoding": "learned", "embedding_norm": True}
 # For each kind the class whose weights are read, and the options that make Heed compute what it does.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bart": ("BartForConditionalGeneration", {"position_encoding": "learned", "embedding_norm": True}),
+    "bart": ("BartForConditionalGeneration", LEARNED),
     "m2m_100": ("M2M100ForConditionalGeneration", {"sinusoid_layout": "tensor2tensor", "norm_placement": "pre"}),
     "marian": ("MarianMTModel", {"sinusoid_layout": "concatenated"}),
-    "pegasus": (
-        "PegasusForConditionalGeneration",
-        {"sinusoid_layout": "concatenated", "norm_placement": "pre"},
-    ),
-    "mbart": (
-        "MBartForConditionalGeneration",
-        {"position_encoding": "learned", "embedding_norm": True, "norm_placement": "pre"},
-    ),
+    "pegasus": ("PegasusForConditionalGeneration", {"sinusoid_layout": "concatenated", "norm_placement": "pre"}),
+    "mbart": ("MBartForConditionalGeneration", LEARNED | {"norm_placement": "pre"}),
 }
-# fmt: off
 COPIED_FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
     "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding",
-    "dropout", "attention_dropout", "activation_dropout", "use_cache", "pad_token_id",
-    "eos_token_id", "decoder_start_token_id",
-)
-# fmt: on
+    "dropout", "attention_dropout", "activation_dropout", "use_cache", "pad_token_id", "eos_token_id",
+    "decoder_start_token_id",
+)  # fmt: skip
 # Parts of names, theirs and ours, in the order in which they are replaced.
 RENAMINGS = {
     "self_attn_layer_norm": "self_attn_residual.norm",
@@ -138,29 +131,23 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
     `convert_model` reads the rest from the weights: `vocab_size`, what is shared, `output_bias`.
     """
     _check_expressible(config)
-    options = {**KINDS[config.model_type][1], **{name: getattr(config, name) for name in COPIED_FIELDS}}
+    options = KINDS[config.model_type][1] | {name: getattr(config, name) for name in COPIED_FIELDS}
     if config.model_type == "m2m_100":
         options["position_offset"] = config.pad_token_id + 1
-    # A Heed model that became one of these says how its features stood.
-    if hasattr(config, "sinusoid_layout"):
+    if hasattr(config, "sinusoid_layout"):  # of a Heed model that became one of these
         options["sinusoid_layout"] = config.sinusoid_layout
-    sizes = {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
+    options |= {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
     # transformers smooths labels in the trainer, not in the model.
-    return HeedConfig(**sizes, **options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)
+    return HeedConfig(**options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)
 
 
 def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
     """Return a Heed model with the weights of a model of one of the `KINDS`, copied, in evaluation mode.
 
-    Args:
-        theirs: A `MarianMTModel`, `PegasusForConditionalGeneration`, `BartForConditionalGeneration`,
-            `MBartForConditionalGeneration` or `M2M100ForConditionalGeneration`.
-
-    Raises:
-        ValueError: If it cannot be expressed; the message names every field that prevents it.
+    If it cannot be expressed, a `ValueError` names every field that prevents it.
     """
     config = convert_config(theirs.config)
-    weights = _renamed_weights(theirs, config)
+    weights = _heed_weights(theirs, config)
     source, target, output = (weights[name] for name in EMBEDDINGS)
     options = config.to_dict()
     options |= {"vocab_size": source.shape[0], "decoder_vocab_size": target.shape[0]}
@@ -195,27 +182,39 @@ def largest_difference(theirs: PreTrainedModel, ours: HeedForConditionalGenerati
     source = source.masked_fill(mask == 0, config.pad_token_id)
     inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target, "use_cache": False}
     expected, found = (model.eval()(**inputs).logits for model in (theirs, ours))
+    return relative_difference(expected, found)
+
+
+def relative_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """Return the largest difference of a logit, relative where logits are above 1."""
     return ((expected - found).abs().max() / expected.abs().max().clamp(min=1)).item()
+
+
+def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """Yield for each field of a config that is none of its choices what it must be."""
+    for name, values in choices.items():
+        if getattr(config, name) not in values:
+            shown = " or ".join(str(value) for value in values if value is not None or len(values) == 1)
+            yield f"`{name}` must be {shown}, but is {getattr(config, name)} instead."
 
 
 def _check_expressible(config: PreTrainedConfig) -> None:
     """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in KINDS:
         raise ValueError(f"`model_type` must be one of {', '.join(KINDS)}, but is {config.model_type} instead.")
-    faults = []
     expected, _ = KINDS[config.model_type]
-    # A config that was made and not saved names none.
-    for name in config.architectures or [expected]:
-        if name != expected:
-            faults.append(f"`architectures` must be {expected}, but is {name} instead.")
-    for name, value in (("is_encoder_decoder", True), ("is_decoder", False)):
-        if getattr(config, name, value) != value:
-            faults.append(f"`{name}` must be {value}, but is {getattr(config, name)} instead.")
+    # A config that was made and not saved names no class.
+    faults = [
+        f"`architectures` must be {expected}, but is {name} instead."
+        for name in config.architectures or []
+        if name != expected
+    ]
+    choices = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
+    faults += field_faults(config, {name: value for name, value in choices.items() if hasattr(config, name)})
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         if getattr(config, name, None) is None:
             faults.append(f"`{name}` must be set, but is None instead.")
-    quantized = getattr(config, "quantization_config", None)
-    if quantized is not None:
+    if (quantized := getattr(config, "quantization_config", None)) is not None:
         faults.append(f"`quantization_config` must be absent, but is {quantized} instead.")
     if faults:
         raise ValueError("The model cannot be converted: " + " ".join(faults))
@@ -246,40 +245,50 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     return model, dtype
 
 
-def _renamed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torch.Tensor]:
+def _heed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torch.Tensor]:
     """Return their weights under our names; shared ones are the same memory under every name."""
-    is_interleaved = config.position_encoding == "sinusoidal" and config.sinusoid_layout == "interleaved"
-    weights, order = {}, paper_order(config).argsort()
+    weights = {}
     for name, value in theirs.state_dict().items():
-        if name == "model.shared.weight":  # a second name of the embeddings
-            continue
         if name == "final_logits_bias":
             if value.any():
                 weights["lm_head.bias"] = value[0]
-            continue
-        if "embed_positions" in name:
+        elif "embed_positions" in name:
             if config.position_encoding == "sinusoidal":
                 _exact_sinusoids(name, value, config)
-                continue
-            value = value[FIRST_POSITION:]
-        for part, replacement in RENAMINGS.items():
-            name = name.replace(part, replacement)
-        weights[name] = reordered(name, value, order) if is_interleaved else value
-    return weights
+            else:
+                weights[name] = value[FIRST_POSITION:]
+        elif name != "model.shared.weight":  # a second name of the embeddings
+            weights[name] = value
+    order = paper_order(config)
+    return renamed(weights, RENAMINGS, None if order is None else order.argsort())
 
 
-def paper_order(config: HeedConfig) -> torch.Tensor:
-    """Return which of our features of d_model each of theirs is, `(d_model,)`, where ours stand as in the paper."""
+def paper_order(config: HeedConfig) -> torch.Tensor | None:
+    """Return which of our features of d_model each of theirs is, `(d_model,)`; None where both stand alike."""
+    if config.position_encoding != "sinusoidal" or config.sinusoid_layout != "interleaved":
+        return None
     features = torch.arange(config.d_model)
     return torch.cat([features[0::2], features[1::2]])
 
 
-def reordered(name: str, value: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Put the features of d_model in another order: outputs of what writes them, inputs of what reads them."""
-    module, kind = name.split(".")[-2:]
-    if module in ("out_proj", "fc2") or module.endswith("norm"):
-        return value[order]
-    return value[:, order] if kind == "weight" else value  # biases of inner features and of tokens stay
+def renamed(
+    weights: Mapping[str, torch.Tensor], renamings: Mapping[str, str], order: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """Return weights under other names, and their features of d_model in another order, if there is one.
+
+    The outputs of what writes features are reordered, and the inputs of what reads them; biases of inner features and
+    of tokens stay.
+    """
+    found = {}
+    for name, value in weights.items():
+        module, kind = f".{name}".split(".")[-2:]
+        for part, replacement in renamings.items():
+            name = name.replace(part, replacement)
+        if order is not None:
+            is_written = module in ("out_proj", "fc2") or module.endswith("norm")
+            value = value[order] if is_written else value[:, order] if kind == "weight" else value
+        found[name] = value
+    return found
 
 
 def _exact_sinusoids(name: str, table: torch.Tensor, config: HeedConfig, tolerance: float = ROUNDING) -> torch.Tensor:
@@ -313,46 +322,31 @@ def _write_card(folder: Path, conversion: Conversion) -> None:
     License and, where the tokenizer names none, languages are those of the source's own card; where it has no card,
     or its card does not name them, they are `unknown` and `und`.
     """
-    name = conversion.folder.name
-    theirs = _card_of(conversion.source)
-    base_model = _base_model(conversion.source)
-    license_id = theirs.get("license") or "unknown"
-    languages = _languages(conversion, theirs)
-    about = {key: theirs[key] for key in ("license_name", "license_link") if key in theirs}
-    metadata = metadata_of_card(
-        name, languages, [conversion.model_type], license=license_id, base_model=base_model, **about
-    )
-    license_told = f"{license_id}, as its card says"
-    if license_id == "unknown":
-        license_told = "unknown: the source has no card that tells; find out before you publish it"
+    theirs, base_model = _metadata_of(conversion.source), _base_model(conversion.source)
+    # NLLB's "kor_Hang" and mBART's "ko_KR" are languages with a script or country.
+    languages = list(dict.fromkeys(language.split("_")[0] for language in conversion.languages))
+    if not languages or not all(map(LANGUAGE_CODE.fullmatch, languages)):
+        named = theirs.get("language") or UNDETERMINED
+        languages = [named] if isinstance(named, str) else named
+    about: dict[str, Any] = {key: theirs[key] for key in ("license_name", "license_link") if key in theirs}
+    about |= {"license": theirs.get("license") or "unknown", "base_model": base_model}
     text = render(
         "conversion_card_template.md",
-        metadata,
-        name=name,
+        metadata_of_card(conversion.folder.name, languages, [conversion.model_type], **about),
         version=version("heedful"),
         source=base_model or Path(conversion.source).name,
         base_model=base_model,
         direction=" → ".join(conversion.languages or languages),
-        license=license_told,
+        license=about["license"],
         conversion=conversion,
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    write_text(folder / CARD_FILE, text)
 
 
-def _languages(conversion: Conversion, theirs: dict[str, Any]) -> list[str]:
-    """Return the codes of the languages: of the direction, or else of the source's own card."""
-    # NLLB's "kor_Hang" and mBART's "ko_KR" are languages with a script or country.
-    chosen = [language.split("_")[0] for language in conversion.languages]
-    if chosen and all(LANGUAGE_CODE.fullmatch(language) for language in chosen):
-        return list(dict.fromkeys(chosen))
-    languages = theirs.get("language") or [UNDETERMINED]
-    return [languages] if isinstance(languages, str) else languages
-
-
-def _card_of(source: str) -> dict[str, Any]:
+def _metadata_of(source: str) -> dict[str, Any]:
     """Read the metadata of the source's own card, empty where it has none."""
     try:
-        path = cached_file(source, "README.md", _raise_exceptions_for_missing_entries=False)
+        path = cached_file(source, CARD_FILE, _raise_exceptions_for_missing_entries=False)
         return ModelCard.load(path, ignore_metadata_errors=True).data.to_dict() if path else {}
     except Exception:  # whatever the Hub, YAML or huggingface_hub raise: the card is missing or broken
         return {}
@@ -360,9 +354,7 @@ def _card_of(source: str) -> dict[str, Any]:
 
 def _base_model(source: str) -> str | None:
     """Return the source's id on the Hub; for a folder, the id that its config remembers, if any."""
-    folder = Path(source)
-    if not folder.is_dir():
+    if not Path(source).is_dir():
         return source
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    remembered = config.get("_name_or_path") or ""
+    remembered = read_object(Path(source) / "config.json").get("_name_or_path") or ""
     return remembered if HUB_ID.fullmatch(remembered) else None

@@ -24,8 +24,9 @@ from heedful.publishing.conversion.model_conversion import (
     FIRST_POSITION,
     KINDS,
     RENAMINGS,
+    field_faults,
     paper_order,
-    reordered,
+    renamed,
 )
 
 # What all the classes have, and none of them can have otherwise.
@@ -75,7 +76,7 @@ def stock_model(ours: HeedForConditionalGeneration) -> PreTrainedModel:
         name: value if "embed_positions" in name else torch.zeros_like(value)
         for name, value in theirs.state_dict().items()
     }
-    weights |= _renamed_weights(ours)
+    weights |= _stock_weights(ours)
     weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
     theirs.load_state_dict(weights, strict=True)
     return theirs.to(ours.dtype).eval()
@@ -131,22 +132,18 @@ def _check_expressible(config: Any, kind: str) -> None:
     """Raise one error that names all fields which no stock class can have."""
     offset = config.pad_token_id + 1 if kind == "m2m_100" else 0
     wanted = COMMON | CHOSEN | {"position_offset": offset} | KINDS[kind][1]
-    wanted.pop("sinusoid_layout", None)  # the kind follows from it
+    # The kind follows from the layout.
+    choices: dict[str, Any] = {name: (value,) for name, value in wanted.items() if name != "sinusoid_layout"}
     for side in ("encoder", "decoder"):
         heads = getattr(config, f"{side}_attention_heads")
         # Each of these is by default what it must be.
         own = {f"{side}_key_value_heads": heads, "d_k": config.d_model // heads, "d_v": config.d_model // heads}
-        wanted |= {name: value for name, value in own.items() if getattr(config, name) not in (None, value)}
-    faults = [
-        f"`{name}` must be {value}, but is {getattr(config, name)} instead."
-        for name, value in wanted.items()
-        if getattr(config, name) != value
-    ]
+        choices |= {name: (value,) for name, value in own.items() if getattr(config, name) not in (None, value)}
+    faults = list(field_faults(config, choices))
     if config.activation_function in GATED_ACTIVATIONS:
         faults.append(f"`activation_function` must have no gate, but is {config.activation_function} instead.")
     if faults:
-        told = KINDS[kind][0]
-        raise ValueError(f"The model has no stock form, of which {told} is the nearest: {' '.join(faults)}")
+        raise ValueError(f"The model has no stock form, of which {KINDS[kind][0]} is the nearest: {' '.join(faults)}")
 
 
 def _written_out(ours: HeedForConditionalGeneration) -> Iterator[tuple[str, torch.Tensor]]:
@@ -157,19 +154,14 @@ def _written_out(ours: HeedForConditionalGeneration) -> Iterator[tuple[str, torc
             yield name.replace(".layers.0.", f".layers.{number}.") if number else name, value
 
 
-def _renamed_weights(ours: HeedForConditionalGeneration) -> dict[str, torch.Tensor]:
+def _stock_weights(ours: HeedForConditionalGeneration) -> dict[str, torch.Tensor]:
     """Return the weights under their names, with the features of d_model in their order."""
     config: Any = ours.config
-    is_interleaved = config.position_encoding == "sinusoidal" and config.sinusoid_layout == "interleaved"
-    weights, order = {}, paper_order(config)
+    weights = {}
     for name, value in _written_out(ours):
-        if is_interleaved:
-            value = reordered(name, value, order)
         if name == "lm_head.bias":
             name, value = "final_logits_bias", value[None]
-        if "embed_positions" in name:
+        elif "embed_positions" in name:
             value = torch.cat([value.new_zeros(FIRST_POSITION, config.d_model), value])
-        for part, replacement in RENAMINGS.items():
-            name = name.replace(replacement, part)
         weights[name] = value
-    return weights
+    return renamed(weights, {ours: theirs for theirs, ours in RENAMINGS.items()}, paper_order(config))

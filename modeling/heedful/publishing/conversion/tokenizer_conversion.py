@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from heedful.checksums_heed import has_tokenizer
 from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import TokenizerPair
 
-# A folder with one of these has a tokenizer.
-TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "sentencepiece.bpe.model", "source.spm")
 # These name the target language by the decoder's start token; the others by the first token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
 # Texts to compare, together with random ones made of the vocabulary itself.
@@ -76,7 +75,7 @@ def convert_tokenizers(
 
 
 def _load(source: str) -> Any:
-    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
+    if Path(source).is_dir() and not has_tokenizer(source):
         return None
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)

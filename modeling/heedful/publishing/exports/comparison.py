@@ -1,6 +1,7 @@
-"""What every export shares: the model it is made of, a folder that appears whole or not at all, and the comparison.
+"""The one entrance of all exports: what can be exported, a folder that appears whole, and the comparison before it.
 
-An engine is compared with `generate()` on sentences, token by token. SETTINGS says what else a form can do.
+An engine is compared with `generate()` on sentences, token by token. SETTINGS says which settings each form carries
+out.
 """
 
 import copy
@@ -26,6 +27,7 @@ from heedful.inference.engines import GenerateEngine, token_batches
 from heedful.inference.loading import load_model, model_folder, tokenizer_folder
 from heedful.inference.search_settings import SEARCH_SETTINGS
 from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
+from heedful.publishing.conversion.model_conversion import relative_difference
 from heedful.publishing.model_card import CARD_FILE
 from heedful.symbols_heed import UnknownSymbol, trimmed
 from heedful.training.publication import MODEL_FOLDER
@@ -45,6 +47,10 @@ SETTINGS = {
     "transformers.js": frozenset((*TOKENS, *BEAM_SETTINGS)),  # greedily: `greedy_config` warns of beams
     "CTranslate2": CTRANSLATE2_SETTINGS,
 }
+ONE_TOKENIZER = ("transformers", "transformers.js", "a page")  # forms with room for one, which knows no languages
+
+Searches = dict[str, GenerationConfig]  # by the names that messages give them
+Outputs = dict[str, list[tuple[int, ...]]]  # tokens of each sentence, by the name of a search
 
 
 class Difference(NamedTuple):
@@ -92,29 +98,68 @@ class UnscoredEngine(GenerateEngine):
         return sequences, torch.zeros(len(sequences))
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A model on its way into another form, with the sentences that both forms must translate alike."""
+
+    model: Any  # on the CPU and in evaluation mode, with an adapter merged into it
+    tokenizers: TokenizerPair
+    sentences: list[str]  # without blank ones
+    folder: Path  # to write to; it holds the tokenizers already
+
+    def outputs(self, engine: Any, searches: Searches, limit: int | None) -> Outputs:
+        """Return the tokens that an engine generates for each sentence, by the name of the search.
+
+        The engine's model is left with the last search as its generation config.
+        """
+        sources = encode(self.tokenizers, self.sentences, limit)
+        found: Outputs = {}
+        for name, search in searches.items():
+            engine.model.generation_config = search  # its own would fill in what the search leaves open
+            found[name] = [()] * len(sources)
+            for numbers in batches(sources, search, limit):
+                hypotheses = engine.search([sources[number] for number in numbers], search, TOKEN_BUDGET)
+                for number, (best,) in zip(numbers, hypotheses, strict=True):
+                    found[name][number] = best.token_ids
+        return found
+
+    def compare(
+        self, found: Outputs, searches: Searches, limit: int | None, engine: str, quantization: str
+    ) -> dict[str, Comparison]:
+        """Compare the outputs of an engine with those of `generate()`; what differs too much is a `ValueError`."""
+        expected = self.outputs(UnscoredEngine(self.model), searches, limit)
+        comparisons = {name: compare(self.sentences, expected[name], found[name]) for name in searches}
+        refuse(comparisons, engine, quantization)
+        return comparisons
+
+
 @contextmanager
-def begun_export(
-    model: str | Path, target: str | Path, sentences: Sequence[str], form: str
-) -> Iterator[tuple[Any, TokenizerPair, list[str], Path]]:
+def begun_export(model: str | Path, target: str | Path, sentences: Sequence[str], form: str) -> Iterator[Draft]:
     """Check and load what is to be exported in a form, and yield it with a folder that goes away if that fails.
 
-    An adapter is merged into its model. Yielded are the model, on the CPU and in evaluation mode; its tokenizers; the
-    sentences without blank ones; and the folder to write to, which holds the tokenizers already and gets the name
-    `target` when all is in it.
+    The folder gets the name `target` when all is in it.
     """
     check_is_new(Path(target))
     sentences = list(filter(None, map(trimmed, sentences)))
     if not sentences:
         raise ValueError("`sentences` must hold a sentence to compare on, but hold none.")
-    source = model_folder(model)
-    loaded: Any = load_model(source)
-    check_kind(loaded.config)  # before its tokenizers, which may be of a kind that Heedful cannot read
-    tokenizers = TokenizerPair.from_pretrained(tokenizer_folder(source))
-    tokenizers.check_config(loaded.config)
-    check_settings(loaded.generation_config, form)
+    loaded, tokenizers = load_for(form, model)
     with new_folder(target) as folder:
         tokenizers.save_pretrained(folder)
-        yield loaded, tokenizers, sentences, folder
+        yield Draft(loaded, tokenizers, sentences, folder)
+
+
+def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:
+    """Load a model, or an adapter with its model, and its tokenizers; a `ValueError` if the form cannot hold them."""
+    folder = model_folder(model)
+    loaded: Any = load_model(folder)
+    check_kind(loaded.config, form)  # before its tokenizers, which may be of a kind that Heedful cannot read
+    tokenizers = TokenizerPair.from_pretrained(tokenizer_folder(folder))
+    tokenizers.check_config(loaded.config)
+    check_settings(loaded.generation_config, form)
+    if form in ONE_TOKENIZER:
+        check_one_tokenizer(tokenizers, form)
+    return loaded, tokenizers
 
 
 def model_name(model: str | Path) -> str:
@@ -131,18 +176,23 @@ def card_of(folder: Path) -> str:
     return (folder / CARD_FILE).read_text(encoding="utf-8") if (folder / CARD_FILE).is_file() else ""
 
 
-def check_kind(config: Any) -> None:
-    """Raise a `ValueError` for a model that is no Heed Transformer."""
+def check_kind(config: Any, form: str) -> None:
+    """Raise a `ValueError` for a model that is no Heed Transformer, or for a page no recurrent one."""
+    hint = "`heedful convert` turns Marian, Pegasus, BART, mBART, M2M100 and NLLB models into Heed models"
     if config.model_type == "heed_rnn":
-        raise ValueError(
-            "`model_type` must be heed to be exported, but is heed_rnn instead: the engines know no recurrent "
-            f"decoder, such as this one of {config.cell} cells."
-        )
-    if config.model_type != "heed":
-        raise ValueError(
-            f"`model_type` must be heed to be exported, but is {config.model_type} instead; `heedful convert` "
-            "turns Marian, Pegasus, BART, mBART, M2M100 and NLLB models into Heed models."
-        )
+        if form == "a page" and config.attention == "none":
+            raise ValueError("`attention` must be one of dot, scaled_dot, general, additive for a page, but is none.")
+        hint = f"the engines know no recurrent decoder, such as this one of {config.cell} cells"
+    if config.model_type != "heed" and (config.model_type, form) != ("heed_rnn", "a page"):
+        raise ValueError(f"`model_type` must be heed to be exported, but is {config.model_type} instead: {hint}.")
+
+
+def plain_config(config: Any) -> Any:
+    """Return a copy of a config that names no code, for a folder without any."""
+    plain = copy.deepcopy(config)
+    for name in ("auto_map", "custom_pipelines"):
+        plain.__dict__.pop(name, None)
+    return plain
 
 
 def check_settings(config: GenerationConfig, form: str, where: str = "The model's generation_config.json") -> None:
@@ -156,7 +206,7 @@ def check_settings(config: GenerationConfig, form: str, where: str = "The model'
         )
 
 
-def searches_of(config: GenerationConfig, beams: int, **others: Any) -> dict[str, GenerationConfig]:
+def searches_of(config: GenerationConfig, beams: int, **others: Any) -> Searches:
     """Return a model's own settings, greedily and with beams, without randomness and lengths, and with others."""
     found = {name: copy.deepcopy(config) for name in ("greedy", f"{beams} beams")}
     for number, search in zip((1, beams), found.values(), strict=True):
@@ -165,7 +215,7 @@ def searches_of(config: GenerationConfig, beams: int, **others: Any) -> dict[str
 
 
 def check_one_tokenizer(tokenizers: TokenizerPair, form: str) -> None:
-    """Raise a `ValueError` if a model needs more than one tokenizer, or one that writes tags before sentences."""
+    """Raise a `ValueError` if a model needs two tokenizers, or one that writes tags before sentences."""
     if not tokenizers.is_joint:
         raise ValueError(
             f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: source and target "
@@ -212,34 +262,21 @@ def batches(sources: list[list[int]], search: Any, limit: int | None) -> Iterato
         yield numbers
 
 
-def compare_engines(
-    engines: Sequence[Any], sentences: list[str], sources: list[list[int]], searches: dict[str, Any], limit: int | None
-) -> dict[str, Comparison]:
-    """Compare what two engines, `generate()` first, make of encoded sentences with each search.
-
-    The models of both are left with the last search as their generation config.
-    """
-
-    def translated(engine: Any, search: Any) -> list[tuple[int, ...]]:
-        engine.model.generation_config = search  # its own would fill in what the search leaves open
-        outputs: list[tuple[int, ...]] = [()] * len(sources)
-        for numbers in batches(sources, search, limit):
-            found = engine.search([sources[number] for number in numbers], search, TOKEN_BUDGET)
-            for number, (best,) in zip(numbers, found, strict=True):
-                outputs[number] = best.token_ids
-        return outputs
-
-    return {
-        name: compare(sentences, *(translated(engine, search) for engine in engines))
-        for name, search in searches.items()
-    }
-
-
 def compare(sentences: Sequence[str], expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> Comparison:
     """Compare the tokens of `generate()` and of an engine for each sentence, `</s>` included and padding not."""
     rows = enumerate(zip(sentences, expected, found, strict=True))
     differences = (Difference(number, *row) for number, row in rows if list(row[1]) != list(row[2]))
     return Comparison(len(sentences), tuple(differences))
+
+
+def logits_difference(expected: torch.Tensor, found: torch.Tensor, tolerance: float) -> float:
+    """Return the largest difference of a logit, relative where logits are above 1; above the tolerance an error."""
+    difference = relative_difference(expected, found)
+    if not difference <= tolerance:  # so that not-a-number is refused too
+        raise ValueError(
+            f"The exported model's logits differ by {difference:.1e} from generate()'s, so that no folder is left."
+        )
+    return difference
 
 
 def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -> None:
@@ -262,7 +299,7 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
 def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:
     """Return the first sentences of a text file in UTF-8, one a line, or of the validation data of a model's own run.
 
-    Where neither is there, they are built-in Korean and English ones, which a warning says: these try a model of any
+    Where neither is there, a warning says that they are built-in Korean and English ones, which try a model of any
     language with tokens and lengths of real text.
     """
     check_at_least(1, count=count)
@@ -273,12 +310,11 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
         return sentences
     with suppress(OSError, ValueError):  # its files may be elsewhere now, or of another version
         data = read_recipe(Path(model) / "recipe.yaml").data
-        where, split = (data.locations.validation, "validation")
-        if where is None:
-            where, split = (data.locations.train, "train")
-        pairs = read_pairs(where, data.source, data.target, split=split, streaming=True)
+        split = "train" if data.locations.validation is None else "validation"
+        place = getattr(data.locations, split)
+        pairs = read_pairs(place, data.source, data.target, split=split, streaming=True)
         return [pair["source"] for pair in islice(pairs, count)]
-    told = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
-    warnings.warn(told, stacklevel=2)
+    message = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
+    warnings.warn(message, stacklevel=2)
     builtin = korean_english_pairs("test", (count + 1) // 2)
     return [sentence for pair in builtin for sentence in (pair["ko"], pair["en"])][:count]

@@ -1,7 +1,7 @@
 """Heed models for CTranslate2: its model.bin and vocabularies, the tokenizers, and what `Translator` needs to know.
 
 Before the folder appears, CTranslate2 has translated sentences from it. In float32 each translation must have the
-tokens of `generate()`, greedily and with beams; for other types the number of differences is told.
+tokens of `generate()`, greedily and with beams; for other types the number of differences is returned.
 """
 
 import json
@@ -48,20 +48,20 @@ def export_ctranslate2(
     comparison.check_quantization(quantization, get_args(ComputeType))
     resolved = resolve_device(device)
     check_compute_type(quantization, resolved, "quantization")
-    with comparison.begun_export(model, target, sentences, "CTranslate2") as (loaded, tokenizers, compared, folder):
+    with comparison.begun_export(model, target, sentences, "CTranslate2") as draft:
+        loaded, folder = draft.model, draft.folder
         reason = obstacle(loaded)
         if reason is not None:
             raise ValueError(reason)
-        save_model(loaded, tokenizers, folder, quantization)
+        save_model(loaded, draft.tokenizers, folder, quantization)
         _write_metadata(folder, loaded, quantization)
         write_checksums(folder, "weights")
         write_checksums(folder, "engine")
         searches, limit = _searches(loaded), positions_of_table(loaded.config)
-        exported = CTranslate2Engine(ExportedModel(folder, resolved), TokenizerPair.from_pretrained(folder))
-        engines = (comparison.UnscoredEngine(loaded.to(resolved)), exported)
-        sources = comparison.encode(tokenizers, compared, limit)
-        comparisons = comparison.compare_engines(engines, compared, sources, searches, limit)
-        comparison.refuse(comparisons, "CTranslate2", quantization)
+        loaded.to(resolved)
+        engine = CTranslate2Engine(ExportedModel(folder, resolved), TokenizerPair.from_pretrained(folder))
+        found = draft.outputs(engine, searches, limit)
+        comparisons = draft.compare(found, searches, limit, "CTranslate2", quantization)
         size = (folder / "model.bin").stat().st_size
     return comparison.Export(Path(target), quantization, size, comparisons)
 
@@ -75,22 +75,19 @@ def _searches(model: Any) -> dict[str, Any]:
             check_settings(search, model.config)
             searches[name] = search
     if has_beams and own.early_stopping is not True and own.length_penalty != 0:
-        told = f"`early_stopping` of the generation config is {own.early_stopping}, but CTranslate2 ends as with True."
-        warnings.warn(told, stacklevel=3)
+        is_not = f"`early_stopping` of the generation config is {own.early_stopping}"
+        warnings.warn(f"{is_not}, but CTranslate2 ends as with True.", stacklevel=3)
     return searches
 
 
 def _write_metadata(folder: Path, model: Any, quantization: str) -> None:
-    config = model.config.to_diff_dict()
-    for name in ("auto_map", "custom_pipelines"):  # the folder holds no code
-        config.pop(name, None)
     metadata = {
         "format": "ctranslate2",
         "format_version": FORMAT_VERSION,
         "heed_version": version("heedful"),
         "ctranslate2_version": version("ctranslate2"),
         "quantization": quantization,
-        "config": config,
+        "config": comparison.plain_config(model.config).to_diff_dict(),
         "generation_config": model.generation_config.to_diff_dict(),
     }
     text = json.dumps(metadata, indent=2, ensure_ascii=False, sort_keys=True)

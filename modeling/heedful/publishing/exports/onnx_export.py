@@ -11,10 +11,9 @@ from typing import Any, Literal, get_args
 import torch
 
 from heedful.configuration_base_heed import position_limit
-from heedful.files import import_extra
 from heedful.inference.engines import pad_sources
 from heedful.publishing.exports import comparison
-from heedful.publishing.exports.onnx_graphs import quantize_file, write_onnx
+from heedful.publishing.exports.onnx_graphs import check_packages, quantize_file, write_onnx
 from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel
 
 Quantization = Literal["float32", "int8"]
@@ -37,45 +36,34 @@ def export_onnx(
     than `generate()` in float32; it is raised too for other logits in float32, and most tokens being others in int8.
     """
     comparison.check_quantization(quantization, get_args(Quantization))
-    for name in ("onnxruntime", "onnx", "onnxscript"):  # before anything is loaded
-        import_extra(name, "onnx")
-    with comparison.begun_export(model, target, sentences, "ONNX") as (loaded, tokenizers, compared, folder):
-        write_onnx(loaded, folder)
+    check_packages()
+    with comparison.begun_export(model, target, sentences, "ONNX") as draft:
+        write_onnx(draft.model, draft.folder)
         if quantization == "int8":
             for name in ONNX_FILES:
-                quantize_file(folder / name)
-        searches, limit = comparison.searches_of(loaded.generation_config, BEAMS), position_limit(loaded.config)
-        models = (loaded, OnnxModel.from_pretrained(folder))
-        sources = comparison.encode(tokenizers, compared, limit)
-        engines = [comparison.UnscoredEngine(each) for each in models]
-        comparisons = comparison.compare_engines(engines, compared, sources, searches, limit)
-        comparison.refuse(comparisons, "onnxruntime", quantization)
-        is_exact = quantization == "float32"
-        greedy = searches["greedy"]
-        difference = logits_difference(*models, sources[:LOGITS_SENTENCES], greedy, limit) if is_exact else None
-        size = sum(path.stat().st_size for path in folder.glob("*.onnx*"))
+                quantize_file(draft.folder / name)
+        searches = comparison.searches_of(draft.model.generation_config, BEAMS)
+        exported, limit = OnnxModel.from_pretrained(draft.folder), position_limit(draft.model.config)
+        found = draft.outputs(comparison.UnscoredEngine(exported), searches, limit)
+        comparisons = draft.compare(found, searches, limit, "onnxruntime", quantization)
+        difference = None
+        if quantization == "float32":
+            sources = comparison.encode(draft.tokenizers, draft.sentences, limit)[:LOGITS_SENTENCES]
+            difference = greedy_difference(draft.model, exported, sources, searches["greedy"], limit)
+        size = sum(path.stat().st_size for path in draft.folder.glob("*.onnx*"))
     return comparison.Export(Path(target), quantization, size, comparisons, difference)
 
 
 @torch.inference_mode()
-def logits_difference(
+def greedy_difference(
     model: Any, exported: OnnxModel, sources: list[list[int]], greedy: Any, limit: int | None
 ) -> float:
-    """Return the largest difference of a logit of greedy search, relative where logits are above 1.
-
-    Both models translate the sources alike. A `ValueError` is raised if a logit differs by more than rounding in
-    float32 explains.
-    """
+    """Return the largest difference of a logit of greedy search, in which both models translate the sources alike."""
     greedy.update(return_dict_in_generate=True, output_logits=True)
     model.generation_config = exported.generation_config = greedy
     largest = 0.0
     for numbers in comparison.batches(sources, greedy, limit):
         inputs = pad_sources([sources[number] for number in numbers], model.config.pad_token_id, model.device)
         expected, found = (torch.stack(each.generate(**inputs).logits) for each in (model, exported))
-        difference = ((expected - found).abs().max() / expected.abs().max().clamp(min=1)).item()
-        if not difference <= TOLERANCE:  # so that not-a-number is refused too
-            raise ValueError(
-                f"The exported model's logits differ by {difference:.1e} from generate()'s, so that no folder is left."
-            )
-        largest = max(largest, difference)
+        largest = max(largest, comparison.logits_difference(expected, found, TOLERANCE))
     return largest

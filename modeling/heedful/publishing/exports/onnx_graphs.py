@@ -3,7 +3,6 @@
 Files, inputs and outputs are named as optimum names them.
 """
 
-import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -16,10 +15,11 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from heedful.attention_heed import AdditiveScore
-from heedful.files import listed
+from heedful.files import import_extra, listed
 from heedful.inference.loading import first_line
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import RELATIVE_PARTS
+from heedful.publishing.exports.comparison import plain_config
 from heedful.publishing.exports.onnx_model import (
     DECODER_FILE,
     DECODER_WITH_PAST_FILE,
@@ -36,6 +36,12 @@ LARGEST_FILE = 2**31 - 2**26
 # Names of the axes that vary.
 BATCH, SOURCE = "batch_size", "encoder_sequence_length"
 TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
+
+
+def check_packages() -> None:
+    """Raise an `ImportError` that names the extra if a package for ONNX is missing, before anything is loaded."""
+    for name in ("onnxruntime", "onnx", "onnxscript"):
+        import_extra(name, "onnx")
 
 
 def write_onnx(model: HeedForConditionalGeneration, folder: Path, with_attention: bool = False) -> None:
@@ -70,16 +76,20 @@ def write_onnx(model: HeedForConditionalGeneration, folder: Path, with_attention
             inputs[name] = (value, {0: BATCH, 2: PAST if ".decoder." in name else SOURCE})
         present = cache_names(config.decoder_layers, "present", has_source=False)
         write_part(folder / DECODER_WITH_PAST_FILE, following, inputs, ["logits", *present, *attention])
-    _write_configuration(model, folder)
+    config = plain_config(config)
+    config.dtype = torch.float32
+    config.to_json_file(folder / "config.json")
+    # Not `save_pretrained`, which refuses settings that `generate()` only warns of.
+    model.generation_config.to_json_file(folder / "generation_config.json")
 
 
 def check_exportable(model: Any) -> None:
     """Raise a `ValueError` that names what keeps a model from being written as ONNX files."""
     quantized = getattr(model.config, "quantization_config", None)
     if quantized is not None or model.quantized_weights():
-        told = "torchao's `quantize_`" if quantized is None else quantized
+        found = "torchao's `quantize_`" if quantized is None else quantized
         raise ValueError(
-            f"`quantization_config` must be absent to export a model, but is {told} instead: export the model as it "
+            f"`quantization_config` must be absent to export a model, but is {found} instead: export the model as it "
             "was before it was quantized."
         )
     known = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, AdditiveScore, *RELATIVE_PARTS)
@@ -145,23 +155,14 @@ class _Decoder(nn.Module):
 def write_part(
     path: Path, part: nn.Module, inputs: dict[str, tuple[torch.Tensor, dict[int, str]]], outputs: list[str]
 ) -> None:
-    """Trace a part of the model, whose `forward` takes tensors only, and write it.
-
-    Each input has a name, an example, and the names of the axes that vary; `outputs` are the outputs' names.
-    """
+    """Trace a part of the model, and write it; each input has an example and the names of the axes that vary."""
     import onnx_ir
 
     try:
-        program: Any = torch.onnx.export(
-            part,
-            tuple(example for example, _ in inputs.values()),
-            input_names=list(inputs),
-            output_names=outputs,
-            dynamic_shapes=(tuple(axes for _, axes in inputs.values()),),
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
+        names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
+        examples, axes = (tuple(each[part_of] for each in inputs.values()) for part_of in (0, 1))
+        options: dict[str, Any] = {"opset_version": OPSET, "dynamo": True, "verbose": False}
+        program: Any = torch.onnx.export(part, examples, dynamic_shapes=(axes,), **names, **options)
     except Exception as error:  # torch's exporter raises errors of any type
         raise ValueError(f"torch cannot write {path.name}: {first_line(error)}") from error
     _remove_notes(program.model)
@@ -197,22 +198,9 @@ def quiet_export() -> Iterator[None]:
 
 def _remove_notes(model: Any) -> None:
     """Remove the exporter's notes for its own authors: they name files on this machine."""
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
+    nodes, graph = list(model.graph.all_nodes()), model.graph
+    for node in nodes:
         node.doc_string = None
-        for value in node.outputs:
-            value.metadata_props.clear()
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
-
-
-def _write_configuration(model: HeedForConditionalGeneration, folder: Path) -> None:
-    config: Any = copy.deepcopy(model.config)
-    config.dtype = torch.float32
-    for name in ("auto_map", "custom_pipelines"):  # the folder holds no code
-        config.__dict__.pop(name, None)
-    config.to_json_file(folder / "config.json")
-    # Not `save_pretrained`, which refuses settings that `generate()` only warns of.
-    model.generation_config.to_json_file(folder / "generation_config.json")
+    values = (value for node in nodes for value in node.outputs)
+    for noted in (model, graph, *nodes, *values, *graph.inputs, *graph.initializers.values()):
+        noted.metadata_props.clear()

@@ -7,6 +7,7 @@ An export is compared this way with the model that it was made of, whose weights
 """
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,14 +32,9 @@ ONNX_FILES = (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
 
 
 def cache_names(layers: int, prefix: str = "past_key_values", has_source: bool = True) -> list[str]:
-    """Return the names of the cached keys and values in the order of the exported files, the source's as `encoder`.
-
-    The prefix is `past_key_values` for inputs and `present` for outputs.
-    """
-    sides = ("decoder", "encoder") if has_source else ("decoder",)
-    return [
-        f"{prefix}.{layer}.{side}.{part}" for layer in range(layers) for side in sides for part in ("key", "value")
-    ]
+    """Return the names of the cached keys and values in the order of the exported files, the source's as `encoder`."""
+    parts = product(range(layers), ("decoder", "encoder") if has_source else ("decoder",), ("key", "value"))
+    return [f"{prefix}.{layer}.{side}.{part}" for layer, side, part in parts]
 
 
 def cached_tensors(cache: Any, has_source: bool = True) -> list[torch.Tensor]:
@@ -108,18 +104,14 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         Args:
             input_ids: `(batch, source_length)`.
             attention_mask: `(batch, source_length)`, 0 at padding; None where there is no padding.
-            decoder_input_ids: `(batch, target_length)` without the tokens in the cache; `(batch, 1)` beside a filled
-                cache.
+            decoder_input_ids: `(batch, target_length)` without the tokens in the cache: one beside a filled cache.
             encoder_outputs: The encoder's output, in place of `input_ids`.
             cache: A dynamic cache, extended in place; `past_key_values` is its other name.
             use_cache: Not read: the cache is filled where one is given.
-            kwargs: `return_dict`; a request for attention weights or hidden states is refused.
+            kwargs: `return_dict`; what the exported files do not compute is refused with a `ValueError`.
 
         Returns:
             `logits` `(batch, target_length, decoder_vocab_size)` and the cache.
-
-        Raises:
-            ValueError: If something is asked for that the exported files do not compute.
         """
         cache = given_cache(cache, kwargs)
         _check_request(decoder_input_ids, cache, kwargs)
@@ -183,9 +175,9 @@ def _check_request(tokens: Any, cache: EncoderDecoderCache | None, others: dict[
         raise ValueError(
             f"`decoder_input_ids` must have one token beside a filled cache, but has {tokens.shape[1]} instead."
         )
+    mask = others.pop("decoder_attention_mask", None)
+    if mask is not None and not bool(mask.all()):
+        raise ValueError("`decoder_attention_mask` must be 1 everywhere for a model exported to ONNX.")
     for name, value in others.items():
-        if name == "decoder_attention_mask":
-            if value is not None and not bool(value.all()):
-                raise ValueError("`decoder_attention_mask` must be 1 everywhere for a model exported to ONNX.")
-        elif name != "return_dict" and value not in (None, False):
+        if name != "return_dict" and value not in (None, False):
             raise ValueError(f"`{name}` must be left out for a model exported to ONNX, but is {value} instead.")

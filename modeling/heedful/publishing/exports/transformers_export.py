@@ -5,7 +5,6 @@ sentences, the same logits, and the same translations, greedily and with beams.
 """
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -16,21 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import nn
 from transformers import GenerationConfig
 
 from heedful.checksums_heed import write_checksums
 from heedful.data.mixture import languages_of
-from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import PAD
+from heedful.files import write_text
 from heedful.inference.engines import pad_sources
 from heedful.inference.loading import load_model
+from heedful.inference.scoring import count_tokens
 from heedful.publishing.conversion.stock_models import save, start_from_zero, stock_config, stock_model
 from heedful.publishing.exports import comparison
 from heedful.publishing.hub import check_folder
 from heedful.publishing.learning_curve import CURVE_FILE
-from heedful.publishing.model_card import CARD_FILE, metadata_of_card, python_string
+from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
 from heedful.training.model_of_recipe import config_of
 from heedful.training.publication import UNDETERMINED, with_decoding
 from heedful.training.recipe import Recipe
@@ -42,30 +40,9 @@ BEAMS = 5
 SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens")  # what a search changes of a config
 FORM_FOLDER = "transformers"  # of a run
 RUN_SENTENCES = 500
-LOGITS_AT_ONCE = 2**24  # so many logits lie in one file for the other process
-# The section of a card that tells how to use a model, up to the next one.
-USAGE = re.compile(r"^## How to use\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-EXAMPLE = re.compile(r'translate\((".*?[^\\]")[),]')
-NEW_USAGE = """## How to use
-
-With transformers alone, 4 or 5: this is a `{kind}`, and no code has to be trusted.
-
-```python
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-repository = {name}
-
-tokenizer = AutoTokenizer.from_pretrained(repository)
-model = AutoModelForSeq2SeqLM.from_pretrained(repository)
-inputs = tokenizer([{example}], return_tensors="pt", padding=True)
-print(tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)[0])
-```
-
-It was trained as a Heed model and written as a `{kind}` by Heedful, which compared the two on {count:,} sentences:
-the same translations, greedily and with {beams} beams, and logits that differ by {difference:.1e} at most. A sequence
-has at most {limit:,} tokens, and padding stands on the right.
-
-"""
+LOGITS = 2**25  # of the first sentences so many are compared, which the other process writes to a file
+USAGE = "\n## How to use\n"  # begins the section of a card that is another one for the stock form
+EXAMPLE = "inputs = tokenizer("  # begins the line of its code with a sentence
 
 
 def export_transformers(
@@ -77,30 +54,21 @@ def export_transformers(
     whole or not at all. With `zero_start` a Marian's decoder starts as `start_from_zero` says. A `ValueError` names
     the fields that no class of transformers can have, or the sentence for which the written model gives other tokens.
     """
-    with comparison.begun_export(model, target, sentences, "transformers") as (loaded, tokenizers, compared, folder):
-        comparison.check_one_tokenizer(tokenizers, "a stock form")
-        own, stock = loaded.generation_config, stock_model(loaded)
-        kept = {name: value for name, value in own.to_dict().items() if name in comparison.SETTINGS["transformers"]}
+    with comparison.begun_export(model, target, sentences, "transformers") as draft:
+        folder, stock = draft.folder, stock_model(draft.model)
+        settings = draft.model.generation_config.to_dict().items()
+        kept = {name: value for name, value in settings if name in comparison.SETTINGS["transformers"]}
         stock.generation_config = GenerationConfig.from_dict(kept)
         if zero_start:
-            tokenizers.check_is_fast("`zero_start`")
+            draft.tokenizers.check_is_fast("`zero_start`")
             stock = start_from_zero(stock)
             _pad_with_the_last_token(folder / "tokenizer.json", stock.config.pad_token_id)
             write_checksums(folder, "tokenizer")
         save(stock, folder)
         write_checksums(folder, "weights")
-        limit = stock.config.max_position_embeddings
-        sources = comparison.encode(tokenizers, compared, limit)
-        searches = comparison.searches_of(own, BEAMS)
-        with _fresh_model(folder, stock) as fresh:
-            fresh.check_ids(tokenizers, compared)
-            engines = [comparison.UnscoredEngine(each) for each in (loaded.float(), fresh)]
-            comparisons = comparison.compare_engines(engines, compared, sources, searches, limit)
-            comparison.refuse(comparisons, "transformers", "float32")
-            difference = fresh.logits_difference(loaded, sources, tokenizers.encode_target(compared), limit)
+        comparisons, difference = _compare(draft, stock.config)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        facts = {"kind": type(stock).__name__, "difference": difference, "count": len(compared), "limit": limit}
-        _write_card(Path(model), Path(target).name, folder, facts)
+        _write_card(Path(model), Path(target).name, folder, stock, count=len(draft.sentences), difference=difference)
     return comparison.Export(Path(target), str(stock.dtype).removeprefix("torch."), size, comparisons, difference)
 
 
@@ -125,7 +93,7 @@ def check_recipe(recipe: Recipe) -> None:
             f"`publish.also` must be empty where there is {folder}, but is {recipe.publish.also} instead."
         )
     if languages := languages_of(recipe.data.parts):
-        must = "empty for a model of several target languages, which no class of transformers is told"
+        must = "empty for a model of several target languages, of which no class of transformers knows"
         raise ValueError(
             f"`publish.also` must be {must} ({', '.join(languages)}), but is {recipe.publish.also} instead."
         )
@@ -134,7 +102,7 @@ def check_recipe(recipe: Recipe) -> None:
         if settings.start_from is None
         else load_model(settings.start_from).config
     )
-    comparison.check_kind(config)
+    comparison.check_kind(config, "transformers")
     stock_config(config)
     decoding = with_decoding(GenerationConfig(), recipe.decoding)
     comparison.check_settings(decoding, "transformers", "`publish.also` must be empty, for `decoding` of the recipe")
@@ -161,102 +129,83 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
     file.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
 
 
-class _FreshModel(nn.Module):
-    """The exported folder in a process of its own, with `generate()` as a model has it."""
+def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison.Comparison], float]:
+    """Compare the exported folder, in a process without Heedful, and return what differs and how far logits do.
 
-    device = torch.device("cpu")
+    A `ValueError` names other ids of a sentence, other tokens, or logits that rounding in float32 does not explain.
+    """
+    ours, limit = draft.model.float(), config.max_position_embeddings
+    sources = comparison.encode(draft.tokenizers, draft.sentences, limit)
+    searches, pad = comparison.searches_of(ours.generation_config, BEAMS), ours.config.pad_token_id
 
-    def __init__(self, process: subprocess.Popen[str], errors: Any, stock: Any):
-        super().__init__()
-        self.process, self.errors = process, errors
-        self.config, self.generation_config = stock.config, stock.generation_config
+    def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
+        return pad_sources(rows, pad, torch.device("cpu"))
 
-    def generate(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: GenerationConfig, **_: Any
-    ) -> torch.Tensor:
-        """Return the `(batch, length)` tokens for `(batch, source_length)` ids."""
-        inputs = {"input_ids": input_ids.tolist(), "attention_mask": attention_mask.tolist()}
-        settings = {name: getattr(generation_config, name) for name in SEARCHED}
-        return torch.tensor(self.ask(inputs | {"settings": settings}))
+    batches, asked = [], []
+    for name, search in searches.items():
+        for numbers in comparison.batches(sources, search, limit):
+            batches.append((name, numbers))
+            settings = {setting: getattr(search, setting) for setting in SEARCHED}
+            asked.append((settings, padded([sources[number] for number in numbers])))
+    targets = draft.tokenizers.encode_target(draft.sentences)
+    start, rows = (
+        ours.config.decoder_start_token_id,
+        max(1, LOGITS // (max(map(len, targets)) * ours.config.vocab_size)),
+    )
+    read = padded([[start, *row[: limit - 1]] for row in targets[:rows]])
+    inputs = padded(sources[:rows]) | {"decoder_input_ids": read["input_ids"]}
+    begun = read["input_ids"].clone()
+    begun[:, 0] = config.decoder_start_token_id
+    others = {"texts": draft.sentences, "searches": asked, "inputs": inputs | {"decoder_input_ids": begun}}
+    answer = _answer(draft.folder, others)
+    for side, own, theirs in zip(("source", "target"), (sources, targets), answer["ids"], strict=True):
+        for sentence, expected, found in zip(draft.sentences, own, theirs, strict=True):
+            if expected != found:
+                raise ValueError(
+                    f"The exported tokenizer must give the {side} {sentence!r} the ids {expected}, but gives {found} "
+                    "instead, so that no folder is left."
+                )
+    outputs: comparison.Outputs = {name: [()] * len(sources) for name in searches}
+    for (name, numbers), (_, batch), tokens in zip(batches, asked, answer["tokens"], strict=True):
+        counts, _ = count_tokens(tokens, batch["attention_mask"], searches[name])
+        for number, row, count in zip(numbers, tokens.tolist(), counts.tolist(), strict=True):
+            outputs[name][number] = tuple(row[1 : count + 1])
+    comparisons = draft.compare(outputs, searches, limit, "transformers", "float32")
+    is_compared = read["attention_mask"].bool()
+    with torch.inference_mode():
+        logits = ours(**inputs).logits[is_compared]
+    theirs = answer["logits"][is_compared][:, : logits.shape[-1]]
+    return comparisons, comparison.logits_difference(logits, theirs, TOLERANCE)
 
-    def ask(self, request: dict[str, Any]) -> Any:
-        """Return the answer of `fresh_process.py` to a request."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            return json.loads(self.process.stdout.readline())
-        except (OSError, ValueError) as error:  # it has ended
-            self.process.wait()
-            self.errors.seek(0)
-            told = ["nothing", *self.errors.read().strip().splitlines()][-1]
+
+def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what `fresh_process.py` makes of texts and batches with a folder; a `ValueError` says why it fails."""
+    with tempfile.TemporaryDirectory() as work:
+        torch.save(asked | {"threads": torch.get_num_threads()}, f"{work}/asked.pt")
+        program = Path(__file__).with_name("fresh_process.py")
+        # -P: what lies beside the program cannot be imported by its bare name.
+        command = [sys.executable, "-P", str(program), str(folder), work]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+        if done.returncode:
+            reason = ["nothing", *done.stderr.strip().splitlines()][-1]
             raise ValueError(
-                f"transformers alone cannot run the exported model, so that no folder is left; it says: {told}"
-            ) from error
-
-    def check_ids(self, tokenizers: TokenizerPair, sentences: list[str]) -> None:
-        """Raise a `ValueError` if the tokenizer there gives other ids."""
-        ours = [tokenizers.encode_source(sentences), tokenizers.encode_target(sentences)]
-        for side, expected, found in zip(("source", "target"), ours, self.ask({"texts": sentences}), strict=True):
-            for sentence, ids, others in zip(sentences, expected, found, strict=True):
-                if ids != others:
-                    raise ValueError(
-                        f"The exported tokenizer must give the {side} {sentence!r} the ids {ids}, but gives {others} "
-                        "instead, so that no folder is left."
-                    )
-
-    def logits_difference(self, model: Any, sources: list[list[int]], targets: list[list[int]], limit: int) -> float:
-        """Return the largest difference of a logit, relative where logits are above 1, beside any targets.
-
-        A `ValueError` is raised if it is more than rounding in float32 explains.
-        """
-        largest, pad, start = 0.0, model.config.pad_token_id, model.config.decoder_start_token_id
-        rows = max(1, LOGITS_AT_ONCE // (max(map(len, targets)) * model.config.vocab_size))
-        order = sorted(range(len(sources)), key=lambda number: len(targets[number]))
-        with tempfile.TemporaryDirectory() as work, torch.inference_mode():
-            for chosen in (order[first : first + rows] for first in range(0, len(order), rows)):
-                inputs = pad_sources([sources[number] for number in chosen], pad, self.device)
-                read = pad_sources([[start, *targets[number][: limit - 1]] for number in chosen], pad, self.device)
-                ids, is_compared = read["input_ids"], read["attention_mask"].bool()
-                logits = model(**inputs, decoder_input_ids=ids).logits[is_compared]
-                ids[:, 0] = self.config.decoder_start_token_id
-                tensors = {**inputs, "decoder_input_ids": ids, "logits": logits, "is_compared": is_compared}
-                save_file(tensors, f"{work}/logits.safetensors")
-                largest = max(largest, self.ask({"file": f"{work}/logits.safetensors"}))
-        if not largest <= TOLERANCE:  # so that not-a-number is refused too
-            raise ValueError(
-                f"The exported model's logits differ by {largest:.1e} from the model's, so that no folder is left."
+                f"transformers alone cannot run the exported model, so that no folder is left; it says: {reason}"
             )
-        return largest
+        return torch.load(f"{work}/answer.pt")
 
 
-@contextmanager
-def _fresh_model(folder: Path, stock: Any) -> Iterator[_FreshModel]:
-    """Yield the exported folder in a process without Heedful, which ends with the context."""
-    program = Path(__file__).with_name("fresh_process.py")
-    # -P: what lies beside the program cannot be imported by its bare name.
-    command = [sys.executable, "-P", str(program), str(folder), str(torch.get_num_threads())]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
-        subprocess.Popen(command, stderr=errors, **pipes) as process,
-    ):
-        try:
-            yield _FreshModel(process, errors, stock)
-        finally:
-            process.kill()
-
-
-def _write_card(source: Path, name: str, folder: Path, facts: dict[str, Any]) -> None:
+def _write_card(source: Path, name: str, folder: Path, stock: Any, **facts: Any) -> None:
     """Write the model's own card, or one with little in it, with the code that loads the stock form."""
-    text = comparison.card_of(source)
-    if not text:
-        metadata = metadata_of_card(name, [UNDETERMINED], [], license="unknown").to_yaml()
-        text = f"---\n{metadata}\n---\n\n# {name}\n\n## How to use\n"
-    example = EXAMPLE.search(text)
-    usage = NEW_USAGE.format(name=python_string(name), example=example[1] if example else '"…"', beams=BEAMS, **facts)
-    text = USAGE.sub(lambda _: usage, text)
+    card = comparison.card_of(source)
+    before, _, rest = card.partition(USAGE)
+    usage, _, after = rest.partition("\n## ")
+    example = next((line for line in usage.splitlines() if line.startswith(EXAMPLE)), None)
+    metadata = None if card else metadata_of_card(name, [UNDETERMINED], [], license="unknown")
+    section = render(
+        "stock_usage_template.md", metadata, name=name, kind=type(stock).__name__, example=example, beams=BEAMS,
+        limit=stock.config.max_position_embeddings, **facts,
+    )  # fmt: skip
+    parts = [before.rstrip(), section.rstrip(), *(["## " + after.rstrip()] if after else [])]
+    write_text(folder / CARD_FILE, "\n\n".join(filter(None, parts)) + "\n")
     if (source / CURVE_FILE).is_file():
         shutil.copy(source / CURVE_FILE, folder)
-    (folder / CARD_FILE).write_text(text.rstrip() + "\n", encoding="utf-8")

@@ -18,14 +18,16 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_writable, filled_template, json_in_html, write_text
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
-from heedful.inference.loading import load_model, model_folder
+from heedful.inference.loading import model_folder
 from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.steps import asked_of
+from heedful.publishing.conversion.model_conversion import field_faults
 from heedful.publishing.exports import comparison
 
 PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))
 LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
 WIDEST = 127  # of int8, symmetrical
+SIDES = ("encoder", "decoder")
 LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
 # What the JavaScript computes; every other value is refused.
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -54,13 +56,11 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
     path = check_writable(path, [".html"])
     packed = []
     for model in models:
-        folder = model_folder(model)
-        loaded: Any = load_model(folder)
-        _check_expressible(loaded.config)
-        comparison.check_settings(loaded.generation_config, "a page")
-        tokenizers = TokenizerPair.from_pretrained(folder)
-        comparison.check_one_tokenizer(tokenizers, "a page")
-        packed.append(_packed(comparison.model_name(model), comparison.card_of(folder), loaded, tokenizers))
+        loaded, tokenizers = comparison.load_for("a page", model)
+        if loaded.config.model_type == "heed":
+            _check_expressible(loaded.config)
+        card = comparison.card_of(model_folder(model))
+        packed.append(_packed(comparison.model_name(model), card, loaded, tokenizers))
     size = sum(len(each["weights"]) * 3 // 4 for each in packed)
     if size > LARGEST:
         raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")
@@ -84,25 +84,15 @@ def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _check_expressible(config: Any) -> None:
     """Raise one error that names all fields which the JavaScript cannot compute."""
-    if config.model_type == "heed_rnn":
-        if config.attention == "none":
-            raise ValueError("`attention` must be one of dot, scaled_dot, general, additive for a page, but is none.")
-        return
-    comparison.check_kind(config)
-    faults = []
-    for name, choices in CHOICES.items():
-        if getattr(config, name) not in choices:
-            faults.append(
-                f"`{name}` must be {' or '.join(map(str, choices))}, but is {getattr(config, name)} instead."
-            )
-    for side in ("encoder", "decoder"):
-        heads = getattr(config, f"{side}_attention_heads")
-        if (told := getattr(config, f"{side}_key_value_heads")) not in (None, heads):
-            faults.append(f"`{side}_key_value_heads` must be {heads}, but is {told} instead.")
-        if (config.d_k or config.d_model // heads) != (config.d_v or config.d_model // heads):
-            faults.append(f"`d_v` must be the same as `d_k`, {config.d_k}, but is {config.d_v} instead.")
+    heads = {f"{side}_key_value_heads": (None, getattr(config, f"{side}_attention_heads")) for side in SIDES}
+    faults = list(field_faults(config, CHOICES | heads))
+    widths = [
+        (config.d_k or config.d_model // count, config.d_v or config.d_model // count) for _, count in heads.values()
+    ]
+    if any(d_k != d_v for d_k, d_v in widths):
+        faults.append(f"`d_v` must be the same as `d_k`, {config.d_k}, but is {config.d_v} instead.")
     if faults:
-        raise ValueError(f"A page cannot hold the model: {' '.join(dict.fromkeys(faults))}")
+        raise ValueError(f"A page cannot hold the model: {' '.join(faults)}")
 
 
 def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
@@ -111,19 +101,15 @@ def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict
     limits = LIMITS.search(card)
     tensors, weights = _tensors(model)
     most = search.max_new_tokens or (search.max_length or DEFAULT_MAX_NEW_TOKENS + 1) - 1
+    start = (search if search.decoder_start_token_id is not None else config).decoder_start_token_id
+    lengths = {"max_new_tokens": most, "longest": min(most, position_limit(config) or most)}
+    others = {"num_beams": search.num_beams or 1, "start": start, "ends": end_tokens(search), **lengths}
     return {
         "name": name,
         "limits": limits[1].strip() if limits else "",
         "config": {field: value for field, value in config.to_dict().items() if field[0] != "_"},
         "tokenizer": _tokenizer(tokenizers),
-        "search": {
-            **asked_of(search),
-            "num_beams": search.num_beams or 1,
-            "start": (search if search.decoder_start_token_id is not None else config).decoder_start_token_id,
-            "ends": end_tokens(search),
-            "max_new_tokens": most,
-            "longest": min(most, position_limit(config) or most),
-        },
+        "search": asked_of(search) | others,
         "tensors": tensors,
         "weights": base64.b64encode(weights).decode("ascii"),
     }
@@ -144,10 +130,8 @@ def _tensors(model: Any) -> tuple[dict[str, Any], bytes]:
                 vectors += scales.numpy().tobytes()
             tensors[name] = {"rows": value.shape[0], "columns": value.shape[1], **places[value.data_ptr()]}
         else:
-            tensors[name.removesuffix(".weight") if value.dim() == 2 else name] = {
-                "columns": value.numel(),
-                "at": len(vectors),
-            }
+            key = name.removesuffix(".weight") if value.dim() == 2 else name
+            tensors[key] = {"columns": value.numel(), "at": len(vectors)}
             vectors += value.numpy().tobytes()
     for tensor in tensors.values():
         tensor["at"] += len(vectors) if "rows" in tensor else 0
@@ -161,8 +145,8 @@ def _tokenizer(tokenizers: TokenizerPair) -> dict[str, Any]:
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     kind = state["model"]["type"], (state["pre_tokenizer"] or {}).get("type"), (state["normalizer"] or {}).get("type")
     if kind != ("BPE", "ByteLevel", "NFC"):
-        told = ", ".join(str(part) for part in kind)
-        raise ValueError(f"The tokenizer must be byte-level BPE with NFC for a page, but is {told} instead.")
+        found = ", ".join(map(str, kind))
+        raise ValueError(f"The tokenizer must be byte-level BPE with NFC for a page, but is {found} instead.")
     return {
         "vocabulary": tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))),
         "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in state["model"]["merges"]],

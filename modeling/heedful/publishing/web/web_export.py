@@ -1,7 +1,7 @@
 """Heed models for transformers.js: what its pages and programs load, and a page that translates with them.
 
 Before the folder appears, onnxruntime has translated sentences with it. In float32 each translation must have the
-tokens of `generate()`, greedily; of int8 the number of differences is told.
+tokens of `generate()`, greedily; of int8 the number of differences is returned.
 """
 
 import base64
@@ -10,6 +10,7 @@ import hashlib
 import html
 import json
 import re
+import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -22,12 +23,12 @@ from transformers import GenerationConfig
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import filled_template, import_extra
+from heedful.files import filled_template, write_text
 from heedful.inference.attention.labels import is_of_characters
 from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.steps import BEAM_SETTINGS, asked_of
 from heedful.publishing.exports import comparison
-from heedful.publishing.exports.onnx_graphs import LARGEST_FILE, quantize_file, write_onnx
+from heedful.publishing.exports.onnx_graphs import LARGEST_FILE, check_packages, quantize_file, write_onnx
 from heedful.publishing.exports.onnx_model import (
     DECODER_FILE,
     DECODER_WITH_PAST_FILE,
@@ -37,12 +38,13 @@ from heedful.publishing.exports.onnx_model import (
     cache_names,
     session_of,
 )
+from heedful.publishing.model_card import CARD_FILE
 from heedful.publishing.web.merged_decoder import merge_decoders
 
 PAGE = Path(__file__).with_name("translate.html")
 # Types of weights as transformers.js tells them apart, with the ends of their files' names.
 SUFFIXES = {"float32": "", "int8": "_quantized"}
-MERGED = "decoder_model_merged"
+ENCODER, MERGED = Path(ENCODER_FILE).stem, "decoder_model_merged"
 # What transformers.js reads of a config.json; its type is one that it knows, whose graph it does not ask for.
 CONFIG_FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "vocab_size",
@@ -53,7 +55,7 @@ CDN = "https://cdn.jsdelivr.net/npm/"
 # What translate.html runs that is not its own: address, package of npm, version, file and hash.
 LIBRARY = re.compile(rf'url: "({CDN}(@?[^"@]+)@([^"/]+)/([^"]+))", integrity: "sha384-([^"]+)"')
 
-PAGE_TOLD = """A model in the browser, written by Heedful. `index.html` loads the files beside it with
+ABOUT = """A model in the browser, written by Heedful. `index.html` loads the files beside it with
 transformers.js; other pages and programs do so with
 
 ```javascript
@@ -77,33 +79,30 @@ def export_web(
     other tokens than `generate()`, greedily.
     """
     library = {} if packages is None else _library(Path(packages))
-    for name in ("onnxruntime", "onnx", "onnxscript"):  # before anything is loaded
-        import_extra(name, "onnx")
-    with comparison.begun_export(model, target, sentences, "transformers.js") as begun:
-        loaded, tokenizers, compared, folder = begun
-        comparison.check_one_tokenizer(tokenizers, "transformers.js")
-        check_pattern(tokenizers)
-        _check_size(loaded)
-        _write_files(loaded, folder / "onnx")
-        config: Any = loaded.config
+    check_packages()
+    with comparison.begun_export(model, target, sentences, "transformers.js") as draft:
+        check_pattern(draft.tokenizers)
+        size = 4 * draft.model.num_parameters()
+        if size > LARGEST_FILE:
+            raise ValueError(
+                f"The model must have at most {LARGEST_FILE / 1e9:.1f} GB of weights in float32 for a browser, but "
+                f"has {size / 1e9:.1f} GB instead."
+            )
+        config, onnx = draft.model.config, draft.folder / "onnx"
+        _write_files(draft.model, onnx)
         read = {"model_type": "marian", **{name: getattr(config, name) for name in CONFIG_FIELDS}}
-        (folder / "config.json").write_text(json.dumps(read, indent=2) + "\n", encoding="utf-8")
-        greedy = greedy_config(loaded.generation_config)
-        greedy.to_json_file(folder / "generation_config.json")
-        _write_page(folder, comparison.model_name(model), compared[0], library)
+        write_text(draft.folder / "config.json", json.dumps(read, indent=2) + "\n")
+        greedy = greedy_config(draft.model.generation_config)
+        greedy.to_json_file(draft.folder / "generation_config.json")
+        _write_page(draft.folder, comparison.model_name(model), draft.sentences[0], library)
         greedy.update(max_length=None)
-        limit = position_limit(config)
-        sources = comparison.encode(tokenizers, compared, limit)
         comparisons: dict[str, comparison.Comparison] = {}
         for quantization, suffix in SUFFIXES.items():
-            engines = [
-                comparison.UnscoredEngine(each) for each in (loaded, _web_model(folder / "onnx", suffix, config))
-            ]
-            search = {f"greedy, {quantization}": copy.deepcopy(greedy)}
-            found = comparison.compare_engines(engines, compared, sources, search, limit)
-            comparison.refuse(found, "onnxruntime", quantization)
-            comparisons |= found
-        size = sum(path.stat().st_size for path in (folder / "onnx").glob("*_quantized.onnx"))
+            engine = comparison.UnscoredEngine(_web_model(onnx, suffix, config))
+            searches, limit = {f"greedy, {quantization}": copy.deepcopy(greedy)}, position_limit(config)
+            found = draft.outputs(engine, searches, limit)
+            comparisons |= draft.compare(found, searches, limit, "onnxruntime", quantization)
+        size = sum(path.stat().st_size for path in onnx.glob("*_quantized.onnx"))
     return comparison.Export(Path(target), "int8", size, comparisons)
 
 
@@ -145,16 +144,6 @@ def check_pattern(tokenizers: TokenizerPair) -> None:
         )
 
 
-def _check_size(model: Any) -> None:
-    """Raise a `ValueError` for a model whose files a browser does not load."""
-    size = 4 * model.num_parameters()
-    if size > LARGEST_FILE:
-        raise ValueError(
-            f"The model must have at most {LARGEST_FILE / 1e9:.1f} GB of weights in float32 for a browser, but has "
-            f"{size / 1e9:.1f} GB instead."
-        )
-
-
 def _write_files(model: Any, folder: Path) -> None:
     folder.mkdir()
     with tempfile.TemporaryDirectory() as work:
@@ -164,18 +153,15 @@ def _write_files(model: Any, folder: Path) -> None:
             if quantization == "int8":
                 for path in parts.values():
                     quantize_file(path)
-            encoder = folder / f"{Path(ENCODER_FILE).stem}{suffix}.onnx"
-            encoder.write_bytes(parts[ENCODER_FILE].read_bytes())
+            shutil.copy(parts[ENCODER_FILE], folder / f"{ENCODER}{suffix}.onnx")
             merge_decoders(parts[DECODER_FILE], parts[DECODER_WITH_PAST_FILE], folder / f"{MERGED}{suffix}.onnx")
 
 
 def _web_model(folder: Path, suffix: str, config: Any) -> OnnxModel:
     """Return what onnxruntime computes with the files of one type of weights."""
-    encoder = session_of(folder / f"{Path(ENCODER_FILE).stem}{suffix}.onnx")
-    decoder = session_of(folder / f"{MERGED}{suffix}.onnx")
-    layers = config.decoder_layers
-    outputs = [["logits", *cache_names(layers, "present", has_source)] for has_source in (True, False)]
-    return OnnxModel(config, [encoder, *(_Step(decoder, names) for names in outputs)]).eval()
+    encoder, decoder = (session_of(folder / f"{name}{suffix}.onnx") for name in (ENCODER, MERGED))
+    names = (cache_names(config.decoder_layers, "present", has_source) for has_source in (True, False))
+    return OnnxModel(config, [encoder, *(_Step(decoder, ["logits", *each]) for each in names)]).eval()
 
 
 class _Step:
@@ -199,7 +185,6 @@ def _write_page(folder: Path, name: str, example: str, library: dict[str, bytes]
     for url, content in library.items():
         page = page.replace(url, Path(url).name).replace(f" {CDN};", ";")
         (folder / Path(url).name).write_bytes(content)
-    (folder / "index.html").write_text(page, encoding="utf-8")
-    facts = {"title": name, "sdk": "static", "pinned": False}
-    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in facts.items()]
-    (folder / "README.md").write_text("\n".join(["---", *lines, "---", "", PAGE_TOLD, ""]), encoding="utf-8")
+    write_text(folder / "index.html", page)
+    title = json.dumps(name, ensure_ascii=False)
+    write_text(folder / CARD_FILE, f"---\ntitle: {title}\nsdk: static\npinned: false\n---\n\n{ABOUT}\n")

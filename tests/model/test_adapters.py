@@ -20,12 +20,7 @@ from peft import (
     get_peft_model,
 )
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    pipeline,
-)
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, pipeline
 
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.checksums_heed import CHECKSUMS_FILE
@@ -39,6 +34,7 @@ from helpers import (
     SHARINGS,
     VARIANTS,
     assert_near,
+    assert_refused,
     matrices_of,
     needs_peft_of_transformers,
     padded,
@@ -64,6 +60,7 @@ ADAPTERS = {
     "dora": LoraConfig(**{**LORA, "target_modules": "all-linear"}, use_dora=True),
     "new_tokens": LoraConfig(**LORA, trainable_token_indices=[20, 21]),
     "norms": LNTuningConfig(**TASK, target_modules=["norm"]),  # of a post-norm model
+    "embeddings": LoraConfig(**{**LORA, "target_modules": ["embed_tokens"]}),
     "ia3": IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
 }
 # What has other linear layers than the default, and every way to share embeddings.
@@ -88,11 +85,10 @@ def trained(model, updates=6, learning_rate=2e-2, batch=BATCH):
     losses = []
     for _ in range(updates):
         optimizer.zero_grad()
-        loss = model(**batch).loss
-        loss.backward()
+        losses.append(model(**batch).loss)
+        losses[-1].backward()
         optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return [loss.item() for loss in losses]
 
 
 def adapted(config, updates=3, **changes):
@@ -106,9 +102,14 @@ def adapted(config, updates=3, **changes):
 # Training
 
 
-@pytest.mark.parametrize("name", [*ADAPTERS, *PROMPTS])
-def test_an_adapter_learns_the_model_under_it_stays_and_it_is_saved_loaded_and_merged(tmp_path, name):
-    model = adapted({**ADAPTERS, **PROMPTS}[name], updates=0)
+OF_RECURRENT = [(name, "recurrent") for name in ("attention", "all_linear", "embeddings")]
+
+
+@pytest.mark.filterwarnings("ignore:.*a tied layer is part of the adapter")
+@pytest.mark.parametrize(("name", "family"), [*((name, "transformer") for name in ADAPTERS | PROMPTS), *OF_RECURRENT])
+def test_an_adapter_learns_the_model_under_it_stays_and_it_is_saved_loaded_and_merged(tmp_path, name, family):
+    changes = {"family": family, "tie_word_embeddings": name != "embeddings"}
+    model = adapted((ADAPTERS | PROMPTS)[name], updates=0, **changes)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     assert 0 < sum(p.numel() for p in model.parameters() if p.requires_grad) < model.num_parameters() / 2
     losses = trained(model)
@@ -117,22 +118,18 @@ def test_an_adapter_learns_the_model_under_it_stays_and_it_is_saved_loaded_and_m
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
     assert set() < changed <= trainable
     model.save_pretrained(tmp_path / "adapter")
-    loaded, expected = PeftModel.from_pretrained(tiny_model(), tmp_path / "adapter"), logits_of(model)
+    loaded, expected = PeftModel.from_pretrained(tiny_model(**changes), tmp_path / "adapter"), logits_of(model)
     assert torch.equal(logits_of(loaded), expected)
-    assert not torch.allclose(expected, logits_of(tiny_model()), atol=1e-2)
+    assert not torch.allclose(expected, logits_of(tiny_model(**changes)), atol=1e-2)
     if name in ADAPTERS:
         merged = model.merge_and_unload()
         assert_near(logits_of(merged), expected, 2e-5)
-        assert matrices_of(merged) == [0, 0, 0]
+        matrices = matrices_of(tiny_model(**changes))
+        assert matrices_of(merged) == matrices
         merged.save_pretrained(tmp_path / "merged")
-        assert matrices_of(HeedForConditionalGeneration.from_pretrained(tmp_path / "merged")) == [0, 0, 0]
-
-
-def test_all_linear_layers_have_an_adapter_but_the_output():
-    model = get_peft_model(tiny_model(), ADAPTERS["all_linear"])
-    linear = {name for name, module in tiny_model().named_modules() if isinstance(module, torch.nn.Linear)}
-    found = {name.removeprefix("base_model.model.") for name in model.targeted_module_names}
-    assert found == linear - {"lm_head"}
+        again = type(merged).from_pretrained(tmp_path / "merged")
+        assert matrices_of(again) == matrices
+        assert torch.equal(logits_of(again), logits_of(merged))
 
 
 def gradient_of(model, batches):
@@ -142,9 +139,9 @@ def gradient_of(model, batches):
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
 
 
-@pytest.mark.parametrize("name", [*ADAPTERS, *PROMPTS])
+@pytest.mark.parametrize("name", ADAPTERS | PROMPTS)
 def test_two_micro_batches_have_the_gradient_of_one_batch(name):
-    model = adapted({**ADAPTERS, **PROMPTS}[name], updates=1)
+    model = adapted((ADAPTERS | PROMPTS)[name], updates=1, tie_word_embeddings=name != "embeddings")
     whole = gradient_of(model, [BATCH])
     parts = [{key: value[rows] for key, value in BATCH.items()} for rows in (slice(0, 1), slice(1, 3))]
     assert whole.norm() > 1e-3
@@ -167,24 +164,19 @@ def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(tr
         {"input_ids": source.tolist(), "labels": [label for label in labels.tolist() if label != -100]}
         for source, labels in zip([*ROWS, ROWS[0]], [*LABELS, LABELS[0]], strict=True)
     ]
-    settings = {"max_steps": 3, "save_steps": 3, "logging_steps": 1, "learning_rate": 1e-2, "use_cpu": True}
+    settings = {"max_steps": 2, "save_steps": 2, "learning_rate": 1e-2, "use_cpu": True}
     settings |= {"save_strategy": "steps", "report_to": "none", "disable_tqdm": True}
-    found, losses = [], []
-    for size, parts in ((4, 1), (2, 2), (1, 4)):
+    found = []
+    for size, parts in ((4, 1), (2, 2)):
         model, folder = adapted(ADAPTERS["attention"], updates=0), tmp_path / f"{size}"
         split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
         arguments = Seq2SeqTrainingArguments(output_dir=folder, **split, **settings)
-        runner = trainer(model, arguments, train_dataset=rows, data_collator=lambda rows: collate(rows, PAD))
-        runner.train()
-        losses.append([line["loss"] for line in runner.state.log_history if "loss" in line])
+        trainer(model, arguments, train_dataset=rows, data_collator=lambda rows: collate(rows, PAD)).train()
         found.append(logits_of(model))
         # What the trainer saved is the adapter alone.
-        assert (folder / "checkpoint-3" / "adapter_config.json").exists()
-        assert not (folder / "checkpoint-3" / "model.safetensors").exists()
-        assert torch.equal(logits_of(PeftModel.from_pretrained(tiny_model(), folder / "checkpoint-3")), found[-1])
-    for other, others in zip(found[1:], losses[1:], strict=True):
-        assert_near(other, found[0], 1e-4)
-        assert others == pytest.approx(losses[0], rel=1e-4)
+        assert not (folder / "checkpoint-2" / "model.safetensors").exists()
+        assert torch.equal(logits_of(PeftModel.from_pretrained(tiny_model(), folder / "checkpoint-2")), found[-1])
+    assert_near(*found, 1e-4)
 
 
 # Saving, loading, switching, merging
@@ -196,13 +188,12 @@ def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_pat
     expected, matrices = logits_of(model), matrices_of(model.get_base_model())
     merged = model.merge_and_unload()
     assert_near(logits_of(merged), expected, 2e-5)
-    assert matrices_of(merged) == matrices
     merged.save_pretrained(tmp_path)
     files = {path.name for path in tmp_path.iterdir()}
     assert files == {"config.json", "generation_config.json", "model.safetensors", CHECKSUMS_FILE} | CODE
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert torch.equal(logits_of(loaded), logits_of(merged))
-    assert matrices_of(loaded) == matrices
+    assert matrices_of(loaded) == matrices_of(merged) == matrices
 
 
 @pytest.mark.parametrize(
@@ -210,21 +201,17 @@ def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_pat
     [
         (["embed_tokens"], "all_shared", [0, 1, 2]),
         (["lm_head"], "all_shared", [0, 0, 2]),
-        (["embed_tokens", "lm_head"], "all_shared", [0, 1, 2]),
-        (["lm_head"], "own_output", [0, 0, 2]),
         (["encoder.embed_tokens"], "separate_vocabularies", [0, 1, 1]),
         (["lm_head"], "separate_vocabularies", [0, 1, 2]),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied")
 def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_path, modules, sharing, matrices):
-    base = tiny_model(**SHARINGS[sharing])
-    was_tied = matrices_of(base) != matrices
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        model = get_peft_model(base, LoraConfig(**LORA, modules_to_save=modules))
+        model = get_peft_model(tiny_model(**SHARINGS[sharing]), LoraConfig(**LORA, modules_to_save=modules))
     # peft sees only what is tied to the source's embeddings.
-    if was_tied and sharing == "all_shared":
+    if sharing == "all_shared":
         assert any("`ensure_weight_tying` is not set to True" in str(warning.message) for warning in told)
     trained(model)
     expected = logits_of(model)
@@ -236,30 +223,10 @@ def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_p
     assert torch.equal(logits_of(loaded), logits_of(merged))
 
 
-def test_an_adapter_on_embeddings_is_merged_and_peft_warns_of_it_on_a_tied_matrix():
-    settings = {**LORA, "target_modules": ["embed_tokens", "lm_head"]}
-    model = adapted(LoraConfig(**settings), tie_word_embeddings=False)
-    expected = logits_of(model)
-    assert_near(logits_of(model.merge_and_unload()), expected, 2e-5)
-    for target in settings["target_modules"]:
+def test_peft_warns_of_an_adapter_on_a_tied_matrix():
+    for target in ("embed_tokens", "lm_head"):
         with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
             get_peft_model(tiny_model(), LoraConfig(**{**LORA, "target_modules": [target]}))
-
-
-def test_several_adapters_are_switched_and_disabled():
-    model = adapted(ADAPTERS["attention"])
-    base, first = logits_of(tiny_model()), logits_of(model)
-    model.add_adapter("second", ADAPTERS["all_linear"])
-    model.set_adapter("second")
-    assert torch.equal(logits_of(model), base)  # untrained, it changes nothing
-    trained(model)
-    second = logits_of(model)
-    assert not torch.allclose(second, first, atol=1e-2)
-    model.set_adapter("default")
-    assert torch.equal(logits_of(model), first)
-    with model.disable_adapter():
-        assert torch.equal(logits_of(model), base)
-    assert torch.equal(logits_of(model), first)
 
 
 @needs_peft_of_transformers
@@ -333,17 +300,6 @@ def test_an_adapter_is_refused_where_weights_are_lost_its_own_or_the_models(tmp_
 # Generating
 
 
-def test_an_adapted_model_generates_what_the_merged_one_does():
-    model = adapted(ADAPTERS["all_linear"]).eval()
-    searches = [{}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}]
-    inputs = {"input_ids": SOURCE, "attention_mask": MASK, "max_new_tokens": 8}
-    found = [model.generate(**inputs, **search) for search in searches]
-    assert not torch.equal(found[0], tiny_model().generate(**inputs))
-    merged = model.merge_and_unload()
-    for tokens, search in zip(found, searches, strict=True):
-        assert torch.equal(tokens, merged.generate(**inputs, **search))
-
-
 @pytest.mark.parametrize("variant", ["default", "rotary", "learned", "t5", "shaw", "separate_vocabularies"])
 @pytest.mark.parametrize("name", ["prompt", pytest.param("prefix", marks=needs_peft_of_transformers)])
 def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_padding(name, variant):
@@ -402,15 +358,17 @@ def test_the_translator_and_the_pipeline_take_an_adapters_folder_as_they_take_a_
 
 def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_path, monkeypatch):
     settings = json.loads((folders / "adapter" / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": "gone/away"}))
-    with pytest.raises(FileNotFoundError, match=r"`base_model_name_or_path` .* 'gone/away' is neither"):
+    cases = [
+        (json.dumps({**settings, "base_model_name_or_path": "gone/away"}), r"name_or_path` .* 'gone/away' is neither"),
+        ("{", r"adapter_config.json must be JSON"),
+        (json.dumps(settings), r"The adapter in .* cannot be loaded"),
+    ]
+
+    def load(text):
+        (tmp_path / "adapter_config.json").write_text(text)
         load_model(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"adapter_config.json must be JSON"):
-        load_model(tmp_path)
-    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=r"The adapter in .* cannot be loaded"):
-        load_model(tmp_path)
+
+    assert_refused(cases, load, (ValueError, FileNotFoundError))
     prompt = get_peft_model(load_model(folders / "model"), copy.deepcopy(PROMPTS["prompt"]))
     prompt.save_pretrained(tmp_path / "prompt")
     with pytest.raises(ValueError, match=r"must be one that can be merged .*, but is PROMPT_TUNING instead"):

@@ -133,12 +133,16 @@ def test_asking_for_attention_weights_changes_no_token(cache):
     assert ((last_step > 0) == torch.tensor([False] * 5 + [True] * 3)).all()
 
 
-SCORED = [*((name, 4) for name in TRANSFORMERS), *(("recurrent separate_vocabularies", beams) for beams in (1, 3))]
+# transformers' own reads the source's vocabulary size, and is wrong without a word where it is the smaller one.
+MORE_TARGETS = {"decoder_vocab_size": 120, "share_encoder_decoder_embeddings": False}
+SCORED = [*((name, 4) for name in TRANSFORMERS), ("recurrent separate_vocabularies", 3)]
+SCORED += [(name, beams) for name in ("transformer more_targets", "recurrent more_targets") for beams in (1, 4)]
 
 
 @pytest.mark.parametrize(("name", "beams"), SCORED)
 def test_the_score_of_a_sequence_is_the_log_probability_of_its_tokens(name, beams):
-    model = model_of(name)
+    family, variant = name.split()
+    model = tiny_model(family=family, **MORE_TARGETS) if variant == "more_targets" else model_of(name)
     ids, mask = padded(sentences(*LENGTHS))
     settings = {"num_beams": beams, "do_sample": False, "max_length": 8, "eos_token_id": None, "length_penalty": 0.0}
     settings |= {"return_dict_in_generate": True, "output_scores": True, "no_repeat_ngram_size": 0}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from heedful.versions_heed import cache_of
-from helpers import VARIANTS, assert_near, padded, pairwise, sentences, tiny_config, tiny_model
+from helpers import VARIANTS, assert_near, padded, pairwise, sentences, tiny_model
 
 
 def batch():
@@ -74,18 +74,3 @@ def test_without_labels_a_cache_beside_checkpointing_does_not_change_the_logits(
     torch.testing.assert_close(logits, expected)
     logits.sum().backward()
     assert model.model.encoder.layers[0].self_attn.q_proj.weight.grad.abs().max() > 0
-
-
-def test_the_trainer_checkpoints_where_its_arguments_say_so(tmp_path):
-    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
-
-    rows = [{name: value[row] for name, value in batch().items()} for row in range(3)]
-    settings = {"max_steps": 2, "per_device_train_batch_size": 3, "use_cpu": True, "disable_tqdm": True}
-    settings |= {"report_to": [], "save_strategy": "no", "output_dir": str(tmp_path)}
-    losses = []
-    for checkpointing in (False, True):
-        model = tiny_model(tiny_config(dropout=0.1))
-        arguments = Seq2SeqTrainingArguments(gradient_checkpointing=checkpointing, **settings)
-        losses.append(Seq2SeqTrainer(model, arguments, train_dataset=rows).train().training_loss)
-        assert model.is_gradient_checkpointing == checkpointing
-    assert losses[0] == pytest.approx(losses[1], abs=1e-6)

@@ -339,16 +339,10 @@ def onnx_by_tracing(model):
 CALLS = {
     function.__name__: function
     for function in (
-        *(
-            logits_by_name_and_by_place,
-            hooks_of_accelerate,
-            forwards_of_ones_own,
-            hooks_that_change_in_place,
-            hand_written_lora,
-        ),
+        *(logits_by_name_and_by_place, hooks_of_accelerate, forwards_of_ones_own, hooks_that_change_in_place),
         *(func_grad, func_jvp, forward_mode, per_sample_gradients, batched_gradients, second_derivatives),
         *(counted_operations, dispatched_operations, called_functions, dynamic_quantization),
-        *(jit_trace, exported_program, onnx_by_tracing),
+        *(hand_written_lora, jit_trace, exported_program, onnx_by_tracing),
     )
 }
 for direction in ("forward", "forward_pre", "full_backward", "full_backward_pre"):

@@ -1,13 +1,14 @@
 """The loss of both families (section 5.4): it and its gradient do not depend on how an update is split."""
 
-import copy
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import Seq2SeqTrainingArguments, Trainer
 
+from heedful import HeedSeq2SeqTrainer
 from heedful.versions_heed import cache_of
 from helpers import PAD, RECURRENT_VARIANTS, assert_near, assert_refused, collated, each_once, rows, tiny_model
 
@@ -34,15 +35,6 @@ def loss_and_gradient(model, batches, **kwargs):
 def assert_same(ours, theirs):
     assert_near(ours[0], theirs[0])
     assert_near(ours[1], theirs[1], 2e-5)
-
-
-def test_loss_and_gradient_do_not_depend_on_the_micro_batches():
-    model, pairs = training_model(), rows()
-    whole = loss_and_gradient(model, [collated(pairs)])
-    for cuts in ([2, 4, 6], [4], [1, 2, 3, 4, 5, 6, 7], [1, 6]):
-        pieces = [pairs[start:stop] for start, stop in zip([0, *cuts], [*cuts, 8], strict=True)]
-        split = loss_and_gradient(model, [collated(piece) for piece in pieces], num_items_in_batch=LABELS)
-        assert_same(split, whole)
 
 
 @given(
@@ -103,47 +95,23 @@ def test_the_decoder_reads_start_and_the_labels_before(kind):
     assert cache_of(given) is None
 
 
-def test_gradient_checkpointing_gives_the_same_gradients():
-    model, batch = training_model(), collated(rows())
-    plain = loss_and_gradient(model, [batch])
-    model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
-    calls = []
-    for stack in (model.model.encoder, model.model.decoder):
-        stack.layers[0].feed_forward.fc1.register_forward_hook(lambda *_: calls.append(1))
-    checkpointed = loss_and_gradient(model, [batch])
-    assert len(calls) == 4  # each once forward, once again for the gradients
-    assert_same(checkpointed, plain)
+@of_both_families
+def test_the_trainer_makes_the_same_step_with_and_without_accumulation(kind, tmp_path):
+    def weights(model):
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
-
-def test_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):
-    from transformers import Trainer, TrainingArguments
-
-    weights = []
-    pairs = rows()
-    for rows_per_batch, batches in ((8, 1), (2, 4)):
-        model = copy.deepcopy(training_model())
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            use_cpu=True,
-            max_steps=1,
-            per_device_train_batch_size=rows_per_batch,
-            gradient_accumulation_steps=batches,
-            optim="sgd",
-            learning_rate=1.0,
-            max_grad_norm=0.0,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-        )
-        trainer = Trainer(model=model, args=arguments, train_dataset=pairs, data_collator=collated)
-        assert trainer.model_accepts_loss_kwargs
-        before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-        trainer.train()
-        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before)
-    assert weights[0].abs().max() > 1e-3
-    assert_near(weights[1], weights[0], 2e-5)
+    settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1, "use_cpu": True}
+    settings |= {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+    pairs, changes = rows(), []
+    for size, parts in ((8, 1), (2, 4)):
+        split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
+        arguments = Seq2SeqTrainingArguments(output_dir=str(tmp_path), **split, **settings)
+        before = weights(model := training_model(kind))
+        trainer = {"transformer": Trainer, "default": HeedSeq2SeqTrainer}[kind]
+        trainer(model, arguments, train_dataset=pairs, data_collator=collated).train()
+        changes.append(weights(model) - before)
+    assert changes[0].abs().max() > 1e-3
+    assert_near(changes[1], changes[0], 2e-5)
 
 
 UNLEARNABLE = [

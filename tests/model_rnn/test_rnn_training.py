@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful import HeedRNNForConditionalGeneration, HeedSeq2SeqTrainer
+from heedful import HeedRNNForConditionalGeneration
 from heedful.publishing.run_card import write_run_card
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.model_of_recipe import make_model
@@ -19,7 +19,7 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
-from helpers import SUTSKEVER, assert_refused, collated, rows, slow_but, tiny_rnn
+from helpers import SUTSKEVER, assert_refused, slow_but, tiny_rnn
 from rnn_process import CHANGES, OPTIONS, losses
 from tiny_runs import logged, tiny_recipe
 
@@ -115,25 +115,6 @@ def test_a_run_goes_on_from_a_trained_model(tmp_path, corpus):
     recipe = tiny_recipe(tmp_path / "second", {"model": {"start_from": str(start), "attn_implementation": "sdpa"}})
     with pytest.raises(ValueError, match="`attn_implementation` must be eager for a recurrent model"):
         make_model(recipe.model, corpus.tokenizers)
-
-
-def test_the_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):
-    from transformers import Seq2SeqTrainingArguments
-
-    def weights(model):
-        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-    pairs, changes = rows(), []
-    settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1, "use_cpu": True}
-    settings |= {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
-    for size, parts in ((8, 1), (2, 4)):
-        split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
-        model, arguments = tiny_rnn(), Seq2SeqTrainingArguments(output_dir=str(tmp_path), **split, **settings)
-        before = weights(model)
-        HeedSeq2SeqTrainer(model, arguments, train_dataset=pairs, data_collator=collated).train()
-        changes.append(weights(model) - before)
-    assert changes[0].abs().max() > 1e-3
-    assert torch.allclose(*changes, atol=1e-5)
 
 
 def test_gradient_checkpointing_is_refused():

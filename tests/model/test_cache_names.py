@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,44 +46,29 @@ def test_either_name_is_taken_everywhere_and_the_one_of_the_version_warns_of_not
                 assert cache_of(states) is cache[name]
                 logits = states.logits if road == "model" else model.lm_head(states.last_hidden_state)
                 assert_near(logits[:, 0], whole[:, step])
-        given = {"do_sample": False, "max_new_tokens": 5}
-        plain = model.generate(SOURCE, **given)
-        for search in ({}, {"num_beams": 3}, {"num_beams": 3, "custom_generate": BeamSearch()}):
+        given = {"do_sample": False, "max_new_tokens": 3}
+        for search in ({}, {"num_beams": 2}, {"num_beams": 2, "custom_generate": BeamSearch()}):
             cache = NEW[family]()
             alone = model.generate(SOURCE, **given, **search)
             assert torch.equal(model.generate(SOURCE, **given, **search, **{name: cache}), alone)
             assert cache.get_seq_length()
-    assert not torch.equal(plain, SOURCE)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_old_name_warns_where_transformers_own_models_warn_of_it(family):
+def test_the_old_name_warns_where_transformers_own_models_warn_of_it_and_two_caches_are_refused(family):
     model = tiny_model(family=family)
-    for call in (
-        lambda **given: model(SOURCE, decoder_input_ids=TARGET, **given),
-        lambda **given: model.generate(SOURCE, **given),
-    ):
+    calls = partial(model, SOURCE, decoder_input_ids=TARGET, use_cache=True), partial(model.generate, SOURCE)
+    for call in calls:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", FutureWarning)
             call(past_key_values=NEW[family]())
         messages = [str(warning.message) for warning in caught if issubclass(warning.category, FutureWarning)]
         assert [text for text in messages if "`past_key_values` is deprecated" in text] == messages
         assert len(messages) == (CACHE == "cache")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_caches_are_refused_and_one_by_both_names_is_one(family):
-    model = tiny_model(family=family)
-    one = NEW[family]()
-    outputs = model(SOURCE, decoder_input_ids=TARGET, use_cache=True, cache=one, past_key_values=one)
-    assert cache_of(outputs) is one
-    calls = (
-        lambda **two: model(SOURCE, decoder_input_ids=TARGET, **two),
-        lambda **two: model.generate(SOURCE, **two),
-    )
-    for call in calls:
         with pytest.raises(ValueError, match="`cache` and `past_key_values` must be one cache"):
             call(cache=NEW[family](), past_key_values=NEW[family]())
+    one = NEW[family]()
+    assert cache_of(calls[0](cache=one, past_key_values=one)) is one
 
 
 @torch.no_grad()
@@ -137,20 +123,17 @@ generic.ModelOutput._replace_old_cache_name = lambda self, key: key
 import torch
 sys.path.insert(0, sys.argv[1])
 from helpers import FAMILIES, tiny_model
-from heedful import BeamSearch, HeedForConditionalGeneration, prepare_for_inference
-from heedful.diagnosis.verification import check_cache
+from heedful import BeamSearch
 
 source = torch.tensor([[15, 16, 17], [18, 19, 0]])
 for family in FAMILIES:
     model = tiny_model(family=family)
-    options = {"attention_mask": (source != 0).long(), "max_new_tokens": 6}
-    forms = [{}, {"num_beams": 3}, {"do_sample": True}, {"num_beams": 2, "custom_generate": BeamSearch()}]
-    if family == "transformer":
-        forms += [{"cache_implementation": "static"}, {"cache_implementation": "dynamic"}]
+    options = {"attention_mask": (source != 0).long(), "max_new_tokens": 3}
+    forms = [{}, {"num_beams": 2}, {"num_beams": 2, "custom_generate": BeamSearch()}]
+    forms += [{"cache_implementation": "static"}] if family == "transformer" else []
     for form in forms:
         found = model.generate(source, **options, **{"do_sample": False, **form}, return_dict_in_generate=True)
         assert found.cache is not None and found.sequences.shape[1] > 1, form
-    check_cache(model).assert_passed()
     cache = model(source, decoder_input_ids=source, use_cache=True).cache
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -160,8 +143,6 @@ model = tiny_model()
 first = model.generate(source[:1], max_new_tokens=6, prompt_lookup_num_tokens=2, do_sample=False)
 second = model.generate(source[:1], max_new_tokens=6, assistant_model=tiny_model(seed=1), do_sample=False)
 assert torch.equal(first, second)
-with prepare_for_inference(model):
-    assert torch.equal(model.generate(source[:1], max_new_tokens=6, do_sample=False), first)
 """
 
 

@@ -52,9 +52,7 @@ def cached_logits(model, kind, inputs, first=2):
 @pytest.mark.parametrize(
     ("variant", "kernel", "side"), pairwise(GENERAL, ["sdpa", "flex_attention"], ["left", "right", "no mask"])
 )
-def test_a_kernel_gives_logits_loss_and_gradients_of_eager_attention_with_padding_on_either_side(
-    variant, kernel, side
-):
+def test_a_kernel_gives_logits_loss_and_gradients_of_eager_attention_with_padding_anywhere(variant, kernel, side):
     inputs = batch("right" if side == "no mask" else side)
     real = inputs["decoder_attention_mask"].bool()
     if side == "no mask":

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from heedful.attention_heed import HeedAttention
-from heedful.modeling_heed import HeedFeedForward
 from heedful.positions_heed import sinusoids
-from helpers import assert_near, shake, tiny_config, tiny_model
+from helpers import assert_near, tiny_config
 
 
 @torch.no_grad()
@@ -45,36 +44,3 @@ def test_wavelengths_are_a_geometric_progression_from_two_pi_to_ten_thousand_tim
     assert wavelengths[0].item() == pytest.approx(2 * math.pi, rel=1e-5)
     assert (wavelengths[1:] / wavelengths[:-1]).tolist() == pytest.approx([10000 ** (1 / 256)] * 255, rel=1e-5)
     assert wavelengths[-1].item() == pytest.approx(10000 * 2 * math.pi / 10000 ** (1 / 256), rel=1e-5)
-
-
-def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_1():
-    # Section 3.3: "Another way of describing this".
-    network, states = HeedFeedForward(tiny_config(), 64), torch.randn(2, 5, 32)
-    shake(network)
-    inner = torch.nn.functional.conv1d(states.transpose(1, 2), network.fc1.weight[..., None], network.fc1.bias).relu()
-    outer = torch.nn.functional.conv1d(inner, network.fc2.weight[..., None], network.fc2.bias)
-    assert_near(network(states), outer.transpose(1, 2))
-
-
-def test_attention_is_used_in_three_ways():
-    # Section 3.2.3: within the source, within the target and never ahead, and from the target to the source.
-    source, target = torch.randint(3, 99, (1, 7)), torch.randint(3, 99, (1, 4))
-    output = tiny_model()(source, decoder_input_ids=target, output_attentions=True)
-    uses = (output.encoder_attentions, (7, 7)), (output.decoder_attentions, (4, 4)), (output.cross_attentions, (4, 7))
-    for weights, size in uses:
-        assert [tuple(layer.shape[-2:]) for layer in weights] == [size, size]
-    assert all((layer > 0).all() for layer in (*output.encoder_attentions, *output.cross_attentions))
-    for layer in output.decoder_attentions:
-        assert torch.equal(layer, layer.tril())
-        assert (layer[:, :, -1] > 0).all()
-
-
-def test_the_encoder_output_goes_to_every_decoder_layer():
-    # Section 3.1 and figure 1: each layer's third sub-layer attends to the output of the encoder stack.
-    model, source, seen = tiny_model(), torch.randint(3, 99, (1, 7)), []
-    for layer in model.model.decoder.layers:
-        layer.cross_attn.register_forward_hook(lambda module, given, output: seen.append(given[2]))
-    model(source, decoder_input_ids=source[:, :4], use_cache=False)
-    assert len(seen) == 2
-    for states in seen:
-        assert_near(states, model.model.encoder(source).last_hidden_state)

@@ -16,7 +16,7 @@ from transformers import BartConfig, BartForConditionalGeneration, LogitsProcess
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.fast_paths_heed import runs_known_code
-from helpers import tiny_model
+from helpers import FAMILIES, tiny_model
 
 SOURCE = torch.randint(14, 99, (2, 6), generator=torch.Generator().manual_seed(0))
 BEAMS, STEPS = 3, 4
@@ -28,17 +28,15 @@ def make_model(name):
         return tiny_model(family=name)
     sizes = {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
     sizes |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "d_model": 32, "vocab_size": 99, "dropout": 0.0}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "decoder_start_token_id": 1, "forced_eos_token_id": None}
     torch.manual_seed(0)
-    return BartForConditionalGeneration(BartConfig(**sizes, **ids, forced_eos_token_id=None)).eval()
+    return BartForConditionalGeneration(BartConfig(**sizes, **ids)).eval()
 
 
 class Notes(list):
     """The tensors that a user's code was given, and what it saw of the rows."""
 
-    def __init__(self):
-        super().__init__()
-        self.rows = set()
+    rows: set
 
     def see(self, encoded, mask):
         self.append(encoded[0] if isinstance(encoded, tuple | dict) else encoded)
@@ -200,20 +198,25 @@ HABITS["nn.Linear.forward"] = patched(nn.Linear, "forward")
 HABITS["F.linear"] = patched(F, "linear")
 
 
-def notes_of(name, habit, monkeypatch):
-    with monkeypatch.context() as patch:
+@functools.cache
+def notes_of(name, habit):
+    with pytest.MonkeyPatch.context() as patch:
         model, notes = make_model(name), Notes()
+        notes.rows = set()
         options = HABITS[habit](model, notes, patch) or {}
         model.generate(SOURCE, attention_mask=torch.ones_like(SOURCE), **CALL, **options)
     return notes
 
 
-@pytest.mark.parametrize("name", ["transformer", "recurrent"])
-@pytest.mark.parametrize("habit", HABITS)
-def test_a_users_code_sees_the_rows_that_it_sees_in_bart_and_may_keep_them(habit, name, monkeypatch):
-    if (habit, name) == ("attention_function", "recurrent"):
-        pytest.skip("a recurrent model has one way to attend")
-    ours, theirs = (notes_of(each, habit, monkeypatch) for each in (name, "bart"))
+# A recurrent model has one way to attend.
+TRIED = [
+    (habit, name) for habit in HABITS for name in FAMILIES if (habit, name) != ("attention_function", "recurrent")
+]
+
+
+@pytest.mark.parametrize(("habit", "name"), TRIED)
+def test_a_users_code_sees_the_rows_that_it_sees_in_bart_and_may_keep_them(habit, name):
+    ours, theirs = (notes_of(each, habit) for each in (name, "bart"))
     assert ours.rows == theirs.rows
     assert bool(ours) == bool(theirs) is True
     for tensor in ours:
@@ -221,20 +224,22 @@ def test_a_users_code_sees_the_rows_that_it_sees_in_bart_and_may_keep_them(habit
         (tensor.float() * torch.ones((), requires_grad=True)).sum().backward()
 
 
-REPLACED = ("nn.Linear.forward", "F.linear", "nn.LayerNorm.forward", "F.layer_norm", "F.dropout")
+REPLACED = {
+    **{"nn.Linear.forward": nn.Linear, "F.linear": nn.Linear, "F.dropout": nn.Dropout},
+    **{"nn.LayerNorm.forward": nn.LayerNorm, "F.layer_norm": nn.LayerNorm},
+}
 
 
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("which", REPLACED)
 def test_a_function_of_torch_that_somebody_has_replaced_runs(which, is_training, monkeypatch):
-    module, name = which.split(".")[:-1], which.split(".")[-1]
-    where, calls = (getattr(nn, module[1]) if module[1:] else F), []
+    kind, name, calls = REPLACED[which], which.split(".")[-1], []
+    where = F if which.startswith("F.") else kind
     plain = getattr(where, name)
     monkeypatch.setattr(where, name, lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs))
     model = tiny_model(dropout=0.1 if is_training else 0.0).train(is_training)
-    kind = {"linear": nn.Linear, "layer_norm": nn.LayerNorm, "dropout": nn.Dropout}.get(name, where)
-    layers = [part for part in model.modules() if isinstance(part, kind)]
     # Dropout in the feed-forward network has the probability 0, and in evaluation none is called.
+    layers = [part for part in model.modules() if isinstance(part, kind)]
     wanted = [part for part in layers if kind is not nn.Dropout or (is_training and part.p)]
     for rows in (2, 40):  # few and many
         calls.clear()

@@ -147,20 +147,19 @@ def test_the_gradient_of_dropout_goes_where_the_states_went(shape, p):
     assert torch.equal(states.grad, dropped.detach())
 
 
-def test_dropout_does_nothing_in_evaluation_follows_the_seed_and_can_be_differentiated_twice():
-    dropout, states = HeedDropout(0.5), torch.randn(50)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_dropout_does_nothing_in_evaluation_follows_the_seed_and_can_be_differentiated_twice(dtype):
+    dropout, states = HeedDropout(0.5), torch.randn(50, dtype=dtype, requires_grad=True)
     assert dropout.eval()(states) is states
     first, second = (torch.manual_seed(3) and dropout.train()(states) for _ in range(2))
     assert torch.equal(first, second)
-    assert not torch.equal(first, dropout(states))
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        states = torch.randn(40, dtype=dtype, requires_grad=True)
-        dropped = dropout(states)
-        (first,) = torch.autograd.grad(dropped.pow(3).sum(), states, create_graph=True)
-        (second,) = torch.autograd.grad(first.sum(), states)
-        kept = dropped.detach() != 0
-        assert 0 < kept.sum() < 40
-        torch.testing.assert_close(second, 6 * dropped.detach() * 4 * kept)
+    dropped = dropout(states)
+    assert not torch.equal(first, dropped)
+    (first,) = torch.autograd.grad(dropped.pow(3).sum(), states, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), states)
+    kept = dropped.detach() != 0
+    assert 0 < kept.sum() < 50
+    torch.testing.assert_close(second, 6 * dropped.detach() * 4 * kept)
 
 
 # Norms that keep their output instead of their input
@@ -204,14 +203,13 @@ def test_a_step_with_lean_norms_has_the_gradients_of_one_without(placement, monk
 
 
 def test_a_norm_keeps_its_input_where_the_output_does_not_give_it_back():
-    norm, states = nn.LayerNorm(8), torch.randn(2, 8, requires_grad=True)
-    assert fast_paths_heed.can_use_lean_norm(norm, states)
-    with torch.no_grad():  # as in a frozen model
-        assert not fast_paths_heed.can_use_lean_norm(norm, states)
-    assert not fast_paths_heed.can_use_lean_norm(nn.LayerNorm(8).bfloat16(), states.bfloat16())
+    norm, states, can_use = nn.LayerNorm(8), torch.randn(2, 8, requires_grad=True), fast_paths_heed.can_use_lean_norm
+    assert can_use(norm, states)
+    assert not can_use(nn.LayerNorm(8).bfloat16(), states.bfloat16())
     with torch.no_grad():
+        assert not can_use(norm, states)  # as in a frozen model
         norm.weight[3], norm.bias[0] = 1e-6, 0.5  # a weight near zero
-    assert not fast_paths_heed.can_use_lean_norm(norm, states)
+    assert not can_use(norm, states)
 
 
 # Nothing is computed for padding
@@ -422,15 +420,6 @@ def test_the_loss_without_logits_never_holds_more_than_a_few_rows_of_them(monkey
     assert (max(rows), sum(rows)) == (8, int((make_batch()["labels"] != -100).sum()))
 
 
-def test_under_autocast_the_loss_without_logits_is_close_too():
-    model, batch = make_model(label_smoothing=0.1), make_batch()
-    wanted = gradients(model, model(**batch).loss)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = gradients(model, model(**batch).loss)
-    for name, value in wanted.items():
-        assert F.cosine_similarity(found[name].flatten().float(), value.flatten(), dim=0) > 0.98, name
-
-
 @pytest.mark.parametrize("which", ["evaluation", "no_grad", "asked", "hook", "subclass"])
 def test_logits_are_there_where_someone_may_look_at_them(which):
     model, seen = make_model().train(which != "evaluation"), []
@@ -449,8 +438,7 @@ def test_no_label_at_all_is_refused_without_logits_too_but_not_in_a_part_of_an_u
     batch["labels"].fill_(-100)
     with pytest.raises(ValueError, match="at least one label other than -100"):
         model(**batch)
-    found = gradients(model, model(**batch, num_items_in_batch=9).loss)
-    assert all(not value.any() for value in found.values())
+    assert all(not value.any() for value in gradients(model, model(**batch, num_items_in_batch=9).loss).values())
 
 
 # bfloat16 on the CPU
@@ -474,18 +462,17 @@ def test_training_in_bfloat16_on_the_cpu_runs_under_the_eager_kernel(monkeypatch
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_targets_that_share_a_source_are_as_with_a_copy_each(kernel):
-    for options in ({}, {"d_k": 3, "d_v": 5}, {"decoder_key_value_heads": 2}):
-        model = make_model(**options).eval()
-        model.set_attn_implementation(kernel)
-        tokens, mask = torch.randint(4, 50, (6, 4)), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-        source = model.model.encoder(torch.randint(4, 50, (2, 5)), mask).last_hidden_state
-        given = {"decoder_input_ids": tokens, "output_attentions": True}
-        shared = model(encoder_outputs=(source,), attention_mask=mask, **given)
-        copies = {"encoder_outputs": (source.repeat_interleave(3, 0),)}
-        apart = model(**copies, attention_mask=mask.repeat_interleave(3, 0), **given)
-        torch.testing.assert_close(shared.logits, apart.logits, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(shared.cross_attentions, apart.cross_attentions, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("options", [{}, {"d_k": 3, "d_v": 5}, {"decoder_key_value_heads": 2}], ids=str)
+def test_targets_that_share_a_source_are_as_with_a_copy_each(kernel, options):
+    model = make_model(**options).eval()
+    model.set_attn_implementation(kernel)
+    tokens, mask = torch.randint(4, 50, (6, 4)), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    source = model.model.encoder(torch.randint(4, 50, (2, 5)), mask).last_hidden_state
+    given, copies = {"decoder_input_ids": tokens, "output_attentions": True}, source.repeat_interleave(3, 0)
+    shared = model(encoder_outputs=(source,), attention_mask=mask, **given)
+    apart = model(encoder_outputs=(copies,), attention_mask=mask.repeat_interleave(3, 0), **given)
+    torch.testing.assert_close(shared.logits, apart.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(shared.cross_attentions, apart.cross_attentions, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="must be a multiple of that of the sources, 2, but is 3"):
         model(encoder_outputs=(source,), decoder_input_ids=tokens[:3])
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from accelerate import cpu_offload
 from torch import nn
 from torch.nn.utils import parametrize
-from transformers import BartConfig, BartForConditionalGeneration, LogitsProcessor, LogitsProcessorList
+from transformers import BartConfig, BartForConditionalGeneration
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.fast_paths_heed import runs_known_code
@@ -101,17 +101,6 @@ def hook(model, notes, patch):
     model.register_forward_hook(lambda module, args, kwargs, output: note_source(notes, kwargs), with_kwargs=True)
 
 
-def gate_in_a_processor(model, notes, patch):
-    """A copy gate: it mixes what a hook has seen of the source into the scores."""
-    hook(model, notes, patch)
-
-    class Gate(LogitsProcessor):
-        def __call__(self, input_ids, scores):
-            return scores + 0.1 * notes[-1].mean(dim=(1, 2))[:, None]  # a number for each row
-
-    return {"logits_processor": LogitsProcessorList([Gate()])}
-
-
 def strategy(model, notes, patch):
     """Greedy search as it is written for BART, over all rows of the beams."""
 
@@ -190,7 +179,7 @@ def attention_function(model, notes, patch):
 HABITS = {
     function.__name__: function
     for function in (
-        *(subclass, forward_of_the_class, forward_of_the_object, inputs_of_a_step, hook, gate_in_a_processor),
+        *(subclass, forward_of_the_class, forward_of_the_object, inputs_of_a_step, hook),
         *(strategy, layer_of_ones_own, parametrization, replaced_forward_below_accelerate, attention_function),
     )
 }

@@ -102,10 +102,8 @@ def adapted(config, updates=3, **changes):
 OTHERS = ("modern", "additive", "grouped", "bart", "unequal_stacks", "shared_layers")
 MERGED = [(name, {"tie_word_embeddings": name != "embeddings"}) for name in ADAPTERS | PROMPTS]
 MERGED += [("all_linear", changes) for changes in (*(VARIANTS[name] for name in OTHERS), *SHARINGS.values())]
-MERGED += [
-    ("all_linear", {"family": "recurrent"}),
-    ("embeddings", {"family": "recurrent", "tie_word_embeddings": False}),
-]
+RECURRENT = {"family": "recurrent"}
+MERGED += [("all_linear", RECURRENT), ("embeddings", {**RECURRENT, "tie_word_embeddings": False})]
 
 
 @pytest.mark.parametrize(("name", "changes"), MERGED, ids=str)

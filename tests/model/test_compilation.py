@@ -6,7 +6,7 @@ from torch.export import Dim, export
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
 from heedful.versions_heed import cache_of
-from helpers import VARIANTS, assert_near, empty_cache, padded, sentences, slow_but, tiny_model
+from helpers import VARIANTS, assert_near, empty_cache, loss_and_gradients, padded, sentences, slow_but, tiny_model
 
 # Source and target lengths, and with them batch sizes; all numbers differ, since torch takes equal sizes for one.
 SHAPES = [
@@ -59,13 +59,6 @@ def test_a_compiled_model_gives_the_loss_and_the_gradients_of_the_model_at_every
         given = {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(target_mask == 0, -100)}
         assert_near(*(loss_and_gradients(called, model, given) for called in (fast, model)))
     assert 0 < len(graphs) <= (1 if dynamic else MOST_GRAPHS)
-
-
-def loss_and_gradients(called, model, given):
-    model.zero_grad()
-    loss = called(**given).loss
-    loss.backward()
-    return torch.cat([loss.detach()[None], *(parameter.grad.flatten() for parameter in model.parameters())])
 
 
 STEPS = [("default", "static", None), ("default", "static", True), ("default", "dynamic", True)]

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from heedful import masks_heed
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.masks_heed import WindowedMask
-from helpers import VARIANTS, assert_near, padded, pairwise, sentences, tiny_model
+from helpers import VARIANTS, assert_near, loss_and_gradients, padded, pairwise, sentences, tiny_model
 
 RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}
 LONG = 70  # more than four blocks
@@ -50,14 +50,6 @@ def batch(*lengths, side="right"):
     given = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
     labels = target.roll(-1, 1).masked_fill(target_mask == 0, -100)
     return {**given, "decoder_attention_mask": target_mask, "labels": labels}
-
-
-def loss_and_gradients(model, given):
-    model.zero_grad()
-    loss = model(**given).loss
-    loss.backward()
-    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return torch.cat([loss.detach()[None], *gradients])
 
 
 def windows_used(model, given):

@@ -64,12 +64,13 @@ def test_processes_change_no_loss(tmp_path, whole):
 
 @pytest.mark.parametrize("kind", slow_but(["default"], KINDS))
 def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, corpus, kind):
-    changes = {"model.options": {**OPTIONS, "dropout": 0.1, **KINDS[kind]}, "optimization.token_budget": 150}
+    changes = {"model.options": {**OPTIONS, "dropout": 0.1, **KINDS[kind]}, "optimization.token_budget": 250}
+    changes |= {"optimization.max_updates": 4, "validation.every_updates": 100}
     make_loop(tmp_path / "straight", corpus, changes).run()
     make_loop(tmp_path / "stopped", corpus, {**changes, "optimization.max_updates": 2}).run()
     make_loop(tmp_path / "stopped", corpus, {**changes, "resume": True}).run()
     assert logged(tmp_path / "stopped", "train/loss") == logged(tmp_path / "straight", "train/loss")
-    paths = [checkpoint_path(tmp_path / name / "checkpoints", 6) for name in ("straight", "stopped")]
+    paths = [checkpoint_path(tmp_path / name / "checkpoints", 4) for name in ("straight", "stopped")]
     straight, stopped = (load_state(path).optimizer["state"] for path in paths)
     assert (paths[0] / "model.safetensors").read_bytes() == (paths[1] / "model.safetensors").read_bytes()
     for number, values in straight.items():
@@ -89,9 +90,12 @@ def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(
     model = make_model(tiny_recipe(tmp_path / "second", start).model, corpus.tokenizers)
     assert isinstance(model, HeedRNNForConditionalGeneration)
     unused = [
-        ({"model.options.model_type": "heed_rrn"}, "`model.options.model_type` must be heed or heed_rnn"),
-        ({"model.options.cel": "gru"}, "`cel` is not a field of HeedRNNConfig.*`cell`"),
-        ({"model.options.vocab_size": 5}, "`model.options.vocab_size` must be left to the tokenizer"),
+        (
+            {"model.options": {**OPTIONS, "model_type": "heed_rrn"}},
+            "`model.options.model_type` must be heed or heed_rnn",
+        ),
+        ({"model.options": {**OPTIONS, "cel": "gru"}}, "`cel` is not a field of HeedRNNConfig.*`cell`"),
+        ({"model.options": {**OPTIONS, "vocab_size": 5}}, "`model.options.vocab_size` must be left to the tokenizer"),
         (kernel, "`model.attn_implementation` must be empty for a recurrent model"),
         ({"model.gradient_checkpointing": True}, "`model.gradient_checkpointing` must be false for a recurrent model"),
         ({**start, **kernel}, "`attn_implementation` must be eager for a recurrent model"),

@@ -178,6 +178,23 @@ def padded(rows: list[torch.Tensor], side: str = "right") -> tuple[torch.Tensor,
     return ids, mask
 
 
+def masked_batch(sources: tuple[int, ...], targets: tuple[int, ...], side: str = "right", seed: int = 1) -> dict:
+    """Return random sources padded on one side, and labels padded on the right, of the given lengths."""
+    torch.manual_seed(seed)
+    source, mask = padded(sentences(*sources), side)
+    labels, tokens = padded(sentences(*targets))
+    return {"input_ids": source, "attention_mask": mask, "labels": labels.masked_fill(tokens == 0, -100)}
+
+
+def loss_and_gradients(model, batch: dict, **arguments) -> torch.Tensor:
+    """Return the loss and all gradients as one vector, in float32."""
+    model.zero_grad()
+    loss = model(**batch, **arguments).loss
+    loss.backward()
+    gradients = [weight.grad.float().flatten() for weight in model.parameters() if weight.grad is not None]
+    return torch.cat([loss.detach()[None].float(), *gradients])
+
+
 def generated(model, rows: list[torch.Tensor], side: str = "right", **settings) -> list[list[int]]:
     """Return the tokens that a model generates for each sentence, up to its end: shorter hypotheses are filled up."""
     torch.manual_seed(5)

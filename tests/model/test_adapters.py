@@ -6,19 +6,9 @@ import sys
 import warnings
 from importlib.metadata import version
 
+import peft
 import pytest
 import torch
-from peft import (
-    AutoPeftModelForSeq2SeqLM,
-    IA3Config,
-    LNTuningConfig,
-    LoraConfig,
-    PeftModel,
-    PrefixTuningConfig,
-    PromptEncoderConfig,
-    PromptTuningConfig,
-    get_peft_model,
-)
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, pipeline
 
@@ -53,19 +43,19 @@ TASK = {"task_type": "SEQ_2_SEQ_LM"}
 LORA = {**TASK, "r": 4, "target_modules": ["q_proj", "v_proj"]}
 # Every one of them trains weights beside the model's, and can be merged into them.
 ADAPTERS = {
-    "attention": LoraConfig(**LORA),
-    "all_linear": LoraConfig(**{**LORA, "target_modules": "all-linear"}),
-    "rank_stabilised": LoraConfig(**LORA, use_rslora=True),
-    "dora": LoraConfig(**{**LORA, "target_modules": "all-linear"}, use_dora=True),
-    "new_tokens": LoraConfig(**LORA, trainable_token_indices=[20, 21]),
-    "norms": LNTuningConfig(**TASK, target_modules=["norm"]),  # of a post-norm model
-    "embeddings": LoraConfig(**{**LORA, "target_modules": ["embed_tokens"]}),
-    "ia3": IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
+    "attention": peft.LoraConfig(**LORA),
+    "all_linear": peft.LoraConfig(**{**LORA, "target_modules": "all-linear"}),
+    "rank_stabilised": peft.LoraConfig(**LORA, use_rslora=True),
+    "dora": peft.LoraConfig(**{**LORA, "target_modules": "all-linear"}, use_dora=True),
+    "new_tokens": peft.LoraConfig(**LORA, trainable_token_indices=[20, 21]),
+    "norms": peft.LNTuningConfig(**TASK, target_modules=["norm"]),  # of a post-norm model
+    "embeddings": peft.LoraConfig(**{**LORA, "target_modules": ["embed_tokens"]}),
+    "ia3": peft.IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
 }
 # What has other linear layers than the default, and every way to share embeddings.
 PROMPTS = {
-    "prompt": PromptTuningConfig(**TASK, num_virtual_tokens=4),
-    "prefix": PrefixTuningConfig(**TASK, num_virtual_tokens=4),
+    "prompt": peft.PromptTuningConfig(**TASK, num_virtual_tokens=4),
+    "prefix": peft.PrefixTuningConfig(**TASK, num_virtual_tokens=4),
 }
 
 
@@ -90,7 +80,7 @@ def trained(model, updates=6, learning_rate=2e-2, batch=BATCH):
 def adapted(config, updates=3, **changes):
     """Return a trained adapter on a tiny model."""
     torch.manual_seed(1)
-    model = get_peft_model(tiny_model(**changes), copy.deepcopy(config))  # peft fills in the sizes of the model
+    model = peft.get_peft_model(tiny_model(**changes), copy.deepcopy(config))  # peft fills in the sizes of the model
     trained(model, updates)
     return model
 
@@ -119,7 +109,7 @@ def test_an_adapter_learns_the_model_under_it_stays_and_it_is_saved_loaded_and_m
     model.save_pretrained(tmp_path / "adapter")
     expected = logits_of(model)
     assert not torch.allclose(expected, logits_of(plain), atol=1e-2)
-    assert torch.equal(logits_of(PeftModel.from_pretrained(plain, tmp_path / "adapter")), expected)
+    assert torch.equal(logits_of(peft.PeftModel.from_pretrained(plain, tmp_path / "adapter")), expected)
     if name in ADAPTERS:
         merged = model.merge_and_unload()
         assert_near(logits_of(merged), expected, 2e-5)
@@ -174,7 +164,7 @@ def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(tr
         found.append(logits_of(model))
         # What the trainer saved is the adapter alone.
         assert not (folder / "checkpoint-2" / "model.safetensors").exists()
-        assert torch.equal(logits_of(PeftModel.from_pretrained(tiny_model(), folder / "checkpoint-2")), found[-1])
+        assert torch.equal(logits_of(peft.PeftModel.from_pretrained(tiny_model(), folder / "checkpoint-2")), found[-1])
     assert_near(*found, 1e-4)
 
 
@@ -194,7 +184,7 @@ def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(tr
 def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_path, modules, sharing, matrices):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        model = get_peft_model(tiny_model(**SHARINGS[sharing]), LoraConfig(**LORA, modules_to_save=modules))
+        model = peft.get_peft_model(tiny_model(**SHARINGS[sharing]), peft.LoraConfig(**LORA, modules_to_save=modules))
     # peft sees only what is tied to the source's embeddings.
     if sharing == "all_shared":
         assert any("`ensure_weight_tying` is not set to True" in str(warning.message) for warning in told)
@@ -211,7 +201,7 @@ def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_p
 def test_peft_warns_of_an_adapter_on_a_tied_matrix():
     for target in ("embed_tokens", "lm_head"):
         with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
-            get_peft_model(tiny_model(), LoraConfig(**{**LORA, "target_modules": [target]}))
+            peft.get_peft_model(tiny_model(), peft.LoraConfig(**{**LORA, "target_modules": [target]}))
 
 
 @needs_peft_of_transformers
@@ -227,8 +217,8 @@ def test_transformers_own_roads_to_an_adapter_lead_to_the_same_model(tmp_path):
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
     loaded.load_adapter(tmp_path / "adapter")
     auto = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
-    peft = AutoPeftModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
-    for other in (loaded, auto, peft):
+    by_peft = peft.AutoPeftModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
+    for other in (loaded, auto, by_peft):
         assert torch.equal(logits_of(other), expected)
     loaded.disable_adapters()
     assert torch.equal(logits_of(loaded), base)
@@ -243,9 +233,11 @@ def test_virtual_tokens_beside_a_cache_that_peft_does_not_know_are_refused():
 
 def test_prompts_find_the_heads_of_a_recurrent_model():
     inputs = {"input_ids": SOURCE, "attention_mask": MASK}
-    for kind in (PromptTuningConfig, PromptEncoderConfig):
+    for kind in (peft.PromptTuningConfig, peft.PromptEncoderConfig):
         model = tiny_model(family="recurrent")
-        prompted = get_peft_model(model, kind(**TASK, num_virtual_tokens=3, token_dim=model.config.embedding_size))
+        prompted = peft.get_peft_model(
+            model, kind(**TASK, num_virtual_tokens=3, token_dim=model.config.embedding_size)
+        )
         prompted(**inputs, labels=LABELS).loss.backward()
         assert prompted.eval().generate(**inputs, max_new_tokens=3).shape[0] == len(SOURCE)
 
@@ -301,8 +293,8 @@ def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_pa
 
 def test_a_prefix_takes_the_sizes_of_the_decoder_where_the_stacks_differ():
     sizes = {"num_layers": 3, "num_attention_heads": 2, "token_dim": 32}
-    prefix = PrefixTuningConfig(**TASK, num_virtual_tokens=4, **sizes)
-    losses = trained(get_peft_model(tiny_model(**VARIANTS["unequal_stacks"]), prefix))
+    prefix = peft.PrefixTuningConfig(**TASK, num_virtual_tokens=4, **sizes)
+    losses = trained(peft.get_peft_model(tiny_model(**VARIANTS["unequal_stacks"]), prefix))
     assert losses[-1] < losses[0]
 
 
@@ -318,7 +310,7 @@ def folders(tmp_path_factory):
     tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
     memorised_model(tokenizers, PAIRS).save_pretrained(place / "model")
     model = AutoModelForSeq2SeqLM.from_pretrained(place / "model")
-    model = get_peft_model(model, LoraConfig(**{**LORA, "target_modules": "all-linear"}))
+    model = peft.get_peft_model(model, peft.LoraConfig(**{**LORA, "target_modules": "all-linear"}))
     rows = zip(tokenizers.encode_source(list(TURNED)), tokenizers.encode_target(list(TURNED.values())), strict=True)
     batch = collate([{"input_ids": source, "labels": target} for source, target in rows], model.config.pad_token_id)
     trained(model, 60, 1e-2, batch)
@@ -354,7 +346,7 @@ def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_pa
         load_model(tmp_path)
 
     assert_refused(cases, load, (ValueError, FileNotFoundError))
-    prompt = get_peft_model(load_model(folders / "model"), copy.deepcopy(PROMPTS["prompt"]))
+    prompt = peft.get_peft_model(load_model(folders / "model"), copy.deepcopy(PROMPTS["prompt"]))
     prompt.save_pretrained(tmp_path / "prompt")
     with pytest.raises(ValueError, match=r"must be one that can be merged .*, but is PROMPT_TUNING instead"):
         load_model(tmp_path / "prompt")

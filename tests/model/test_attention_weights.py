@@ -143,3 +143,14 @@ def test_what_the_config_asks_to_record_is_recorded_and_hidden_states_are_embedd
     assert [state.shape for state in outputs.encoder_hidden_states] == [(1, 2, 32)] * 3
     assert torch.equal(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
     assert [state.shape for state in outputs.decoder_hidden_states] == [(1, 1, 32)] * 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("d_k", [4, 64, 512])
+def test_the_scale_of_equation_1_undoes_the_growth_of_dot_products_with_d_k(d_k):
+    # Section 3.2.1, footnote 4: of independent features of mean 0 and variance 1, q · k has mean 0 and variance d_k.
+    attention = HeedAttention(tiny_config(d_k=d_k, d_v=8), "encoder")
+    products = (torch.randn(20_000, d_k) * torch.randn(20_000, d_k)).sum(-1)
+    assert products.mean().abs() < 0.05 * math.sqrt(d_k)
+    assert products.var().item() == pytest.approx(d_k, rel=0.08)
+    assert (products * attention.scaling).var().item() == pytest.approx(1, rel=0.08)

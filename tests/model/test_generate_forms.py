@@ -6,7 +6,6 @@ That the cache, padding and the batch change nothing is in test_generation.py.
 import pytest
 import torch
 from transformers import GenerationMixin, WatermarkingConfig
-from transformers.generation.streamers import BaseStreamer
 
 from heedful import BeamSearch
 from heedful.versions_heed import cache_of
@@ -257,27 +256,6 @@ def test_what_forbids_or_forces_tokens(form):
     found = without_padding(model.generate(**batch, do_sample=False, **{form: value}))
     assert found == greedy_all(model, rows, process=process)
     assert found != greedy_all(model, rows), "the option changes nothing here"
-
-
-class Collector(BaseStreamer):
-    """Keeps what is streamed, and a word at the end."""
-
-    def __init__(self):
-        self.tokens = []
-
-    def put(self, value):
-        self.tokens.append(value.flatten().tolist())
-
-    def end(self):
-        self.tokens.append("end")
-
-
-def test_a_streamer_gets_each_token_as_it_comes():
-    model, rows, _ = model_and_batch()
-    for row in rows:
-        streamer = Collector()
-        model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, streamer=streamer)
-        assert streamer.tokens == [*([token] for token in greedy(model, row)), "end"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -13,7 +13,18 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful import HeedConfig, HeedForConditionalGeneration, kernels_heed, masks_heed
-from helpers import VARIANTS, assert_near, empty_cache, padded, pairwise, sentences, tiny_config, tiny_model
+from helpers import (
+    VARIANTS,
+    assert_near,
+    empty_cache,
+    loss_and_gradients,
+    masked_batch,
+    padded,
+    pairwise,
+    sentences,
+    tiny_config,
+    tiny_model,
+)
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 TARGET = torch.tensor([[1, 13, 14], [1, 15, 16]])
@@ -34,21 +45,6 @@ def uncompiled(kernel):
     return torch.compiler.set_stance("force_eager") if kernel == "flex_attention" else nullcontext()
 
 
-@torch.no_grad()
-def cached_logits(model, kind, inputs, first=2):
-    """Decode the first tokens at once and the rest one by one."""
-    target, mask = inputs["decoder_input_ids"], inputs["decoder_attention_mask"]
-    cache = empty_cache(model, kind, inputs["input_ids"].shape[1], target.shape[1])
-    encoded = model.model.encoder(inputs["input_ids"], attention_mask=inputs["attention_mask"])
-    given = {"encoder_outputs": encoded, "attention_mask": inputs["attention_mask"], "past_key_values": cache}
-    logits, start = [], 0
-    for end in range(first, target.shape[1] + 1):
-        step = {"decoder_input_ids": target[:, start:end], "decoder_attention_mask": mask[:, :end]}
-        logits.append(model(**given, **step, use_cache=True).logits)
-        start = end
-    return torch.cat(logits, dim=1)[mask.bool()]
-
-
 @pytest.mark.parametrize(
     ("variant", "kernel", "side"), pairwise(GENERAL, ["sdpa", "flex_attention"], ["left", "right", "no mask"])
 )
@@ -59,34 +55,35 @@ def test_a_kernel_gives_logits_loss_and_gradients_of_eager_attention_with_paddin
         inputs, real = {name: inputs[name] for name in inputs if not name.endswith("mask")}, torch.ones_like(real)
     labels = inputs["decoder_input_ids"].masked_fill(~real, -100)
     models = [tiny_model(attention=name, **VARIANTS[variant]).train() for name in ("eager", kernel)]
-    with uncompiled(kernel), torch.set_grad_enabled(kernel == "sdpa"):  # flex_attention has no gradients on the CPU
+    with uncompiled(kernel), torch.no_grad():
         expected, found = (model(**inputs, labels=labels) for model in models)
     assert_near(found.logits[real], expected.logits[real])
     assert_near(found.loss, expected.loss)
     assert models[1].config._attn_implementation == kernel
     if kernel == "sdpa":
-        (found.loss + expected.loss).backward()
-        gradients = [torch.cat([weight.grad.flatten() for weight in model.parameters()]) for model in models]
-        assert_near(gradients[1], gradients[0], 2e-5)
+        whole = masked_batch((9, 4, 1), (5, 7, 2))
+        assert_near(*(loss_and_gradients(model, whole) for model in models[::-1]), 2e-5)
 
 
 @pytest.mark.parametrize(
-    ("variant", "kernel_and_cache", "side"),
+    ("variant", "kernel_and_cache", "beams"),
     pairwise(
         ["default", "rotary", "t5", "neighbourhoods", "grouped"],
-        [("eager", "static"), ("sdpa", "dynamic"), ("sdpa", "static"), ("flex_attention", "dynamic")],
-        ["left", "right"],
+        [("eager", "static"), ("sdpa", None), ("sdpa", "static"), ("flex_attention", None)],
+        [1, 3],
     ),
     ids=str,
 )
-def test_decoding_with_a_cache_gives_the_logits_of_the_whole_target(variant, kernel_and_cache, side):
+def test_generate_gives_the_logits_of_eager_attention_at_every_step(variant, kernel_and_cache, beams):
     kernel, cache = kernel_and_cache
-    inputs = batch(side)
-    real = inputs["decoder_attention_mask"].bool()
-    with torch.no_grad():
-        expected = tiny_model(attention="eager", **VARIANTS[variant])(**inputs).logits[real]
+    inputs = {name: value for name, value in batch("left").items() if not name.startswith("decoder")}
+    settings = {"max_new_tokens": 6, "num_beams": beams, "return_dict_in_generate": True, "output_logits": True}
+    expected = tiny_model(attention="eager", **VARIANTS[variant]).generate(**inputs, **settings)
+    model = tiny_model(attention=kernel, **VARIANTS[variant])
     with uncompiled(kernel):
-        assert_near(cached_logits(tiny_model(attention=kernel, **VARIANTS[variant]), cache, inputs), expected)
+        found = model.generate(**inputs, **settings, cache_implementation=cache)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert_near(torch.stack(found.logits), torch.stack(expected.logits), 2e-5)
 
 
 @pytest.mark.slow

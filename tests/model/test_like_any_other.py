@@ -74,16 +74,6 @@ def hooks_on_linears(model, register):
     assert seen == linears(model).keys()
 
 
-def global_hooks(model, register):
-    seen = set()
-    handle = register(lambda module, *_: seen.add(module) and None)
-    try:
-        train_step(model)
-    finally:
-        handle.remove()
-    assert seen_modules(model) <= seen
-
-
 def forwards_of_ones_own(model):
     seen = set()
 
@@ -105,26 +95,6 @@ def hooks_that_change_in_place(model):
 
 
 # Changes of a linear's output
-
-
-class HandWrittenLora(nn.Module):
-    def __init__(self, base):
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.a, self.b = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
-
-    def forward(self, states):
-        output = self.base(states)
-        output += self.b(self.a(states))
-        return output
-
-
-def hand_written_lora(model):
-    for name, module in linears(model).items():
-        if name != "lm_head":
-            model.set_submodule(name, HandWrittenLora(module))
-    train_step(model)
-    assert all(part.weight.grad.any() for name, part in linears(model).items() if name.endswith((".a", ".b")))
 
 
 def adapter(model, make, **options):
@@ -285,7 +255,7 @@ def onnx_by_tracing(model):
 CALLS = {
     function.__name__: function
     for function in (
-        *(forwards_of_ones_own, hooks_that_change_in_place, hand_written_lora, jit_trace, exported_program),
+        *(forwards_of_ones_own, hooks_that_change_in_place, jit_trace, exported_program),
         *(func_jvp, per_sample_gradients, batched_gradients, second_derivatives, onnx_by_tracing),
         *(dispatched_operations, called_functions, dynamic_quantization),
     )
@@ -293,8 +263,6 @@ CALLS = {
 for direction in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
     hook = f"register_{direction}_hook"
     CALLS[hook] = functools.partial(hooks_on_linears, register=getattr(nn.Module, hook))
-for hook in ("register_module_forward_hook", "register_module_full_backward_hook"):
-    CALLS[hook] = functools.partial(global_hooks, register=getattr(nn.modules.module, hook))
 CALLS["lora"] = functools.partial(adapter, make=LoraConfig)
 CALLS["adalora"] = functools.partial(adapter, make=AdaLoraConfig, total_step=10, tinit=1, tfinal=2)
 

@@ -2,17 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    GenerationConfig,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    MBartConfig,
-    MBartForConditionalGeneration,
-)
+import transformers
 
 from heedful.publishing.conversion.model_conversion import convert_model
 from helpers import ENDS, assert_near, padded, sentences
@@ -21,10 +11,10 @@ from pretrained_checkpoints import SIZES, randomized
 # Their padding is 1, and all but M2M100 count it among the positions, so they are padded on the right alone.
 PAD, START = 1, 2
 CLASSES = {
-    "bart": (BartForConditionalGeneration, BartConfig),
-    "mbart": (MBartForConditionalGeneration, MBartConfig),
-    "m2m100": (M2M100ForConditionalGeneration, M2M100Config),
-    "marian": (MarianMTModel, MarianConfig),
+    "bart": (transformers.BartForConditionalGeneration, transformers.BartConfig),
+    "mbart": (transformers.MBartForConditionalGeneration, transformers.MBartConfig),
+    "m2m100": (transformers.M2M100ForConditionalGeneration, transformers.M2M100Config),
+    "marian": (transformers.MarianMTModel, transformers.MarianConfig),
 }
 MARIAN = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2, "activation_function": "swish"}
 
@@ -76,7 +66,7 @@ def test_sources_padded_on_the_left_are_what_they_are_alone(models):
 def test_generated_tokens_equal_theirs(models, beams):
     source, mask = with_padding(sentences(9, 4, 6))
     # M2M100 gives no position to padding, not even where it was generated in mid-sentence; Heed goes by masks.
-    settings = GenerationConfig(
+    settings = transformers.GenerationConfig(
         suppress_tokens=[PAD],
         **{"num_beams": beams, "max_length": 16, "min_new_tokens": 9, "do_sample": False, "no_repeat_ngram_size": 1},
         **{"pad_token_id": PAD, "eos_token_id": ENDS, "decoder_start_token_id": START, "forced_bos_token_id": 40},

@@ -14,15 +14,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 import heedful
-from heedful import HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNForConditionalGeneration
+from heedful.configuration_base_heed import FORMAT_VERSION
 from heedful.inference.loading import load_model
 from helpers import (
     FAMILIES,
     SHARINGS,
     assert_near,
+    assert_refused,
     closure_of,
     fresh_process,
     matrices_of,
+    pairwise,
     tiny_config,
     tiny_model,
 )
@@ -136,33 +139,36 @@ def test_embeddings_are_shared_as_the_config_says_and_saved_once(tmp_path, shari
     assert sum(value.numel() for value in saved.values()) == sum(value.numel() for value in model.parameters())
 
 
+# Here heedful was imported first, and its models before the Auto classes; new processes try the other orders.
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Return a folder by each family of models; nobody may change them."""
-    place = tmp_path_factory.mktemp("saved")
+    """Return folders by family and by whether their weights are in several files; nobody may change them."""
+    place, found = tmp_path_factory.mktemp("folders"), {}
     for family in FAMILIES:
-        tiny_model(family=family).save_pretrained(place / family)
-    return {family: place / family for family in FAMILIES}
+        for size in ("8KB", "5GB"):
+            found[family, size] = place / f"{family} {size}"
+            tiny_model(family=family).save_pretrained(found[family, size], max_shard_size=size)
+            assert (found[family, size] / "model.safetensors.index.json").exists() == (size == "8KB")
+    return found
 
 
-# Here heedful was imported first, and its models before the Auto classes; new processes try the other orders.
 # Here heedful was imported first, and its models before the Auto classes; new processes try the other orders.
 @pytest.mark.parametrize("family", FAMILIES)
 def test_auto_classes_know_heed_and_the_folder_has_exactly_its_models_files_of_code(folders, family):
     configuration, config, modeling, base_class, name = CODE[family]
-    files = {path.name for path in folders[family].glob("**/*.py")}
+    files = {path.name for path in folders[family, "5GB"].glob("**/*.py")}
     assert files == closure_of(f"{configuration}.py", f"{modeling}.py", "pipeline_heed.py")
-    assert json.loads((folders[family] / "config.json").read_text())["auto_map"] == {
+    assert json.loads((folders[family, "5GB"] / "config.json").read_text())["auto_map"] == {
         "AutoConfig": f"{configuration}.{config}",
         "AutoModel": f"{modeling}.{base_class}",
         "AutoModelForSeq2SeqLM": f"{modeling}.{name}",
     }
     config_class, model_class, _ = FAMILIES[family]
     assert type(AutoConfig.for_model(config_class.model_type)) is config_class
-    model = AutoModelForSeq2SeqLM.from_pretrained(folders[family])
+    model = AutoModelForSeq2SeqLM.from_pretrained(folders[family, "5GB"])
     assert (type(model), type(model.config)) == (model_class, config_class)
     assert torch.equal(logits_of(model), logits_of(tiny_model(family=family)))
-    base = AutoModel.from_pretrained(folders[family])
+    base = AutoModel.from_pretrained(folders[family, "5GB"])
     assert type(base) is type(AutoModel.from_config(tiny_config(family))) is type(model.model)
     assert all(torch.equal(base.get_parameter(name), weight) for name, weight in model.model.named_parameters())
 
@@ -170,7 +176,7 @@ def test_auto_classes_know_heed_and_the_folder_has_exactly_its_models_files_of_c
 AUTO_CLASSES = "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM\n"
 BY_AUTO_CLASSES = """
 for family, (_, _, modeling, base, name) in code.items():
-    config = AutoConfig.from_pretrained(f"{place}/{family}")
+    config = AutoConfig.from_pretrained(f"{place}/{family} 5GB")
     model = AutoModelForSeq2SeqLM.from_config(config)
     assert (type(model).__module__, type(model).__name__) == (f"heedful.{modeling}", name), type(model)
     assert type(AutoModel.from_config(config)).__name__ == base
@@ -179,9 +185,10 @@ WITHOUT_AUTO_CLASSES = """
 from pathlib import Path
 import heedful
 for family, (*_, name) in code.items():
-    model = getattr(heedful, name).from_pretrained(f"{place}/{family}")
+    model = getattr(heedful, name).from_pretrained(f"{place}/{family} 5GB")
     model.save_pretrained(f"{place}/{family} again")
-    ours, theirs = ({path.name for path in Path(place, folder).glob("*.py")} for folder in (family, f"{family} again"))
+    folders = (Path(place, f"{family} {which}") for which in ("5GB", "again"))
+    ours, theirs = ({path.name for path in folder.glob("*.py")} for folder in folders)
     assert ours == theirs, theirs
 """
 # What each process imports first, and what it does then.
@@ -195,7 +202,7 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 def test_auto_classes_load_a_saved_folder_in_a_new_process_when(folders, tmp_path, order):
     first, pieces = ORDERS[order]
-    values = {"place": str(folders["transformer"].parent), "code": CODE}
+    values = {"place": str(folders["transformer", "5GB"].parent), "code": CODE}
     assert (
         fresh_process({f"piece {number}": code for number, code in enumerate(pieces)}, values, tmp_path, first) == {}
     )
@@ -219,3 +226,68 @@ def test_a_shelf_file_imports_only_what_every_hub_user_has_and_no_text_of_it_loo
         found = re.findall(r"^\s*(?:from\s+\.\S*\s+import|import\s+\.\S+).*$", source, re.MULTILINE)
         assert len(found) == relative, path.name
         assert "TYPE_CHECKING" not in source, path.name
+
+
+# `from_pretrained` with everything people give it, and what it says when that cannot work
+
+OPTIONS = [
+    ({}, torch.float32),
+    ({"dtype": torch.bfloat16}, torch.bfloat16),
+    ({"dtype": "float16"}, torch.float16),
+    ({"dtype": "auto"}, torch.float32),
+    ({"low_cpu_mem_usage": True}, torch.float32),
+    ({"device_map": "auto"}, torch.float32),
+    ({"device_map": {"": "cpu"}, "dtype": torch.bfloat16}, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(
+    ("options_and_dtype", "family", "is_auto", "size"), pairwise(OPTIONS, FAMILIES, [True, False], ["8KB", "5GB"])
+)
+def test_options_of_from_pretrained_change_the_dtype_and_nothing_else(
+    folders, options_and_dtype, family, is_auto, size, tmp_path
+):
+    options, dtype = options_and_dtype
+    road = AutoModelForSeq2SeqLM if is_auto else FAMILIES[family][1]
+    model, report = road.from_pretrained(folders[family, size], output_loading_info=True, **options)
+    assert not any(report.values())
+    assert {(parameter.dtype, parameter.device.type) for parameter in model.parameters()} == {(dtype, "cpu")}
+    assert torch.equal(logits_of(model), logits_of(tiny_model(family=family).to(dtype)))
+    model.save_pretrained(tmp_path)
+    assert road.from_pretrained(tmp_path, dtype="auto").dtype == dtype
+
+
+def test_no_layer_is_split_between_devices():
+    model = tiny_model().model
+    layers = {type(layer).__name__ for layer in (*model.encoder.layers, *model.decoder.layers)}
+    assert layers == set(HeedForConditionalGeneration._no_split_modules)
+
+
+def test_weights_that_are_not_the_config_of_a_recurrent_model_are_errors(folders, tmp_path):
+    cases = [
+        ({"encoder_layers": 3}, "lacks model.encoder.layers.2.first_cell"),
+        ({"bidirectional": False}, "holds, unknown to it, model.encoder.layers.0.second_cell"),
+        ({"hidden_size": 18}, "weights of the shapes that its config says"),
+        ({"format_version": 99}, "`format_version` must be at most 1, but is 99"),
+    ]
+    folder = shutil.copytree(folders["recurrent", "5GB"], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+
+    def load(changes):
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        HeedRNNForConditionalGeneration.from_pretrained(folder)
+
+    assert_refused(cases, load, (ValueError, RuntimeError))
+
+
+def test_a_model_of_a_newer_heed_is_refused_by_every_road(folders, tmp_path):
+    folder = folders["transformer", "5GB"]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["format_version"] == FORMAT_VERSION
+    newer = shutil.copytree(folder, tmp_path / "model")
+    (newer / "config.json").write_text(json.dumps(config | {"format_version": FORMAT_VERSION + 1, "tomorrow": True}))
+    message = f"`format_version` must be at most {FORMAT_VERSION}, but is {FORMAT_VERSION + 1} .*newer Heedful"
+    roads = AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained, HeedConfig.from_pretrained, load_model
+    for load in roads:
+        with pytest.raises(ValueError, match=message):
+            load(newer)

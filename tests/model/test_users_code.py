@@ -151,19 +151,6 @@ def replaced_forward_below_accelerate(model, notes, patch):
     cpu_offload(model, execution_device=torch.device("cpu"))
 
 
-def patched(where, name):
-    def habit(model, notes, patch):
-        plain = getattr(where, name)
-
-        def own(*args, **kwargs):
-            notes.append(plain(*args, **kwargs))
-            return notes[-1]
-
-        patch.setattr(where, name, own)
-
-    return habit
-
-
 def attention_function(model, notes, patch):
     def own(module, query, key, value, mask, scaling=None, dropout=0.0, **kwargs):
         weights = torch.softmax(query @ key.transpose(2, 3) * scaling + (0 if mask is None else mask), -1)
@@ -183,8 +170,6 @@ HABITS = {
         *(strategy, layer_of_ones_own, parametrization, replaced_forward_below_accelerate, attention_function),
     )
 }
-HABITS["nn.Linear.forward"] = patched(nn.Linear, "forward")
-HABITS["F.linear"] = patched(F, "linear")
 
 
 @functools.cache

@@ -4,8 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -28,27 +26,6 @@ from helpers import RECURRENT_VARIANTS as VARIANTS
 from plain_strategies import without_padding
 
 LENGTHS = (9, 2, 6)
-
-
-@given(
-    source=st.lists(st.booleans(), min_size=6, max_size=6),
-    target=st.lists(st.booleans(), min_size=5, max_size=5),
-    variant=st.sampled_from(sorted(VARIANTS)),
-)
-@settings(max_examples=20, deadline=None)
-def test_padding_anywhere_in_source_and_target_changes_nothing(source, target, variant):
-    assume(any(source) and any(target))
-    model = tiny_rnn(**VARIANTS[variant])
-    source_mask = torch.tensor([source, [True] * 6]).long()
-    target_mask = torch.tensor([target, [True] * 5]).long()
-    ids, words = torch.randint(FIRST_WORD, 99, (2, 6)), torch.randint(FIRST_WORD, 71, (2, 5))
-    masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask}
-    with torch.no_grad():
-        together = model(ids, decoder_input_ids=words, **masks).logits
-        for row in range(2):
-            tokens, places = ids[row, source_mask[row] == 1], target_mask[row] == 1
-            alone = model(tokens[None], decoder_input_ids=words[row, places][None]).logits
-            assert_near(together[row, places], alone[0])
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from heedful.modeling_heed_rnn import HeedRNNAttention
-from helpers import ATTENTIONS, CELLS, assert_near, padded, pairwise, sentences, tiny_rnn
+from helpers import ATTENTIONS, CELLS, assert_near, pairwise, tiny_rnn
 
 THEIRS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
@@ -141,21 +141,6 @@ def test_input_feeding_equals_luongs_equations_step_by_step(cell):
         fed = decoder.out_proj(torch.cat([read, scores.softmax(-1) @ outputs], dim=-1)).tanh()[:, 0]
         logits.append(model.lm_head(fed))
     assert_near(model(source, decoder_input_ids=target).logits, torch.stack(logits, dim=1))
-
-
-@pytest.mark.parametrize("input_feeding", [True, False])
-@pytest.mark.parametrize("cell", CELLS)
-def test_fused_cells_give_the_loss_and_gradients_of_the_equations(cell, input_feeding):
-    source, mask = padded(sentences(7, 3, 5))
-    labels = torch.tensor([[20, 21, 22, 2], [23, 2, -100, -100], [24, 25, 2, -100]])
-    results = []
-    for is_fused in (True, False):
-        model = tiny_rnn(cell=cell, input_feeding=input_feeding, use_fused_cells=is_fused).train()
-        loss = model(source, attention_mask=mask, labels=labels).loss
-        loss.backward()
-        results.append([loss, *(weight.grad for weight in model.parameters())])
-    for ours, theirs in zip(*results, strict=True):
-        assert_near(ours, theirs)
 
 
 def test_the_state_before_the_first_token_is_zero_without_a_bridge():

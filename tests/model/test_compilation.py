@@ -3,10 +3,9 @@
 import pytest
 import torch
 from torch.export import Dim, export
-from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
+from transformers import CompileConfig
 
-from heedful.versions_heed import cache_of
-from helpers import VARIANTS, assert_near, empty_cache, loss_and_gradients, padded, sentences, slow_but, tiny_model
+from helpers import VARIANTS, assert_near, loss_and_gradients, padded, sentences, slow_but, tiny_model
 
 # Source and target lengths, and with them batch sizes; all numbers differ, since torch takes equal sizes for one.
 SHAPES = [
@@ -61,31 +60,9 @@ def test_a_compiled_model_gives_the_loss_and_the_gradients_of_the_model_at_every
     assert 0 < len(graphs) <= (1 if dynamic else MOST_GRAPHS)
 
 
-STEPS = [("default", "static", None), ("default", "static", True), ("default", "dynamic", True)]
-STEPS += [("neighbourhoods", *step[1:]) for step in STEPS]
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize(("variant", "cache", "dynamic"), STEPS)
-def test_the_compiled_step_of_the_decoder_gives_the_logits_of_the_whole_target(variant, cache, dynamic):
-    model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
-    step, graphs = compiled(model, dynamic)
-    for source, mask, target, target_mask in batches(["right"]):
-        given = {"encoder_outputs": model.model.encoder(source, attention_mask=mask), "attention_mask": mask}
-        expected = model(**given, decoder_input_ids=target).logits
-        past = {"past_key_values": empty_cache(model, cache, source.shape[1], 16), "use_cache": True}
-        model(**given, **past, decoder_input_ids=target[:, :1])
-        for at in range(1, target.shape[1]):
-            # As `generate()` makes it: a slice of a longer tensor has strides, for which torch compiles once more.
-            token = target[:, at : at + 1].clone(memory_format=torch.contiguous_format)
-            real = target_mask[:, at].bool()
-            assert_near(step(**given, **past, decoder_input_ids=token).logits[real, 0], expected[real, at])
-    assert 0 < len(graphs) <= MOST_GRAPHS
-
-
+# The exported step of a growing cache is in tests/publishing/test_export_onnx.py.
 @pytest.mark.parametrize("variant", slow_but(["neighbourhoods"], ["default", "neighbourhoods"]))
-def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_tokens(variant):
+def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_logits(variant):
     model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
     torch.manual_seed(1)
     backend, graphs = counting_backend()
@@ -93,8 +70,10 @@ def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_tokens(
     settings._compile_all_devices = True  # `generate()` compiles on accelerators alone otherwise
     fast, counts = {"cache_implementation": "static", "compile_config": settings}, []
     for source, mask in (padded(sentences(9, 4, 1), "left"), padded(sentences(9, 9, 9))):
-        given = {"attention_mask": mask, "max_new_tokens": 8}
-        assert torch.equal(model.generate(source, **given, **fast), model.generate(source, **given))
+        given = {"attention_mask": mask, "max_new_tokens": 8, "return_dict_in_generate": True, "output_logits": True}
+        found, expected = (model.generate(source, **given, **more) for more in (fast, {}))
+        assert torch.equal(found.sequences, expected.sequences)
+        assert_near(torch.stack(found.logits), torch.stack(expected.logits))
         counts.append(len(graphs))
     assert 0 < counts[0] == counts[1] <= MOST_GRAPHS  # a batch without padding needs no other graph
 
@@ -113,11 +92,6 @@ def test_the_default_backend_gives_the_loss_and_nearly_the_gradients_of_the_mode
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = (Dim(name, max=512) for name in ("batch", "source_length", "target_length"))
 
 
-def saved_and_loaded(program, folder):
-    torch.export.save(program, folder / "program.pt2")
-    return torch.export.load(folder / "program.pt2").module()
-
-
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ENCODINGS)
@@ -131,61 +105,12 @@ def test_an_exported_model_gives_the_loss_and_the_logits_of_the_model_at_other_s
     first, *others = (given(*batch) for batch in batches(["right"]))
     source_shapes, target_shapes = {0: BATCH, 1: SOURCE_LENGTH}, {0: BATCH, 1: TARGET_LENGTH}
     shapes = {"input_ids": source_shapes, "attention_mask": source_shapes, "labels": target_shapes}
-    run = saved_and_loaded(export(model, (), first, dynamic_shapes=shapes), tmp_path)
+    torch.export.save(export(model, (), first, dynamic_shapes=shapes), tmp_path / "program.pt2")
+    run = torch.export.load(tmp_path / "program.pt2").module()
     for batch in others:
         found, expected = run(**batch), model(**batch)
         assert_near(found.logits, expected.logits)
         assert_near(found.loss, expected.loss)
-
-
-class DecoderStep(torch.nn.Module):
-    """One step of decoding whose cache is plain tensors: a key and a value of each layer."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids, states, source_mask, own, cross):
-        outputs = self.model(
-            encoder_outputs=(states,),
-            attention_mask=source_mask,
-            decoder_input_ids=input_ids,
-            past_key_values=EncoderDecoderCache(DynamicCache(own), DynamicCache(cross)),
-            use_cache=True,
-        )
-        return outputs.logits, tensors(cache_of(outputs).self_attention_cache)
-
-
-def tensors(cache):
-    return [(layer.keys, layer.values) for layer in cache.layers]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("variant", slow_but(["default"], ENCODINGS))
-def test_an_exported_step_of_the_decoder_continues_a_cache_of_any_length(variant, tmp_path):
-    model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
-
-    def example(batch):
-        source, mask, target, _ = batch
-        encoded = model.model.encoder(source, attention_mask=mask)
-        given = {"encoder_outputs": encoded, "attention_mask": mask}
-        past = cache_of(model(**given, decoder_input_ids=target[:, :-1], use_cache=True))
-        caches = tensors(past.self_attention_cache), tensors(past.cross_attention_cache)
-        expected = model(**given, decoder_input_ids=target).logits[:, -1:]
-        return (target[:, -1:].contiguous(), encoded.last_hidden_state, mask, *caches), expected
-
-    def layers(length):
-        return [({0: BATCH, 2: length}, {0: BATCH, 2: length}) for _ in model.model.decoder.layers]
-
-    first, *others = batches()
-    source_shapes = {0: BATCH, 1: SOURCE_LENGTH}
-    shapes = ({0: BATCH}, source_shapes, source_shapes, layers(TARGET_LENGTH), layers(SOURCE_LENGTH))
-    run = saved_and_loaded(export(DecoderStep(model), example(first)[0], dynamic_shapes=shapes), tmp_path)
-    for batch in others:
-        given, expected = example(batch)
-        logits, own = run(*given)
-        assert_near(logits, expected)
-        assert own[0][0].shape[2] == batch[2].shape[1]
 
 
 @pytest.mark.slow

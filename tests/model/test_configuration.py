@@ -53,7 +53,7 @@ WRONG = [
     ({"position_encoding": "rotary", "d_k": 7}, "d_k"),
     ({"relative_attention_max_distance": 8}, "relative_attention_max_distance.* 1 with shaw .* is 8 with sinusoidal"),
     ({"position_encoding": "shaw", "relative_attention_max_distance": 0}, "relative_attention_max_distance.* is 0"),
-    ({"position_encoding": "t5", "relative_attention_max_distance": 16}, "attention_max_distance.* is 16 with t5"),
+    ({"position_encoding": "t5", "relative_attention_max_distance": 16}, "relative_.* is 16 with t5"),
     ({"position_encoding": "shaw", "attention_scoring": "additive"}, "attention_scoring.*with shaw"),
     ({"share_layers": True, "depth_scaled_init": True}, "depth_scaled_init.*share_layers"),
     ({"decoder_vocab_size": 98}, "share_encoder_decoder_embeddings.*98 and 99"),
@@ -67,7 +67,9 @@ WRONG = [
 
 
 WRONG_TYPES = {"d_model": "512", "dropout": "0.1", "attention_bias": 1, "attention_scoring": "cosine"}
+# Fields of other models are not taken for misspelt ones.
 MISSPELT = {"droput": "dropout", "decoder_neighborhood": "decoder_neighbourhood"}
+MISSPELT |= {"share_embeddings": "share_encoder_decoder_embeddings", "static_position_embeddings": "position_encoding"}
 
 
 def test_a_wrong_value_type_or_name_is_refused_with_the_name_of_its_field():
@@ -99,6 +101,8 @@ def test_a_vocabulary_that_is_assigned_is_both_sides_where_they_are_one_also_whe
 
 def test_a_field_by_its_other_name_is_understood_and_checked_as_well_and_those_of_other_libraries_are_kept(tmp_path):
     others = {"quantization_config": {"bits": 8}, "torch_dtype": "float32", "_commit_hash": "x", "num_beams": None}
+    for family in FAMILIES:
+        assert tiny_config(family, tie_encoder_decoder=False).tie_encoder_decoder is False
     config = tiny_config(layer_norm_epsilon=0.5, **others)
     assert (config.layer_norm_eps, config.quantization_config) == (0.5, {"bits": 8})
     config.layer_norm_epsilon = 0.25

@@ -203,14 +203,6 @@ def test_a_returned_cache_has_keys_of_the_source_for_each_hypothesis(form):
         assert {len(layer.keys) for layer in cache.cross_attention_cache.layers} == {2}
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-def test_labels_beside_the_source_are_left_out_as_trainers_hand_them_over(beams):
-    model, _, batch = model_and_batch()
-    plain = model.generate(**batch, do_sample=False, num_beams=beams)
-    labels = torch.full((3, 5), 30)
-    assert torch.equal(model.generate(**batch, do_sample=False, num_beams=beams, labels=labels), plain)
-
-
 @pytest.mark.parametrize(("variant", "beams"), each_once(VARIANTS, [1, 4], ["learned"]))
 def test_a_prefix_is_kept_and_gone_on_with_and_gets_the_start_token(variant, beams):
     model, rows, batch = model_and_batch(variant)
@@ -310,17 +302,17 @@ def test_an_assistant_of_other_targets_is_refused():
     assert model.config.get_text_config() is model.config
 
 
+@torch.no_grad()
 @pytest.mark.parametrize(
     ("variant", "side", "beams"),
     pairwise(["default", "rotary", "learned", "separate_vocabularies"], ["left", "right"], [1, 4]),
 )
-def test_embeddings_and_encoder_outputs_in_place_of_tokens(variant, side, beams):
+def test_embeddings_and_encoder_outputs_in_place_of_tokens_and_labels_as_trainers_hand_them_over(variant, side, beams):
     model, _, batch = model_and_batch(variant, side)
-    options = {"do_sample": False, "num_beams": beams}
-    expected = model.generate(**batch, **options)
+    batch |= {"do_sample": False, "num_beams": beams}
+    expected = model.generate(**batch)
+    assert torch.equal(model.generate(**batch, labels=torch.full((3, 5), 30)), expected)
     ids = batch.pop("input_ids")
-    embeddings = model.get_input_embeddings()(ids)
-    assert torch.equal(model.generate(inputs_embeds=embeddings, **batch, **options), expected)
-    with torch.no_grad():
-        encoded = model.get_encoder()(ids, attention_mask=batch["attention_mask"])
-    assert torch.equal(model.generate(encoder_outputs=encoded, **batch, **options), expected)
+    encoded = model.get_encoder()(ids, attention_mask=batch["attention_mask"])
+    for source in ({"inputs_embeds": model.get_input_embeddings()(ids)}, {"encoder_outputs": encoded}):
+        assert torch.equal(model.generate(**source, **batch), expected)

@@ -121,8 +121,8 @@ def test_generation_continues_a_left_padded_decoder_prompt(name, cache):
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_asking_for_attention_weights_changes_no_token(cache):
-    model, rows = tiny_model(attention="sdpa", decoder_neighbourhood=2), sentences(*LENGTHS)
-    ids, mask = padded(rows)
+    model = tiny_model(attention="sdpa", decoder_neighbourhood=2)
+    ids, mask = padded(sentences(*LENGTHS))
     settings = {"do_sample": False, "max_length": 9, "eos_token_id": None, "cache_implementation": cache}
     plain = model.generate(ids, attention_mask=mask, **settings)
     settings |= {"output_attentions": True, "return_dict_in_generate": True}

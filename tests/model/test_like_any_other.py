@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MarianConfig, MarianMTModel
 
 from heedful.versions_heed import cache_of
-from helpers import FAMILIES, assert_near, assert_refused, tiny_config, tiny_model
+from helpers import assert_near, assert_refused, tiny_model
 
 MODELS = ("marian", "transformer", "recurrent")
 HEED = MODELS[1:]
@@ -321,13 +321,3 @@ def test_generation_goes_on_from_a_returned_cache(name):
     cases = [(None, "more than the 3 tokens .* are 0 tokens"), (short, "are 3 tokens"), (short[:, 1:], "are 3 tokens")]
     call = functools.partial(model.generate, source, past_key_values=cache_of(part), max_new_tokens=2)
     assert_refused(cases, lambda prompt: call(decoder_input_ids=prompt))
-
-
-def test_fields_of_other_models_are_not_taken_for_misspelt_ones():
-    for family in FAMILIES:
-        assert tiny_config(family, tie_encoder_decoder=False).tie_encoder_decoder is False
-    cases = [
-        ({"share_embeddings": True}, "did you mean `share_encoder_decoder_embeddings`"),
-        ({"static_position_embeddings": True}, "did you mean `position_encoding`"),
-    ]
-    assert_refused(cases, lambda options: tiny_config(**options))

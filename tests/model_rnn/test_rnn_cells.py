@@ -118,13 +118,11 @@ def test_padding_anywhere_is_as_if_it_were_not_there(kind, is_fused, mask, is_re
     assert (outputs[~tokens] == 0).all()
     for row, is_token in enumerate(tokens):
         before = None if state is None else tuple(part[row : row + 1] for part in state)
-        if not is_token.any():
-            expected = before or tuple(torch.zeros(1, 4) for _ in last)
-        else:
+        expected = before or tuple(torch.zeros(1, 4) for _ in last)
+        if is_token.any():
             alone, expected = cell(inputs[row : row + 1, is_token], before, None, is_reversed, is_fused)
             assert_near(outputs[row, is_token], alone[0])
-        for ours, theirs in zip(last, expected, strict=True):
-            assert_near(ours[row], theirs[0])
+        torch.testing.assert_close([part[row] for part in last], [part[0] for part in expected], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -133,11 +131,6 @@ def test_the_equations_can_be_differentiated_twice(kind):
     cell = cell_of(kind, 2, 3).double()
     inputs = torch.randn(1, 3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda read: cell(read, is_fused=False)[0], inputs)
-    model = tiny_rnn(cell=kind, use_fused_cells=False).train()
-    loss = model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[8, 9]])).loss
-    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-    sum(gradient.square().sum() for gradient in gradients).backward()
-    assert model.model.encoder.layers[0].first_cell.weight_hh_l0.grad.abs().max() > 0
 
 
 @pytest.mark.parametrize("kind", CELLS)

@@ -85,9 +85,6 @@ def adapted(config, updates=3, **changes):
     return model
 
 
-# Training
-
-
 # Every adapter; what has other linear layers than the default, and every way to share embeddings; the other family.
 OTHERS = ("modern", "additive", "grouped", "bart", "unequal_stacks", "shared_layers")
 MERGED = [(name, {"tie_word_embeddings": name != "embeddings"}) for name in ADAPTERS | PROMPTS]
@@ -168,9 +165,6 @@ def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(tr
     assert_near(*found, 1e-4)
 
 
-# Saving, loading, switching, merging
-
-
 @pytest.mark.parametrize(
     ("modules", "sharing", "matrices"),
     [
@@ -196,12 +190,6 @@ def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_p
     loaded = HeedForConditionalGeneration.from_pretrained(tmp_path)
     assert matrices_of(loaded) == matrices
     assert torch.equal(logits_of(loaded), logits_of(merged))
-
-
-def test_peft_warns_of_an_adapter_on_a_tied_matrix():
-    for target in ("embed_tokens", "lm_head"):
-        with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
-            peft.get_peft_model(tiny_model(), peft.LoraConfig(**{**LORA, "target_modules": [target]}))
 
 
 @needs_peft_of_transformers
@@ -274,9 +262,6 @@ def test_an_adapter_is_refused_where_weights_are_lost_its_own_or_the_models(tmp_
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
 
 
-# Generating
-
-
 @pytest.mark.parametrize("variant", ["default", "rotary", "learned", "t5", "shaw", "separate_vocabularies"])
 @pytest.mark.parametrize("name", ["prompt", pytest.param("prefix", marks=needs_peft_of_transformers)])
 def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_padding(name, variant):
@@ -297,8 +282,6 @@ def test_a_prefix_takes_the_sizes_of_the_decoder_where_the_stacks_differ():
     losses = trained(peft.get_peft_model(tiny_model(**VARIANTS["unequal_stacks"]), prefix))
     assert losses[-1] < losses[0]
 
-
-# Folders of adapters
 
 TURNED = {"네.": "It rains.", "비가 온다.": "Yes."}
 

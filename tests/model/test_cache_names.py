@@ -14,7 +14,6 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from heedful import BeamSearch
 from heedful.cells_heed import RecurrentCache
-from heedful.modeling_heed import HeedDecoderLayer
 from heedful.versions_heed import CACHE, CACHE_NAMES, cache_of
 from helpers import FAMILIES, assert_near, tiny_model
 
@@ -73,23 +72,18 @@ def test_the_old_name_warns_where_transformers_own_models_warn_of_it_and_two_cac
 
 @torch.no_grad()
 def test_a_layer_and_outputs_and_signatures_have_the_name_that_a_peers_have():
-    sizes = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 1}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    theirs = MarianMTModel(MarianConfig(vocab_size=99, pad_token_id=0, decoder_start_token_id=1, **sizes, **heads))
-    ours = tiny_model()
-    given = []
+    sizes = {"layers": 1, "ffn_dim": 32, "attention_heads": 2}
+    sizes = {f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in sizes.items()}
+    ours, given = tiny_model(), []
+    theirs = MarianMTModel(MarianConfig(vocab_size=99, pad_token_id=0, decoder_start_token_id=1, d_model=32, **sizes))
     layer = ours.model.decoder.layers[0]
     layer.register_forward_pre_hook(lambda _, args, kwargs: given.append(kwargs), with_kwargs=True)
     outputs = [model(SOURCE, decoder_input_ids=TARGET, use_cache=True) for model in (ours, theirs)]
-    names = [[name for name in CACHE_NAMES if name in [*found.keys()]] for found in outputs]
-    assert names == [[CACHE], [CACHE]]
+    assert [[name for name in CACHE_NAMES if name in [*found.keys()]] for found in outputs] == [[CACHE], [CACHE]]
     assert [hasattr(outputs[0], name) for name in CACHE_NAMES] == [hasattr(outputs[1], name) for name in CACHE_NAMES]
     assert given[0][CACHE] is cache_of(outputs[0])
-    for ours_, theirs_ in ((ours, theirs), (ours.model.decoder.layers[0], theirs.model.decoder.layers[0])):
-        known = [name for name in CACHE_NAMES if name in inspect.signature(theirs_.forward).parameters]
-        assert known == [CACHE]
-        if type(ours_) is not HeedDecoderLayer:
-            assert [name for name in CACHE_NAMES if name in inspect.signature(ours_.forward).parameters] == [CACHE]
+    for forward in (ours.forward, theirs.forward, theirs.model.decoder.layers[0].forward):
+        assert [name for name in CACHE_NAMES if name in inspect.signature(forward).parameters] == [CACHE]
 
 
 FUTURE = """

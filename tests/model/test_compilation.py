@@ -87,8 +87,6 @@ def test_the_default_backend_gives_the_loss_and_nearly_the_gradients_of_the_mode
     assert_near(*(loss_and_gradients(called, model, given) for called in roads), 1e-4)
 
 
-# torch.export
-
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = (Dim(name, max=512) for name in ("batch", "source_length", "target_length"))
 
 

@@ -61,7 +61,6 @@ WRONG = [
     ({"bos_token_id": -1}, "bos_token_id"),
     ({"eos_token_id": [2, 99]}, "eos_token_id"),
     ({"decoder_start_token_id": 99}, "decoder_start_token_id"),
-    ({"decoder_start_token_id": 71, "decoder_vocab_size": 71, "tie_word_embeddings": False}, "decoder_start_token_id"),
     ({"pad_token_id": 71, "decoder_vocab_size": 71, "tie_word_embeddings": False}, "pad_token_id"),
 ]
 

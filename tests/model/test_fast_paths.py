@@ -120,9 +120,6 @@ def test_projections_together_are_projections_one_by_one_and_can_be_differentiat
         assert (found == {"SplitWithSizesBackward0"}) == (device == "cpu")
 
 
-# Dropout
-
-
 def test_dropout_drops_its_share_and_scales_the_rest_independently():
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
@@ -160,9 +157,6 @@ def test_dropout_does_nothing_in_evaluation_follows_the_seed_and_can_be_differen
     kept = dropped.detach() != 0
     assert 0 < kept.sum() < 50
     torch.testing.assert_close(second, 6 * dropped.detach() * 4 * kept)
-
-
-# Norms that keep their output instead of their input
 
 
 @settings(max_examples=40, deadline=None)
@@ -210,9 +204,6 @@ def test_a_norm_keeps_its_input_where_the_output_does_not_give_it_back():
         assert not can_use(norm, states)  # as in a frozen model
         norm.weight[3], norm.bias[0] = 1e-6, 0.5  # a weight near zero
     assert not can_use(norm, states)
-
-
-# Nothing is computed for padding
 
 
 def make_padded_batch(side="right"):
@@ -370,9 +361,6 @@ def test_a_gradient_flows_through_packed_states_twice():
     assert torch.autograd.gradgradcheck(function, states)
 
 
-# The loss without all logits
-
-
 FORMS = {
     **{"default": {}, "bias": {"output_bias": True}, "frozen": {"tie_word_embeddings": False}, "extreme": {}},
     "not smoothed": {"tie_word_embeddings": False, "label_smoothing": 0.0},
@@ -396,14 +384,6 @@ def test_the_loss_without_logits_is_the_loss_with_them(which, num_items, monkeyp
     assert ("lm_head.weight" in found) == (which == "not smoothed")
     if which != "extreme":
         assert_same(found, wanted)
-
-
-def test_a_gpu_takes_many_tokens_at_once_and_a_small_part_of_any_vocabulary():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert [loss_heed.tokens_at_once(cpu, size) for size in (100, 10_000)] == [256, 256]
-    assert loss_heed.tokens_at_once(gpu, 8000) * 8000 * 4 <= 512 * 2**20
-    assert loss_heed.tokens_at_once(gpu, 8000) > 16_000  # a whole micro-batch of the recipes, so one launch
-    assert loss_heed.tokens_at_once(gpu, 2**22) == 256
 
 
 def test_the_loss_without_logits_never_holds_more_than_a_few_rows_of_them(monkeypatch):
@@ -441,9 +421,6 @@ def test_no_label_at_all_is_refused_without_logits_too_but_not_in_a_part_of_an_u
     assert all(not value.any() for value in gradients(model, model(**batch, num_items_in_batch=9).loss).values())
 
 
-# bfloat16 on the CPU
-
-
 def test_training_in_bfloat16_on_the_cpu_runs_under_the_eager_kernel(monkeypatch):
     from transformers.integrations import sdpa_attention
 
@@ -456,9 +433,6 @@ def test_training_in_bfloat16_on_the_cpu_runs_under_the_eager_kernel(monkeypatch
         with pytest.raises(TypeError), torch.no_grad():
             model(**batch)
     assert model.config._attn_implementation == "sdpa"
-
-
-# Targets that share a source
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])

@@ -63,9 +63,6 @@ def train_step(model, **arguments):
     return outputs
 
 
-# Hooks
-
-
 def hooks_on_linears(model, register):
     seen = set()
     for name, module in linears(model).items():
@@ -94,9 +91,6 @@ def hooks_that_change_in_place(model):
     assert all(module.weight.grad.isfinite().all() for module in linears(model).values())
 
 
-# Changes of a linear's output
-
-
 def adapter(model, make, **options):
     targets = ["q_proj", "k_proj", "v_proj", "out_proj", *(["embed_tokens"] if make is LoraConfig else [])]
     adapted = get_peft_model(model, make(task_type="SEQ_2_SEQ_LM", r=4, target_modules=targets, **options))
@@ -111,9 +105,6 @@ def adapter(model, make, **options):
     assert losses[-1] < losses[0]
     tokens = adapted.eval().generate(input_ids=make_batch()["input_ids"], max_new_tokens=4, min_new_tokens=4)
     assert tokens.shape == (3, 5)
-
-
-# Functions of torch
 
 
 def loss_of(model, parameters, batch):
@@ -160,9 +151,6 @@ def second_derivatives(model):
     first = torch.autograd.grad(model(**make_batch()).loss, matrices(model), create_graph=True)
     second = torch.autograd.grad(sum(each.square().sum() for each in first), matrices(model))
     assert all(each.abs().max() > 0 for each in second)
-
-
-# Traces and modes
 
 
 def dispatched_operations(model):
@@ -276,9 +264,6 @@ def test_a_call_that_works_with_marian_works_with_both_families(call, name):
         if (call, name) != ("per_sample_gradients", "marian"):
             raise
         pytest.skip(f"transformers' Marian cannot do it here: {error}")
-
-
-# Where the loss alone is asked for
 
 
 # What is said, and what is not

@@ -1,4 +1,4 @@
-"""The loss of both families (section 5.4): it and its gradient do not depend on how an update is split."""
+"""The loss of both families (section 5.4) does not depend on how an update is split, and its two forms are one."""
 
 from itertools import pairwise
 
@@ -131,9 +131,6 @@ def test_what_a_recurrent_model_misses_or_cannot_learn_from_is_named():
     cases += [({"input_ids": source, "labels": torch.tensor([row])}, message) for row, message in unlearnable]
     assert_refused(cases, lambda given: model(**given))
     assert_refused([(source, "`encoder_hidden_states` must be given")], model.model.decoder)
-
-
-# The readable loss and the one that trains are one loss: whoever changes one of them alone is told here
 
 
 def run(loss, *leaves, upstream=3.0):

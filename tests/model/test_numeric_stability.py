@@ -91,9 +91,6 @@ def test_depth_scaled_init_divides_the_matrices_of_layer_l_by_its_root_and_leave
     assert all(torch.equal(loaded[name], weight) for name, weight in scaled.state_dict().items())
 
 
-# Padding
-
-
 def quietly(kernel):
     """Run flex_attention without compiling it, which takes a minute."""
     warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")

@@ -11,10 +11,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import WatermarkingConfig
 
-from helpers import FAMILIES, WITHOUT_HEEDFUL, closure_of, fresh_process, shake, tiny_model
+from helpers import FAMILIES, SOURCE, WITHOUT_HEEDFUL, closure_of, fresh_process, logits_of, shake, tiny_model
 from memorised import PAIRS, saved_model
 
-SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
 LOST = "model.encoder.layers.0.self_attn.q_proj.weight"
 FILE = sorted(closure_of("modeling_heed.py"))[0]  # the others fail as it does
 
@@ -103,8 +102,7 @@ def save_models(place):
     for family in FAMILIES:
         model = tiny_model(family=family)
         model.save_pretrained(place / family)
-        with torch.no_grad():
-            torch.save(model(SOURCE, decoder_input_ids=TARGET).logits, place / f"{family}.pt")
+        torch.save(logits_of(model), place / f"{family}.pt")
     (shutil.copytree(place / "transformer", place / "without_file") / FILE).unlink()
     weights = load_file(shutil.copytree(place / "transformer", place / "damaged") / "model.safetensors")
     del weights[LOST]

@@ -19,6 +19,7 @@ from helpers import (
     assert_near,
     assert_refused,
     each_once,
+    logits_of,
     matrices_of,
     slow_but,
     tiny_config,
@@ -26,14 +27,8 @@ from helpers import (
 )
 from memorised import PAIRS, memorised_model
 
-SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
 BIAS = {"transformer": {"output_bias": True}, "recurrent": {}}  # recurrent models have none
 ONE_VOCABULARY = ("all_shared", "nothing_shared", "own_output")
-
-
-@torch.no_grad()
-def logits_of(model):
-    return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
 
 
 def assert_sizes(model, source, target):
@@ -46,9 +41,6 @@ def assert_sizes(model, source, target):
     assert model.lm_head.bias is None or model.lm_head.bias.shape == (target,)
     assert encoder.config is decoder.config is model.model.config is config
     config.validate_architecture()
-
-
-# Which vocabulary
 
 
 @pytest.mark.parametrize(("sharing", "family"), each_once(SHARINGS, FAMILIES, SHARINGS))
@@ -89,8 +81,6 @@ def test_two_vocabularies_stay_two_when_their_sizes_meet(tmp_path, changes):
         each.resize_token_embeddings(130)
         assert_sizes(each, 130, 120)
 
-
-# What the rows are
 
 LEAST = 15
 SIZES = st.integers(LEAST, 150)
@@ -171,9 +161,6 @@ def test_frozen_embeddings_stay_frozen_and_the_modules_stay_the_same():
     assert [weight.requires_grad for weight in weights] == [False, True, True, False]
 
 
-# Models and their parts
-
-
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_a_model_without_its_head_and_a_stack_on_its_own_resize_what_they_have(sharing):
     model = HeedModel(tiny_config(**SHARINGS[sharing]))
@@ -200,9 +187,6 @@ def test_a_part_of_a_model_is_not_resized_behind_its_back(sharing, family):
     assert_sizes(model, 99, model.config.decoder_vocab_size)
 
 
-# What cannot be
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_vocabulary_is_not_cut_below_its_special_tokens(family):
     model = tiny_model(family=family, decoder_start_token_id=50)
@@ -221,9 +205,6 @@ def test_embeddings_on_the_disk_are_not_resized(tmp_path):
     )
     with pytest.raises(ValueError, match="must be in memory to be resized, but are offloaded"):
         model.resize_token_embeddings(120)
-
-
-# The whole road
 
 
 @pytest.mark.parametrize("joint", slow_but([False], [True, False]), ids=["joint", "separate"])

@@ -20,10 +20,13 @@ from heedful.inference.loading import load_model
 from helpers import (
     FAMILIES,
     SHARINGS,
+    SOURCE,
+    TARGET,
     assert_near,
     assert_refused,
     closure_of,
     fresh_process,
+    logits_of,
     matrices_of,
     pairwise,
     tiny_config,
@@ -31,7 +34,6 @@ from helpers import (
 )
 
 SHELF = sorted(Path(heedful.__file__).parent.glob("*_heed*.py"))
-SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
 # Every variant of each family, and every way to share embeddings.
 VARIANTS = [
     (family, name, changes)
@@ -45,11 +47,6 @@ CODE = {
     family: (f"configuration_{file}", f"{name}Config", f"modeling_{file}", f"{name}Model", f"{name}{WHOLE}")
     for family, file, name in (("transformer", "heed", "Heed"), ("recurrent", "heed_rnn", "HeedRNN"))
 }
-
-
-@torch.no_grad()
-def logits_of(model):
-    return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
 
 
 @pytest.mark.parametrize(
@@ -191,7 +188,7 @@ for family, (*_, name) in code.items():
     ours, theirs = ({path.name for path in folder.glob("*.py")} for folder in folders)
     assert ours == theirs, theirs
 """
-# What each process imports first, and what it does then.
+# What each process imports first, and what it does then. Where heedful is not installed: test_remote_code.py.
 ORDERS = {
     "heed_is_imported_after_transformers": (AUTO_CLASSES + "import heedful", [AUTO_CLASSES + BY_AUTO_CLASSES]),
     "only_the_models_are_imported_at_first": ("", [WITHOUT_AUTO_CLASSES, AUTO_CLASSES + BY_AUTO_CLASSES]),
@@ -206,9 +203,6 @@ def test_auto_classes_load_a_saved_folder_in_a_new_process_when(folders, tmp_pat
     assert (
         fresh_process({f"piece {number}": code for number, code in enumerate(pieces)}, values, tmp_path, first) == {}
     )
-
-
-# Where heedful is not installed: test_remote_code.py
 
 
 def test_a_shelf_file_imports_only_what_every_hub_user_has_and_no_text_of_it_looks_like_a_relative_import():
@@ -227,8 +221,6 @@ def test_a_shelf_file_imports_only_what_every_hub_user_has_and_no_text_of_it_loo
         assert len(found) == relative, path.name
         assert "TYPE_CHECKING" not in source, path.name
 
-
-# `from_pretrained` with everything people give it, and what it says when that cannot work
 
 OPTIONS = [
     ({}, torch.float32),

@@ -15,7 +15,6 @@ from torch.nn.utils import parametrize
 from transformers import BartConfig, BartForConditionalGeneration
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from heedful.fast_paths_heed import runs_known_code
 from helpers import FAMILIES, tiny_model
 
 SOURCE = torch.randint(14, 99, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -59,9 +58,6 @@ def note_source(notes, kwargs):
 def last_linear(model):
     """Return a linear layer of the decoder's."""
     return [part for name, part in model.named_modules() if isinstance(part, nn.Linear) and "decoder" in name][-1]
-
-
-# The habits: each puts something into a model and returns more arguments of `generate()`, or None
 
 
 def subclass(model, notes, patch):
@@ -220,12 +216,3 @@ def test_a_function_of_torch_that_somebody_has_replaced_runs(which, is_training,
         with torch.set_grad_enabled(is_training):
             model(source, labels=source, skip_logits=True)
         assert len(calls) == len(wanted)
-
-
-def test_a_plain_model_runs_known_code_alone_also_after_attention_was_recorded():
-    for family in ("transformer", "recurrent"):
-        model = tiny_model(family=family)
-        assert runs_known_code(model)
-        model(SOURCE, decoder_input_ids=SOURCE, output_attentions=True)
-        assert runs_known_code(model)
-    assert not runs_known_code(make_model("bart"))

@@ -195,6 +195,15 @@ def loss_and_gradients(model, batch: dict, **arguments) -> torch.Tensor:
     return torch.cat([loss.detach()[None].float(), *gradients])
 
 
+SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
+
+
+@torch.no_grad()
+def logits_of(model) -> torch.Tensor:
+    """Return the logits of one pair in evaluation mode."""
+    return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
+
+
 def generated(model, rows: list[torch.Tensor], side: str = "right", **settings) -> list[list[int]]:
     """Return the tokens that a model generates for each sentence, up to its end: shorter hypotheses are filled up."""
     torch.manual_seed(5)

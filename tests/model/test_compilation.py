@@ -56,7 +56,7 @@ def test_a_compiled_model_gives_the_loss_and_the_gradients_of_the_model_at_every
     fast, graphs = compiled(model, dynamic)
     for source, mask, target, target_mask in batches(["right"]):
         given = {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(target_mask == 0, -100)}
-        assert_near(*(loss_and_gradients(called, model, given) for called in (fast, model)))
+        assert_near(*(loss_and_gradients(called, given) for called in (fast, model)))
     assert 0 < len(graphs) <= (1 if dynamic else MOST_GRAPHS)
 
 
@@ -84,7 +84,7 @@ def test_the_default_backend_gives_the_loss_and_nearly_the_gradients_of_the_mode
     source, mask, target, _ = next(batches(["right"]))
     given = {"input_ids": source, "attention_mask": mask, "labels": target}
     roads = torch.compile(model, fullgraph=True), model
-    assert_near(*(loss_and_gradients(called, model, given) for called in roads), 1e-4)
+    assert_near(*(loss_and_gradients(called, given) for called in roads), 1e-4)
 
 
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = (Dim(name, max=512) for name in ("batch", "source_length", "target_length"))

@@ -2,9 +2,9 @@
 
 import pickle
 import re
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import check_inside, first_line, import_extra, listed, read_object
+from heedful.files import check_inside, first_line, listed, read_object
 from heedful.inference.search_settings import SEARCH_SETTINGS
 
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
 WEIGHT_FILES = tuple(f"{name}{suffix}" for name in WHOLE_FILES for suffix in ("", ".index.json"))
 ADAPTER_FILE = "adapter_config.json"
+ADAPTERS = "heedful.inference.adapters"  # loaded by name, where a folder has one
 MOST_PARTS = 10_000  # layers or labels that a config may ask for
 # Models of transformers that `heedful convert` makes Heed models of.
 STOCK = ("bart", "m2m_100", "marian", "mbart", "pegasus")
@@ -94,7 +95,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     """
     folder = model_folder(folder, revision)
     if is_adapter(folder):
-        return _merged(folder)
+        return import_module(ADAPTERS).merged(folder)
     _check_files(folder)
     # Beside the loading, which takes as long.
     changed = ThreadPoolExecutor(1).submit(changed_files, folder, "weights")
@@ -116,7 +117,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     except Exception as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
     check_report(folder, report)
-    _check_numbers(folder, model)
+    check_numbers(folder, model)
     check_unchanged(folder, changed.result())  # last, because the errors above say more
     saved = read_object(folder / "generation_config.json")
     if saved.keys() & SEARCH_SETTINGS:  # which transformers drops where the config began as one made of config.json
@@ -137,7 +138,8 @@ def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = 
         raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
 
 
-def _check_numbers(folder: Path, model: "PreTrainedModel") -> None:
+def check_numbers(folder: Path, model: "PreTrainedModel") -> None:
+    """Raise a `ValueError` that names the weights of a loaded model which are infinite or not numbers."""
     from heedful.generation_heed import weights_that_are_no_numbers
 
     broken = list(weights_that_are_no_numbers(model))
@@ -156,21 +158,6 @@ def check_unchanged(folder: Path, changed: list[str] | None) -> None:
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter of peft and no model."""
     return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").is_file()
-
-
-def adapted_model(folder: Path) -> Path:
-    """Return the folder of the model that the adapter in a folder was trained on.
-
-    If it names none, or one that is neither here nor on the Hub, that is a `FileNotFoundError`.
-    """
-    path = folder / ADAPTER_FILE
-    settings = read_object(path)
-    name = settings.get("base_model_name_or_path")
-    try:
-        return model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)
-    except FileNotFoundError as error:
-        must = f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on"
-        raise FileNotFoundError(f"{must}, but {name!r} is neither a folder here nor a model on the Hub.") from error
 
 
 def is_exported(folder: Path) -> bool:
@@ -203,44 +190,8 @@ def load_tokenizers(folder: Path, config: Any, given: str | Path) -> TokenizerPa
 
 def tokenizer_folder(folder: Path) -> Path:
     """Return the folder with the tokenizers of a model: of an adapter without its own, that of the model below it."""
-    return adapted_model(folder) if is_adapter(folder) and not (folder / "tokenizer.json").is_file() else folder
-
-
-def _merged(folder: Path) -> "PreTrainedModel":
-    """Load the model that an adapter was trained on, with the adapter merged into its weights."""
-    peft = import_extra("peft", "adapters")
-    check_inside(folder)
-    base = below = adapted_model(folder)
-    seen = {folder.resolve()}
-    while is_adapter(below):  # trained on an adapter
-        if below.resolve() in seen:
-            must = f"`base_model_name_or_path` of {folder / ADAPTER_FILE} must lead to a model"
-            raise ValueError(f"{must}, but leads to an adapter that leads back to itself: {below}.")
-        seen.add(below.resolve())
-        below = adapted_model(below)
-    model = load_model(base)
-    try:
-        settings = peft.PeftConfig.from_pretrained(str(folder))
-        adapted: Any = None
-        if not settings.is_prompt_learning:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
-                adapted = peft.PeftModel.from_pretrained(model, str(folder))
-            wanted = peft.get_peft_model_state_dict(adapted).keys()
-            saved = peft.load_peft_weights(str(folder), device="cpu").keys()
-    # As in `load_model`, broken files raise all kinds of errors.
-    except Exception as error:
-        raise ValueError(f"The adapter in {folder} cannot be loaded: {why_not_loaded(error)}") from error
-    if adapted is None:
-        raise ValueError(
-            f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's, but is "
-            f"{settings.peft_type.value} instead: load it with `PeftModel.from_pretrained` and call its `generate()`."
-        )
-    known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings beside its weights
-    check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
-    merged = adapted.merge_and_unload().eval()
-    _check_numbers(folder, merged)
-    return merged
+    has_none = is_adapter(folder) and not (folder / "tokenizer.json").is_file()
+    return import_module(ADAPTERS).adapted_model(folder) if has_none else folder
 
 
 def why_not_loaded(error: Exception) -> str:

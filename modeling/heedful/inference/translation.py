@@ -7,7 +7,6 @@ constant of the model or of the call.
 import copy
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -26,20 +25,19 @@ from heedful.inference.engines import (
     Hypothesis,
     Progress,
     engine_module,
-    evaluation_mode,
     ignored,
     rows_per_sentence,
 )
 from heedful.inference.loading import is_exported, load_model, load_tokenizers, model_folder, resolve_device
-from heedful.inference.scoring import PairScore, score_rows
 from heedful.inference.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
-from heedful.symbols_heed import UnknownSymbol, check_are_several, checked_texts, trimmed
+from heedful.symbols_heed import check_are_several, checked_texts, naming_the_line, trimmed
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
     from heedful.inference.ctranslate2.engine import ComputeType, ExportedModel
     from heedful.inference.native.kernels import Precision
+    from heedful.inference.scoring import PairScore
     from heedful.inference.strategies.sampling import SeededSampling
 
 
@@ -284,7 +282,7 @@ class Translator:
         token_budget: int = 8192,
         chunk_size: int = 4096,
         keep_going: bool = False,
-    ) -> Iterator[PairScore | None]:
+    ) -> Iterator["PairScore | None"]:
         """Tell how probable the model finds given translations, of pairs that need not fit in memory.
 
         Padding and the pairs beside it change the last digits of a score, in float32 by less than 1e-5 a token; with a
@@ -305,6 +303,8 @@ class Translator:
             ValueError: If a setting is out of range, a pair is not two texts, one of them is longer than `translate`
                 takes, or the translator computes with CTranslate2 or in another precision than float32.
         """
+        from heedful.inference.scoring import score_stream
+
         check_are_several(pairs, "pairs")
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
         self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
@@ -316,7 +316,7 @@ class Translator:
             raise ValueError(f"{must} too, but are {given} instead.")
         limits = position_limit(self.model.config), self._longest_trained()
         search = Search(self.model.generation_config, token_budget, target_language, *limits, keep_going=keep_going)
-        return self._score_stream(pairs, chunk_size, Tally(search))
+        return score_stream(self, pairs, chunk_size, Tally(search))
 
     def __getstate__(self) -> dict[str, Any]:
         # Copied weights cannot be sent to another process, which makes its own copies.
@@ -330,28 +330,6 @@ class Translator:
             yield from self._translate(chunk, tally, first_number=number)
             number += len(chunk)
         tally.warn()
-
-    def _score_stream(
-        self, pairs: Iterable[tuple[str, str]], chunk_size: int, tally: Tally
-    ) -> Iterator[PairScore | None]:
-        from heedful.inference.attention.labels import token_labels
-
-        stream, first_number = iter(pairs), 1
-        while chunk := list(islice(stream, chunk_size)):
-            _check_pairs(chunk, first_number)
-            with naming_the_line(range(first_number, first_number + len(chunk))):
-                sources = self.tokenizers.encode_source([source for source, _ in chunk], tally.search.target_language)
-                targets = self.tokenizers.encode_target([trimmed(target) for _, target in chunk])
-            sides = enumerate(zip(sources, targets, strict=True))
-            kept = [index for index, both in sides if tally.keeps(first_number + index, *both)]
-            rows = [{"input_ids": sources[index], "labels": targets[index]} for index in kept]
-            with evaluation_mode(self.model), torch.no_grad():
-                found = dict(zip(kept, score_rows(self.model, rows, tally.search.token_budget), strict=True))
-            for index, ids in enumerate(targets):
-                labels = token_labels(self.tokenizers.target, ids)
-                yield PairScore(tuple(ids), tuple(labels), tuple(found[index])) if index in found else None
-            first_number += len(chunk)
-        tally.warn("scored")
 
     def _search(
         self,
@@ -479,15 +457,6 @@ class Translator:
         return list(zip(numbers, rows, strict=True))
 
 
-@contextmanager
-def naming_the_line(numbers: Sequence[int]) -> Iterator[None]:
-    """Name the line, by its number, of a symbol that a closed vocabulary lacks."""
-    try:
-        yield
-    except UnknownSymbol as error:
-        raise error.at(f"Line {numbers[error.index]}") from None
-
-
 def _counted(sentences: list[tuple[int, int]]) -> str:
     """Say of sentences, by their numbers and tokens, how many they are and which is the first: "… is" or "… are"."""
     number, tokens = sentences[0]
@@ -507,11 +476,3 @@ def _joined(parts: tuple[Translation, ...]) -> Translation:
         finished=all(part.finished for part in parts),
         text=" ".join(part.text for part in parts),
     )
-
-
-def _check_pairs(pairs: Sequence[tuple[str, str]], first_number: int) -> None:
-    for number, pair in enumerate(pairs, start=first_number):
-        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
-        if not is_pair or not all(isinstance(text, str) for text in pair):
-            raise ValueError(f"Pair {number} must be a source and a target text, but is {pair!r} instead.")
-        checked_texts(pair, f"pairs[{number - 1}]")

@@ -19,7 +19,8 @@ from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.mixture import both_ways
 from heedful.data.teacher import ARRAYS, FACTS, key_of
 from heedful.files import check_at_least, new_folder, write_text
-from heedful.inference.scoring import forced_batches, logits_in_parts
+from heedful.inference.engines import logits_in_parts
+from heedful.inference.scoring import forced_batches
 from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.inference.strategies.steps import average
 from heedful.inference.translation import Translator

@@ -21,9 +21,8 @@ from heedful.checksums_heed import write_checksums
 from heedful.data.mixture import languages_of
 from heedful.data.tokenizer_training import PAD
 from heedful.files import write_text
-from heedful.inference.engines import pad_sources
+from heedful.inference.engines import count_tokens, pad_sources
 from heedful.inference.loading import load_model
-from heedful.inference.scoring import count_tokens
 from heedful.publishing.conversion.stock_models import save, start_from_zero, stock_config, stock_model
 from heedful.publishing.exports import comparison
 from heedful.publishing.hub import check_folder

@@ -1,0 +1,68 @@
+"""Adapters of peft: the model that one was trained on, and the adapter merged into its weights."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from heedful.files import check_inside, import_extra, read_object
+from heedful.inference.loading import (
+    ADAPTER_FILE,
+    check_numbers,
+    check_report,
+    is_adapter,
+    load_model,
+    model_folder,
+    why_not_loaded,
+)
+
+
+def adapted_model(folder: Path) -> Path:
+    """Return the folder of the model that the adapter in a folder was trained on.
+
+    If it names none, or one that is neither here nor on the Hub, that is a `FileNotFoundError`.
+    """
+    path = folder / ADAPTER_FILE
+    settings = read_object(path)
+    name = settings.get("base_model_name_or_path")
+    try:
+        return model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)
+    except FileNotFoundError as error:
+        must = f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on"
+        raise FileNotFoundError(f"{must}, but {name!r} is neither a folder here nor a model on the Hub.") from error
+
+
+def merged(folder: Path) -> Any:
+    """Load the model that an adapter was trained on, with the adapter merged into its weights."""
+    peft = import_extra("peft", "adapters")
+    check_inside(folder)
+    base = below = adapted_model(folder)
+    seen = {folder.resolve()}
+    while is_adapter(below):  # trained on an adapter
+        if below.resolve() in seen:
+            must = f"`base_model_name_or_path` of {folder / ADAPTER_FILE} must lead to a model"
+            raise ValueError(f"{must}, but leads to an adapter that leads back to itself: {below}.")
+        seen.add(below.resolve())
+        below = adapted_model(below)
+    model = load_model(base)
+    try:
+        settings = peft.PeftConfig.from_pretrained(str(folder))
+        adapted: Any = None
+        if not settings.is_prompt_learning:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
+                adapted = peft.PeftModel.from_pretrained(model, str(folder))
+            wanted = peft.get_peft_model_state_dict(adapted).keys()
+            saved = peft.load_peft_weights(str(folder), device="cpu").keys()
+    # As in `load_model`, broken files raise all kinds of errors.
+    except Exception as error:
+        raise ValueError(f"The adapter in {folder} cannot be loaded: {why_not_loaded(error)}") from error
+    if adapted is None:
+        raise ValueError(
+            f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's, but is "
+            f"{settings.peft_type.value} instead: load it with `PeftModel.from_pretrained` and call its `generate()`."
+        )
+    known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings beside its weights
+    check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
+    whole = adapted.merge_and_unload().eval()
+    check_numbers(folder, whole)
+    return whole

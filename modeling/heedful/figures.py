@@ -5,7 +5,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from heedful.files import check_matplotlib, written_whole
+from heedful.files import import_extra, written_whole
 
 Panel = Callable[[Any], None]  # draws into matplotlib axes
 Points = Sequence[tuple[float, float]]
@@ -17,7 +17,7 @@ def save_figure(panels: Sequence[Panel], path: Path) -> None:
 
     A legend that all panels share is drawn in the first alone. Neither pyplot nor matplotlib's settings are touched.
     """
-    check_matplotlib()
+    import_extra("matplotlib", "plots")
     import matplotlib
     from matplotlib.figure import Figure
 

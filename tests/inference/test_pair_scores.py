@@ -60,7 +60,7 @@ def test_a_score_is_the_log_probability_of_each_token_of_the_target(translator, 
 
 def test_scores_do_not_depend_on_the_batch_its_padding_or_the_rows_read_together(translator, mixed, monkeypatch):
     alone = list(translator.score_pairs(mixed, token_budget=1))
-    monkeypatch.setattr("heedful.inference.scoring.LOGITS_BUDGET", 12_000)
+    monkeypatch.setattr("heedful.inference.engines.LOGITS_BUDGET", 12_000)
     for budget, rows in itertools.product((24, 60, 8192), (1, 5, 4096)):
         found = list(translator.score_pairs(mixed, token_budget=budget, chunk_size=rows))
         for one, other in zip(alone, found, strict=True):
@@ -117,7 +117,7 @@ def test_pairs_that_cannot_be_scored_are_named_and_settings_that_would_be_ignore
     wrong = [(pair, "Pair 2 must be a source and a target") for pair in ("ab", ("a",), ("a", None), ("a", "b", "c"))]
     wrong.append((("a", "\ud800"), "must be Unicode"))
     assert_refused(wrong, lambda pair: list(translator.score_pairs([("a", "b"), pair], chunk_size=1)))
-    with pytest.raises(ValueError, match="`engine` and `precision` must be left out to score pairs"):
+    with pytest.raises(ValueError, match="`engine`, `precision` and `ensemble` must be left out to score pairs"):
         Translator(model, tokenizers, precision="int8").score_pairs([])
     assert list(translator.score_pairs([])) == []
 

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from heedful.cli import options
 from heedful.cli.translate import CHUNK
-from heedful.files import check_matplotlib, check_writable
+from heedful.files import check_writable, import_extra
 
 # What is given and what is scored, in each direction.
 SIDES = (("source", "target"), ("target", "source"))
@@ -141,7 +141,7 @@ def attention(
     if scores and not grid:
         raise ValueError("`--scores` must come with --grid; a page shows them, and attention-numbers prints them.")
     if not is_page:
-        check_matplotlib()
+        import_extra("matplotlib", "plots")
     (maps,) = _attention_of(
         model, revision, device, [(text, target)], None if is_page or rollout else kind or "cross", to
     )
@@ -277,7 +277,7 @@ def embeddings(
 
     if output is not None:
         check_writable(output, PICTURE_SUFFIXES, "--output")
-        check_matplotlib()
+        import_extra("matplotlib", "plots")
     translator = options.load_translator(model, device, revision)
     tokenizers = translator.tokenizers
     followed = [module.word_states(translator, tokenizers, word, sentence, to) for word in dict.fromkeys(words)]

@@ -116,14 +116,12 @@ class TerminalOutput:
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts."""
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
 
-LONGEST_MESSAGE = 2000  # characters
 # What warns of its internals: what it was built without here, and a cache of fonts.
 TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
 # Parameters of the functions behind commands, and what those commands call them.
@@ -167,13 +165,6 @@ def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
             raise
 
     return run
-
-
-def without_its_end(message: str) -> str:
-    """Return a message, and of one that quotes much data the beginning."""
-    if len(message) <= LONGEST_MESSAGE:
-        return message
-    return f"{message[:LONGEST_MESSAGE]}… ({len(message):,} characters)"
 
 
 def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = ()) -> None:

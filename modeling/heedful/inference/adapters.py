@@ -17,10 +17,7 @@ from heedful.inference.loading import (
 
 
 def adapted_model(folder: Path) -> Path:
-    """Return the folder of the model that the adapter in a folder was trained on.
-
-    If it names none, or one that is neither here nor on the Hub, that is a `FileNotFoundError`.
-    """
+    """Return the folder of the model that the adapter in a folder was trained on, if it is here or on the Hub."""
     path = folder / ADAPTER_FILE
     settings = read_object(path)
     name = settings.get("base_model_name_or_path")

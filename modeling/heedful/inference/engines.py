@@ -79,9 +79,8 @@ class Engine(Protocol):
     ) -> list[list[Hypothesis]]:
         """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
 
-        The generation config sets `num_beams` and `max_new_tokens` too. The padded source tokens of a batch × rows per
-        sentence keep within the budget. `processors` are of type `Processors`, and `progress` gets the number of
-        sentences that are done since its last call.
+        The padded source tokens of a batch × rows per sentence keep within the budget. `processors` are `Processors`,
+        and `progress` gets the number of sentences that are done since its last call.
         """
 
 
@@ -177,18 +176,16 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:
-    """Yield groups of numbers of sentences of similar cost, which is their tokens × their rows.
+    """Yield groups of numbers of sentences of similar cost, their tokens × rows, that keep padded within the budget.
 
-    The sentences of a group × the cost of the longest keep within the budget; a sentence above it is a group of its
-    own. The longest come first, so that what does not fit into memory fails at once.
+    A sentence above it is a group of its own. The longest come first, so that what does not fit into memory fails at
+    once.
     """
     batch: list[int] = []
-    longest = 0
     for number in sorted(lengths, key=lambda number: -lengths[number]):
-        if batch and longest * (len(batch) + 1) > token_budget:
+        if batch and lengths[batch[0]] * (len(batch) + 1) > token_budget:
             yield batch
             batch = []
-        longest = longest if batch else lengths[number]
         batch.append(number)
     if batch:
         yield batch
@@ -209,8 +206,7 @@ LOGITS_BUDGET = 2**25
 def count_tokens(sequences: torch.Tensor, source_mask: torch.Tensor, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many tokens were generated in each of `(rows, length)` sequences, and whether each ended in </s>.
 
-    The decoder's start token, which is first in each, is not counted, and </s> is. The `(sentences, source_length)`
-    mask is 0 at padding.
+    </s> is counted, the decoder's start token is not. The `(sentences, source_length)` mask is 0 at padding.
     """
     generated = sequences[:, 1:]
     ends = torch.isin(generated, torch.tensor(end_tokens(config), dtype=torch.long, device=generated.device))
@@ -231,8 +227,7 @@ def score_sequences(
 ) -> torch.Tensor:
     """Return the log-probabilities, in nats, of `(rows, length)` sequences, divided by the length penalty: `(rows)`.
 
-    One pass of the model computes them, from `counts` tokens of each row behind the decoder's start token, and from
-    `(sentences, source_length)` inputs. `generate()` returns scores of beams only together with every step's scores of
+    One pass of the model computes them: `generate()` returns scores of beams only together with every step's scores of
     the whole vocabulary, which take more memory than the model does, and none at all for greedy search.
     """
     inputs = {name: tensor.repeat_interleave(config.num_return_sequences, dim=0) for name, tensor in inputs.items()}

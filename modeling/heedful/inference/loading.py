@@ -33,10 +33,7 @@ IGNORED_FILES = ["checkpoints/*", "training_state/*", "runs/*", "onnx/*"]
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
-    """Return the device "cpu", "cuda", "cuda:1", "mps"; for None CUDA where there is one, else the CPU.
-
-    Another name, or a device that this machine lacks, is a `ValueError`.
-    """
+    """Return the device "cpu", "cuda", "cuda:1", "mps", if it is here; for None CUDA where there is one, else CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # `device_count`, not `is_available`: "cuda:1" on a machine with one GPU does not exist either.
@@ -55,8 +52,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 def model_folder(model: str | Path, revision: str | None = None) -> Path:
     """Return the folder of a model, and fetch it first if it is an id on the Hub; a local folder of that name wins.
 
-    `revision` is a branch, tag or commit on the Hub, by default the newest of the main branch. A commit that was
-    fetched before needs no network. What cannot be found or fetched is a `FileNotFoundError`.
+    `revision` is a branch, tag or commit on the Hub. What cannot be found or fetched is a `FileNotFoundError`.
     """
     folder = Path(model)
     if folder.is_file():
@@ -73,12 +69,10 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
 
     wanted: Any = {"revision": revision, "allow_patterns": FETCHED_FILES, "ignore_patterns": IGNORED_FILES}
     try:
-        fetched = snapshot_download(str(model), **wanted)
+        return Path(snapshot_download(str(model), **wanted))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError) as error:
-        place = f"{model} at revision {revision}" if revision else str(model)
-        reason = f"must be a folder here or a model on the Hub, but is neither: {first_line(error)}"
-        raise FileNotFoundError(f"{place} {reason}") from error
-    return Path(fetched)
+        must = f"{model}{f' at revision {revision}' if revision else ''} must be a folder here or a model on the Hub"
+        raise FileNotFoundError(f"{must}, but is neither: {first_line(error)}") from error
 
 
 def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedModel":
@@ -105,14 +99,9 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     import heedful  # noqa: F401
 
     try:
-        model, report = AutoModelForSeq2SeqLM.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            # They are named below; the error of transformers does not name them.
-            ignore_mismatched_sizes=True,
-        )
+        # Other shapes are named below; the error of transformers does not name them.
+        settings: Any = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, **settings)
     # The libraries raise all kinds of errors for a broken file, also SafetensorError, which is just an Exception.
     except Exception as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
@@ -150,9 +139,8 @@ def check_numbers(folder: Path, model: "PreTrainedModel") -> None:
 def check_unchanged(folder: Path, changed: list[str] | None) -> None:
     """Raise a `ValueError` that names the files of a folder's weights which are not those that were saved."""
     if changed:
-        must = f"The model in {folder} must be the one that was saved there"
-        cure = f"If that is meant, delete {CHECKSUMS_FILE}, which remembers them."
-        raise ValueError(f"{must}, but {listed(changed)} changed since. {cure}")
+        must = f"The model in {folder} must be the one that was saved there, but {listed(changed)} changed since"
+        raise ValueError(f"{must}. If that is meant, delete {CHECKSUMS_FILE}, which remembers them.")
 
 
 def is_adapter(folder: Path) -> bool:
@@ -166,10 +154,7 @@ def is_exported(folder: Path) -> bool:
 
 
 def load_tokenizers(folder: Path, config: Any, given: str | Path) -> TokenizerPair:
-    """Load the tokenizers of a model with a config from its folder, which a user has `given` by its path or id.
-
-    Tokenizers that do not fit the config, or cannot be used, are a `ValueError`.
-    """
+    """Load tokenizers that fit a config from a model's folder, which a user has `given` by its path or id."""
     folder = tokenizer_folder(folder)
     try:
         tokenizers = TokenizerPair.from_pretrained(folder)
@@ -204,10 +189,8 @@ def why_not_loaded(error: Exception) -> str:
             "tokenizers)`, or checks it with `heedful verify --trust-remote-code`; Heed's own models need no code."
         )
     if "weights_only" in text or isinstance(error, pickle.UnpicklingError | EOFError):
-        return (
-            "its weights (.bin) are broken, or hold more than tensors, which could run code and is never loaded: get "
-            "them as .safetensors."
-        )
+        what = "its weights (.bin) are broken, or hold more than tensors, which could run code and is never loaded"
+        return f"{what}: get them as .safetensors."
     return first_line(error)
 
 
@@ -225,5 +208,5 @@ def _check_files(folder: Path) -> None:
             raise ValueError(f"`{name}` of {path} must be at most {MOST_PARTS:,}, but is {value:,} instead.")
     read_object(folder / "generation_config.json")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
-        must = f"{folder} must hold the weights of a model"
-        raise FileNotFoundError(f"{must}, but has none of {', '.join(WEIGHT_FILES)}.")
+        found = f"has none of {', '.join(WEIGHT_FILES)}"
+        raise FileNotFoundError(f"{folder} must hold the weights of a model, but {found}.")

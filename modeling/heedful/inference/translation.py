@@ -88,13 +88,12 @@ class Tally:
     def warn(self, done: str = "translated") -> None:
         """Warn once of each kind, to the caller of the translator's method."""
         if self.unfinished:
-            config, were = self.search.config, "output was" if self.unfinished == 1 else "outputs were"
-            beyond = getattr(config, "tokens_beyond_source", None)
-            limit = f"{config.max_new_tokens} tokens"
-            limit += "" if beyond is None else f", or {beyond} more than the source has,"
-            raised = "`max_new_tokens`" if beyond is None else "`max_new_tokens` or `tokens_beyond_source`"
-            cure = f"raise {raised}, or look whether the model repeats itself"
-            warnings.warn(f"{self.unfinished} {were} cut off at {limit} before </s>: {cure}.", stacklevel=3)
+            were, limit = "output was" if self.unfinished == 1 else "outputs were", "`max_new_tokens`"
+            at = f"{self.search.config.max_new_tokens} tokens"
+            if (beyond := getattr(self.search.config, "tokens_beyond_source", None)) is not None:
+                at, limit = f"{at}, or {beyond} more than the source has,", f"{limit} or `tokens_beyond_source`"
+            cure = f"raise {limit}, or look whether the model repeats itself"
+            warnings.warn(f"{self.unfinished} {were} cut off at {at} before </s>: {cure}.", stacklevel=3)
         if self.long:
             result = "scored too low" if done == "scored" else "translated in part or wrongly"
             if done == "translated" and not self.search.split:
@@ -109,9 +108,8 @@ class Translator:
     """Translates with a sequence-to-sequence model and its tokenizers.
 
     Args:
-        model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with `generate()`. It
-            stays on its device; while translating it is in evaluation mode. Or the `ExportedModel` of a folder that
-            `heedful export ctranslate2` wrote.
+        model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with `generate()`, which
+            stays on its device; or the `ExportedModel` of a folder that `heedful export ctranslate2` wrote.
         tokenizers: The pair that the model was trained with.
         engine: `generate` is `model.generate()`; `native` is Heed's own decoder for the CPU, several times as fast,
             with the same tokens in float32; `ctranslate2` copies the weights into CTranslate2, and again when they
@@ -203,11 +201,10 @@ class Translator:
     ) -> list[list[Translation]]:
         """Translate sentences.
 
-        An empty or blank sentence gives empty translations without asking the model. One warning says how many
-        sentences reached the length limit before </s>; their `Translation.finished` is False. Another one says how
-        many were longer than any source that the model has learned from, as its generation config says (else
-        `max_position_embeddings` does). With `do_sample` in the model's generation config, results are random
-        and depend on the batch.
+        An empty or blank sentence gives empty translations. One warning says how many sentences reached the length
+        limit before </s>; their `Translation.finished` is False. Another one says how many were longer than any source
+        that the model has learned from, by its generation config, else by `max_position_embeddings`. With `do_sample`
+        in the model's generation config, results are random and depend on the batch.
 
         Args:
             texts: Sentences.
@@ -251,8 +248,7 @@ class Translator:
             chunk_size: Number of lines that are read, sorted and batched together.
             split: Whether a line that is longer than any source of the training is split into its sentences. Their
                 translations are joined with spaces, n-th best with n-th best; the score is the mean of theirs.
-            keep_going: Whether a sentence that is too long to be translated gives empty translations, and a warning,
-                and not an error.
+            keep_going: Whether a sentence that is too long gives empty translations and a warning, and no error.
             sampling: Draws one translation of each line, the same in every batch, in place of a search.
             progress: Called while lines are translated, with the number of those that are done since the last call.
             **settings: The keyword arguments of `translate`.
@@ -309,11 +305,9 @@ class Translator:
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
         self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
         if self.engine == "ctranslate2" or self.precision != "float32" or self.ensemble:
-            must = (
-                "`engine` and `precision` must be left out to score pairs, which the model itself does, and `ensemble`"
-            )
+            must = "`engine`, `precision` and `ensemble` must be left out to score pairs, which the model itself does"
             given = f"{self.engine}, {self.precision} and {len(self.ensemble)} models"
-            raise ValueError(f"{must} too, but are {given} instead.")
+            raise ValueError(f"{must}, but are {given} instead.")
         limits = position_limit(self.model.config), self._longest_trained()
         search = Search(self.model.generation_config, token_budget, target_language, *limits, keep_going=keep_going)
         return score_stream(self, pairs, chunk_size, Tally(search))
@@ -377,15 +371,13 @@ class Translator:
         config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
 
     def _length_bound(self, max_new_tokens: int | None, positions: int | None) -> int:
-        if max_new_tokens is not None:
-            if positions is not None and max_new_tokens > positions:
-                must = f"`max_new_tokens` must be at most {positions}, the model's number of positions"
-                raise ValueError(f"{must}, but is {max_new_tokens} instead.")
-            return max_new_tokens
         config = self.model.generation_config
-        bound = config.max_new_tokens
+        bound = config.max_new_tokens if max_new_tokens is None else max_new_tokens
         if bound is None:  # `max_length` counts the decoder's start token too
             bound = DEFAULT_MAX_NEW_TOKENS if config.max_length is None else config.max_length - 1
+        if positions is not None and bound > positions and max_new_tokens is not None:
+            must = f"`max_new_tokens` must be at most {positions}, the model's number of positions"
+            raise ValueError(f"{must}, but is {max_new_tokens} instead.")
         return bound if positions is None else min(bound, positions)
 
     def _longest_trained(self) -> int | None:
@@ -395,11 +387,10 @@ class Translator:
 
     def _engine(self, config: "GenerationConfig") -> Engine:
         """Return the engine of this call, with the model's present weights."""
-        name = self.engine
-        if name == "auto":
-            is_native = self.precision != "float32" or engine_module("native").may_replace(self.model, config)
-            name = "native" if is_native else "generate"
-        return self._current(name)
+        if self.engine != "auto":
+            return self._current(self.engine)
+        is_native = self.precision != "float32" or engine_module("native").may_replace(self.model, config)
+        return self._current("native" if is_native else "generate")
 
     def _current(self, name: str) -> Engine:
         engine = self._engines.get(name)

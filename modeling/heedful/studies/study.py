@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from heedful.figures import save_figure
-from heedful.files import check_at_least, check_is_new, check_matplotlib, new_folder
+from heedful.files import check_at_least, check_is_new, import_extra, new_folder
 from heedful.studies.pairs import Pair, write_pairs
 from heedful.studies.report import Outcome, Table, figure_file, render_report
 from heedful.studies.training import Training, train_model
@@ -150,7 +150,7 @@ def run_study(lab: Lab, output: Path) -> Path:
     call goes on with it.
     """
     check_is_new(output, "--output")
-    check_matplotlib()
+    import_extra("matplotlib", "plots")
     outcome = lab.study.run(lab)
     results = results_of(lab, outcome)
     with new_folder(output) as folder:

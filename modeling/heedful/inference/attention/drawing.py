@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heedful.files import check_matplotlib, check_writable, written_whole
+from heedful.files import check_writable, import_extra, written_whole
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, Kind
 from heedful.inference.attention.measures import between_words, scores_between_words
 
@@ -211,7 +211,7 @@ def _save(figure: "Figure", path: Path) -> Path:
 
 def writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
     """Return texts that the fonts here can write, and matplotlib's arguments for them."""
-    check_matplotlib()
+    import_extra("matplotlib", "plots")
     families, missing = _fonts_for("".join(text for group in texts for text in group))
     written = [
         ["".join(f"⟨{ord(c):X}⟩" if ord(c) in missing else c for c in text) for text in group] for group in texts

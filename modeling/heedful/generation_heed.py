@@ -17,8 +17,8 @@ from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, runs_known_code
 from .versions_heed import CACHE, cache_of, cached_signature, given_cache, rename_cache
 
-# The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
-# tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
+# The longest translation where neither the call nor the model's generation config sets a bound: transformers' own, 20
+# tokens, cuts ordinary sentences.
 DEFAULT_MAX_NEW_TOKENS = 256
 # Arguments of `generate()` that it hands to no `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
@@ -29,9 +29,7 @@ _is_users_strategy: ContextVar[bool] = ContextVar("_is_users_strategy", default=
 
 def check_strategy_arguments(arguments: dict[str, Any]) -> None:
     """Raise a `ValueError` for arguments beside a callable `custom_generate`, which would not get them."""
-    if not callable(arguments.get("custom_generate")):
-        return
-    for name in KEPT_FROM_STRATEGIES:
+    for name in KEPT_FROM_STRATEGIES if callable(arguments.get("custom_generate")) else ():
         if (given := arguments.get(name)) is not None:
             must = f"`{name}` must be None with a `custom_generate`, to which transformers hands none"
             raise ValueError(f"{must}, but is a {type(given).__name__} instead.")
@@ -60,13 +58,11 @@ def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def stopped(
     generated: torch.Tensor, counts: torch.Tensor, ended: torch.Tensor, stop_strings: str | list[str], tokenizer: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many tokens generated rows have, and which have ended, `(rows)`, where `stop_strings` end some.
-
-    Behind a stop string, rows are filled with padding or, by beam search, end tokens.
-    """
+    """Return how many tokens generated rows have, and which have ended, `(rows)`, where `stop_strings` end some."""
     stops = [stop_strings] if isinstance(stop_strings, str) else stop_strings
     texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
     is_stopped = torch.tensor([any(stop in text for stop in stops) for text in texts], device=ended.device)
+    # Behind a stop string, rows are filled with padding or, by beam search, end tokens.
     is_own = ~torch.isin(generated, torch.tensor(tokenizer.all_special_ids, device=generated.device))
     lengths = (is_own * torch.arange(1, 1 + generated.shape[1], device=generated.device)).amax(dim=1)
     return torch.where(is_stopped, lengths, counts), ended | is_stopped
@@ -111,10 +107,7 @@ def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
 
 
 def give_each_row_its_source(cache: Any) -> None:
-    """Repeat keys and values of the source in a cache that `generate()` returns, for the hypotheses that share them.
-
-    Other code expects as many rows of them as of the target's.
-    """
+    """Repeat the source's keys and values in a cache that `generate()` returns, a row for each of the target's."""
     if not isinstance(cache, EncoderDecoderCache):
         return
     layers: Any = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
@@ -132,10 +125,7 @@ class HeedGenerationMixin(GenerationMixin):
     generation_config: GenerationConfig
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift `(batch, target_length)` labels right by one: the decoder reads what comes before each label.
-
-        A `ValueError` says if they are padded on the left, where the decoder's start would stand before the padding.
-        """
+        """Shift `(batch, target_length)` labels, padded on the right: the decoder reads what comes before each."""
         _check_padding_side(labels)
         # Without a slice that is one shorter, an exported program takes targets of one and two tokens too.
         shifted = labels.roll(1, dims=1)
@@ -144,10 +134,7 @@ class HeedGenerationMixin(GenerationMixin):
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Generate as transformers does, with tokens counted by the target's vocabulary where it has another size.
-
-        What transformers would drop silently is a `ValueError`, see `check_generate_arguments`.
-        """
+        """Generate as transformers does, with the target's vocabulary; what it would drop silently is an error."""
         check_generate_arguments(args, rename_cache(kwargs))
         config = kwargs.get("generation_config") or self.generation_config
         warn_ignored_settings(config, kwargs.get("custom_generate"))
@@ -199,11 +186,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         return super().get_encoder(*args, **kwargs) if self.prepared is None else self.prepared.encoder
 
     def _expand_inputs_for_generation(
-        self,
-        expand_size: int = 1,
-        is_encoder_decoder: bool = False,
-        input_ids: Any = None,
-        **model_kwargs: Any,
+        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
         """Make a row of the target's for each hypothesis; those of a sentence share its source, if no user sees it."""
         if _is_users_strategy.get() or not runs_known_code(self):
@@ -231,10 +214,9 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-        """Return the decoder's `(batch, length)` mask as it is.
+        """Return the decoder's `(batch, length)` mask as it is, and not the finished one of a static cache.
 
-        With a static cache `generate()` would hand the decoder a finished mask, which knows of no neighbourhood,
-        leaves no padding to count positions by, and may not be of the kind that the attention function takes.
+        That knows of no neighbourhood, and leaves no padding to count positions by.
         """
         return attention_mask
 
@@ -247,18 +229,18 @@ class CachedGenerationMixin(HeedGenerationMixin):
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return what one step of `generate()` hands to `forward`.
+        """Return what one step of `generate()` hands to `forward`, by little work for an ordinary cache.
 
-        transformers' own takes longer than an attention of a small model. It is left to other caches, and to models
-        whose output layer is on another device than the tokens.
+        transformers' own takes longer than an attention of a small model.
         """
         cache = given_cache(cache, kwargs)
-        is_ordinary = cache is not None and not cache.is_compileable
-        if attention_mask is None and cache is not None and cache.is_compileable:
+        is_static = cache is not None and cache.is_compileable
+        if attention_mask is None and is_static:
             # Left out where it is all ones, see `_expand_inputs_for_generation`: without it a step is compiled anew.
             source = kwargs["encoder_outputs"][0]
             attention_mask = torch.ones(source.shape[:2], dtype=torch.long, device=source.device)
-        if not is_ordinary or not is_unmodified(self.lm_head) or input_ids.device != self.lm_head.weight.device:
+        is_ordinary = cache is not None and not is_static and is_unmodified(self.lm_head)
+        if not is_ordinary or input_ids.device != self.lm_head.weight.device:
             known = {CACHE: cache, "attention_mask": attention_mask}
             return super().prepare_inputs_for_generation(input_ids, next_sequence_length, **known, **kwargs)
         newest = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
@@ -290,7 +272,6 @@ def _check_padding_side(labels: torch.Tensor) -> None:
     is_target = labels != IGNORED_LABEL
     if (~is_target[:, 0] & is_target.any(dim=1)).any():
         raise ValueError(
-            "`labels` must be padded on the right, but a row begins with -100 instead: a data collator pads them "
-            'on the `padding_side` of its tokenizer, which must be "right". (With `decoder_input_ids` of your own '
-            "the first labels may be -100.)"
+            "`labels` must be padded on the right, but a row begins with -100 instead: a data collator pads them on "
+            'the `padding_side` of its tokenizer, which must be "right" (or give `decoder_input_ids` of your own).'
         )

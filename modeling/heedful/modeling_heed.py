@@ -408,8 +408,7 @@ class HeedDecoder(HeedStack):
             )
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),
-            **by_name(cache),
+            last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states), **by_name(cache)
         )
 
 

@@ -66,9 +66,8 @@ class HeedBaseModel(PreTrainedModel):
     def drop_words(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Drop whole `(batch, length, width)` embeddings while training, and divide the others by 1 - p.
 
-        Word dropout of Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent Neural
-        Networks", 2016, for each position by itself, as Sennrich and Zhang, "Revisiting Low-Resource Neural Machine
-        Translation", 2019, use it (`dropout_source` and `dropout_target` of Nematus).
+        Word dropout of Gal and Ghahramani (2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
+        Networks"), for each position by itself, as in "Revisiting Low-Resource Neural Machine Translation" (2019).
         """
         if not self.training:
             return embeddings
@@ -78,19 +77,16 @@ class HeedBaseModel(PreTrainedModel):
     def check_token_ids(self, input_ids: torch.Tensor) -> None:
         """Raise a `ValueError` if ids are not `(batch, length)`, or on the CPU if one is outside the vocabulary."""
         if input_ids.dim() != 2 or (is_eager() and not input_ids.shape[1]):
-            shape = tuple(input_ids.shape)
-            raise ValueError(
-                f"Token ids must be of shape (batch, length), with a token at least, but are of {shape} instead."
-            )
+            must = "Token ids must be of shape (batch, length), with a token at least"
+            raise ValueError(f"{must}, but are of {tuple(input_ids.shape)} instead.")
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
         if input_ids.device.type != "cpu" or not is_eager() or input_ids.numel() == 0:
             return
         # From the config: an adapter may have replaced the embeddings, and does not know their number.
         limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size
-        lowest, highest = (int(bound) for bound in input_ids.aminmax())
-        if lowest < 0 or highest >= limit:
-            wrong = lowest if lowest < 0 else highest
-            raise ValueError(f"Token ids must be at least 0 and below {limit}, but one is {wrong} instead.")
+        for bound in map(int, input_ids.aminmax()):
+            if not 0 <= bound < limit:
+                raise ValueError(f"Token ids must be at least 0 and below {limit}, but one is {bound} instead.")
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,12 +114,12 @@ class HeedBaseModel(PreTrainedModel):
             raise ValueError(f"{source} must hold whole safetensors files, but one is broken: {error}") from error
         own_report = model.__dict__.pop("_own_report", report)
         if is_strict:
-            if getattr(model, "peft_config", None):  # the report's weights are those of its base
-                source = next(iter(model.peft_config.values())).base_model_name_or_path or source
+            adapter: Any = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
+            if adapter is not None:  # the own weights are those of its base, and the report its own
+                source = adapter.base_model_name_or_path or source
             check_names(model, own_report, source)
             check_matrices(model, own_report, source, may_differ)
-            lacking = report["missing_keys"] if getattr(model, "peft_config", None) else []
-            if lacking:
+            if adapter is not None and (lacking := report["missing_keys"]):
                 raise ValueError(f"The adapter must have all its weights, but lacks {listed(lacking)}.")
         check_device_map(model)
         align_weights(model)
@@ -180,7 +176,7 @@ class HeedBaseModel(PreTrainedModel):
         weights = self.named_parameters()
         return [name for name, weight in weights if type(weight.data).__module__.split(".")[0] == "torchao"]
 
-    def _keep_sharing(self) -> None:
+    def _keep_sharing(self: Any) -> None:
         """Let the config say which matrices are one, after peft wrote there that none is.
 
         Merging an adapter sets `tie_word_embeddings` to False where source and output embeddings are two matrices:
@@ -188,11 +184,10 @@ class HeedBaseModel(PreTrainedModel):
         """
         if self.config.tie_word_embeddings or self.side is not None:
             return
-        model: Any = self.base_model
-        source, target = model.encoder.embed_tokens, model.decoder.embed_tokens
-        head = self.get_output_embeddings()
-        shares_input = source.weight is target.weight
-        shares_output = head is not None and head.weight is target.weight
+        model, head = self.base_model, self.get_output_embeddings()
+        target = model.decoder.embed_tokens.weight
+        shares_input = model.encoder.embed_tokens.weight is target
+        shares_output = head is not None and head.weight is target
         if shares_input or shares_output:
             self.config.tie_word_embeddings = True
             self.config.share_encoder_decoder_embeddings = shares_input
@@ -201,10 +196,9 @@ class HeedBaseModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize the source embeddings; with one vocabulary for both sides the target's and the output too.
+        """Resize the source embeddings; where `config.has_one_vocabulary`, the target's and the output too.
 
-        Source and target have one vocabulary where `config.has_one_vocabulary` says so. Where they have two,
-        `resize_decoder_token_embeddings` resizes the other. A decoder on its own resizes what it has.
+        With two vocabularies `resize_decoder_token_embeddings` resizes the other. A decoder by itself resizes its own.
 
         Args:
             new_num_tokens: Number of tokens from now on; `None` keeps it, but for the padding.
@@ -244,13 +238,13 @@ class HeedBaseModel(PreTrainedModel):
     ) -> nn.Embedding:
         """Resize the embeddings of the sides, and the output with the decoder's; return the first."""
         stacks: list[Any] = [self if self.side is not None else getattr(self.base_model, side) for side in sides]
-        size = stacks[0].embed_tokens.num_embeddings if new_num_tokens is None else new_num_tokens
+        modules: list[Any] = [stack.embed_tokens for stack in stacks]
         if new_num_tokens is None and pad_to_multiple_of is None:
-            return stacks[0].embed_tokens
-        size = _rounded_up(size, pad_to_multiple_of)
+            return modules[0]
+        size = _rounded_up(modules[0].num_embeddings if new_num_tokens is None else new_num_tokens, pad_to_multiple_of)
         config = self._config_of_size(sides, size)
-        head = self.get_output_embeddings() if "decoder" in sides else None
-        modules = [stack.embed_tokens for stack in stacks] + ([head] if head is not None else [])
+        if "decoder" in sides and (head := self.get_output_embeddings()) is not None:
+            modules.append(head)
         if self.is_part_of_a_model:
             raise ValueError(
                 f"`{type(self).__name__}` must not be resized within a model, whose other parts would keep their "
@@ -268,7 +262,7 @@ class HeedBaseModel(PreTrainedModel):
             setattr(self.config, name, getattr(config, name))
         self.vocab_size = self.config.vocab_size  # transformers keeps it here too
         self.tie_weights()
-        return stacks[0].embed_tokens
+        return modules[0]
 
     def _config_of_size(self, sides: list[str], size: int) -> HeedBaseConfig:
         """Return a config whose vocabularies of these sides have another size, after checking it."""
@@ -287,8 +281,8 @@ class HeedBaseModel(PreTrainedModel):
 def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
     """Give embeddings, or a pre-softmax layer and its bias, as many rows; module and parameters stay.
 
-    New rows are as those of a new model, or beside the mean of the old ones (Hewitt, "Initializing New Word Embeddings
-    for Pretrained Language Models", 2021), where no new token is more probable than an old one.
+    New rows are as those of a new model, or beside the mean of the old ones (Hewitt, 2021, "Initializing New Word
+    Embeddings for Pretrained Language Models").
     """
     for old in module.parameters(recurse=False):
         new = old.new_empty(max(0, size - len(old)), *old.shape[1:])
@@ -302,10 +296,7 @@ def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
 
 
 def _sign_weights(folder: Path, is_whole: bool) -> None:
-    """Write the checksums of the weights in a folder, and give their files the mode of the config beside them.
-
-    If a whole model was saved, what is left of an earlier one is removed.
-    """
+    """Write the checksums of saved weights, give them the config's mode, and remove an earlier whole model's."""
     if not (folder / "config.json").is_file():  # which an adapter's folder lacks
         return
     if is_whole:
@@ -322,8 +313,7 @@ def _sign_weights(folder: Path, is_whole: bool) -> None:
 def _rounded_up(size: int, multiple: int | None) -> int:
     if multiple is None:
         return size
-    if not isinstance(multiple, int):
-        # The words of transformers, which its tests look for.
+    if not isinstance(multiple, int):  # in the words of transformers, which its tests look for
         asked = f"Asking to pad the embedding matrix to a multiple of `{multiple}`, which is not and integer"
         raise ValueError(f"{asked}. Please make sure to pass an integer")
     if multiple < 1:
@@ -335,9 +325,8 @@ def _rounded_up(size: int, multiple: int | None) -> int:
 def align_weights(model: PreTrainedModel) -> None:
     """Move weights to addresses where torch would have put them, since the address can change a product's last bits.
 
-    Loaded weights lie in memory as they do in their file, behind a header whose length depends on what else is in the
-    file, and so on the number of files. MKL adds up a product of one row in another order where its matrix does not
-    begin at a multiple of 16 bytes: a loaded model would differ from the saved one.
+    Loaded weights lie in memory as in their file, behind a header of any length. MKL adds up a product of one row in
+    another order where its matrix does not begin at a multiple of 16 bytes.
     """
     for weight in model.parameters():
         if weight.device.type == "cpu" and type(weight.data) is torch.Tensor and weight.data_ptr() % ALIGNMENT:
@@ -350,11 +339,8 @@ def check_device_map(model: PreTrainedModel) -> None:
     if "disk" not in devices.values():
         return
     for pair in model.all_tied_weights_keys.items():
-        found = []
-        for name in pair:
-            parts = name.split(".")
-            prefixes = [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
-            found.append(next((devices[prefix] for prefix in prefixes if prefix in devices), None))
+        parts = [[part for part in devices if not part or f"{name}.".startswith(f"{part}.")] for name in pair]
+        found = [devices[max(those, key=len)] if those else None for those in parts]
         if found[0] != found[1]:
             places = " and ".join(f"{name} on {device}" for name, device in zip(pair, found, strict=True))
             raise ValueError(
@@ -377,10 +363,9 @@ def check_quantization(model: Any) -> None:
 def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
     """Raise a `ValueError` if weights are missing or unknown, by the report of loading a model's own from `source`."""
     missing, unknown = report["missing_keys"], report["unexpected_keys"]
-    name, base = type(model).__name__, model.base_model
+    name, base, prefix = type(model).__name__, model.base_model, f"{model.base_model_prefix}."
     if name not in (model.config.architectures or [name]):
         # Saved without a head or with one: what lies outside the stacks may differ.
-        prefix = f"{model.base_model_prefix}."
         unknown = [key for key in unknown if hasattr(base, key.removeprefix(prefix).split(".")[0])]
         missing = missing if base is model else [key for key in missing if key.startswith(prefix)]
     for what, keys in {"lacks": missing, "holds, unknown to it,": unknown}.items():

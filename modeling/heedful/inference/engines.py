@@ -17,13 +17,7 @@ import torch
 
 from heedful.configuration_base_heed import position_limit
 from heedful.generation_heed import COMPILED_DEVICES, stopped
-from heedful.inference.search_settings import (
-    SEARCH_SETTINGS,
-    active_settings,
-    device_of,
-    end_tokens,
-    length_penalty,
-)
+from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of, end_tokens, length_penalty
 
 EngineName = Literal["auto", "native", "generate", "ctranslate2"]
 # Modules with a `make_engine(model, tokenizers, precision)`; the native one says by `may_replace` what `auto` asks.

@@ -125,9 +125,8 @@ class HeedAttention(nn.Module):
 
         Those are the encoder's output, `(sources, source_length, d_model)`, see `HeedDecoder`. The mask is as the
         attention function of that name takes it, or a `WindowedMask`; `(batch, query_length)` positions are read where
-        they are rotary; `packing` says which tokens the states are, where others are left out of them; `relative` is
-        what `RelativePositions` returns. Keys and values are cached under `layer_idx`, the number of the layer. The
-        weights are returned beside the output if the attention function returns them.
+        they are rotary; `packing` says which tokens the states are; `relative` is what `RelativePositions` returns;
+        `layer_idx` is the layer's number in the cache. Weights are returned if the attention function returns them.
         """
         cache = given_cache(cache, kwargs)
         attend = attention_function(attn_implementation, eager_attention, hidden_states.device)

@@ -14,9 +14,8 @@ RELATIVE_ENCODINGS = ("shaw", "t5")
 def check_one_kernel(attn_implementation: str | dict | None) -> None:
     """Raise a `ValueError` if attention functions are named for parts of a model, which would be ignored."""
     if isinstance(attn_implementation, dict) and set(attn_implementation) - {""}:
-        raise ValueError(
-            f"`attn_implementation` must be one name for encoder and decoder, but is {attn_implementation} instead."
-        )
+        must = "`attn_implementation` must be one name for encoder and decoder"
+        raise ValueError(f"{must}, but is {attn_implementation} instead.")
 
 
 @strict

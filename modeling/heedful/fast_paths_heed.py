@@ -134,8 +134,7 @@ def runs_known_code(model: Any) -> bool:
 class OneDnnProduct(torch.autograd.Function):
     """x Wᵀ + b in float32 by oneDNN, forwards and backwards.
 
-    It sums as accurately as `torch.nn.functional.linear` does, which leaves float32 to MKL; with AVX-512 on processors
-    that MKL was not written for, that takes about twice as long.
+    `torch.nn.functional.linear` leaves it to MKL, which with AVX-512 may take twice as long, and sums as accurately.
     """
 
     @staticmethod
@@ -149,15 +148,11 @@ class OneDnnProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of states, weight and bias, themselves differentiable."""
         states, weight = ctx.saved_tensors
-        of_states = of_weight = of_bias = None
         product = OneDnnProduct.apply if is_eager() else F.linear
-        if ctx.needs_input_grad[0]:
-            of_states = product(gradient, weight.t(), None)
-        if ctx.needs_input_grad[1]:
-            of_weight = product(gradient.t(), states.t(), None)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
-            of_bias = gradient.sum(0)
-        return of_states, of_weight, of_bias
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad
+        of_states = product(gradient, weight.t(), None) if needs_states else None
+        of_weight = product(gradient.t(), states.t(), None) if needs_weight else None
+        return of_states, of_weight, gradient.sum(0) if ctx.has_bias and needs_bias else None
 
 
 # A call of oneDNN takes some time whatever it computes. Below these sizes MKL is done before oneDNN has begun.
@@ -224,7 +219,6 @@ def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 # Dropout
 
-
 # The integers that are as wide as a floating-point number, by their number of bytes.
 INTEGERS_BY_WIDTH = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -252,10 +246,7 @@ class SharedBitsDropout(torch.autograd.Function):
 
 
 class HeedDropout(nn.Dropout):
-    """`nn.Dropout` (section 5.4), whose masks take 16 random bits a feature on the CPU, and not a float's.
-
-    The probability is met to 1/65,536, and the features that stay are scaled by exactly what compensates for it.
-    """
+    """`nn.Dropout` (section 5.4), whose masks take 16 random bits a feature on the CPU: p is met to 1/65,536."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Drop out features of a tensor of any shape, while training."""
@@ -276,8 +267,7 @@ class HeedDropout(nn.Dropout):
 class UniqueRows(torch.autograd.Function):
     """Takes rows of a matrix, so that the gradient is taken by row numbers too, instead of being added up.
 
-    That is the gradient where each row is taken once. A row that is taken more than once, or never, must be one whose
-    gradient is zero.
+    A row that is not taken exactly once must be one whose gradient is zero.
     """
 
     @staticmethod
@@ -296,8 +286,8 @@ class UniqueRows(torch.autograd.Function):
 class PackedTokens:
     """The tokens of a padded batch in one row, so that only attention computes something for padding.
 
-    One position of padding represents all others. Nothing may depend on it: its gradient must be zero. The
-    `(batch, length)` tokens are false at padding, and at least one of them is.
+    One position of padding represents all others; its gradient must be zero. At least one of the `(batch, length)`
+    tokens is padding, and false.
     """
 
     positions = None  # they follow from the mask
@@ -323,14 +313,11 @@ LEAST_PADDING = 0.03
 
 
 def packed_tokens(tokens: torch.Tensor | None) -> PackedTokens | None:
-    """Return how `(batch, length)` tokens are packed, or `None` where it is faster to compute all positions.
-
-    Where a row has no token nothing is packed either: attention to nothing but padding is attention to all of it.
-    """
+    """Return how `(batch, length)` tokens are packed, or `None` where it is faster to compute all positions."""
     if tokens is None or tokens.dim() != 2:
         return None
     tokens = tokens != 0
-    has_tokens = tokens.any(1).all()
+    has_tokens = tokens.any(1).all()  # or attention to nothing but padding is attention to all of it
     return PackedTokens(tokens) if has_tokens and tokens.float().mean() < 1 - LEAST_PADDING else None
 
 
@@ -354,13 +341,11 @@ class Packing:
 
     def of_decoder(self, states: torch.Tensor, source: torch.Tensor | None) -> "Packing":
         """Return the packing of the decoder's layers, from `(batch, target_length, D)` states and the source's."""
-        if source is None:
-            return Packing()
-        return Packing(_if_of_shape(self.states, states), _if_of_shape(self.source, source))
-
-    def changed(self, change: Callable[[Any], Any]) -> "Packing":
-        """Return the packing with both sides changed by a function."""
-        return Packing(change(self.states), change(self.source))
+        return (
+            Packing()
+            if source is None
+            else Packing(_if_of_shape(self.states, states), _if_of_shape(self.source, source))
+        )
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
         """Lay out a stack's own `(batch, length, D)` states for its layers."""
@@ -375,12 +360,10 @@ def _if_of_shape(tokens: Tokens | None, states: torch.Tensor) -> Tokens | None:
     return tokens if tokens is not None and tokens.shape == states.shape[:2] else None
 
 
-def packing_of(
-    labels: torch.Tensor, attention_mask: torch.Tensor | None, decoder_attention_mask: torch.Tensor | None
-) -> Packing | None:
+def packing_of(labels: torch.Tensor, source_mask: Any, target_mask: torch.Tensor | None) -> Packing | None:
     """Return what a training step may leave out, of labels (-100: none) and masks (0: padding); `None` if unknown."""
-    needed = needed_targets(labels, decoder_attention_mask)
-    return None if needed is None else Packing(packed_tokens(needed), packed_tokens(attention_mask))
+    needed = needed_targets(labels, target_mask)
+    return None if needed is None else Packing(packed_tokens(needed), packed_tokens(source_mask))
 
 
 def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -395,22 +378,20 @@ def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) ->
 def has_observers(model: Any, asked: Mapping[str, Any], kinds: tuple[type[nn.Module], ...]) -> bool:
     """Return whether states of the layers may be observed: recorded, by a hook, or by layers of other classes."""
     names, stacks = ("output_attentions", "output_hidden_states"), (model.model.encoder, model.model.decoder)
-    if any(getattr(model.config, name) if asked.get(name) is None else asked[name] for name in names):
-        return True
     layers = [layer for stack in stacks for layer in stack.layers]
     parts = *layers, *filter(None, (stack.norm for stack in stacks))
-    is_of_others = any(type(layer) not in kinds for layer in layers)
-    return is_of_others or any(is_hooked(module) for part in parts for module in part.modules())
+    return (
+        any(getattr(model.config, name) if asked.get(name) is None else asked[name] for name in names)
+        or any(type(layer) not in kinds for layer in layers)
+        or any(is_hooked(module) for part in parts for module in part.modules())
+    )
 
 
 # Norms
 
 
 class LeanLayerNorm(torch.autograd.Function):
-    """LayerNorm that keeps its output for the gradient, which the next product keeps anyway, and not its input.
-
-    Its gradient cannot be differentiated again.
-    """
+    """LayerNorm that keeps for its gradient its output, as the next product does anyway, and not its input."""
 
     @staticmethod
     def forward(ctx, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:

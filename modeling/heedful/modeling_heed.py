@@ -284,14 +284,11 @@ class HeedEncoder(HeedStack):
             input_ids: `(batch, source_length)`.
             attention_mask: `(batch, source_length)`, 1 at tokens and 0 at padding, on either side.
             inputs_embeds: `(batch, source_length, d_model)` in place of `input_ids`.
-            packing: The padding that a training step leaves out, see `HeedForConditionalGeneration.forward`.
+            packing: The padding that a training step leaves out.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `last_hidden_state` `(batch, source_length, d_model)` and what was asked to be recorded.
-
-        Raises:
-            ValueError: If an id is outside the vocabulary, or the mask's width is not the source's length.
         """
         embeddings = self.embed(input_ids, inputs_embeds)
         check_length(embeddings.shape[1], attention_mask, self.longest_sequence)
@@ -351,15 +348,11 @@ class HeedDecoder(HeedStack):
             cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, target_length, d_model)` in place of `input_ids`.
             use_cache: Whether to return a cache; the config's `use_cache` by default.
-            packing: The padding that a training step leaves out, see `HeedForConditionalGeneration.forward`.
+            packing: The padding that a training step leaves out.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `last_hidden_state` `(batch, target_length, d_model)`, the cache, and what was asked to be recorded.
-
-        Raises:
-            ValueError: If an id is outside the vocabulary, the mask's width is not past plus new length, or targets
-                cannot be shared out evenly among sources.
         """
         cache = given_cache(cache, kwargs)
         embeddings = self.embed(input_ids, inputs_embeds)
@@ -391,9 +384,8 @@ class HeedDecoder(HeedStack):
                 hidden_states, causal_mask, encoder_hidden_states, relative, cross_mask, layer_idx=number, **given
             )
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states), **by_name(cache)
-        )
+        hidden_states = hidden_states if packing is None else packing.unpack(hidden_states)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, **by_name(cache))
 
 
 # The model, figure 1

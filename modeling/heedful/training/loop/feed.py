@@ -107,7 +107,7 @@ def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 def _moved(batch: Mapping[str, Any], move: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
     return {
-        name: move(values) if name != "packing" else values.changed(lambda side: side.moved(move))
+        name: move(values) if name != "packing" else type(values)(values.states.moved(move), values.source.moved(move))
         for name, values in batch.items()
     }
 

@@ -29,14 +29,13 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
-# A field of other encoder-decoders that no family has, though its name is like some of theirs.
-OTHERS_KEYS = ("tie_encoder_decoder",)
 # Fields that Heedful had, whose default 0 did nothing: layer dropout of training.
 REMOVED_KEYS = ("encoder_layerdrop", "decoder_layerdrop")
-# Others' names of fields: nearer in meaning than in letters.
+# Others' names of fields, by what they mean and not by their letters; "" is none.
 MEANT_KEYS = {
     "share_embeddings": "share_encoder_decoder_embeddings",
     "static_position_embeddings": "position_encoding",
+    "tie_encoder_decoder": "",
 }
 FORMAT_VERSION = 1
 # The label of positions where nothing is to be predicted, as everywhere in transformers.
@@ -48,8 +47,7 @@ _is_generating = ContextVar("_is_generating", default=False)
 class OfferedPipelines(dict[str, dict[str, Any]]):
     """The tasks that a folder brings code for, as keys; `in` asks for less: whether a task needs that code.
 
-    `pipeline()` reads it twice, and no other type answers both questions: it takes a task that the user leaves out
-    from the keys, and for a task that is `in`, it demands trust in the folder's code, where the installed one may run.
+    `pipeline()` takes a task that is left out from the keys, and demands trust in the code of one that is `in`.
     """
 
     def __contains__(self, task: object) -> bool:
@@ -121,10 +119,7 @@ class HeedBaseConfig(PreTrainedConfig):
 
     @contextmanager
     def vocabulary_of_the_target(self) -> Iterator[None]:
-        """Let `get_text_config()` return the number of target tokens as `vocab_size`, in this thread.
-
-        A method, because the model cannot import its config's module: of a trusted folder there are two copies.
-        """
+        """Let `get_text_config()` return the number of target tokens as `vocab_size`, in this thread."""
         token = _is_generating.set(True)
         try:
             yield
@@ -132,10 +127,9 @@ class HeedBaseConfig(PreTrainedConfig):
             _is_generating.reset(token)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """Return the config of one side, as transformers does.
+        """Return the config of one side, as transformers does; of neither, `generate()` reads the target's vocabulary.
 
-        `generate()` asks for neither side and takes `vocab_size` for the number of tokens that it chooses from, in
-        beam search (5.17), watermarks and prompt lookup: while it runs, that is `decoder_vocab_size`.
+        It chooses from `vocab_size` tokens in beam search (5.17), watermarks and prompt lookup.
         """
         if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
             config = copy.copy(self)
@@ -183,7 +177,6 @@ class HeedBaseConfig(PreTrainedConfig):
             self._require(value is None or value >= 1, name, "at least 1")
 
     def _check_shares(self, *names: str) -> None:
-        """Check fields that are a share of a whole: at least 0 and below 1."""
         for name in names:
             self._require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
 
@@ -210,13 +203,9 @@ class HeedBaseConfig(PreTrainedConfig):
         family, fields = type(self).__name__, list(type(self).__dataclass_fields__)
         # Keys of other libraries (quantisation, pipelines) and generation defaults may be in a config.json.
         known = {*self.attribute_map, *GenerationConfig().to_dict(), *EXTRA_KEYS}
-        for key in keys:
-            if key.startswith("_") or key in known:
-                continue
-            if key in MEANT_KEYS:
-                nearest = [name for name in fields if name == MEANT_KEYS[key]]
-            else:
-                nearest = [] if key in OTHERS_KEYS else get_close_matches(key, fields, n=1, cutoff=0.8)
+        for key in (key for key in keys if not key.startswith("_") and key not in known):
+            meant = MEANT_KEYS.get(key, key)
+            nearest = get_close_matches(meant, fields, n=1, cutoff=0.8 if meant == key else 1.0)
             if nearest:
                 raise ValueError(f"`{key}` is not a field of {family}; did you mean `{nearest[0]}`?")
             logger.warning_once(f"`{key}` is not a field of {family}: it is kept, and Heed does not read it.")

@@ -61,13 +61,7 @@ class EncoderDecoder(nn.Module):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments.
-
-        `encoder_outputs` is what the encoder returns, or a tuple of it.
-
-        Raises:
-            ValueError: As the stacks raise it, or if the target is missing.
-        """
+        """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments."""
         cache = given_cache(cache, kwargs)
         if encoder_outputs is None:
             source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
@@ -83,10 +77,9 @@ class EncoderDecoder(nn.Module):
             )
         source = encoded.last_hidden_state
         if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
-            raise ValueError(
-                f"The attention mask must cover {source.shape[1]} tokens of the source, "
-                f"but it covers {attention_mask.shape[1]} instead (`generate()` cuts it by a `prefill_chunk_size`)."
-            )
+            must = f"The attention mask must cover {source.shape[1]} tokens of the source"
+            found = f"it covers {attention_mask.shape[1]} instead (`generate()` cuts it by a `prefill_chunk_size`)"
+            raise ValueError(f"{must}, but {found}.")
         of_source = {"encoder_hidden_states": source, "encoder_attention_mask": attention_mask}
         of_source |= self._beside_states(encoded)
         target_inputs: dict[str, Any] = {"input_ids": decoder_input_ids, "attention_mask": decoder_attention_mask}
@@ -169,13 +162,11 @@ class OutputLayer(nn.Module):
             logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all.
             num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
                 summed loss is divided; the labels of this call by default.
-            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits, which
-                take most of a step's memory with large vocabularies. It is differentiated once. By default what
-                `skips_logits_in_training` of the model says, False, and in evaluation never.
+            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, which takes less memory
+                and is differentiated once; by default the model's `skips_logits_in_training`, in evaluation never.
             target_places: The places of labels other than -100 among all, `(N)`; to find them, Python waits for a GPU.
             body: Computes in place of `model`, as a compiled one does.
-            objective: Computes the loss in place of the cross-entropy, as that of `heedful.training.loop` does; the
-                loss is then several sums, of which the first is to be differentiated.
+            objective: Computes in place of the cross-entropy several sums, of which the first is differentiated.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -183,7 +174,8 @@ class OutputLayer(nn.Module):
             the cache, and what was asked to be recorded.
 
         Raises:
-            ValueError: As the stacks raise it, or if no label is to be predicted.
+            ValueError: If an id is outside its vocabulary, a mask is not as long as its sequence, the target is
+                missing or no label is to be predicted.
         """
         cache = given_cache(cache, kwargs)
         if labels is not None:
@@ -239,8 +231,7 @@ class OutputLayer(nn.Module):
         """Return the smoothed cross-entropy (section 5.4) in nats per label; in evaluation mode nothing is smoothed.
 
         Logits are `(batch, target_length, decoder_vocab_size)`, labels `(batch, target_length)`, -100 where nothing is
-        to be predicted; `num_items_in_batch` divides in place of their number. A `ValueError` says if there is none,
-        or if labels and logits differ in length.
+        to be predicted; `num_items_in_batch` divides in place of their number.
         """
         check_label_shape(logits, labels)
         summed = objective or smoothed_cross_entropy

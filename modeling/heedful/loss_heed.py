@@ -30,7 +30,7 @@ def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing
     """Return the summed cross-entropy with label smoothing ε_ls (section 5.4), in nats, computed in float32.
 
     Logits are `(…, V)`, labels `(…)`, -100 where nothing is to be predicted. The target of a label y has probability
-    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens. `OutputLoss` computes the same: change both.
+    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens.
     """
     return F.cross_entropy(
         logits.flatten(0, -2).float(),
@@ -72,9 +72,8 @@ class OutputLoss(torch.autograd.Function):
         of_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
         total = torch.zeros((), device=states.device)
         with torch.autocast(states.device.type, enabled=False):  # the dtypes are chosen here
-            passes = 1 if objective is None else objective.passes
-            predicted = places.view(passes, -1)
-            size = tokens_at_once(states.device, len(weight)) // passes
+            predicted = places.view(1 if objective is None else objective.passes, -1)
+            size = tokens_at_once(states.device, len(weight)) // len(predicted)
             for rows in predicted.split(size, dim=1) if predicted.numel() else ():
                 rows = rows.flatten()
                 part, target = states[rows].to(dtype), labels[rows][:, None]
@@ -132,10 +131,8 @@ def replace_by_gradient(
 def check_label_shape(states: torch.Tensor, labels: torch.Tensor) -> None:
     """Raise a `ValueError` unless there is a label for each of the states or logits."""
     if states.shape[:-1] != labels.shape:
-        raise ValueError(
-            f"`labels` must have the shape of the logits, {tuple(states.shape[:-1])}, "
-            f"but have {tuple(labels.shape)} instead."
-        )
+        must = f"`labels` must have the shape of the logits, {tuple(states.shape[:-1])}"
+        raise ValueError(f"{must}, but have {tuple(labels.shape)} instead.")
 
 
 def mean_per_label(

@@ -25,11 +25,7 @@ CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_ke
 
 
 def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]:
-    """Give the cache among the keyword arguments of a call one of its two names, and return the arguments.
-
-    Raises:
-        ValueError: If two caches are given, one by each name.
-    """
+    """Give the cache among the keyword arguments of a call one of its two names, and return the arguments."""
     other = CACHE_NAMES[CACHE_NAMES.index(name) - 1]
     if other not in arguments:
         return arguments

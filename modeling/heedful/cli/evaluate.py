@@ -79,10 +79,8 @@ def _warn_of_direction(model: Path, source: str, target: str) -> None:
     with suppress(OSError, ValueError):
         directions = {(part.source, part.target) for part in read_recipe(model / "recipe.yaml").data.parts.values()}
         if (target, source) in directions and (source, target) not in directions:
-            expected = f"{target} and {source}, as {model} was trained"
-            warnings.warn(
-                f"`--source` and `--target` should be {expected}, but are {source} and {target} instead.", stacklevel=3
-            )
+            should = f"`--source` and `--target` should be {target} and {source}, as {model} was trained"
+            warnings.warn(f"{should}, but are {source} and {target} instead.", stacklevel=3)
 
 
 def _translate_all(
@@ -93,10 +91,7 @@ def _translate_all(
     check: Callable[[Any], None],
     **settings: Any,
 ) -> list[str] | None:
-    """Return the best translation of each source; if several processes share the work, only in the main one.
-
-    `check` sees the translator before it begins.
-    """
+    """Return the best translation of each source, of several processes in the main one, if a translator is checked."""
     from heedful.inference.translation import Translator
 
     if world_size() == 1:

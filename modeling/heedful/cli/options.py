@@ -67,10 +67,7 @@ class TakesSentences(TyperCommand):
 
 @contextmanager
 def quick_start(model: str | Path) -> Iterator[None]:
-    """Import and load without what takes a second and is not needed: collecting garbage, and torchao.
-
-    transformers imports torchao wherever it is installed; only weights that were quantized by it need it.
-    """
+    """Import and load without what takes a second: collecting garbage, and torchao, which quantized weights need."""
     config = Path(model) / "config.json"
     is_plain = config.is_file() and b"quantization_config" not in config.read_bytes()
     is_first = "transformers" not in sys.modules
@@ -168,10 +165,7 @@ def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = ()) -> None:
-    """Raise an error that names the option if a file cannot be written there; `None` is standard output.
-
-    Nor may it be one of the inputs, which are still to be read.
-    """
+    """Raise an error that names the option if a file that is no input cannot be written there; `None` is no file."""
     if path is not None:
         check_writable(path, name=option)
         if path.resolve() in {Path(given).resolve() for given in inputs}:
@@ -206,10 +200,8 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
 def report(message: str) -> None:
     """Write a message to standard error, on separate lines above the bars there."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if bars is None:
-        print(visible(message), file=sys.stderr)
-    else:
-        bars.write(visible(message), file=sys.stderr)
+    write = print if bars is None else bars.write
+    write(visible(message), file=sys.stderr)
 
 
 class VisibleHandler(logging.Handler):
@@ -259,11 +251,8 @@ def writing(path: Path | None) -> Iterator[TextIO]:
     """Yield standard output, or a file that appears whole when all is written, compressed if it ends in .gz."""
     if path is None:
         if not writes_unicode():
-            warnings.warn(
-                f"Standard output is {sys.stdout.encoding}: a character that it lacks is written as its number. "
-                "`-o FILE` or PYTHONIOENCODING=utf-8 writes UTF-8.",
-                stacklevel=2,
-            )
+            found = f"Standard output is {sys.stdout.encoding}: a character that it lacks is written as its number"
+            warnings.warn(f"{found}. `-o FILE` or PYTHONIOENCODING=utf-8 writes UTF-8.", stacklevel=2)
         yield sys.stdout
         return
     new = [folder for folder in path.absolute().parents if not folder.exists()]

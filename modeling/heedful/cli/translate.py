@@ -16,6 +16,8 @@ from typer import Argument, Option
 from heedful.cli import options
 from heedful.files import bounded_lines, one_line, other_encoding
 
+CHUNK = 1024  # lines by which a bar moves
+
 
 def translate(
     model: options.AnyModel,
@@ -63,7 +65,7 @@ def translate(
 
 
 def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[str]:
-    """Yield the lines of a file, or of standard input; bytes or lines that are no UTF-8 are left out, with a warning."""
+    """Yield the lines of a file, or of standard input; bytes or lines in no UTF-8 are left out, with a warning."""
     broken = number = 0
     name = path or "Standard input"
     open_file = gzip.open if path is not None and path.suffix == ".gz" else open

@@ -52,9 +52,11 @@ class OfferedPipelines(dict[str, dict[str, Any]]):
 
     def __contains__(self, task: object) -> bool:
         """Return whether the folder has code for a task, and the installed Heedful has none."""
+        if not super().__contains__(task):
+            return False
         from transformers.pipelines import PIPELINE_REGISTRY  # whose import takes its time
 
-        return super().__contains__(task) and task not in PIPELINE_REGISTRY.supported_tasks
+        return task not in PIPELINE_REGISTRY.supported_tasks
 
 
 @strict
@@ -82,11 +84,9 @@ class HeedBaseConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any):
         """Check the fields against each other, then let the base class take the remaining keys."""
         if self.format_version > FORMAT_VERSION:  # before anything that a newer one may have renamed
-            raise ValueError(
-                f"`format_version` must be at most {FORMAT_VERSION}, but is {self.format_version} instead: the model "
-                "was written by a newer Heedful. Install that one, or load the code that lies with the model (where "
-                "Heedful is not installed, with `trust_remote_code=True`)."
-            )
+            cure = "install that one, or, without Heedful, load the model's code with `trust_remote_code=True`"
+            found = f"is {self.format_version} instead: a newer Heedful wrote the model ({cure})"
+            raise ValueError(f"`format_version` must be at most {FORMAT_VERSION}, but {found}.")
         kwargs.pop(CONFIG_KEY, None)  # it is the folder's, not the model's
         removed = [kwargs.pop(key, 0) for key in REMOVED_KEYS]
         if any(removed):
@@ -105,10 +105,8 @@ class HeedBaseConfig(PreTrainedConfig):
         for synonym in self.attribute_map.keys() & kwargs.keys():
             name, value = self.attribute_map[synonym], kwargs.pop(synonym)
             if getattr(self, name) not in (value, type(self).__dataclass_fields__[name].default):
-                raise ValueError(
-                    f"`{synonym}` must be left out beside `{name}`, which it is another name of, but they are {value} "
-                    f"and {getattr(self, name)} instead."
-                )
+                must = f"`{synonym}` must be left out beside `{name}`, which it is another name of"
+                raise ValueError(f"{must}, but they are {value} and {getattr(self, name)} instead.")
             setattr(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -193,8 +191,8 @@ class HeedBaseConfig(PreTrainedConfig):
             limit = min(self.vocab_size, target) if name == "pad_token_id" else target
             ids = getattr(self, name)
             for token_id in ids if isinstance(ids, list) else [ids]:
-                if token_id is not None and not 0 <= token_id < limit:
-                    raise ValueError(f"`{name}` must be at least 0 and below {limit}, but is {token_id} instead.")
+                is_met = token_id is None or 0 <= token_id < limit
+                self._require(is_met, name, f"at least 0 and below {limit}", f"is {token_id}")
 
     def _check_spelling(self, keys: dict[str, Any]) -> None:
         """Raise on a key that looks like a misspelt field: the base class would keep it and nothing would read it."""

@@ -150,9 +150,9 @@ class HeedBaseModel(PreTrainedModel):
             ValueError: If torchao's `quantize_` changed the weights, which cannot be written then.
         """
         if self.quantized_weights() and getattr(self, "hf_quantizer", None) is None:
+            must = "The weights must be quantized by `from_pretrained` to be saved, but `quantize_` did it instead"
             raise ValueError(
-                "The weights must be quantized by `from_pretrained` to be saved, but `quantize_` did it instead: save "
-                "the model as it was, and load it with `quantization_config=TorchAoConfig(...)`."
+                f"{must}: save them as they were, and load with `quantization_config=TorchAoConfig(...)`."
             )
         self._keep_sharing()
         if any(reference.endswith(f".{type(self).__name__}") for reference in self.auto_map.values()):
@@ -227,10 +227,8 @@ class HeedBaseModel(PreTrainedModel):
             ValueError: If source and target share a matrix, or as `resize_token_embeddings` does.
         """
         if self.config.shares_source_and_target_embeddings:
-            raise ValueError(
-                "`share_encoder_decoder_embeddings` must be False where the target's embeddings alone are resized, "
-                "but is True instead; `resize_token_embeddings` resizes both."
-            )
+            must = "`share_encoder_decoder_embeddings` must be False where the target's embeddings alone are resized"
+            raise ValueError(f"{must}, but is True instead; `resize_token_embeddings` resizes both.")
         return self._resize(["decoder"], new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def _resize(
@@ -246,16 +244,16 @@ class HeedBaseModel(PreTrainedModel):
         if "decoder" in sides and (head := self.get_output_embeddings()) is not None:
             modules.append(head)
         if self.is_part_of_a_model:
+            must = (
+                f"`{type(self).__name__}` must not be resized within a model, whose other parts would keep their size"
+            )
             raise ValueError(
-                f"`{type(self).__name__}` must not be resized within a model, whose other parts would keep their "
-                "size: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of the whole model."
+                f"{must}: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of the whole."
             )
         has_map, weights = bool(getattr(self, "hf_device_map", None)), [module.weight for module in modules]
         if any((weight.is_meta and has_map) or not weight.numel() for weight in weights):
-            raise ValueError(
-                "The embeddings must be in memory to be resized, but are offloaded or spread over processes: load the "
-                "model without `device_map` and ZeRO-3, resize it and save it."
-            )
+            must = "The embeddings must be in memory to be resized, but are offloaded or spread over processes"
+            raise ValueError(f"{must}: load the model without `device_map` and ZeRO-3, resize it and save it.")
         for module in modules:
             _resize_rows(module, size, mean_resizing)
         for name in ("share_encoder_decoder_embeddings", "vocab_size", "decoder_vocab_size"):
@@ -343,10 +341,8 @@ def check_device_map(model: PreTrainedModel) -> None:
         found = [devices[max(those, key=len)] if those else None for those in parts]
         if found[0] != found[1]:
             places = " and ".join(f"{name} on {device}" for name, device in zip(pair, found, strict=True))
-            raise ValueError(
-                f"`device_map` must put matrices that are one on one device, but puts {places} instead; "
-                '`device_map="auto"` with `max_memory` sees to it.'
-            )
+            must = f"`device_map` must put matrices that are one on one device, but puts {places} instead"
+            raise ValueError(f'{must}; `device_map="auto"` with `max_memory` sees to it.')
 
 
 def check_quantization(model: Any) -> None:
@@ -354,10 +350,9 @@ def check_quantization(model: Any) -> None:
     settings = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     is_torchao = getattr(settings, "quant_method", None) == QuantizationMethod.TORCHAO
     if is_torchao and not model.quantized_weights():
-        raise ValueError(
-            "`quantization_config` must fit the model, but no weight could be quantized with it: `group_size` must "
-            f"divide `d_model` ({model.config.d_model}) and the inner sizes."
-        )
+        must = "`quantization_config` must fit the model, but no weight could be quantized with it"
+        sizes = f"`d_model` ({model.config.d_model}) and the inner sizes"
+        raise ValueError(f"{must}: `group_size` must divide {sizes}.")
 
 
 def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
@@ -370,25 +365,19 @@ def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
         missing = missing if base is model else [key for key in missing if key.startswith(prefix)]
     for what, keys in {"lacks": missing, "holds, unknown to it,": unknown}.items():
         if keys:
-            raise ValueError(
-                f"{source} must hold the weights of a {name} of its config, but {what} {listed(keys)}; "
-                "`output_loading_info=True` loads the rest and returns a list."
-            )
+            must = f"{source} must hold the weights of a {name} of its config, but {what} {listed(keys)}"
+            raise ValueError(f"{must}; `output_loading_info=True` loads the rest and returns a list.")
 
 
 def check_matrices(model: Any, report: dict[str, Any], source: Any, may_differ: bool) -> None:
     """Raise if `source` holds weights of other shapes, unless they `may_differ`, or two matrices where one is tied."""
     shapes = [f"{key} {tuple(found)} instead of {tuple(wanted)}" for key, found, wanted in report["mismatched_keys"]]
     if shapes and not may_differ:
-        raise RuntimeError(
-            f"{source} must hold weights of the shapes that its config says, but has {', '.join(sorted(shapes)[:3])}; "
-            "`ignore_mismatched_sizes=True` draws them at random."
-        )
+        must = f"{source} must hold weights of the shapes that its config says, but has {listed(shapes)}"
+        raise RuntimeError(f"{must}; `ignore_mismatched_sizes=True` draws them at random.")
     # transformers lets go of a tie where the file holds two different matrices.
     for pair in (getattr(model, "_tied_weights_keys", None) or {}).items():
         one, other = (model.get_parameter(key) for key in pair)
         if one is not other and one.device == other.device and one.device.type != "meta":
-            raise ValueError(
-                f"{source} must hold one matrix for {pair[0]} and {pair[1]}, which the config ties, but holds two "
-                "different ones: set `tie_word_embeddings` to False in its config."
-            )
+            must = f"{source} must hold one matrix for {pair[0]} and {pair[1]}, which the config ties, but holds two"
+            raise ValueError(f"{must} different ones: set `tie_word_embeddings` to False in its config.")

@@ -81,7 +81,6 @@ def check_peft() -> None:
         check_peft_version(MIN_PEFT_VERSION)
     except ValueError as error:
         found = "no peft" if find_spec("peft") is None else f"peft {version('peft')}"
-        raise ImportError(
-            f"transformers {transformers.__version__} goes with peft {MIN_PEFT_VERSION} or newer, but {found} is "
-            "installed: `pip install 'heedful[adapters]'` brings the newest two that go together."
-        ) from error
+        must = f"transformers {transformers.__version__} goes with peft {MIN_PEFT_VERSION} or newer"
+        cure = "`pip install 'heedful[adapters]'` brings the newest two that go together"
+        raise ImportError(f"{must}, but {found} is installed: {cure}.") from error

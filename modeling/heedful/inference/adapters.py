@@ -54,10 +54,9 @@ def merged(folder: Path) -> Any:
     except Exception as error:
         raise ValueError(f"The adapter in {folder} cannot be loaded: {why_not_loaded(error)}") from error
     if adapted is None:
-        raise ValueError(
-            f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's, but is "
-            f"{settings.peft_type.value} instead: load it with `PeftModel.from_pretrained` and call its `generate()`."
-        )
+        must = f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's"
+        cure = "load it with `PeftModel.from_pretrained` and call its `generate()`"
+        raise ValueError(f"{must}, but is {settings.peft_type.value} instead: {cure}.")
     known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings beside its weights
     check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
     whole = adapted.merge_and_unload().eval()

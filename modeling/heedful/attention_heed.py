@@ -37,10 +37,10 @@ def eager_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute Attention(Q, K, V) = softmax(QKᵀ/√d_k) V (equation 1) as written, or with the additive score.
 
-    It is called as every attention function of transformers is: with `(batch, heads, length, width)` queries, keys and
-    values (of fewer heads where groups share them), a mask `(batch, 1, Q, K)` that is added to the scores, `dropout`
-    and `scaling`, with relative positions also the `position_bias` or `distances` of `positions_heed.py`. It
-    returns the output `(batch, Q, heads, d_v)` and the weights `(batch, heads, Q, K)`.
+    As every attention function of transformers it takes `(batch, heads, length, width)` queries, keys and values (of
+    fewer heads where groups share them), a mask `(batch, 1, Q, K)` that is added to the scores, `dropout` and
+    `scaling`; with relative positions also the `position_bias` or `distances` of `positions_heed.py`. It returns the
+    output `(batch, Q, heads, d_v)` and the weights `(batch, heads, Q, K)`.
     """
     if module.num_key_value_groups > 1:
         key = key.repeat_interleave(module.num_key_value_groups, dim=1)

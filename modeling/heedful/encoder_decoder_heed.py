@@ -33,9 +33,8 @@ class EncoderDecoder(nn.Module):
         """Take the two stacks, and name the matrices that are one."""
         self.encoder, self.decoder = encoder, decoder
         self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
-        self._tied_weights_keys = {}
-        if self.config.shares_source_and_target_embeddings:
-            self._tied_weights_keys["decoder.embed_tokens.weight"] = "encoder.embed_tokens.weight"
+        tied = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+        self._tied_weights_keys = tied if self.config.shares_source_and_target_embeddings else {}
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the source embeddings."""
@@ -71,9 +70,8 @@ class EncoderDecoder(nn.Module):
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
                 "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was: a call scores a target. "
-                "`generate()` makes one, and `get_encoder()` reads a source alone. (Within transformers' Trainer, "
-                "which takes the labels away to smooth them: give the data collator the model, "
-                "`DataCollatorForSeq2Seq(tokenizer, model=model)`, so that it makes `decoder_input_ids`.)"
+                "`generate()` makes one, and `get_encoder()` reads a source alone. (transformers' Trainer, which "
+                "takes labels away to smooth them, needs the collator `DataCollatorForSeq2Seq(tokenizer, model)`.)"
             )
         source = encoded.last_hidden_state
         if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
@@ -120,9 +118,8 @@ class OutputLayer(nn.Module):
         self.model, self.lm_head = model, head
         self.model.is_part_of_a_model = True
         owner = "encoder" if self.config.shares_source_and_target_embeddings else "decoder"
-        self._tied_weights_keys = {}
-        if self.config.shares_target_and_output_embeddings:
-            self._tied_weights_keys["lm_head.weight"] = f"model.{owner}.embed_tokens.weight"
+        tied = {"lm_head.weight": f"model.{owner}.embed_tokens.weight"}
+        self._tied_weights_keys = tied if self.config.shares_target_and_output_embeddings else {}
 
     @cached_signature
     @can_return_tuple
@@ -201,7 +198,7 @@ class OutputLayer(nn.Module):
         recorded = dict(outputs.items())
         states = recorded.pop("last_hidden_state")  # (B, T, D)
         if labels is not None and skips_logits:
-            recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch, target_places, objective)
+            recorded["loss"] = self._loss_of_states(states, labels, num_items_in_batch, target_places, objective)
             return Seq2SeqLMOutput(**recorded)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self._score(states[:, kept])  # (B, T, V)
@@ -237,21 +234,14 @@ class OutputLayer(nn.Module):
         summed = objective or smoothed_cross_entropy
         return mean_per_label(summed(logits, labels, self._smoothing), labels, num_items_in_batch)
 
-    def loss_of_states(
-        self,
-        states: torch.Tensor,
-        labels: torch.Tensor,
-        num_items_in_batch: Count = None,
-        places: torch.Tensor | None = None,
-        objective: Any = None,
-    ) -> torch.Tensor:
+    def _loss_of_states(self, states: Any, labels: Any, count: Count, places: Any, objective: Any) -> torch.Tensor:
         """Return the same loss as `loss`, of the `(batch, target_length, D)` states that `lm_head` reads."""
         check_label_shape(states, labels)
         labels, head = labels.to(states.device).flatten(), self.lm_head
         places = (labels != IGNORED_LABEL).nonzero()[:, 0] if places is None else places
         settings = places, self._smoothing, objective
         total = OutputLoss.apply(states.flatten(0, 1), head.weight, head.bias, labels, *settings)
-        return mean_per_label(total, labels, num_items_in_batch)
+        return mean_per_label(total, labels, count)
 
     @property
     def _smoothing(self) -> float:

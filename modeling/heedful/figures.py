@@ -13,9 +13,9 @@ WIDTH, HEIGHT = 6.0, 3.6  # inches
 
 
 def save_figure(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels, two in a row, into an SVG or PNG file: the same panels give the same bytes, text stays text.
+    """Draw panels, two in a row, into an SVG or PNG file, with a legend that all share in the first alone.
 
-    A legend that all panels share is drawn in the first alone. Neither pyplot nor matplotlib's settings are touched.
+    The same panels give the same bytes. Neither pyplot nor matplotlib's settings are touched.
     """
     import_extra("matplotlib", "plots")
     import matplotlib

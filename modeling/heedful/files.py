@@ -24,9 +24,8 @@ PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a path to write a file or a folder to, which takes the place of `path` when all is written.
 
-    It lies in a private folder in the folder of `path`, so that two processes that write one file do not meet. If
-    writing fails or is interrupted, what was at `path` stays, and nothing else is left; only a killed process leaves
-    its private folder (`leftovers`). A file keeps its mode, and a link what it leads to.
+    It lies in a private folder beside `path`, so that two processes that write one file do not meet. If writing fails,
+    what was at `path` stays; only a killed process leaves its private folder (`leftovers`). A file keeps its mode.
     """
     path = path.resolve() if path.is_symlink() else path
     folder = Path(tempfile.mkdtemp(".partial", f".{path.name[:60]}.", path.parent))
@@ -143,8 +142,7 @@ def json_in_html(data: Any) -> str:
 def check_inside(folder: Path) -> None:
     """Raise a `ValueError` if a link in a model's folder, or a name in its JSON files, leads out of it.
 
-    The links of the Hub's cache may: there `models--…/snapshots/…` and the folders in it have their files in
-    `models--…/blobs`.
+    The links of the Hub's cache may lead from `models--…/snapshots` to `models--…/blobs`.
     """
     caches = [place.parent for place in folder.resolve().parents if place.name == "snapshots"]
     roots = [folder.resolve(), *(cache / "blobs" for cache in caches if cache.name.startswith("models--"))]

@@ -342,8 +342,7 @@ class HeedDecoder(HeedStack):
         Args:
             input_ids: `(batch, target_length)`, without the tokens that are already in the cache.
             attention_mask: `(batch, past_length + target_length)`, 0 at padding, on either side.
-            encoder_hidden_states: `(sources, source_length, d_model)`; with fewer sources than targets, consecutive
-                targets share one, as the hypotheses of a beam do.
+            encoder_hidden_states: `(sources, source_length, d_model)`, each for as many consecutive targets.
             encoder_attention_mask: `(sources, source_length)`.
             cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, target_length, d_model)` in place of `input_ids`.

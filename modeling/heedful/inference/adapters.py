@@ -5,15 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from heedful.files import check_inside, import_extra, read_object
-from heedful.inference.loading import (
-    ADAPTER_FILE,
-    check_numbers,
-    check_report,
-    is_adapter,
-    load_model,
-    model_folder,
-    why_not_loaded,
-)
+from heedful.inference import loading
+from heedful.inference.loading import ADAPTER_FILE, is_adapter, load_model
 
 
 def adapted_model(folder: Path) -> Path:
@@ -22,7 +15,7 @@ def adapted_model(folder: Path) -> Path:
     settings = read_object(path)
     name = settings.get("base_model_name_or_path")
     try:
-        return model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)
+        return loading.model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)
     except FileNotFoundError as error:
         must = f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on"
         raise FileNotFoundError(f"{must}, but {name!r} is neither a folder here nor a model on the Hub.") from error
@@ -52,13 +45,13 @@ def merged(folder: Path) -> Any:
             saved = peft.load_peft_weights(str(folder), device="cpu").keys()
     # As in `load_model`, broken files raise all kinds of errors.
     except Exception as error:
-        raise ValueError(f"The adapter in {folder} cannot be loaded: {why_not_loaded(error)}") from error
+        raise ValueError(f"The adapter in {folder} cannot be loaded: {loading.why_not_loaded(error)}") from error
     if adapted is None:
         must = f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's"
         cure = "load it with `PeftModel.from_pretrained` and call its `generate()`"
         raise ValueError(f"{must}, but is {settings.peft_type.value} instead: {cure}.")
     known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings beside its weights
-    check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
+    loading.check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
     whole = adapted.merge_and_unload().eval()
-    check_numbers(folder, whole)
+    loading.check_numbers(folder, whole)
     return whole

@@ -18,16 +18,7 @@ from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
-from heedful.inference.engines import (
-    Engine,
-    EngineName,
-    GenerateEngine,
-    Hypothesis,
-    Progress,
-    engine_module,
-    ignored,
-    rows_per_sentence,
-)
+from heedful.inference.engines import Engine, EngineName, GenerateEngine, Hypothesis, Progress, engine_module, ignored
 from heedful.inference.loading import is_exported, load_model, load_tokenizers, model_folder, resolve_device
 from heedful.inference.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
 from heedful.symbols_heed import check_are_several, checked_texts, naming_the_line, trimmed
@@ -112,16 +103,15 @@ class Translator:
             stays on its device; or the `ExportedModel` of a folder that `heedful export ctranslate2` wrote.
         tokenizers: The pair that the model was trained with.
         engine: `generate` is `model.generate()`; `native` is Heed's own decoder for the CPU, several times as fast,
-            with the same tokens in float32; `ctranslate2` copies the weights into CTranslate2, and again when they
-            have changed. `auto` takes the native one wherever it can do what is asked for, and CTranslate2 for an
-            exported model.
+            with the same tokens in float32; `ctranslate2` copies the weights into CTranslate2. `auto` takes the native
+            one wherever it can do what is asked for, and CTranslate2 for an exported model.
         precision: Of the native decoder: `float32` or `int8`; of CTranslate2 any type that it knows.
         ensemble: Further models with these tokenizers: the mean of all probabilities chooses each token.
 
     Raises:
         ImportError: If CTranslate2 is asked for and not installed.
-        ValueError: If the tokenizers do not fit the model's config, the engine that is asked for cannot take the
-            model's place, or a precision would be ignored.
+        ValueError: If the tokenizers do not fit the model, the engine cannot take its place, or a precision would be
+            ignored.
     """
 
     def __init__(
@@ -166,9 +156,8 @@ class Translator:
         """Load a model and its tokenizers from a folder or the Hub.
 
         Args:
-            folder: A local folder with config.json, weights and tokenizer files, or with an adapter of peft, which
-                is merged into the model it was trained on, or an id on the Hub. A folder that `heedful export
-                ctranslate2` wrote is computed with by CTranslate2.
+            folder: A local folder with a model and its tokenizers, with an adapter of peft, which is merged into its
+                model, or written by `heedful export ctranslate2`; or an id on the Hub.
             device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
             revision: Branch, tag or commit on the Hub.
             engine: As the constructor takes it.
@@ -281,9 +270,9 @@ class Translator:
     ) -> Iterator["PairScore | None"]:
         """Tell how probable the model finds given translations, of pairs that need not fit in memory.
 
-        Padding and the pairs beside it change the last digits of a score, in float32 by less than 1e-5 a token; with a
-        `token_budget` of 1 each pair runs alone. The target ends in </s>, which is scored as every token. One warning
-        says how many sources were longer than any that the model has learned from.
+        Padding changes the last digits of a score, in float32 by less than 1e-5 a token; with a `token_budget` of 1
+        each pair runs alone. </s>, which ends the target, is scored too. One warning says how many sources were longer
+        than any that the model has learned from.
 
         Args:
             pairs: Sources and targets.
@@ -296,8 +285,8 @@ class Translator:
             An iterator with one score for each pair, in order; `None` for one that is too long.
 
         Raises:
-            ValueError: If a setting is out of range, a pair is not two texts, one of them is longer than `translate`
-                takes, or the translator computes with CTranslate2 or in another precision than float32.
+            ValueError: If a setting is out of range, a pair is not two texts, one is longer than `translate` takes, or
+                the translator computes with CTranslate2 or in another precision than float32.
         """
         from heedful.inference.scoring import score_stream
 
@@ -364,7 +353,7 @@ class Translator:
 
     def _prepare_to_draw(self, config: "GenerationConfig", split: bool) -> None:
         """Let a search draw translations: greedy search takes the largest of the noisy logits."""
-        if self.engine == "ctranslate2" or split or rows_per_sentence(config) > 1:
+        if self.engine == "ctranslate2" or split or config.num_beams > 1 or config.num_return_sequences > 1:
             must = "one beam, one translation of each line, no `split` and another engine than ctranslate2"
             given = f"{config.num_beams}, {config.num_return_sequences}, {split} and {self.engine}"
             raise ValueError(f"`sampling` must come with {must}, but comes with {given} instead.")

@@ -14,8 +14,7 @@ from .checksums_heed import CONFIG_KEY
 
 logger = logging.get_logger(__name__)
 
-# The `model_type` of both families, whose tokenizers fit their vocabularies exactly.
-HEED_TYPES = ("heed", "heed_rnn")
+HEED_TYPES = ("heed", "heed_rnn")  # both families, whose tokenizers fit their vocabularies exactly
 # Models of others whose positions are extended as needed, whatever `max_position_embeddings` says.
 MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
 # Keys that transformers and its neighbours write into a config.json beside the fields.
@@ -29,8 +28,7 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
-# Fields that Heedful had, whose default 0 did nothing: layer dropout of training.
-REMOVED_KEYS = ("encoder_layerdrop", "decoder_layerdrop")
+REMOVED_KEYS = ("encoder_layerdrop", "decoder_layerdrop")  # of earlier versions, whose default 0 did nothing
 # Others' names of fields, by what they mean and not by their letters; "" is none.
 MEANT_KEYS = {
     "share_embeddings": "share_encoder_decoder_embeddings",
@@ -38,8 +36,7 @@ MEANT_KEYS = {
     "tie_encoder_decoder": "",
 }
 FORMAT_VERSION = 1
-# The label of positions where nothing is to be predicted, as everywhere in transformers.
-IGNORED_LABEL = -100
+IGNORED_LABEL = -100  # of positions where nothing is to be predicted, as everywhere in transformers
 
 _is_generating = ContextVar("_is_generating", default=False)
 
@@ -211,8 +208,6 @@ class HeedBaseConfig(PreTrainedConfig):
 
 def position_limit(config: Any) -> int | None:
     """Return how many positions the sequences of any encoder-decoder may have; `None` is any number."""
-    if config.model_type == "heed":
-        return config.max_position_embeddings if config.position_encoding == "learned" else None
-    if config.model_type in MODELS_OF_ANY_LENGTH:
-        return None
-    return getattr(config, "max_position_embeddings", None)
+    is_extended = config.model_type == "heed" and config.position_encoding != "learned"
+    is_extended = is_extended or config.model_type in MODELS_OF_ANY_LENGTH
+    return None if is_extended else getattr(config, "max_position_embeddings", None)

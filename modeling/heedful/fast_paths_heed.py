@@ -155,9 +155,7 @@ class OneDnnProduct(torch.autograd.Function):
         return of_states, of_weight, gradient.sum(0) if ctx.has_bias and needs_bias else None
 
 
-# A call of oneDNN takes some time whatever it computes. Below these sizes MKL is done before oneDNN has begun.
-FEWEST_ROWS = 8
-LARGE_MATRIX = 2**18
+FEWEST_ROWS, LARGE_MATRIX = 8, 2**18  # below these sizes MKL is done before oneDNN has begun
 # Without AVX-512 MKL is the faster one, on AMD's processors too.
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
@@ -308,8 +306,7 @@ class PackedTokens:
         return UniqueRows.apply(states.flatten(0, 1), self.inverse, self.numbers).unflatten(0, self.shape)
 
 
-# Packing takes as long as computing this share of all positions. It must save more.
-LEAST_PADDING = 0.03
+LEAST_PADDING = 0.03  # of all positions: to compute so many takes as long as packing
 
 
 def packed_tokens(tokens: torch.Tensor | None) -> PackedTokens | None:
@@ -413,9 +410,7 @@ class LeanLayerNorm(torch.autograd.Function):
         return None if of_normalised is None else of_normalised.mul_(reciprocal), of_weight, of_bias, None
 
 
-# The input is computed back from the output as (output - bias) / weight. The larger the bias beside the weight, the
-# more digits of float32 are lost: at this ratio about four bits.
-LARGEST_BIAS = 16
+LARGEST_BIAS = 16  # beside the weight that the output without it is divided by: it costs about four bits of float32
 
 
 def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
@@ -433,9 +428,7 @@ def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
 
 # Decoding
 
-
-# What `generate()` reads, and neither calls nor fills.
-READ_ALONE = (torch.Tensor, str, float, int, bool, type(None))
+READ_ALONE = (torch.Tensor, str, float, int, bool, type(None))  # what `generate()` neither calls nor fills
 # Settings with which it returns or keeps more than tokens, or calls other code.
 KEEPING_SETTINGS = ("return_dict_in_generate", "cache_implementation", "custom_generate", "synced_gpus")
 

@@ -71,8 +71,7 @@ def stopped(
 def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
     """Let `generate()` go on from a filled cache behind the tokens that it has read, which the call must give too.
 
-    transformers, which puts the start token before what does not begin with it, would read them once more where no
-    mask is given, and all of them where there is no new one.
+    Without a mask transformers, which puts the start token before what does not begin with it, reads them once more.
     """
     prompt: Any = kwargs.get("decoder_input_ids")
     read = int(kwargs[CACHE].get_seq_length())
@@ -90,8 +89,8 @@ def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
     ignored = [f"`{name}`" for name in names if getattr(config, name, None) not in (None, "power")]
     if ignored and not callable(strategy):
         cure = "give it `custom_generate=heedful.BeamSearch()`, which does, or use heedful's `Translator`"
-        message = f"`generate()` does not read {' and '.join(ignored)} of the generation config: {cure}."
-        warnings.warn(message, stacklevel=4)
+        found = f"`generate()` does not read {' and '.join(ignored)} of the generation config"
+        warnings.warn(f"{found}: {cure}.", stacklevel=4)
 
 
 def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
@@ -136,17 +135,16 @@ class HeedGenerationMixin(GenerationMixin):
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Generate as transformers does, with the target's vocabulary; what it would drop silently is an error."""
         check_generate_arguments(args, rename_cache(kwargs))
-        config = kwargs.get("generation_config") or self.generation_config
-        warn_ignored_settings(config, kwargs.get("custom_generate"))
         given: Any = kwargs.get(CACHE)
+        strategy = kwargs.get("custom_generate")
+        warn_ignored_settings(kwargs.get("generation_config") or self.generation_config, strategy)
         if isinstance(given, Cache):
             given.is_the_users = True  # type: ignore[attr-defined] # it must be filled
-            if not callable(kwargs.get("custom_generate")):
+            if not callable(strategy):
                 prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or transformers would warn of the folder's at every call
         is_unseen = only_tokens_are_returned(self, *args, **kwargs)
-        strategy = kwargs.get("custom_generate")
         is_ours = str(getattr(strategy, "__module__", None)).startswith(f"{__name__.rpartition('.')[0]}.")
         _is_users_strategy.set(strategy is not None and not is_ours)
         with self.config.vocabulary_of_the_target(), torch.inference_mode() if is_unseen else nullcontext():
@@ -271,7 +269,7 @@ def _check_padding_side(labels: torch.Tensor) -> None:
         return
     is_target = labels != IGNORED_LABEL
     if (~is_target[:, 0] & is_target.any(dim=1)).any():
-        raise ValueError(
-            "`labels` must be padded on the right, but a row begins with -100 instead: a data collator pads them on "
-            'the `padding_side` of its tokenizer, which must be "right" (or give `decoder_input_ids` of your own).'
+        must = (
+            "`labels` must be padded on the right where `decoder_input_ids` are left out, but a row begins with -100"
         )
+        raise ValueError(f'{must}: the `padding_side` of a data collator\'s tokenizer must be "right".')

@@ -12,8 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from .configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig, check_one_kernel
 from .fast_paths_heed import computing_dtype
 
-# The attention functions that take any mask and values of another width than the keys.
-GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")
+GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")  # take any mask, and values of another width than the keys
 DEVICE_OF_CUDNN = "cuda"  # where torch computes `sdpa` by cuDNN too
 ALL_BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.OVERRIDEABLE]
 

@@ -80,10 +80,7 @@ def positions_of(
 
 # Relative positions
 
-# Of the papers; the distances are those of a config that has none.
-SHAW_MAX_DISTANCE = 16
-T5_MAX_DISTANCE = 128
-T5_BUCKETS = 32
+SHAW_MAX_DISTANCE, T5_MAX_DISTANCE, T5_BUCKETS = 16, 128, 32  # of the papers
 
 
 class RelativeVectors(nn.Module):
@@ -149,8 +146,7 @@ class RelativeBias(nn.Module):
         return F.embedding(self.buckets(distances), self.weight).permute(0, 3, 1, 2).contiguous()
 
 
-# The modules that have parameters.
-RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)
+RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)  # the modules that have parameters
 
 
 class RelativePositions(nn.Module):

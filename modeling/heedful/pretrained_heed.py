@@ -22,12 +22,10 @@ from .fast_paths_heed import is_eager
 from .symbols_heed import listed
 from .versions_heed import check_peft
 
-# Arguments of `save_pretrained(push_to_hub=True)` that are `push_to_hub`'s.
-PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")
+PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")  # of `push_to_hub`
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 OLD_FORM = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin(\.index\.json)?")  # of the weights
-# Where torch puts a tensor on the CPU: at a multiple of so many bytes.
-ALIGNMENT = 64
+ALIGNMENT = 64  # torch puts a tensor on the CPU at a multiple of so many bytes
 
 
 class HubAccess:
@@ -47,8 +45,7 @@ class HeedBaseModel(PreTrainedModel):
     base_model_prefix = "model"
     # The classes by which transformers' Auto classes load a saved folder, with the files that travel with it.
     auto_map: ClassVar[dict[str, str]]
-    # Which side a stack is of; a whole model has both.
-    side: Literal["encoder", "decoder"] | None = None
+    side: Literal["encoder", "decoder"] | None = None  # of a stack; a whole model has both
     # Set by the model that holds this one, since only the whole has all matrices of a vocabulary.
     is_part_of_a_model = False
     embed_tokens: nn.Embedding  # of a stack

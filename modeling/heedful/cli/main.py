@@ -126,8 +126,7 @@ def _heedful(
     pass
 
 
-# The distributions whose modules have another name.
-DISTRIBUTIONS = {"yaml": "pyyaml"}
+DISTRIBUTIONS = {"yaml": "pyyaml"}  # whose modules have another name
 LONGEST_MESSAGE = 2000  # characters
 
 

@@ -91,8 +91,7 @@ def load_translator(model: str | Path, device: str | None = None, revision: str 
         return Translator.from_pretrained(model, device, revision, **settings)
 
 
-# All but the tab and the end of a line.
-CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but the tab and the end of a line
 
 
 def visible(text: str) -> str:

@@ -28,8 +28,7 @@ METRICS = tuple(TITLES)
 TITLE_WIDTH = 1 + max(map(len, TITLES.values()))  # of a table's first column
 IGNORED = "What matches {} is taken out of predictions and references before they are scored."
 
-# A 95 % interval leaves out one fortieth of the resamples at each end, so there must be at least 40 of them.
-SMALLEST_BOOTSTRAP = 40
+SMALLEST_BOOTSTRAP = 40  # resamples, since a 95 % interval leaves out one fortieth of them at each end
 # Seconds of TER that are computed unasked, and what a pair of so many words takes at most, as measured.
 LONGEST_TER, TER_WORDS, TER_SECONDS = 120, 80, 1.2
 

@@ -193,8 +193,7 @@ def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: tor
     return {"input_ids": torch.tensor(filled, device=device), "attention_mask": torch.tensor(mask, device=device)}
 
 
-# Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
-LOGITS_BUDGET = 2**25
+LOGITS_BUDGET = 2**25  # logits held at once while scores are computed: of float32, 128 MiB
 
 
 def count_tokens(sequences: torch.Tensor, source_mask: torch.Tensor, config: Any) -> tuple[torch.Tensor, torch.Tensor]:

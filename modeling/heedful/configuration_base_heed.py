@@ -122,10 +122,7 @@ class HeedBaseConfig(PreTrainedConfig):
             _is_generating.reset(token)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """Return the config of one side, as transformers does; of neither, `generate()` reads the target's vocabulary.
-
-        It chooses from `vocab_size` tokens in beam search (5.17), watermarks and prompt lookup.
-        """
+        """Return the config of one side, as transformers does; of neither, `generate()` takes the target's size."""
         if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
             config = copy.copy(self)
             config.vocab_size = self.target_vocab_size

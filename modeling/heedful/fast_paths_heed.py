@@ -132,10 +132,7 @@ def runs_known_code(model: Any) -> bool:
 
 
 class OneDnnProduct(torch.autograd.Function):
-    """x Wᵀ + b in float32 by oneDNN, forwards and backwards.
-
-    `torch.nn.functional.linear` leaves it to MKL, which with AVX-512 may take twice as long, and sums as accurately.
-    """
+    """x Wᵀ + b in float32 by oneDNN, as accurate as MKL's in `F.linear`, which with AVX-512 may take twice as long."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -284,8 +281,7 @@ class UniqueRows(torch.autograd.Function):
 class PackedTokens:
     """The tokens of a padded batch in one row, so that only attention computes something for padding.
 
-    One position of padding represents all others; its gradient must be zero. At least one of the `(batch, length)`
-    tokens is padding, and false.
+    One position of padding represents all others; its gradient must be zero. The `(batch, length)` tokens have one.
     """
 
     positions = None  # they follow from the mask

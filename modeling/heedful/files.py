@@ -140,10 +140,7 @@ def json_in_html(data: Any) -> str:
 
 
 def check_inside(folder: Path) -> None:
-    """Raise a `ValueError` if a link in a model's folder, or a name in its JSON files, leads out of it.
-
-    The links of the Hub's cache may lead from `models--…/snapshots` to `models--…/blobs`.
-    """
+    """Raise a `ValueError` if a link of a model's folder, but for the Hub's cache, or a name in its JSON leads out."""
     caches = [place.parent for place in folder.resolve().parents if place.name == "snapshots"]
     roots = [folder.resolve(), *(cache / "blobs" for cache in caches if cache.name.startswith("models--"))]
     for path in filter(Path.is_symlink, folder.rglob("*")):

@@ -69,10 +69,7 @@ def stopped(
 
 
 def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
-    """Let `generate()` go on from a filled cache behind the tokens that it has read, which the call must give too.
-
-    Without a mask transformers, which puts the start token before what does not begin with it, reads them once more.
-    """
+    """Let `generate()` go on from a filled cache behind the tokens that it has read, which the call must give too."""
     prompt: Any = kwargs.get("decoder_input_ids")
     read = int(kwargs[CACHE].get_seq_length())
     given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())
@@ -80,7 +77,7 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
         must = f"`decoder_input_ids` must be the whole target so far, more than the {read} tokens in `{CACHE}`"
         raise ValueError(f"{must}, but are {given} tokens instead.")
     if read and kwargs.get("decoder_attention_mask") is None:
-        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
+        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)  # or transformers would read them once more
 
 
 def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
@@ -212,10 +209,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-        """Return the decoder's `(batch, length)` mask as it is, and not the finished one of a static cache.
-
-        That knows of no neighbourhood, and leaves no padding to count positions by.
-        """
+        """Return the decoder's mask as it is: a static cache's finished one has no neighbourhood and no padding."""
         return attention_mask
 
     @cached_signature
@@ -227,10 +221,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return what one step of `generate()` hands to `forward`, by little work for an ordinary cache.
-
-        transformers' own takes longer than an attention of a small model.
-        """
+        """Return what a step hands to `forward`; transformers' own takes longer than an attention of a small model."""
         cache = given_cache(cache, kwargs)
         is_static = cache is not None and cache.is_compileable
         if attention_mask is None and is_static:

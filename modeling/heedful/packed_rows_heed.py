@@ -1,8 +1,7 @@
 """Rows laid end to end, without padding: how a GPU trains where it can.
 
 A batch is one long row of tokens then, `(1, tokens)`, and a form of flash attention keeps each sentence to itself.
-Tokens are filled up to a multiple of a large step, so that batches have few shapes, which recur; in padded batches
-nearly every shape is new. `laid_end_to_end` makes the batch.
+Tokens are filled up to a multiple of a large step, so that few shapes recur. `laid_end_to_end` makes the batch.
 
 Letters in shape comments: N tokens of all rows with what fills them up, H heads.
 """

@@ -87,11 +87,10 @@ class HeedBaseModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load as transformers does, but refuse weights that are not this model's, and remember where they were.
+        """Load as transformers does, but refuse missing and unknown weights, and remember where they were.
 
-        transformers draws missing weights at random and drops unknown ones, with a line in the log. Here both are an
-        error, unless `output_loading_info=True` asks for the report of them or a `state_dict` is given. A model
-        without its head loads from a folder with one, and the other way round, with a new head.
+        `output_loading_info=True` asks for a report of them instead. A model without its head loads from a folder with
+        one, and the other way round, with a new head.
 
         Raises:
             ValueError: If weights are missing or unknown, which the message names, or a file is broken.
@@ -174,11 +173,7 @@ class HeedBaseModel(PreTrainedModel):
         return [name for name, weight in weights if type(weight.data).__module__.split(".")[0] == "torchao"]
 
     def _keep_sharing(self: Any) -> None:
-        """Let the config say which matrices are one, after peft wrote there that none is.
-
-        Merging an adapter sets `tie_word_embeddings` to False where source and output embeddings are two matrices:
-        with separate vocabularies they always are, though the target's is one with either.
-        """
+        """Let the config say which matrices are one: with two vocabularies, merging an adapter writes that none is."""
         if self.config.tie_word_embeddings or self.side is not None:
             return
         model, head = self.base_model, self.get_output_embeddings()

@@ -1,10 +1,8 @@
 """Heed's models in the Auto classes and pipelines of transformers, without importing either.
 
 Whoever imports heedful may load a Heed model by `AutoModelForSeq2SeqLM` without trusting its code. To import the Auto
-classes for that, and the model with them, would make `import heedful` and each start of the command line take seconds.
-So what is imported already is registered at once, and the rest when Python imports it: a finder at the head of
-`sys.meta_path` sees each import, and adds the registration to the few modules that matter. Python offers no other way
-to learn that a module has been imported.
+classes for that would make `import heedful` take seconds. So what is imported already is registered at once, and the
+rest when Python imports it: a finder at the head of `sys.meta_path` sees each import. There is no other way.
 """
 
 import sys

@@ -57,10 +57,8 @@ def given_cache(cache: Any, others: Any) -> Any:
 
 
 def cached_signature(method: Callable) -> Callable:
-    """Give a method with a parameter `cache` the signature that a peer's has under the installed version.
-
-    It is cached: `generate()` inspects it at every token, which takes as long as a small model's attention or cell.
-    """
+    """Give a method with a parameter `cache` the signature that a peer's has under the installed version."""
+    # Cached: `generate()` inspects it at every token, which takes as long as a small model's attention or cell.
     signature = inspect.signature(method)
     parameters = [each.replace(name=CACHE) if each.name == "cache" else each for each in signature.parameters.values()]
     method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -143,10 +143,7 @@ def typed_names(command: Callable[..., Any]) -> dict[str, str]:
 
 
 def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that writes through `TerminalOutput` at a terminal; elsewhere its output is data, and stays.
-
-    Its errors name what the user typed and not the parameter of a function: `--data` and not `location`.
-    """
+    """Return a command that writes through `TerminalOutput` at a terminal, and whose errors name what was typed."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:

@@ -1,8 +1,6 @@
 """Scores for tasks with few right answers, such as pronunciations, commands and spelling; the commonest confusions.
 
-An error rate is the number of edits (substitutions, insertions and deletions) between a prediction and its nearest
-reference, per token or character of that reference, in percent. rapidfuzz counts the edits. Exact match is the share
-of predictions that equal a reference, apart from spaces around them.
+`score_translations` says what an error rate is. rapidfuzz counts the edits.
 """
 
 import math
@@ -47,10 +45,7 @@ def _plain(texts: Sequence[str], lowercase: bool) -> list[str]:
 def _nearest(
     name: str, prediction: str, references: Sequence[str], lowercase: bool
 ) -> tuple[int, list[str], list[str]]:
-    """Return the fewest edits for the length of a reference, the units of that reference, and of the prediction.
-
-    An empty reference is nearest only to an empty prediction.
-    """
+    """Return the fewest edits for the length of a reference, the units of that reference, and of the prediction."""
     predicted, *candidates = map(UNITS[name], _plain([prediction, *references], lowercase))
 
     def distance(counted: tuple[int, list[str]]) -> tuple[float, int]:

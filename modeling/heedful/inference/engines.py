@@ -172,8 +172,7 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:
     """Yield groups of numbers of sentences of similar cost, their tokens × rows, that keep padded within the budget.
 
-    A sentence above it is a group of its own. The longest come first, so that what does not fit into memory fails at
-    once.
+    A sentence above it is a group of its own. The longest come first: what does not fit into memory fails at once.
     """
     batch: list[int] = []
     for number in sorted(lengths, key=lambda number: -lengths[number]):

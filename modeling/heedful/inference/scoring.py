@@ -44,22 +44,15 @@ class PairScore:
 def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
     """Return the dual conditional cross-entropy of a pair, in nats: the lower, the better a translation it is.
 
-    That is |h1 - h2| + (h1 + h2) / 2, where h1 and h2 are the cross-entropies per token in both directions
+    That is |h1 - h2| + (h1 + h2) / 2, where h1 and h2 are the cross-entropies per token, by models of both directions
     (Junczys-Dowmunt, 2018, arXiv 1809.00197, which filters by exp of its negative).
-
-    Args:
-        forward: What a model makes of the target, given the source.
-        backward: What a model of the other direction makes of the source, given the target.
     """
     first, second = -forward.per_token, -backward.per_token
     return abs(first - second) + (first + second) / 2
 
 
 def score_rows(model: Any, rows: Sequence[Mapping[str, list[int]]], token_budget: int) -> list[list[float]]:
-    """Return the log-probabilities of the `labels` of each row, given its `input_ids`.
-
-    The padded tokens of a batch, sources and targets, keep within the budget. The model is one that is evaluating.
-    """
+    """Return the log-probabilities of each row's `labels`, given its `input_ids`, in batches of padded tokens."""
     lengths = [len(row["input_ids"]) for row in rows], [len(row["labels"]) for row in rows]
     results: list[list[float]] = [[] for _ in rows]
     for numbers, inputs, decoder_inputs, labels in forced_batches(model, rows, lengths, token_budget):

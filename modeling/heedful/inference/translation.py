@@ -1,7 +1,6 @@
 """Text in, translations out: sorted by length and batched by tokens inside, in the given order outside.
 
-What a sentence becomes does not depend on the sentences beside it, nor on `token_budget`: every length limit is a
-constant of the model or of the call.
+What a sentence becomes does not depend on the sentences beside it, nor on `token_budget`.
 """
 
 import copy
@@ -322,10 +321,7 @@ class Translator:
         early_stopping: bool | None,
         **options: Any,
     ) -> Search:
-        """Check the settings of a call, and put those of its search into a copy of the model's generation config.
-
-        The options are other fields of `Search`.
-        """
+        """Check a call's settings, and put those of its search into a copy of the generation config."""
         config = copy.deepcopy(self.model.generation_config)
         config.num_beams = num_beams if num_beams is not None else (config.num_beams or 1)
         config.num_return_sequences = num_return_sequences

@@ -225,5 +225,4 @@ def first_line(error: BaseException) -> str:
     """Shorten an error to its class, but for a `ValueError`, and its first line, or two where that ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    named = [] if text and type(error) is ValueError else [type(error).__name__]
-    return ": ".join([*named, *filter(None, [text])])
+    return text if text and type(error) is ValueError else f"{type(error).__name__}: {text}".removesuffix(": ")

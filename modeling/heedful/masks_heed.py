@@ -64,9 +64,11 @@ def self_attention_mask(
     )
     if is_plain and radius is None and is_causal and attention_mask is None and decodes_one_token(embeddings, cache):
         return None  # it sees all before it; to make a mask that says so would take longer than a layer norm
+    may_have_windows = (
+        radius is not None and is_plain and cache is None and runs_in_windows(config, embeddings, radius)
+    )
     # Where weights are recorded, they are those of all positions, and not of a window's.
-    may_have_windows = is_plain and cache is None and not (config.output_attentions if records is None else records)
-    if radius is not None and may_have_windows and runs_in_windows(config, embeddings, radius):
+    if may_have_windows and not (config.output_attentions if records is None else records):
         if attention_mask is None:
             attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
         dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool

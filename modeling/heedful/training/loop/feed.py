@@ -15,7 +15,7 @@ from heedful.data.batching import Row
 from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank
 from heedful.data.teacher import teacher_tensors
-from heedful.fast_paths_heed import runs_known_code
+from heedful.fast_paths_heed import Packing, runs_known_code
 from heedful.packed_rows_heed import why_padded
 from heedful.training.loop.objective import Objective
 
@@ -107,7 +107,7 @@ def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 def _moved(batch: Mapping[str, Any], move: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
     return {
-        name: move(values) if name != "packing" else type(values)(values.states.moved(move), values.source.moved(move))
+        name: move(values) if name != "packing" else Packing(values.states.moved(move), values.source.moved(move))
         for name, values in batch.items()
     }
 

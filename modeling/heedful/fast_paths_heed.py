@@ -334,11 +334,9 @@ class Packing:
 
     def of_decoder(self, states: torch.Tensor, source: torch.Tensor | None) -> "Packing":
         """Return the packing of the decoder's layers, from `(batch, target_length, D)` states and the source's."""
-        return (
-            Packing()
-            if source is None
-            else Packing(_if_of_shape(self.states, states), _if_of_shape(self.source, source))
-        )
+        if source is None:
+            return Packing()
+        return Packing(_if_of_shape(self.states, states), _if_of_shape(self.source, source))
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
         """Lay out a stack's own `(batch, length, D)` states for its layers."""

@@ -260,7 +260,5 @@ def _check_padding_side(labels: torch.Tensor) -> None:
         return
     is_target = labels != IGNORED_LABEL
     if (~is_target[:, 0] & is_target.any(dim=1)).any():
-        must = (
-            "`labels` must be padded on the right where `decoder_input_ids` are left out, but a row begins with -100"
-        )
+        must = "`labels` must be padded on the right if `decoder_input_ids` are left out, but a row begins with -100"
         raise ValueError(f'{must}: the `padding_side` of a data collator\'s tokenizer must be "right".')

@@ -59,16 +59,13 @@ def self_attention_mask(
     if isinstance(tokens, EndToEnd):
         return None  # attention itself keeps the rows apart
     radius, is_causal = getattr(config, f"{side}_neighbourhood"), side == "decoder"
-    is_plain = config._attn_implementation in ("eager", "sdpa") and (
-        attention_mask is None or attention_mask.dim() == 2
-    )
+    has_plain_mask = attention_mask is None or attention_mask.dim() == 2
+    is_plain = has_plain_mask and config._attn_implementation in ("eager", "sdpa")
     if is_plain and radius is None and is_causal and attention_mask is None and decodes_one_token(embeddings, cache):
         return None  # it sees all before it; to make a mask that says so would take longer than a layer norm
-    may_have_windows = (
-        radius is not None and is_plain and cache is None and runs_in_windows(config, embeddings, radius)
-    )
+    in_windows = radius is not None and is_plain and cache is None and runs_in_windows(config, embeddings, radius)
     # Where weights are recorded, they are those of all positions, and not of a window's.
-    if may_have_windows and not (config.output_attentions if records is None else records):
+    if in_windows and not (config.output_attentions if records is None else records):
         if attention_mask is None:
             attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
         dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool

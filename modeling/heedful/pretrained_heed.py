@@ -147,9 +147,7 @@ class HeedBaseModel(PreTrainedModel):
         """
         if self.quantized_weights() and getattr(self, "hf_quantizer", None) is None:
             must = "The weights must be quantized by `from_pretrained` to be saved, but `quantize_` did it instead"
-            raise ValueError(
-                f"{must}: save them as they were, and load with `quantization_config=TorchAoConfig(...)`."
-            )
+            raise ValueError(f"{must}: save them plain, and load with `quantization_config=TorchAoConfig(...)`.")
         self._keep_sharing()
         if any(reference.endswith(f".{type(self).__name__}") for reference in self.auto_map.values()):
             self.config.auto_map = dict(self.auto_map)
@@ -236,12 +234,8 @@ class HeedBaseModel(PreTrainedModel):
         if "decoder" in sides and (head := self.get_output_embeddings()) is not None:
             modules.append(head)
         if self.is_part_of_a_model:
-            must = (
-                f"`{type(self).__name__}` must not be resized within a model, whose other parts would keep their size"
-            )
-            raise ValueError(
-                f"{must}: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of the whole."
-            )
+            must = f"`{type(self).__name__}` must not be resized within a model, whose other parts keep their size"
+            raise ValueError(f"{must}: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of it.")
         has_map, weights = bool(getattr(self, "hf_device_map", None)), [module.weight for module in modules]
         if any((weight.is_meta and has_map) or not weight.numel() for weight in weights):
             must = "The embeddings must be in memory to be resized, but are offloaded or spread over processes"

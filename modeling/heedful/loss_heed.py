@@ -130,11 +130,8 @@ def check_label_shape(states: torch.Tensor, labels: torch.Tensor) -> None:
         raise ValueError(f"{must}, but have {tuple(labels.shape)} instead.")
 
 
-def mean_per_label(
-    total: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None
-) -> torch.Tensor:
+def mean_per_label(total: torch.Tensor, labels: torch.Tensor, count: int | torch.Tensor | None) -> torch.Tensor:
     """Divide a summed loss by the number of labels: those given here, or of the whole update."""
-    count = num_items_in_batch
     if count is None:
         count = (labels != IGNORED_LABEL).sum()
         if is_eager() and count == 0:

@@ -131,9 +131,7 @@ class GenerateEngine(Engine):
         found = self.model.generate(**inputs, **search, return_dict_in_generate=True)
         return found.sequences, found.sequences_scores
 
-    def _search_batch(
-        self, sources: list[Sequence[int]], settings: Any, config: Any, processor: Any
-    ) -> Iterator[Hypothesis]:
+    def _search_batch(self, sources: Sources, settings: Any, config: Any, processor: Any) -> Iterator[Hypothesis]:
         inputs = pad_sources(sources, self.model.config.pad_token_id, device_of(self.model))
         sequences, scores = self.generate(inputs, settings, processor)
         counts, finished = count_tokens(sequences, inputs["attention_mask"], config)

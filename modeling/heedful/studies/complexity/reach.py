@@ -6,8 +6,6 @@ back at each position is brought to length 1, which leaves zeros as they are.
 """
 
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -78,25 +76,20 @@ def cells_between_ends(length: int, sizes: Sizes, seed: int) -> int:
     torch.manual_seed(seed)
     layer = RecurrentLayer(WIDTH, sizes.cell).double()
     inputs = torch.randn(1, length, WIDTH, dtype=torch.float64, requires_grad=True)
-
-    def first_reaches_last(cut: int | None) -> bool:
-        memory: Any = None
-        for position in range(length):
-            if position == cut:
-                memory = _detached(memory)
-            output, memory = layer.step(inputs[:, position : position + 1], memory)
-        return bool(reached(output, inputs)[0, 0])
-
-    if not first_reaches_last(None):
+    last = range(-1, 0)
+    if not reached(layer(inputs), inputs, last)[0, 0]:
         raise RuntimeError("The first input of a recurrent layer must reach its last output, but does not.")
-    return 1 + sum(not first_reaches_last(cut) for cut in range(1, length))
-
-
-def _detached(memory: Any) -> Any:
-    return tuple(map(_detached, memory)) if isinstance(memory, tuple) else memory.detach()
+    cells = 1
+    for cut in range(1, length):
+        with torch.no_grad():
+            _, memory = layer.cells(inputs[:, :cut])
+        outputs, _ = layer.cells(inputs[:, cut:], memory)
+        cells += not reached(outputs, inputs, last)[0, 0]
+    return cells
 
 
 def path_by_gradient(kind: str, length: int, sizes: Sizes, seed: int) -> int:
     """Return the maximum path length: of a recurrent layer the cells that it leads through, and else the layers."""
-    find = cells_between_ends if kind == "recurrent" else partial(layers_until_all_meet, kind)
-    return find(length, sizes, seed)
+    if kind == "recurrent":
+        return cells_between_ends(length, sizes, seed)
+    return layers_until_all_meet(kind, length, sizes, seed)

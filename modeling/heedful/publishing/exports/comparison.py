@@ -1,7 +1,9 @@
 """The one entrance of all exports: what can be exported, a folder that appears whole, and the comparison before it.
 
 An engine is compared with `generate()` on sentences, token by token. SETTINGS says which settings each form carries
-out.
+out. Of every export, `model` is a folder or an id on the Hub, of a Heed model or of an adapter; `target` must not
+exist, and appears whole or not at all. A `ValueError` names what keeps the model from being exported, or the sentence
+for which the exported one gives other tokens in float32.
 """
 
 import copy
@@ -11,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,9 +92,7 @@ class Export:
 class UnscoredEngine(GenerateEngine):
     """`generate()` without the scores, which no comparison reads."""
 
-    def generate(
-        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def generate(self, inputs: Any, settings: Any, processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the `(batch, length)` tokens of a batch, and zeros for their scores."""
         sequences = self.model.generate(**inputs, generation_config=settings, logits_processor=processor)
         return sequences, torch.zeros(len(sequences))
@@ -108,10 +108,7 @@ class Draft:
     folder: Path  # to write to; it holds the tokenizers already
 
     def outputs(self, engine: Any, searches: Searches, limit: int | None) -> Outputs:
-        """Return the tokens that an engine generates for each sentence, by the name of the search.
-
-        The engine's model is left with the last search as its generation config.
-        """
+        """Return what an engine generates; its model is left with the last search as its generation config."""
         sources = encode(self.tokenizers, self.sentences, limit)
         found: Outputs = {}
         for name, search in searches.items():
@@ -200,10 +197,8 @@ def check_settings(config: GenerationConfig, form: str, where: str = "The model'
     asked = asked_of(config).items()
     faults = [f"`{name}` must not be set, but is {value!r}" for name, value in asked if name not in SETTINGS[form]]
     if faults:
-        raise ValueError(
-            f"{where} asks for what {form} cannot do: {'; '.join(faults)}. Without it the model can be exported, but "
-            "then it may generate other tokens."
-        )
+        without = "Without it the model can be exported, but then it may generate other tokens"
+        raise ValueError(f"{where} asks for what {form} cannot do: {'; '.join(faults)}. {without}.")
 
 
 def searches_of(config: GenerationConfig, beams: int, **others: Any) -> Searches:
@@ -217,15 +212,11 @@ def searches_of(config: GenerationConfig, beams: int, **others: Any) -> Searches
 def check_one_tokenizer(tokenizers: TokenizerPair, form: str) -> None:
     """Raise a `ValueError` if a model needs two tokenizers, or one that writes tags before sentences."""
     if not tokenizers.is_joint:
-        raise ValueError(
-            f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: source and target "
-            "have a tokenizer each, and the folder has one."
-        )
+        why = "source and target have a tokenizer each, and the folder has one"
+        raise ValueError(f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: {why}.")
     if len(tokenizers.languages) > 1:
-        raise ValueError(
-            f"The model must have one target language for {form}, but has {', '.join(tokenizers.languages)}: nothing "
-            "there writes their tags before a sentence."
-        )
+        found = f"{', '.join(tokenizers.languages)}: nothing there writes their tags before a sentence"
+        raise ValueError(f"The model must have one target language for {form}, but has {found}.")
 
 
 def check_quantization(quantization: str, known: Sequence[str]) -> None:
@@ -246,10 +237,8 @@ def encode(tokenizers: TokenizerPair, sentences: list[str], limit: int | None) -
             raise error.at(f"Sentence {number} of those to compare on (`--sentences` takes yours)") from None
     for number, source in enumerate(sources, start=1):
         if limit is not None and len(source) > limit:
-            raise ValueError(
-                f"Sentence {number} must have at most {limit} tokens, the model's number of positions, but has "
-                f"{len(source)} instead."
-            )
+            most = f"at most {limit} tokens, the model's number of positions"
+            raise ValueError(f"Sentence {number} must have {most}, but has {len(source)} instead.")
     return sources
 
 
@@ -304,10 +293,9 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
     """
     check_at_least(1, count=count)
     if path is not None:
-        sentences = [line.strip() for line in read_lines(path, "sentences") if line.strip()][:count]
-        if not sentences:
-            raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
-        return sentences
+        if sentences := [line.strip() for line in read_lines(path, "sentences") if line.strip()]:
+            return sentences[:count]
+        raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
     with suppress(OSError, ValueError):  # its files may be elsewhere now, or of another version
         data = read_recipe(Path(model) / "recipe.yaml").data
         split = "train" if data.locations.validation is None else "validation"
@@ -317,4 +305,4 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
     message = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
     warnings.warn(message, stacklevel=2)
     builtin = korean_english_pairs("test", (count + 1) // 2)
-    return [sentence for pair in builtin for sentence in (pair["ko"], pair["en"])][:count]
+    return list(chain.from_iterable(pair.values() for pair in builtin))[:count]

@@ -107,10 +107,8 @@ def check_folder(folder: Path) -> None:
     config = read_object(folder / "config.json")
     for file, reader in _code_files(folder, config).items():
         if not (folder / file).is_file():
-            raise FileNotFoundError(
-                f"{folder} must hold {file}, which its {reader} names, but does not: save the model again with"
-                " `save_pretrained` where Heedful is imported."
-            )
+            again = "save the model again with `save_pretrained` where Heedful is imported"
+            raise FileNotFoundError(f"{folder} must hold {file}, which its {reader} names, but does not: {again}.")
     tokenizers = TokenizerPair.from_pretrained(folder)
     tokenizers.check_config(load_model(folder).config)
     read_card(folder / CARD_FILE)
@@ -144,10 +142,9 @@ def _code_files(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     references = [each for each in references if "--" not in str(each)]  # which lies in another repository
     for reference in references:
         if not CODE_REFERENCE.fullmatch(str(reference)):
-            raise ValueError(
-                f"`auto_map` and `custom_pipelines` of {folder / 'config.json'} must name a file in the folder and a "
-                f"class in it, as modeling_heed.HeedModel, but name {reference!r} instead."
-            )
+            must = "a file in the folder and a class in it, as modeling_heed.HeedModel"
+            where = f"`auto_map` and `custom_pipelines` of {folder / 'config.json'}"
+            raise ValueError(f"{where} must name {must}, but name {reference!r} instead.")
     found = {f"{reference.split('.')[0]}.py": "config.json" for reference in references}
     unread = sorted(found)
     while unread:

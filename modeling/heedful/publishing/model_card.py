@@ -151,24 +151,19 @@ def _is_on_the_hub(dataset: str) -> bool:
 
 
 def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
+    direction = f"Translation {facts.source_language}-{facts.target_language}"
     found = []
     for test_set, scores in facts.scores.items():
+        task: dict[str, Any] = {"task_type": "translation", "task_name": direction}
+        task = task if facts.is_translation else {"task_type": OTHER_TASK}
+        # Not a dataset of the Hub, but the Hub demands an identifier.
+        task |= {"dataset_type": re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set), "dataset_name": test_set}
         for metric in filter(scores.__contains__, METRIC_NAMES):
             # How it was computed, as far as its value does not say so.
             arguments = {"signature": scores.get(f"{metric}_signature"), "ignore": scores.get("ignore")}
-            direction = f"Translation {facts.source_language}-{facts.target_language}"
-            result = EvalResult(
-                task_type="translation" if facts.is_translation else OTHER_TASK,
-                task_name=direction if facts.is_translation else None,
-                # Not a dataset of the Hub, but the Hub demands an identifier.
-                dataset_type=re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set),
-                dataset_name=test_set,
-                metric_type=metric,
-                metric_name=METRIC_NAMES[metric],
-                metric_value=round(float(scores[metric]), 2),
-                metric_args={name: value for name, value in arguments.items() if value is not None} or None,
-            )
-            found.append(result)
+            task["metric_args"] = {name: value for name, value in arguments.items() if value is not None} or None
+            value = round(float(scores[metric]), 2)
+            found.append(EvalResult(metric_type=metric, metric_name=METRIC_NAMES[metric], metric_value=value, **task))
     return found
 
 

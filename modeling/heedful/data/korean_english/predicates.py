@@ -53,7 +53,7 @@ def korean_forms(dictionary_form: str, tense: str, form: str, *, adjective: bool
     return front + forms[0], front + forms[1]
 
 
-NOTHING = ("", "", "")
+NOTHING: Forms = ("", "", "")
 BE = {"present": ("am", "is", "are"), "past": ("was", "was", "were")}
 HELPERS = {
     "present": ("do", "does", "do"),

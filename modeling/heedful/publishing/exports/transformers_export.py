@@ -90,8 +90,8 @@ def check_recipe(recipe: Recipe) -> None:
         must = f"for a model of several target languages, of which no class of transformers knows ({languages})"
         where = must if languages else f"where there is {folder}"
         raise ValueError(f"`publish.also` must be empty {where}, but is {recipe.publish.also} instead.")
-    is_new = settings.start_from is None
-    config: Any = config_of(settings, {}, recipe.tokenizer.joint) if is_new else load_model(settings.start_from).config
+    start = settings.start_from
+    config: Any = load_model(start).config if start else config_of(settings, {}, recipe.tokenizer.joint)
     comparison.check_kind(config, "transformers")
     stock_config(config)
     decoding = with_decoding(GenerationConfig(), recipe.decoding)

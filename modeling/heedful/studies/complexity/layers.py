@@ -93,7 +93,7 @@ class ConvolutionalLayer(nn.Module):
         self.padding = (reach, 0) if is_causal else (reach // 2, reach // 2)
         self.convolution = nn.Conv1d(d_model, 2 * d_model, kernel_width, dilation=dilation)
         nn.init.normal_(self.convolution.weight, std=math.sqrt(4 / (kernel_width * d_model)))
-        nn.init.zeros_(self.convolution.bias)
+        nn.init.zeros_(self.convolution.get_parameter("bias"))
 
     def forward(self, states: Tensor) -> Tensor:
         """Transform `(batch, length, d_model)`."""

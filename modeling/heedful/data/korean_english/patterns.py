@@ -112,10 +112,7 @@ def verbs(*conditions: str) -> list[Verb]:
 
 
 def _verb_rows(conditions: Sequence[str], forms: Sequence[str], slots: Sequence[str]) -> Iterator[SlotTrees]:
-    """Make the rows of every verb that meets the conditions, in every form, or for every time where that is "timed".
-
-    Others are asked about in both styles, "you" only in the plain one: 너 is not polite.
-    """
+    """Make the rows of every verb that meets the conditions, in every form, or for every time if that is "timed"."""
     for verb in verbs(*conditions):
         clauses = [Clause(verb, form) for form in forms]
         if "timed" in forms:
@@ -125,7 +122,7 @@ def _verb_rows(conditions: Sequence[str], forms: Sequence[str], slots: Sequence[
             if all(row.values()):  # some verbs have no object that can be counted, or not every tense
                 yield row
             if clause.form == "question" and "subject" in slots and "person" in verb.combines["by"]:
-                yield row | {"subject": (phrases.YOU,), "style": (phrases.PLAIN,)}
+                yield row | {"subject": (phrases.YOU,), "style": (phrases.PLAIN,)}  # 너 is not polite
 
 
 # Patterns about nouns and adjectives

@@ -77,7 +77,7 @@ def _english_forms(helpers: Forms, main: Forms, form: str) -> tuple[Forms, Forms
 def verb_predicate(verb: Verb, tense: str, form: str, korean: tuple[str, str] | None = None) -> Predicate:
     """Conjugate a verb in both languages; `korean` overrides the Korean forms."""
     if form == "statement" and tense == "present":
-        english = NOTHING, (verb.english, inflect_first(verb.english, add_s), verb.english)
+        english: tuple[Forms, Forms] = NOTHING, (verb.english, inflect_first(verb.english, add_s), verb.english)
     elif form == "statement" and tense == "past":
         english = NOTHING, (verb.past,) * 3
     else:

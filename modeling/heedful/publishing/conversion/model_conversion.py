@@ -129,10 +129,7 @@ def convert(
 
 
 def convert_config(config: PreTrainedConfig) -> HeedConfig:
-    """Return the config of the Heed model that computes the same, as far as the config alone tells.
-
-    `convert_model` reads the rest from the weights: `vocab_size`, what is shared, `output_bias`.
-    """
+    """Return the config of a Heed model that computes the same; `convert_model` reads the rest from the weights."""
     _check_expressible(config)
     family = FAMILIES[config.model_type]
     options = {**family.options, **{ours: getattr(config, theirs) for ours, theirs in family.fields.items()}}
@@ -146,10 +143,7 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
 
 
 def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
-    """Return a Heed model with the weights of a model of one of the `FAMILIES`, copied, in evaluation mode.
-
-    If it cannot be expressed, a `ValueError` names every field that prevents it.
-    """
+    """Return a Heed model with the weights of one of the `FAMILIES`, copied; a `ValueError` names what prevents it."""
     config = convert_config(theirs.config)
     weights = _heed_weights(theirs, config)
     source, target, output = (weights[name] for name in EMBEDDINGS)
@@ -321,11 +315,7 @@ def _generation_config(theirs: GenerationConfig, config: HeedConfig) -> Generati
 
 
 def _write_card(folder: Path, conversion: Conversion) -> None:
-    """Write README.md into `folder`, as `heedful push` wants it.
-
-    License and, where the tokenizer names none, languages are those of the source's own card; where it has no card,
-    or its card does not name them, they are `unknown` and `und`.
-    """
+    """Write README.md with the license and languages of the source's own card, `unknown` and `und` if it has none."""
     theirs, base_model = _metadata_of(conversion.source), _base_model(conversion.source)
     # NLLB's "kor_Hang" and mBART's "ko_KR" are languages with a script or country.
     languages = list(dict.fromkeys(language.split("_")[0] for language in conversion.languages))

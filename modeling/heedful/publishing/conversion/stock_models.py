@@ -39,12 +39,7 @@ POSITIONS = "model.decoder.embed_positions.weight"
 
 
 def stock_config(config: HeedConfig) -> PreTrainedConfig:
-    """Return the config of the stock model that computes the same.
-
-    It is of a `MarianMTModel`; with `norm_placement` pre of a `PegasusForConditionalGeneration`; with learned
-    positions of a `BartForConditionalGeneration`; with both of an `MBartForConditionalGeneration`; with the sines of
-    Tensor2Tensor of an `M2M100ForConditionalGeneration`. A `ValueError` names every field that none of them can have.
-    """
+    """Return the config of the stock model that computes the same; a `ValueError` names what none of them can have."""
     kind = _kind_of(config)
     _check_expressible(config, kind)
     options = {theirs: getattr(config, ours) for ours, theirs in FAMILIES[kind].fields.items()}

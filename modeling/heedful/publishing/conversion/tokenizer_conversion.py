@@ -51,10 +51,7 @@ class ConvertedTokenizers(NamedTuple):
 def convert_tokenizers(
     source: str, config: HeedConfig, source_language: str | None = None, target_language: str | None = None
 ) -> ConvertedTokenizers:
-    """Return the tokenizers of a checkpoint for its converted model; `convert` describes the other arguments.
-
-    The model's config gets their special ids, and the decoder's start where a language decides on it.
-    """
+    """Return the tokenizers of a checkpoint; the config gets their special ids, and a start that a language sets."""
     tokenizer = _load(source)
     if tokenizer is None:
         if source_language or target_language:

@@ -71,10 +71,7 @@ def export_transformers(
 
 @contextmanager
 def stock_form(model: str | Path) -> Iterator[Path]:
-    """Yield a folder for the Hub with the stock form of a model, which is removed with the context.
-
-    The model's own folder is checked as for a push of it, for its card becomes the other's.
-    """
+    """Yield a folder, as long as the context lasts, with the stock form of a model, checked as for a push of it."""
     check_folder(Path(model))
     with tempfile.TemporaryDirectory() as work:
         yield export_transformers(model, Path(work) / "model", comparison.sentences_to_compare(model)).folder

@@ -45,7 +45,7 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
     """Write a page with one model or several, which translate one text side by side.
 
     `models` are folders, or ids on the Hub, of Transformers or of recurrent models with attention, each with a
-    byte-level BPE tokenizer for both sides. `path` ends in .html; a file that is there is replaced. `example` stands in
+    byte-level BPE tokenizer for both sides. `path` ends in .html; a file there is replaced. `example` stands in
     the page when it is opened, by default a built-in Korean sentence. A `ValueError` names the field of a model, a
     tokenizer or a size that the page cannot hold.
     """

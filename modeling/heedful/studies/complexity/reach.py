@@ -30,10 +30,7 @@ def layer_at(kind: str, depth: int, sizes: Sizes) -> nn.Module:
 
 
 def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None = None) -> torch.Tensor:
-    """Tell which inputs reach which outputs, or those at some positions: `(outputs, inputs)`, true where they do.
-
-    Both are `(1, length, d_model)`, the outputs computed from the inputs, of which gradients are asked.
-    """
+    """Tell which inputs `(1, length, d_model)` reach which outputs, or those at positions: `(outputs, inputs)`."""
     direction = torch.randn_like(outputs[0, 0])
     rows = []
     for position in range(outputs.shape[1]) if positions is None else positions:
@@ -43,10 +40,7 @@ def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None
 
 
 def layers_until_all_meet(kind: str, length: int, sizes: Sizes, seed: int) -> int:
-    """Return how many layers it takes until every output depends on every input, or in a causal kind on all before it.
-
-    It is a `RuntimeError` if as many layers as there are positions do not suffice.
-    """
+    """Return how many layers it takes until every output depends on every input, in a causal kind on all before it."""
     torch.manual_seed(seed)
     inputs = torch.randn(1, length, WIDTH, dtype=torch.float64, requires_grad=True)
     wanted = torch.ones(length, length, dtype=torch.bool)

@@ -73,7 +73,6 @@ def _blind(pairs: list[Pair]) -> list[Pair]:
 
 
 def _without_source(lab: Lab) -> dict[str, Any]:
-    """Return the changes that train a model on the targets alone."""
     train, validation = training_pairs(lab), corpus_pairs(study_recipe({}).data.validation or "")
     files = lab.write_data(_blind(train), _blind(validation), test=_blind(held_out_pairs()[:TRANSLATED]))
     return {**files, "data.cleaning.drop_overlap": False}  # every source is in the held-out data

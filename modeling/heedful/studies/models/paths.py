@@ -33,10 +33,7 @@ def make_model(name: str) -> Any:
 
 @contextmanager
 def cut_before(model: Any, number: int | None) -> Iterator[list[Cell]]:
-    """Let a step of the cells, counted from 0 over encoder and decoder, know nothing of the state before it.
-
-    Yields the cells of all steps, as they come.
-    """
+    """Yield the cells of all steps as they come, of which the one at `number` knows nothing of the state before it."""
     steps: list[Cell] = []
     cells = [module for module in model.modules() if isinstance(module, Cell)]
 

@@ -73,8 +73,7 @@ def fresh_encoder(cell: str, matrix: str = ORTHOGONAL) -> HeedRNNEncoder:
 def gradient_by_distance(cell: str, matrix: str, seed: int) -> list[float]:
     """Return the norm of the gradient of the last state at the token 0, 1, 2 … steps before, over that at 0.
 
-    One random direction of the last state is differentiated by the embeddings of random symbols, in float64; mean over
-    sequences.
+    It is of one random direction of the state by embeddings of random symbols, in float64; mean over sequences.
     """
     torch.manual_seed(seed)
     encoder = fresh_encoder(cell, matrix).double()
@@ -123,7 +122,7 @@ def recall(
     torch.manual_seed(seed)
     encoder, output = fresh_encoder(cell, matrix), nn.Linear(WIDTH, SYMBOLS)
     weights = [*encoder.parameters(), *output.parameters()]
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(weights, RATE)
+    optimizer: Any = torch.optim.Adam(weights, RATE)
     if descent_norm is not None:
         optimizer = torch.optim.SGD(weights, DESCENT_RATE)
     largest = 0.0

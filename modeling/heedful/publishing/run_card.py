@@ -60,6 +60,7 @@ def facts_of(result: RunResult) -> CardFacts:
     given = ["pieces of a given tokenizer"] * 2
     tokens = given if recipe.tokenizer.path else [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
     source, language = corpus.validation_pairs[0]["source"], corpus.target_language
+    columns = {"source": recipe.data.source, "target": recipe.data.target}  # of which a number says nothing
     translator = Translator.from_pretrained(result.folder)
     translation = translator.translate([source], target_language=language)[0][0].text
     pairs = {
@@ -81,11 +82,7 @@ def facts_of(result: RunResult) -> CardFacts:
         run={
             "recipe": _without_empty(asdict(recipe)),
             "card": asdict(recipe.card),
-            # The number of a column says nothing.
-            "sides": [
-                side if column.isdigit() else code(column)
-                for side, column in (("source", recipe.data.source), ("target", recipe.data.target))
-            ],
+            "sides": [side if column.isdigit() else code(column) for side, column in columns.items()],
             "pairs": pairs,
             "cleaning": corpus.report.to_dict(),
             "joint_vocabulary": corpus.tokenizers.is_joint,

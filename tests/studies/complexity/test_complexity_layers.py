@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.studies.complexity.layers import ConvolutionalLayer, RecurrentLayer, SelfAttentionLayer
+from heedful.studies.complexity.layers import ConvolutionalLayer, SelfAttentionLayer
 from heedful.studies.complexity.reach import reached
 from helpers import assert_near, sentences, shake, tiny_model
 

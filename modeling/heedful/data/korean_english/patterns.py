@@ -25,9 +25,6 @@ def adverbs(kind: str) -> Tree:
     return tuple(Phrase((korean, korean), english) for korean, english in words_of_kind(kind))
 
 
-# Patterns about verbs
-
-
 @dataclass(frozen=True)
 class Clause:
     """What a row about a verb is made for: the verb, its form, and the tense where an adverb of time names it."""
@@ -123,9 +120,6 @@ def _verb_rows(conditions: Sequence[str], forms: Sequence[str], slots: Sequence[
                 yield row
             if clause.form == "question" and "subject" in slots and "person" in verb.combines["by"]:
                 yield row | {"subject": (phrases.YOU,), "style": (phrases.PLAIN,)}  # 너 is not polite
-
-
-# Patterns about nouns and adjectives
 
 
 def coordinated_objects(forms: Sequence[str]) -> Iterator[SlotTrees]:

@@ -25,8 +25,7 @@ from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizer
 from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
 from heedful.training.publication import LANGUAGE_CODE, UNDETERMINED
 
-# The largest allowed difference of a logit in float32; relative where logits are above 1.
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
 ROUNDING = 2e-3  # what half precision leaves of a sine
 COPIED_FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
@@ -65,8 +64,7 @@ FAMILIES = {
     "mbart": Family("MBartForConditionalGeneration", LEARNED | PRE),
 }
 EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-# The learned positions of BART and mBART begin in this row of their tables.
-FIRST_POSITION = 2
+FIRST_POSITION = 2  # the row of BART's and mBART's tables where learned positions begin
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,9 @@ def convert(
 ) -> Conversion:
     """Turn a saved Marian, Pegasus, BART, mBART, M2M100 or NLLB model into a Heed folder, with tokenizers and card.
 
-    The folder appears whole or not at all.
-
     Args:
         source: A folder, or the name of a repository on the Hub, which is downloaded.
-        target: The folder to write; it must not exist.
+        target: The folder to write; it must not exist, and appears whole or not at all.
         source_language: The source's language, for tokenizers that write one into each sentence (mBART, M2M100,
             NLLB), by its name there, such as "eng_Latn"; None takes the tokenizer's own.
         target_language: The language to translate into, likewise.
@@ -201,12 +197,8 @@ def _check_expressible(config: PreTrainedConfig) -> None:
     if config.model_type not in FAMILIES:
         raise ValueError(f"`model_type` must be one of {', '.join(FAMILIES)}, but is {config.model_type} instead.")
     expected = FAMILIES[config.model_type].model_class
-    # A config that was made and not saved names no class.
-    faults = [
-        f"`architectures` must be {expected}, but is {name} instead."
-        for name in config.architectures or []
-        if name != expected
-    ]
+    others = [name for name in config.architectures or [] if name != expected]  # a config that was made names no class
+    faults = [f"`architectures` must be {expected}, but is {name} instead." for name in others]
     choices = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
     faults += field_faults(config, {name: value for name, value in choices.items() if hasattr(config, name)})
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):

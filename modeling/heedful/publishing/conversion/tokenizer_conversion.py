@@ -24,8 +24,7 @@ from heedful.data.tokenization import TokenizerPair
 
 # These name the target language by the decoder's start token; the others by the first token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
-# Texts to compare, together with random ones made of the vocabulary itself.
-TEXTS = (
+TEXTS = (  # to compare, together with random ones made of the vocabulary itself
     "",
     "Good morning!",
     "The committee agreed that prices would rise by 4.5 % (or €12.80) a year.",

@@ -35,11 +35,9 @@ from heedful.symbols_heed import UnknownSymbol, trimmed
 from heedful.training.publication import MODEL_FOLDER
 from heedful.training.recipe_file import read_recipe
 
-# A compared translation may have this many tokens more than the longest source of its batch.
-MORE_THAN_SOURCE = 50
+MORE_THAN_SOURCE = 50  # so many tokens more than the longest source of its batch may a compared translation have
 TOKEN_BUDGET = 4096
-# The least mean share of tokens in common; a quantized model below it has lost what it learned.
-LEAST_LIKENESS = 0.5
+LEAST_LIKENESS = 0.5  # mean share of tokens in common; a quantized model below it has lost what it learned
 # The settings of a generation config that each form carries out as `generate()` does; every other one is refused.
 TOKENS = (*GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens")
 _ALL = frozenset(name for name in vars(GenerationConfig()) if name[0] != "_")
@@ -132,10 +130,7 @@ class Draft:
 
 @contextmanager
 def begun_export(model: str | Path, target: str | Path, sentences: Sequence[str], form: str) -> Iterator[Draft]:
-    """Check and load what is to be exported in a form, and yield it with a folder that goes away if that fails.
-
-    The folder gets the name `target` when all is in it.
-    """
+    """Check and load what is to be exported, and yield it with a folder that becomes `target`, or goes on an error."""
     check_is_new(Path(target))
     sentences = list(filter(None, map(trimmed, sentences)))
     if not sentences:

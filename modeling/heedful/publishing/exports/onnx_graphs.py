@@ -23,12 +23,9 @@ from heedful.publishing.exports import onnx_model
 from heedful.publishing.exports.comparison import plain_config
 from heedful.publishing.exports.onnx_model import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, cache_names
 
-# The oldest set of operators that torch's exporter writes: the most runtimes read it.
-OPSET = 18
-# A file of protocol buffers holds 2 GiB at most; larger weights lie in a file beside it.
-LARGEST_FILE = 2**31 - 2**26
-# Names of the axes that vary.
-BATCH, SOURCE = "batch_size", "encoder_sequence_length"
+OPSET = 18  # the oldest set of operators that torch's exporter writes: the most runtimes read it
+LARGEST_FILE = 2**31 - 2**26  # a file of protocol buffers holds 2 GiB at most; larger weights lie in a file beside it
+BATCH, SOURCE = "batch_size", "encoder_sequence_length"  # names of the axes that vary
 TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
 
 

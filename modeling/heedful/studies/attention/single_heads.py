@@ -76,9 +76,7 @@ def sharpest(looks: dict[Head, Look], kind: str) -> Head:
 def attention_modules(model: "HeedForConditionalGeneration") -> dict[tuple[Kind, int], "HeedAttention"]:
     """Return the attention modules by kind and layer."""
     encoder, decoder = enumerate(model.model.encoder.layers), enumerate(model.model.decoder.layers)
-    modules: dict[tuple[Kind, int], HeedAttention] = {
-        ("encoder", number): layer.self_attn for number, layer in encoder
-    }
+    modules: dict[tuple[Kind, int], HeedAttention] = {("encoder", number): one.self_attn for number, one in encoder}
     for number, layer in decoder:
         modules |= {("decoder", number): layer.self_attn, ("cross", number): layer.cross_attn}
     return modules

@@ -20,8 +20,7 @@ from heedful.configuration_heed import HeedConfig
 from heedful.masks_heed import neighbourhood_mask, windowed_mask
 from heedful.studies.complexity.counts import CellKind, Sizes
 
-# Keeps the variance of a sum of two as large as that of each (Gehring et al., section 3.5).
-HALF_VARIANCE = math.sqrt(0.5)
+HALF_VARIANCE = math.sqrt(0.5)  # keeps the variance of a sum of two as large as that of each (section 3.5)
 
 
 class SelfAttentionLayer(nn.Module):

@@ -14,14 +14,12 @@ from torch import nn
 from heedful.studies.complexity.counts import Sizes
 from heedful.studies.complexity.layers import RecurrentLayer, make_layer
 
-# Wide enough that no gradient is zero by chance; reach does not depend on the width.
-WIDTH, HEADS = 8, 2
+WIDTH, HEADS = 8, 2  # wide enough that no gradient is zero by chance; reach does not depend on the width
 # In these an output looks at earlier inputs alone. Dilated convolutions are among them because a stack of padded ones
 # that look to both sides would go 27 - 9 - 3 positions to reach 15, by way of padding, and so needs further layers.
 CAUSAL_KINDS = ("recurrent", "causal", "dilated")
 KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "causal", "dilated")
-# On longer ways through a recurrent layer gradients become zero, in float64 too.
-LONGEST_REACH = 256
+LONGEST_REACH = 256  # on longer ways through a recurrent layer gradients become zero, in float64 too
 
 
 def layer_at(kind: str, depth: int, sizes: Sizes) -> nn.Module:

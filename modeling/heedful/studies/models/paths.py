@@ -16,8 +16,7 @@ from heedful.figures import lines
 from heedful.studies.report import Outcome
 from heedful.studies.study import Lab, description_of
 
-# "I love you" in Korean has as many words, and more.
-LENGTHS = (3, 6, 12, 24)
+LENGTHS = (3, 6, 12, 24)  # words: as many as "I love you" in Korean has, and more
 DESCRIPTION = description_of(__file__)
 MODELS: dict[str, dict[str, Any]] = DESCRIPTION["models"]
 VOCABULARY = 64

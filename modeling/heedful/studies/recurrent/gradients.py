@@ -32,18 +32,15 @@ BATCH = 16
 DISTANCES = (1, 5, 10, 25, 50, 100)
 # How the recurrent matrix is drawn: so that it keeps lengths, the same times 1.5, or the absolute values of the first.
 ORTHOGONAL, LARGER, POSITIVE = MATRICES = ("orthogonal", "orthogonal × 1.5", "positive")
-
 DEPTHS = (1, 5, 10, 25, 50)
-
 SYMBOLS = 8
 LENGTHS = (5, 20, 50)  # of the sequences whose first symbol is to be named
 UPDATES = 400
 RATE = 0.003  # of Adam
 TESTED = 512  # sequences
 LARGEST_NORM = 1.0
-# Trained by plain gradient descent, on which clipping acts unmixed.
 UNCLIPPED = (("tanh", ORTHOGONAL), ("linear", LARGER), ("lstm", ORTHOGONAL))
-DESCENT_RATE = 0.1
+DESCENT_RATE = 0.1  # of plain gradient descent, which trains these: clipping acts unmixed on it
 DESCENT_LENGTH = 20
 
 

@@ -90,10 +90,9 @@ class CardFacts:
             if "count" not in scores:
                 raise ValueError(f"`scores[{test_set!r}]` must have `count`, but has only {sorted(scores)}.")
         if self.base_model and not self.task and not self.is_translation:
-            raise ValueError(
-                f"`source_language` and `target_language` must be two languages, but are {self.source_language} and "
-                f"{self.target_language} instead; for what is no translation, `task` must say what the model does."
-            )
+            but = f"but are {self.source_language} and {self.target_language} instead"
+            task = "for what is no translation, `task` must say what the model does"
+            raise ValueError(f"`source_language` and `target_language` must be two languages, {but}; {task}.")
 
 
 def write_model_card(folder: str | Path, facts: CardFacts) -> Path:

@@ -289,9 +289,8 @@ def _exact_sinusoids(name: str, table: torch.Tensor, config: HeedConfig, toleran
         expected[config.pad_token_id] = 0
     distance = (table.float().cpu() - expected).abs().max().item()
     if not distance <= tolerance:
-        raise ValueError(
-            f"`{name}` must hold the sinusoids that Heed computes, but differs from them by {distance:.1e} instead."
-        )
+        but = f"differs from them by {distance:.1e} instead"
+        raise ValueError(f"`{name}` must hold the sinusoids that Heed computes, but {but}.")
     return expected
 
 

@@ -6,7 +6,7 @@ matrices compute the same whatever the order of the features, so the weights are
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,23 +132,17 @@ def _check_expressible(config: Any, kind: str) -> None:
         raise ValueError(f"The model has no stock form, of which {nearest} is the nearest: {' '.join(faults)}")
 
 
-def _written_out(ours: HeedForConditionalGeneration) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield names and weights of a Heed model, those of shared layers for each layer."""
-    for name, value in ours.state_dict().items():
-        stack = ours.model.encoder if ".encoder." in name else ours.model.decoder
-        for number in range(stack.rounds if ".layers." in name else 1):
-            yield name.replace(".layers.0.", f".layers.{number}.") if number else name, value
-
-
 def _stock_weights(ours: HeedForConditionalGeneration, renamings: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Return the weights under their names, with the features of d_model in their order."""
+    """Return the weights under their names, those of shared layers for each, with features in their order."""
     config: Any = ours.config
     weights = {}
-    for name, value in _written_out(ours):
+    for name, value in ours.state_dict().items():
         if name == "lm_head.bias":
             name, value = "final_logits_bias", value[None]
         elif "embed_positions" in name:
             value = torch.cat([value.new_zeros(FIRST_POSITION, config.d_model), value])
-        weights[name] = value
+        stack = ours.model.encoder if ".encoder." in name else ours.model.decoder
+        for number in range(stack.rounds if ".layers." in name else 1):
+            weights[name.replace(".layers.0.", f".layers.{number}.") if number else name] = value
     back = {name: theirs for theirs, name in renamings.items()}
     return conversion.renamed(weights, back, conversion.paper_order(config))

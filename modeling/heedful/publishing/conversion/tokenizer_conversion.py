@@ -76,9 +76,8 @@ def _load(source: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except ImportError as error:
-        raise ImportError(
-            f"The tokenizer in {source} needs sentencepiece, which is not installed: pip install 'heedful[convert]'."
-        ) from error
+        missing = "sentencepiece, which is not installed: pip install 'heedful[convert]'"
+        raise ImportError(f"The tokenizer in {source} needs {missing}.") from error
 
 
 def _choose_languages(

@@ -257,9 +257,8 @@ def logits_difference(expected: torch.Tensor, found: torch.Tensor, tolerance: fl
     """Return the largest difference of a logit, relative where logits are above 1; above the tolerance an error."""
     difference = relative_difference(expected, found)
     if not difference <= tolerance:  # so that not-a-number is refused too
-        raise ValueError(
-            f"The exported model's logits differ by {difference:.1e} from generate()'s, so that no folder is left."
-        )
+        apart = f"{difference:.1e} from generate()'s, so that no folder is left"
+        raise ValueError(f"The exported model's logits differ by {apart}.")
     return difference
 
 
@@ -274,10 +273,9 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
                 f"{sentence!r}: generate() gives tokens {list(expected)}, {engine} ({search}) tokens {list(found)}."
             )
         if comparison.likeness < LEAST_LIKENESS:
-            raise ValueError(
-                f"`quantization` {quantization} loses the model, so that no folder is left: its translations "
-                f"({search}) have {100 * comparison.likeness:.0f} % of their tokens in common with generate()'s."
-            )
+            likeness = f"({search}) have {100 * comparison.likeness:.0f} % of their tokens in common with generate()'s"
+            lost = f"`quantization` {quantization} loses the model, so that no folder is left"
+            raise ValueError(f"{lost}: its translations {likeness}.")
 
 
 def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:

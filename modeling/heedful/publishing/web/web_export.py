@@ -125,10 +125,8 @@ def check_pattern(tokenizers: TokenizerPair) -> None:
     tokenizers.check_is_fast("transformers.js")
     is_of_words = isinstance(tokenizers.source.backend_tokenizer.model, models.WordLevel)
     if is_of_words or is_of_characters(tokenizers.source):
-        kind = "words" if is_of_words else "characters"
-        raise ValueError(
-            f"`tokenizer.algorithm` must be bpe or unigram for transformers.js, but is of {kind} instead."
-        )
+        kind = f"of {'words' if is_of_words else 'characters'}"
+        raise ValueError(f"`tokenizer.algorithm` must be bpe or unigram for transformers.js, but is {kind} instead.")
 
 
 def _write_files(model: Any, folder: Path) -> None:

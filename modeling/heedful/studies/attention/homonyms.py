@@ -4,8 +4,7 @@ An embedding knows nothing of the sentence: 배 is one vector, whether somebody 
 rubs it (a belly). What the encoder adds to it can only come of the other words, through attention. A small model is
 trained on the built-in corpus and on sentences of such words. A probe then tells the meaning in others of these
 sentences from a state of the word alone: that whose centroid has the largest cosine. Its centroids are made of
-sentences with all deciding words, or without the sentence's own: then it must read what such words have in common. The
-same is measured of the model as it was before it learned.
+sentences with all deciding words, or without the sentence's own: then it must read what such words have in common.
 """
 
 import re

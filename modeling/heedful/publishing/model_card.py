@@ -151,18 +151,17 @@ def _is_on_the_hub(dataset: str) -> bool:
 
 def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
     direction = f"Translation {facts.source_language}-{facts.target_language}"
+    task = {"task_type": "translation", "task_name": direction} if facts.is_translation else {"task_type": OTHER_TASK}
     found = []
     for test_set, scores in facts.scores.items():
-        task: dict[str, Any] = {"task_type": "translation", "task_name": direction}
-        task = task if facts.is_translation else {"task_type": OTHER_TASK}
-        # Not a dataset of the Hub, but the Hub demands an identifier.
-        task |= {"dataset_type": re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set), "dataset_name": test_set}
+        identifier = re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set)  # of no dataset of the Hub, which demands one
         for metric in filter(scores.__contains__, METRIC_NAMES):
             # How it was computed, as far as its value does not say so.
             arguments = {"signature": scores.get(f"{metric}_signature"), "ignore": scores.get("ignore")}
-            task["metric_args"] = {name: value for name, value in arguments.items() if value is not None} or None
             value = round(float(scores[metric]), 2)
-            found.append(EvalResult(metric_type=metric, metric_name=METRIC_NAMES[metric], metric_value=value, **task))
+            measured: Any = {"metric_type": metric, "metric_name": METRIC_NAMES[metric], "metric_value": value}
+            measured["metric_args"] = {name: one for name, one in arguments.items() if one is not None} or None
+            found.append(EvalResult(dataset_type=identifier, dataset_name=test_set, **task, **measured))
     return found
 
 

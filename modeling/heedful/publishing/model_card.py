@@ -150,8 +150,10 @@ def _is_on_the_hub(dataset: str) -> bool:
 
 
 def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
-    direction = f"Translation {facts.source_language}-{facts.target_language}"
-    task = {"task_type": "translation", "task_name": direction} if facts.is_translation else {"task_type": OTHER_TASK}
+    task: dict[str, Any] = {"task_type": OTHER_TASK}
+    if facts.is_translation:
+        direction = f"Translation {facts.source_language}-{facts.target_language}"
+        task = {"task_type": "translation", "task_name": direction}
     found = []
     for test_set, scores in facts.scores.items():
         identifier = re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set)  # of no dataset of the Hub, which demands one

@@ -56,6 +56,7 @@ ABBREVIATION = re.compile(
 LONGEST_ABBREVIATION = 40
 SEEN = re.compile(r"\S")
 FULL_WIDTH_END = tuple("。！？｡」』）")
+CODE = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # of a language and its script or country
 LINE_BREAK = re.compile(r"(\r?\n|\r)")
 
 
@@ -91,102 +92,62 @@ class Piece:
 
 
 class Languages:
-    """How a checkpoint selects its languages. This base class has one fixed direction."""
+    """How a checkpoint selects its languages, if it has several: by tags or by codes, which are ids.
 
-    def __init__(self, known: Iterable[str] = ()):
-        self.known = tuple(known)  # the languages that may be named
+    A tag of the target language comes before the source: Heed's `<2de>`, or `>>deu<<` of a Marian model. With codes
+    the tokenizer marks the source's language and the decoder begins with the target's: M2M100, NLLB, mBART.
+    """
+
+    def __init__(self, tokenizer: Any, model: Any):
+        added = {str(token): number for token, number in tokenizer.added_tokens_encoder.items()}
+        tags = _languages_in(added, r"<2([A-Za-z0-9_-]+)>") or _languages_in(tokenizer.get_vocab(), r">>(.+)<<")
+        self.tags = dict(sorted(tags.items(), key=lambda tag: tag[1]))
+        self.codes: dict[str, int] = {}
+        if not tags and isinstance(getattr(tokenizer, "src_lang", None), str):
+            self.codes = getattr(tokenizer, "lang_code_to_id", None) or _languages_in(added, CODE)
+        self.known = tuple(self.tags or self.codes)  # the languages that may be named
+        codes = {*self.codes.values()}
+        # mBART of 25 languages starts the decoder with the language itself.
+        starts = getattr(model.config, "decoder_start_token_id", None) in codes
+        self.option = "decoder_start_token_id" if starts else "forced_bos_token_id"
+        self.has_default = getattr(model.generation_config, self.option) in codes
+        # The first or the last id of a source is its language.
+        self.place = 0 if codes and tokenizer("")["input_ids"][0] in codes else -1
 
     def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
-        """Raise a `ValueError` for a language that is unknown; `None` is none."""
+        """Raise a `ValueError` for a language that is unknown or would be ignored; `None` is none."""
+        if src_lang is not None and self.tags:
+            must = f"`src_lang` must be None for this model, which selects its target language ({self._named()}) only"
+            raise ValueError(f"{must}, but is {src_lang!r} instead.")
         for name, language in (("src_lang", src_lang), ("tgt_lang", tgt_lang)):
             if language is not None and language not in self.known:
-                known = ", ".join(self.known) or "none: it has one direction"
+                known = self._named() or "none: it has one direction"
                 raise ValueError(f"`{name}` must be a language of the model ({known}), but is {language!r} instead.")
 
-    def require(self, tgt_lang: str | None) -> None:
-        """Raise a `ValueError` if the target language must be named and is not."""
-        if tgt_lang is None and len(self.known) > 1:
-            raise ValueError(f"`tgt_lang` must be one of {', '.join(self.known)}, but is None instead.")
-
     def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode a source text, without truncation."""
-        self.require(tgt_lang)
+        """Encode a source text, without truncation; a target language that must be named is required."""
+        if tgt_lang is None and len(self.known) > 1 and not self.has_default:
+            raise ValueError(f"`tgt_lang` must be one of {self._named()}, but is None instead.")
         try:
-            return tokenizer(text, truncation=False, verbose=False)["input_ids"]
+            ids = tokenizer(text, truncation=False, verbose=False)["input_ids"]
         except Exception as error:  # a bare one of `tokenizers`, which does not name the symbol
             unknown = unknown_symbol(tokenizer, "text", [text])
             raise unknown.at(repr(text[:40])) if unknown else error from None
+        if src_lang is not None:  # the tokenizer, which other threads use, keeps its own
+            ids[self.place] = self.codes[src_lang]
+        return [self.tags[tgt_lang], *ids] if self.tags and tgt_lang else ids  # in a text, a tag is plain text
 
     def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
         """Return the arguments of `generate()` that select the target language."""
-        return {}
+        return {self.option: self.codes[tgt_lang]} if self.codes and tgt_lang else {}
+
+    def _named(self) -> str:
+        return ", ".join(self.known)
 
 
-class TargetTags(Languages):
-    """A tag of the target language comes before the source: Heed's `<2de>`, or `>>deu<<` of a Marian model."""
-
-    def __init__(self, tags: dict[str, int]):
-        super().__init__(tags)
-        self.tags = tags
-
-    def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
-        """Raise for an unknown target language, and for any source language: it would be ignored."""
-        if src_lang is not None:
-            must = (
-                f"`src_lang` must be None for this model, which selects its target language ({', '.join(self.known)})"
-            )
-            raise ValueError(f"{must} only, but is {src_lang!r} instead.")
-        super().check(None, tgt_lang)
-
-    def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode a source text behind its tag, which is an id: in a text, a tag is plain text."""
-        ids = super().encode(tokenizer, text, src_lang, tgt_lang)
-        return ids if tgt_lang is None else [self.tags[tgt_lang], *ids]
-
-
-class LanguageCodes(Languages):
-    """The tokenizer marks the source's language and the decoder begins with the target's: M2M100, NLLB, mBART."""
-
-    def __init__(self, codes: dict[str, int], tokenizer: Any, model: Any):
-        super().__init__(codes)
-        self.codes = codes
-        # mBART of 25 languages starts the decoder with the language itself.
-        starts = model.config.decoder_start_token_id in codes.values()
-        self.option = "decoder_start_token_id" if starts else "forced_bos_token_id"
-        self.has_default = getattr(model.generation_config, self.option) in codes.values()
-        # The first or the last id of a source is its language.
-        self.place = 0 if tokenizer("")["input_ids"][0] in codes.values() else -1
-
-    def require(self, tgt_lang: str | None) -> None:
-        """Raise if neither the caller nor the model's generation config names the target language."""
-        if not self.has_default:
-            super().require(tgt_lang)
-
-    def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode a source text, marked with its language; the tokenizer, which other threads use, keeps its own."""
-        ids = super().encode(tokenizer, text, src_lang, tgt_lang)
-        if src_lang is not None:
-            ids[self.place] = self.codes[src_lang]
-        return ids
-
-    def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
-        """Return the id that the target begins with."""
-        return {} if tgt_lang is None else {self.option: self.codes[tgt_lang]}
-
-
-def languages_of(tokenizer: Any, model: Any) -> Languages:
-    """Return how a checkpoint selects its languages, by its tokenizer and its config."""
-    added = {str(token): number for token, number in tokenizer.added_tokens_encoder.items()}
-    for pattern, vocabulary in ((r"<2([A-Za-z0-9_-]+)>", added), (r">>(.+)<<", tokenizer.get_vocab())):
-        tags = {match[1]: number for token, number in vocabulary.items() if (match := re.fullmatch(pattern, token))}
-        if tags:
-            return TargetTags(dict(sorted(tags.items(), key=lambda tag: tag[1])))
-    if isinstance(getattr(tokenizer, "src_lang", None), str):
-        codes = getattr(tokenizer, "lang_code_to_id", None) or {
-            token: number for token, number in added.items() if re.fullmatch(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", token)
-        }
-        return LanguageCodes(dict(codes), tokenizer, model)
-    return Languages()
+def _languages_in(vocabulary: dict[str, int], pattern: str) -> dict[str, int]:
+    """Return the ids of the tokens that a pattern matches, by the language that is its first group."""
+    return {match[1]: number for token, number in vocabulary.items() if (match := re.fullmatch(pattern, token))}
 
 
 # The pipeline
@@ -224,7 +185,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         _check_model(model)
         self.target_tokenizer = _target_tokenizer(model, tokenizer, target_tokenizer)
         _check_tokenizers(model, tokenizer, self.target_tokenizer)
-        self.languages = languages_of(tokenizer, model)
+        self.languages = Languages(tokenizer, model)
         self.defaults = frozenset(kwargs)
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
         self.model.eval()
@@ -250,10 +211,9 @@ class HeedTranslationPipeline(ChunkPipeline):
 
         Returns:
             For a text a list of `num_return_sequences` dictionaries, best first, with `translation_text` and, if asked
-            for, `score`: the log-probability of all its tokens divided by their number to the power of
-            `length_penalty`, what `generate()` calls `sequences_scores`. Of a text of several sentences, the second
-            translation joins the second of every sentence. For a list a list of dictionaries, or of such lists where
-            `num_return_sequences` is above 1; for anything else an iterator of the same.
+            for, `score`, what `generate()` calls `sequences_scores`, over all its tokens. Of a text of several
+            sentences, the second translation joins the second of every sentence. For a list a list of dictionaries, or
+            of such lists where `num_return_sequences` is above 1; for anything else an iterator of the same.
 
         Raises:
             ValueError: For an unknown language, setting or symbol, or a sentence longer than the model takes.

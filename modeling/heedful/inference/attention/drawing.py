@@ -30,7 +30,7 @@ SIDES = {
     "encoder": ("source (looked at)", "source (looks)"),
     "decoder": ("target so far (looked at)", "target (looks)"),
 }
-
+REGULAR = (400, "normal", "regular")  # weights of fonts
 # Tried in this order for letters that matplotlib's own font, DejaVu Sans, lacks; then the other fonts of the system.
 WIDE_FONTS = (
     "NanumGothic", "Noto Sans CJK KR", "Noto Sans KR", "Malgun Gothic", "Apple SD Gothic Neo", "AppleGothic",
@@ -39,7 +39,7 @@ WIDE_FONTS = (
 
 
 def draw_attention(attention: AttentionMap, path: str | Path, title: str | None = None) -> Path:
-    """Draw an attention map as a heat map: rows look at columns, darker is more.
+    """Draw an attention map as a heat map, rows look at columns, darker is more, and return the file's path.
 
     To show words and not tokens, draw what `word_attention` returns. Labels of columns are not turned: side by side
     where there is room, else from top to bottom in Korean, Chinese and Japanese; others are turned.
@@ -52,9 +52,6 @@ def draw_attention(attention: AttentionMap, path: str | Path, title: str | None 
         attention: What to draw.
         path: File to write: .png, .svg or .pdf.
         title: A line above the picture.
-
-    Returns:
-        The path of the file.
 
     Raises:
         ValueError: If the path has another suffix.
@@ -90,9 +87,8 @@ def draw_attention(attention: AttentionMap, path: str | Path, title: str | None 
     if title:
         figure.suptitle(title, **{**style, "fontsize": 12})
     tall = min(4, height)
-    bar = figure.colorbar(
-        image, ax=axes, shrink=tall / height, aspect=tall / 0.2, anchor=(0, 1), fraction=0.1, pad=0.02
-    )
+    sizes: Any = {"shrink": tall / height, "aspect": tall / 0.2, "fraction": 0.1, "pad": 0.02}
+    bar = figure.colorbar(image, ax=axes, anchor=(0, 1), **sizes)
     bar.set_label("attention weight", color="dimgray", fontsize=9)
     bar.outline.set_visible(False)
     return _save(figure, path)
@@ -107,7 +103,7 @@ def draw_attention_grid(
     tokens: bool = False,
     scores: bool = False,
 ) -> Path:
-    """Draw all heads in one picture: a row for each layer, a column for each head, darker is more.
+    """Draw all heads in one picture, a row for each layer, a column for each head, and return the file's path.
 
     Rows and columns of each small map are those of the attention map; the outer maps have labels. Scores are drawn as
     dots below the weights: larger further from 0, blue above and red below it, and nothing where a mask hides the
@@ -122,9 +118,6 @@ def draw_attention_grid(
         tokens: Whether to show the tokenizer's tokens, not words, which `word_attention` puts together.
         scores: Whether to draw the raw scores, before the softmax, below the weights; as numbers too where there is
             room for them. Those of words are the means over their tokens.
-
-    Returns:
-        The path of the file.
 
     Raises:
         ValueError: If there is no such kind or layer, or no scores; further errors are those of `draw_attention`.
@@ -177,17 +170,19 @@ def _draw_dots(axes: "Axes", scores: np.ndarray) -> None:
         axes.text(column, row, text, fontsize=6, ha="center", va="center")
 
 
+def _is_wide(letter: str) -> bool:
+    """Return whether a letter is as wide as high, as Korean and Chinese ones are."""
+    return unicodedata.east_asian_width(letter) in "WF"
+
+
 def _inches(labels: Sequence[str], points: int = 11) -> float:
-    """Estimate how much room the longest label of this size needs: Korean and Chinese letters are as wide as high."""
-    widths = (
-        sum(1.0 if unicodedata.east_asian_width(letter) in "WF" else 0.6 for letter in label) for label in labels
-    )
-    return (max(widths) + 0.8) * points / 72
+    """Estimate how much room the longest label of this size needs."""
+    return (max(sum(1.0 if _is_wide(letter) else 0.6 for letter in label) for label in labels) + 0.8) * points / 72
 
 
 def _set_upright(axes: "Axes", labels: Sequence[str], style: dict[str, Any]) -> None:
     """Write labels of narrow columns: wide letters are one below the other, other labels are turned."""
-    is_stacked = [any(unicodedata.east_asian_width(letter) in "WF" for letter in label) for label in labels]
+    is_stacked = [any(map(_is_wide, label)) for label in labels]
     texts = ["\n".join(label) if stacked else label for label, stacked in zip(labels, is_stacked, strict=True)]
     axes.set_xticks(range(len(labels)), texts, **style)
     for text, stacked in zip(axes.get_xticklabels(), is_stacked, strict=True):
@@ -213,9 +208,8 @@ def writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
     """Return texts that the fonts here can write, and matplotlib's arguments for them."""
     check_matplotlib()
     families, missing = _fonts_for("".join(text for group in texts for text in group))
-    written = [
-        ["".join(f"⟨{ord(c):X}⟩" if ord(c) in missing else c for c in text) for text in group] for group in texts
-    ]
+    codes = {number: f"⟨{number:X}⟩" for number in missing}
+    written = [[text.translate(codes) for text in group] for group in texts]
     return written, {"family": families, "parse_math": False, "usetex": False}
 
 
@@ -254,7 +248,10 @@ def _letters_of(path: str) -> set[int]:
 
 def _wide_fonts(manager: Any) -> Iterator[tuple[str, str]]:
     """Yield (family, file) of the known fonts, of koreanize_matplotlib's font, and of all fonts of the system."""
-    files = {entry.name: entry.fname for entry in manager.ttflist if _is_upright(entry)}
+    upright = (entry for entry in manager.ttflist if entry.style == "normal" and entry.weight in REGULAR)
+    # matplotlib's "Last Resort" has a box for every letter.
+    usable = (entry for entry in upright if "Last Resort" not in entry.name and Path(entry.fname).is_file())
+    files = {entry.name: entry.fname for entry in usable}
     for family in WIDE_FONTS:
         if family in files:
             yield family, files[family]
@@ -266,10 +263,3 @@ def _wide_fonts(manager: Any) -> Iterator[tuple[str, str]]:
             manager.addfont(path)
             yield "NanumGothic", str(path)
     yield from sorted(files.items())
-
-
-def _is_upright(entry: Any) -> bool:
-    # matplotlib's "Last Resort" has a box for every letter.
-    if "Last Resort" in entry.name or entry.style != "normal":
-        return False
-    return entry.weight in (400, "normal", "regular") and Path(entry.fname).is_file()

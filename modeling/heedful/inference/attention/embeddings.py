@@ -58,26 +58,17 @@ def layer_names(count: int) -> list[str]:
 def word_states(
     model: Any, tokenizers: TokenizerPair, word: str, sentence: str | None = None, target_language: str | None = None
 ) -> WordStates:
-    """Follow a word through the encoder.
+    """Follow a word through the encoder of a Transformer, or of a `Translator`, alone or in a sentence.
 
-    Args:
-        model: Heed's Transformer, another encoder-decoder Transformer of transformers, or a `Translator` of one.
-        tokenizers: Its tokenizers.
-        word: A word, or several, as the sentence has them, or the beginning of a word, such as one without a particle:
-            then the tokens that write it may write some of the rest too. Of several places the first is taken.
-        sentence: The source that has it; None is the word alone.
-        target_language: Language to translate into, where the tokenizers know several.
-
-    Raises:
-        ValueError: If the word is empty, not in the sentence or of no token, the model is recurrent or exported, or
-            its tokenizer no fast one.
+    It may be several, as the sentence has them, or the beginning of a word, such as one without a particle: then the
+    tokens that write it may write some of the rest too. Of several places the first is taken. A `ValueError` says if
+    the word is empty, not in the sentence or of no token, the model is recurrent or exported, or its tokenizer no fast
+    one.
     """
     model = plain_model(model)
     if model.config.model_type == "heed_rnn":
-        raise ValueError(
-            "The model must be a Transformer, whose layers add to its embeddings, but is a recurrent model instead, "
-            "whose states cannot be compared with them."
-        )
+        must = "The model must be a Transformer, whose layers add to its embeddings"
+        raise ValueError(f"{must}, but is a recurrent model instead, whose states cannot be compared with them.")
     if not word.strip():
         raise ValueError(f"`word` must be a word, but is {word!r} instead.")
     tokenizers.check_is_fast("the embeddings of words")

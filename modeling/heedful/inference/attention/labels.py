@@ -43,8 +43,8 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
     that are no character are shown as ‹EC›. An id that the tokenizer does not know becomes <its number>.
     """
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
-    control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    control |= {id_ for id_, piece in zip(ids, pieces, strict=True) if piece is None}
+    unknown = (id_ for id_, piece in zip(ids, pieces, strict=True) if piece is None)
+    control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder, *unknown}
     is_byte_level = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel)
     labels = [f"<{id_}>" if piece is None else piece for id_, piece in zip(ids, pieces, strict=True)]
     run: list[tuple[int, bytes]] = []  # neighbouring pieces whose bytes may form a character together
@@ -111,13 +111,12 @@ def shown_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> Wor
     is_spelt = is_of_characters(tokenizer) and len({*words} - {None}) == 1
     groups: list[list[int]] = []
     for index, (id_, word) in enumerate(zip(ids, words, strict=True)):
-        is_continued = groups and id_ not in control and ids[index - 1] not in control
-        if is_continued and words[index - 1] == word and not pieces[index].startswith(CONTINUATION_MARK):
-            is_continued = not is_spelt and not any(map(BEGINS_UNSPACED.match, (pieces[index], pieces[index - 1][-1])))
-        if is_continued and words[index - 1] in (None, word):
-            groups[-1].append(index)
-        else:
-            groups.append([index])
+        is_apart = not groups or id_ in control or ids[index - 1] in control or words[index - 1] not in (None, word)
+        if not is_apart and words[index - 1] == word and not pieces[index].startswith(CONTINUATION_MARK):
+            is_apart = is_spelt or any(map(BEGINS_UNSPACED.match, (pieces[index], pieces[index - 1][-1])))
+        if is_apart:
+            groups.append([])
+        groups[-1].append(index)
     labels, of_tokens = [], [number for number, group in enumerate(groups) for _ in group]
     for group in groups:
         text = cast(str, tokenizer.decode([ids[index] for index in group], clean_up_tokenization_spaces=False))

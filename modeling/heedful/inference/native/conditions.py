@@ -10,23 +10,19 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.fast_paths_heed import FILES_OF_MODULES, foreign_hooks, is_known, runs_known_functions
 from heedful.inference.native import kernels
-from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings
-from heedful.inference.strategies.steps import BEAM_MODES, OTHER_MODES, UNSET
+from heedful.inference.search_settings import SEARCH_SETTINGS
+from heedful.inference.strategies.steps import OTHER_MODES, asked_of
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.versions_heed import CACHE
 
 NAME = "the native decoder"
 # Numbers of each weight that are compared: a fused optimizer leaves no other trace.
 COMPARED = 4
-# Settings of other ways of decoding.
-UNREAD = {
-    **OTHER_MODES,
-    **BEAM_MODES,
-    **SEARCH_SETTINGS,
-    **{"do_sample": UNSET, "penalty_alpha": UNSET, "max_time": (None,), "stop_strings": (None,)},
-    # They read the source's tokens, of which only the encoding is left.
-    **{"encoder_no_repeat_ngram_size": (None, 0), "encoder_repetition_penalty": (None, 1.0)},
-}
+# Settings of other ways of decoding; the last two read the source's tokens, of which only the encoding is left.
+UNREAD = (
+    *OTHER_MODES, *SEARCH_SETTINGS, "force_words_ids", "do_sample", "max_time", "stop_strings",
+    "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+)  # fmt: skip
 # What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 # The stopping criteria that the native search applies itself.
@@ -104,7 +100,7 @@ def kernels_obstacle(config: Any, precision: str) -> str | None:
 
 def settings_obstacle(config: Any, stopping_criteria: Iterable[Any] = (), **model_kwargs: Any) -> str | None:
     """Return why the native decoder cannot follow a call of `generate()`, or its config alone; `None` if it can."""
-    for name, value in active_settings(config, UNREAD).items():
+    for name, value in asked_of(config, UNREAD).items():
         return f"`{name}` must not be set with {NAME}, but is {value!r} instead."
     for name in RECORDS:
         if config.return_dict_in_generate and getattr(config, name, None):

@@ -17,20 +17,13 @@ from heedful.inference.strategies.steps import filler
 # leave, what a state knows of the others is copied.
 LEAVING_SHARE = 1 / 8
 # The logits processors of transformers that treat the rows of a batch by their number.
-ROW_PROCESSORS = (
-    logits_process.PrefixConstrainedLogitsProcessor,
-    logits_process.SynthIDTextWatermarkLogitsProcessor,
-)
+ROW_PROCESSORS = logits_process.PrefixConstrainedLogitsProcessor, logits_process.SynthIDTextWatermarkLogitsProcessor
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class SearchSettings:
-    """The settings of one search, read from a generation config and its logits processors.
-
-    A processor gets the `(N·K, length)` tokens so far and the next tokens' `(N·K, V)` logits (greedy search) or
-    log-probabilities (beam search).
-    """
+    """The settings of one search, read from a generation config and its logits processors."""
 
     def __init__(self, config: Any, processor: Any, prompt_length: int):
         self.config = config
@@ -117,13 +110,13 @@ def beam_search(
                 state.keep(kept)
             beam.keep(kept)
             rows = rows[kept]
-    first = slice(settings.returned)
-    longest = max(int((each.parents[:, first] >= 0).sum(-1).max()) for _, each in found)
+    best = [(places, each.of((slice(None), slice(settings.returned)))) for places, each in found]
+    longest = max(int((each.parents >= 0).sum(-1).max()) for _, each in best)
     tokens = prompt.new_full((len(prompt), settings.returned, prompt.shape[1] + longest), settings.fill)
     scores = torch.empty(tokens.shape[:2])
-    for places, each in found:
-        ended = each.tokens[:, first, : tokens.shape[-1]]
-        tokens[places, :, : ended.shape[-1]], scores[places] = ended, each.scores[:, first]
+    for places, each in best:
+        ended = each.tokens[..., : tokens.shape[-1]]
+        tokens[places, :, : ended.shape[-1]], scores[places] = ended, each.scores
     check_found(scores)
     return tokens.flatten(0, 1), scores.flatten()
 

@@ -93,7 +93,12 @@ class BeamSearch:
         inputs_tensor: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode as `Strategy` says; with `return_dict_in_generate` a `GenerateBeamEncoderDecoderOutput`."""
+        """Decode from the `(B · K, L)` prompts of `generate()`, which prepares the arguments, as of every strategy.
+
+        `inputs_tensor` are the `(B, S)` source tokens, `model_kwargs` the encoded source, its mask and the cache.
+        Return `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` a
+        `GenerateBeamEncoderDecoderOutput`.
+        """
         check_request("BeamSearch", model, generation_config, model_kwargs)
         config = generation_config
         strategy = replace(self, **{name: single_source_of(self, config, name) for name in SHARED})
@@ -102,7 +107,7 @@ class BeamSearch:
         prompts = input_ids.view(-1, config.num_beams or 1, input_ids.shape[1])  # (B, K, L)
         ensemble = _Ensemble(strategy, prompts, model, inputs_tensor, model_kwargs)
         search = _Search(strategy, config, ensemble, prompts, logits_processor, stopping_criteria)
-        while not search.is_done:
+        while not bool(search.beam.done.all()):
             search.step()
         return search.result(model_kwargs["encoder_outputs"])
 
@@ -150,8 +155,8 @@ class _Ensemble:
         first = ModelSteps(model, model_kwargs)
         self.members = [first, *(member_steps(member, source, first, beams) for member in strategy.models)]
         self.needs_attention = strategy.coverage_penalty > 0
-        for each in self.members if self.needs_attention else ():
-            each.model_kwargs["output_attentions"] = True
+        for each in self.members:
+            each.model_kwargs["output_attentions"] = self.needs_attention or each.model_kwargs.get("output_attentions")
 
     def next(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """Return `(B * K, V)` log-probabilities, `(B * K, S)` attention where needed, and the first model's output."""
@@ -173,13 +178,7 @@ class _Search:
     """The state of one beam search and its step."""
 
     def __init__(
-        self,
-        strategy: BeamSearch,
-        config: Any,
-        ensemble: _Ensemble,
-        prompts: torch.Tensor,
-        processor: Any,
-        criteria: Any,
+        self, strategy: BeamSearch, config: Any, ensemble: _Ensemble, prompts: Any, processor: Any, criteria: Any
     ):
         self.strategy, self.config, self.ensemble = strategy, config, ensemble
         self.processor, self.criteria = processor, criteria
@@ -198,34 +197,24 @@ class _Search:
             self.beam.running.progress = [[Progress()] * self.beams for _ in self.words]
         self.records = Records(config)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether no hypothesis of any sentence goes on."""
-        return bool(self.beam.done.all())
-
     def _read_words(self) -> list[ForcedWords] | None:
         shared, each = self.strategy.force_words_ids, self.strategy.sentence_force_words_ids
         if each is not None:
             if len(each) != self.batch:
-                raise ValueError(
-                    f"`sentence_force_words_ids` must hold a list for each of the {self.batch} sentences, "
-                    f"but holds {len(each)} instead."
-                )
+                must = f"hold a list for each of the {self.batch} sentences"
+                raise ValueError(f"`sentence_force_words_ids` must {must}, but holds {len(each)} instead.")
             given = [(f"sentence_force_words_ids[{number}]", own) for number, own in enumerate(each)]
         elif shared is not None:
-            if not shared:
-                raise ValueError("`force_words_ids` must hold at least one constraint, but is empty instead.")
+            require(bool(shared), "force_words_ids", "hold at least one constraint", "empty")
             given = [("force_words_ids", shared)] * self.batch
         else:
             return None
         vocabulary = self.ensemble.members[0].model.get_output_embeddings().weight.shape[0]
         words = [read_constraints(constraints, vocabulary, self.ends, name) for name, constraints in given]
         for (name, _), wanted, limit in zip(given, words, self.limits.tolist(), strict=True):
-            needed = wanted.remaining(Progress())
-            if needed > limit:
-                raise ValueError(
-                    f"`{name}` must fit into the longest output, {limit} tokens, but needs {needed} tokens instead."
-                )
+            if (needed := wanted.remaining(Progress())) > limit:
+                must = f"`{name}` must fit into the longest output, {limit} tokens"
+                raise ValueError(f"{must}, but needs {needed} tokens instead.")
         return words
 
     def step(self) -> None:
@@ -239,7 +228,7 @@ class _Search:
             running.coverage = running.coverage + attention.view(running.coverage.shape)
         totals = running.scores[..., None] + log_probabilities.view(self.batch, self.beams, -1)  # (B, K, V)
         self._advance(totals)
-        if not self.is_done:
+        if not bool(self.beam.done.all()):
             self.ensemble.reorder(self.beam.running.parents[..., -1].flatten())
 
     def _advance(self, totals: torch.Tensor) -> None:
@@ -287,29 +276,18 @@ class _Search:
 
     def result(self, encoded: Any) -> Any:
         """Return the best hypotheses, as generate() does."""
-        best = self.beam.finished.first(self.config.num_return_sequences or 1)
-        self._check_found(best.scores)
+        best = self.beam.finished.of((slice(None), slice(self.config.num_return_sequences or 1)))
+        check_found(best.scores, None if self.words is None else self.limits)
         generated = int((best.parents >= 0).sum(-1).max())
-        tokens: Any = best.tokens[..., : self.prompt_length + generated].flatten(0, 1)
-        beam_indices: Any = best.parents[..., :generated].flatten(0, 1)
+        tokens = best.tokens[..., : self.prompt_length + generated].flatten(0, 1)
         if not self.config.return_dict_in_generate:
             return tokens
         from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
+        found: dict[str, Any] = {"sequences": tokens, "sequences_scores": best.scores.flatten()}
         return GenerateBeamEncoderDecoderOutput(
-            sequences=tokens,
-            sequences_scores=best.scores.flatten(),
-            beam_indices=beam_indices,
+            **found,
+            beam_indices=best.parents[..., :generated].flatten(0, 1),
             **by_name(self.ensemble.members[0].model_kwargs.get(CACHE)),
             **self.records.fields(encoded, self.batch),
         )
-
-    def _check_found(self, scores: torch.Tensor) -> None:
-        missing = (scores == NEVER).any(1).nonzero().flatten().tolist()
-        if missing and self.words is not None:
-            raise ValueError(
-                f"`force_words_ids` of sentence {missing[0]} must be possible within {int(self.limits[missing[0]])}"
-                f" tokens, but fewer than {scores.shape[1]} hypotheses that contain them were found: other"
-                " settings forbid tokens, or length and beams are too small."
-            )
-        check_found(scores)

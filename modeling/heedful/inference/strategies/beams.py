@@ -54,13 +54,9 @@ class Hypotheses:
         longer.parents = torch.cat([longer.parents, (places + row)[..., None]], -1)
         return longer
 
-    def first(self, count: int) -> "Hypotheses":
-        """Return the first hypotheses of each sentence."""
-        return Hypotheses(self.tokens[:, :count], self.parents[:, :count], self.scores[:, :count])
-
-    def of(self, sentences: torch.Tensor) -> "Hypotheses":
-        """Return tokens, parents and scores of some sentences."""
-        return Hypotheses(self.tokens[sentences], self.parents[sentences], self.scores[sentences])
+    def of(self, some: Any) -> "Hypotheses":
+        """Return tokens, parents and scores of some sentences, or of an index into `(N, K)`."""
+        return Hypotheses(self.tokens[some], self.parents[some], self.scores[some])
 
 
 def _picked(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -139,11 +135,16 @@ class Beam:
         self.done = self.done[sentences]
 
 
-def check_found(scores: torch.Tensor) -> None:
-    """Raise a `ValueError` if one of the `(N, returned)` hypotheses asked for was not found, whose score is -inf."""
-    missing = scores.isneginf().any(1).nonzero().flatten().tolist()
-    if missing:
+def check_found(scores: torch.Tensor, limits: torch.Tensor | None = None) -> None:
+    """Raise a `ValueError` if one of the `(N, returned)` hypotheses asked for was not found, whose score is -inf.
+
+    With words that must occur, `limits` are the `(N)` longest outputs.
+    """
+    for number in scores.isneginf().any(1).nonzero().flatten().tolist():
+        must, few = "be at most the number of hypotheses that settings allow", f"fewer than {scores.shape[1]}"
+        if limits is None:
+            raise ValueError(f"`num_return_sequences` must {must}, but {few} were found for sentence {number}.")
         raise ValueError(
-            f"`num_return_sequences` must be at most the number of hypotheses that settings allow, but fewer than "
-            f"{scores.shape[1]} were found for sentence {missing[0]}."
+            f"`force_words_ids` of sentence {number} must be possible within {int(limits[number])} tokens, but {few} "
+            "hypotheses that contain them were found: other settings forbid tokens, or length and beams are too small."
         )

@@ -12,7 +12,7 @@ import torch
 from transformers.utils import ModelOutput
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.strategies.steps import BEAM_MODES, check_request, filler, require
+from heedful.inference.strategies.steps import check_request, filler, require
 
 Utility = Callable[[str, str], float]
 
@@ -63,11 +63,10 @@ class MinimumBayesRisk:
         inputs_tensor: torch.Tensor | None = None,
         **given: Any,
     ) -> Any:
-        """Find N = `num_return_sequences` candidates as `Strategy` says, and return `(B * keep, L)` of them."""
+        """Find N = `num_return_sequences` candidates as `BeamSearch` does, and return `(B * keep, L)` of them."""
         count = generation_config.num_return_sequences or 1
         self._check(count)
-        # Another strategy checks these itself.
-        unread = BEAM_MODES if self.candidates is None else {}
+        unread = ["force_words_ids"] if self.candidates is None else []  # another strategy may read them
         check_request("MinimumBayesRisk", model, generation_config, given, unread)
         utility = self.utility or character_f_score()
         if self.candidates is not None:

@@ -5,29 +5,21 @@ Letters in shape comments: B sentences, K hypotheses per sentence, V target toke
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
-from heedful.inference.search_settings import (
-    LONGEST_SOURCE,
-    Settings,
-    active_settings,
-    device_of,
-    end_tokens,
-)
+from heedful.inference.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS, active_settings, device_of, end_tokens
 from heedful.versions_heed import CACHE, by_name, cache_of
 
 Averaging = Literal["probabilities", "log_probabilities"]
 
 UNSET: tuple[Any, ...] = (None, False, 0, "", [], (), {})
 # Settings of other ways of decoding, which no strategy of ours reads.
-OTHER_MODES: Settings = dict.fromkeys((
+OTHER_MODES = (
     "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory", "use_mtp",
-    "speculation_type", "continuous_batching_config", "penalty_alpha", "diversity_penalty",
-), UNSET) | {"num_beam_groups": (*UNSET, 1)}  # fmt: skip
-# Those that only `BeamSearch` reads.
-BEAM_MODES: Settings = {"force_words_ids": UNSET}
+    "speculation_type", "continuous_batching_config", "penalty_alpha", "diversity_penalty", "num_beam_groups",
+)  # fmt: skip
 BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
 # Those that forbid a next token or make it less likely.
 GREEDY_SETTINGS = (
@@ -42,42 +34,16 @@ OTHER = re.compile(
     f"low_memory|num_return_sequences|return_dict_in_generate|output_.*|transformers_version|{LONGEST_SOURCE}"
 )
 # The values that change nothing, where they are not those of `UNSET`.
-IDLE: Settings = {
+IDLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "min_length", "guidance_scale"), (*UNSET, 1)),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (*UNSET, 1)),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "min_new_tokens"), (None,)),
-    **{"length_penalty": (None, 1), "length_penalty_form": (None, "power")},
+    **{"length_penalty": (None, 1), "max_time": (None,), "stop_strings": (None,), **SEARCH_SETTINGS},
 }
 
 
-class Strategy(Protocol):
-    """A callable for `generate(custom_generate=…)`, which prepares the arguments and then calls it."""
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **model_kwargs: Any,
-    ) -> Any:
-        """Return `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` an output of transformers.
-
-        Args:
-            model: The model whose `generate()` was called.
-            input_ids: `(B · K, L)` decoder prompts.
-            logits_processor: Called with the tokens so far and the `(B · K, V)` logits of the next ones; in beam
-                search with log-probabilities.
-            stopping_criteria: Decide which rows have ended.
-            generation_config: With all settings; a `ValueError` says which is out of range, or would not be read.
-            model_kwargs: The encoded source, its mask and the cache; and as `inputs_tensor` the `(B, S)` source tokens
-                for a strategy that names it in its signature.
-        """
-
-
 def check_request(
-    strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Settings | None = None
+    strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Sequence[str] = ()
 ) -> None:
     """Raise a `ValueError` if the model has no encoder, the cache holds tokens, or another way of decoding is chosen.
 
@@ -85,13 +51,11 @@ def check_request(
     """
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
-    for name, value in active_settings(generation_config, OTHER_MODES | (unread or {})).items():
-        raise ValueError(f"`{name}` must not be set with {strategy}, but is {value!r} instead.")
+    for name, value in asked_of(generation_config, (*OTHER_MODES, *unread)).items():
+        require(False, name, f"not be set with {strategy}", repr(value))
     cache = model_kwargs.get(CACHE)
-    if cache is not None and int(cache.get_seq_length()) > 0:
-        raise ValueError(
-            f"`{CACHE}` must be empty with {strategy}, but holds {int(cache.get_seq_length())} tokens instead."
-        )
+    length = 0 if cache is None else int(cache.get_seq_length())
+    require(length == 0, CACHE, f"be empty with {strategy}", f"of {length} tokens")
 
 
 def require(is_right: bool, field: str, must: str, value: Any) -> None:
@@ -111,12 +75,13 @@ def single_source_of(strategy: Any, config: Any, name: str) -> Any:
     return own
 
 
-def asked_of(generation_config: Any) -> dict[str, Any]:
-    """Return all that a generation config asks for which changes the tokens, by the names of the settings."""
-    settings = {name: IDLE.get(name, UNSET) for name in generation_config.to_dict() if not OTHER.fullmatch(name)}
-    if generation_config.min_new_tokens is not None:  # which `generate()` takes in its place
-        settings.pop("min_length", None)
-    return active_settings(generation_config, settings)
+def asked_of(generation_config: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what a generation config asks for by some settings, or by all that change the tokens."""
+    if names is None:
+        # `generate()` takes `min_new_tokens` in place of `min_length`.
+        replaced = "min_length" if generation_config.min_new_tokens is not None else None
+        names = [name for name in generation_config.to_dict() if name != replaced and not OTHER.fullmatch(name)]
+    return active_settings(generation_config, {name: IDLE.get(name, UNSET) for name in names})
 
 
 def filler(generation_config: Any) -> int:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import tee
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,24 +22,13 @@ FURTHEST_SWAP = 3  # words
 LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times on end
 
 
-class Greedy(NamedTuple):
-    """The most probable token, one after another."""
-
-
-class Beam(NamedTuple):
-    """Beam search."""
-
-    num_beams: int = 5
-
-
-class NoisedBeam(NamedTuple):
-    """Beam search whose words are then changed, as `noised` says."""
-
-    num_beams: int = 5
-    seed: int = 1
-
-
-METHODS: dict[str, Any] = {"greedy": Greedy, "beam": Beam, "sampling": SeededSampling, "noised": NoisedBeam}
+# Ways of decoding, with their settings and what those are by default.
+METHODS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"num_beams": 5},
+    "sampling": {"temperature": 1.0, "top_k": None, "seed": 1},
+    "noised": {"num_beams": 5, "seed": 1},
+}
 
 
 @dataclass
@@ -72,12 +61,13 @@ class BackTranslation:
         names = "num_beams", "temperature", "top_k", "seed"
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         for name in given:
-            readers = [method for method, kind in METHODS.items() if name in kind.__annotations__]
+            readers = [method for method, settings in METHODS.items() if name in settings]
             if self.method not in readers:
                 raise ValueError(f"`{name}` is for {' and '.join(readers)}, and must be left out of {self.method}.")
         check_at_least(2, num_beams=self.num_beams)
         check_at_least(0, seed=self.seed)
-        self._way = METHODS[self.method](**given)
+        self._settings = METHODS[self.method] | given
+        self._sampling = SeededSampling(**self._settings) if self.method == "sampling" else None
 
     def pairs(self, translator: Translator, lines: Iterable[str], **settings: Any) -> Iterator[dict[str, str]]:
         """Yield a `source` for each `target`, in order, without those that are left out.
@@ -85,17 +75,16 @@ class BackTranslation:
         `settings` are keywords of `Translator.translate_lines`.
         """
         check_are_several(lines, "lines")
-        sampling = self._way if isinstance(self._way, SeededSampling) else None
-        if sampling is None:
+        if self._sampling is None:
             _check_search(translator, self.method)
-        beams = getattr(self._way, "num_beams", 1)
         given, targets = tee(lines)
-        found = translator.translate_lines(given, num_beams=beams, sampling=sampling, keep_going=True, **settings)
+        search = {"num_beams": self._settings.get("num_beams", 1), "sampling": self._sampling, **settings}
+        found = translator.translate_lines(given, keep_going=True, **search)
         for number, (line, (best,)) in enumerate(zip(targets, found, strict=True), start=1):
             target = trimmed(line.removeprefix("\ufeff" if number == 1 else ""))
             source = " ".join(best.text.split())
-            if best.finished and isinstance(self._way, NoisedBeam):
-                source = noised(source, self._way.seed, number)
+            if best.finished and self.method == "noised":
+                source = noised(source, self._settings["seed"], number)
             if target and source and is_useful(best):
                 yield {"source": source, "target": target}
             else:

@@ -156,11 +156,10 @@ def may_fuse(config: HeedRNNConfig, device: torch.device, tokens: torch.Tensor |
     The equations do: under autocast their products are in bfloat16, and the state stays in float32. To leave out
     padding, fused cells read the tokens, which what is traced must not.
     """
+    if not config.use_fused_cells or not is_original(nn.Linear) or is_transformed():
+        return False
     is_mixed = device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    is_supported = is_original(nn.Linear) and not (
-        is_mixed or is_transformed() or (is_traced() and tokens is not None)
-    )
-    return config.use_fused_cells and is_supported
+    return not is_mixed and not (is_traced() and tokens is not None)
 
 
 def run_fused(
@@ -269,22 +268,14 @@ class RecurrentMemory(CacheLayerMixin):
 
     lazy_initialization = update
 
-    def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.states = [tuple(change(part) for part in state) for state in self.states]
-        self.fed = None if self.fed is None else change(self.fed)
-        self.keys = None if self.keys is None else change(self.keys)
-
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Let each row go on from another one."""
-        self._change(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep the rows of these numbers."""
-        self._change(lambda rows: rows[indices.to(rows.device)])
+        def reordered(rows: Any) -> Any:
+            return None if rows is None else rows.index_select(0, beam_idx.to(rows.device))
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row."""
-        self._change(lambda rows: rows.repeat_interleave(repeats, dim=0))
+        self.states = [tuple(map(reordered, state)) for state in self.states]
+        self.fed, self.keys = reordered(self.fed), reordered(self.keys)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refuse to go back to an earlier token, by a `ValueError`."""
@@ -301,7 +292,7 @@ class RecurrentCache(Cache):
     Its size does not depend on the number of tokens so far, and it cannot go back to an earlier one.
     """
 
-    layers: Any  # one `RecurrentMemory`, which `generate()` reorders, repeats and resets
+    layers: Any  # one `RecurrentMemory`, which `generate()` reorders and resets
 
     def __init__(self):
         super().__init__(layers=[RecurrentMemory()])

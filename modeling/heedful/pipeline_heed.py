@@ -182,7 +182,11 @@ class HeedTranslationPipeline(ChunkPipeline):
     def __init__(self, model: Any, tokenizer: Any = None, target_tokenizer: Any = None, **kwargs: Any):
         if tokenizer is None:
             raise ValueError("`tokenizer` must be given together with a model that is already loaded, but is None.")
-        _check_model(model)
+        if not (model.config.is_encoder_decoder and model.can_generate()):
+            must = "`model` must be an encoder-decoder with `generate()`"
+            raise ValueError(f"{must}, but is {type(model).__name__} instead.")
+        if broken := sorted(weights_that_are_no_numbers(model)):
+            raise ValueError(f"The model's weights must be finite numbers, but are not in {listed(broken)}.")
         self.target_tokenizer = _target_tokenizer(model, tokenizer, target_tokenizer)
         _check_tokenizers(model, tokenizer, self.target_tokenizer)
         self.languages = Languages(tokenizer, model)
@@ -465,21 +469,10 @@ def _check_names(parameters: Iterable[str]) -> None:
     """Raise a `ValueError` for an argument that neither the pipeline nor `generate()` has, or the pipeline sets."""
     fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     known = {*SOURCE_ARGUMENTS, "return_scores", *GENERATE_ARGUMENTS, *fields} - OWN_FIELDS
-    for name in parameters:
-        if name not in known:
-            nearest = get_close_matches(name, known, n=1)
-            hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
-            raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
-
-
-def _check_model(model: Any) -> None:
-    """Raise a `ValueError` for a model that cannot translate."""
-    if not (model.config.is_encoder_decoder and model.can_generate()):
-        kind = type(model).__name__
-        raise ValueError(f"`model` must be an encoder-decoder with `generate()`, but is {kind} instead.")
-    broken = sorted(weights_that_are_no_numbers(model))
-    if broken:
-        raise ValueError(f"The model's weights must be finite numbers, but are not in {listed(broken)}.")
+    for name in (name for name in parameters if name not in known):
+        nearest = get_close_matches(name, known, n=1)
+        hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
+        raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
 
 
 def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:

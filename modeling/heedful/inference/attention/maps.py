@@ -164,8 +164,9 @@ def attention_maps(
     *,
     kinds: Collection[Kind] | None = None,
     target_language: str | None = None,
+    layer: int | None = None,
 ) -> AttentionMaps:
-    """Compute the attention of every layer and head for one pair.
+    """Compute the attention of every head for one pair, in every layer or in one.
 
     Args:
         model: Heed's Transformer or recurrent model, another encoder-decoder of transformers, or what translates with
@@ -175,13 +176,23 @@ def attention_maps(
         target: A translation to follow (teacher forcing); None takes the model's own.
         kinds: Which of "cross", "encoder" and "decoder"; None takes those that the model has.
         target_language: Language to translate into, where the tokenizers know several.
+        layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
 
     Raises:
         ValueError: If the source is empty, the model has no attention or none of these kinds, or a sentence is longer
             than the model's learned positions.
     """
-    model, source_ids, target_ids = _pair_ids(model, tokenizers, source, target, target_language)
-    return attention_maps_of_ids(model, tokenizers, source_ids, target_ids, kinds)
+    kinds = None if kinds is None else _checked_kinds(kinds)
+    if not trimmed(source):
+        raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
+    plain = plain_model(model)
+    source_ids = tokenizers.encode_source([source], target_language)[0]
+    if target is None:
+        translator = model if isinstance(model, Translator) else Translator(plain, tokenizers)
+        target_ids = translator.translate([source], target_language=target_language)[0][0].token_ids
+    else:
+        target_ids = tokenizers.encode_target([trimmed(target)])[0]
+    return attention_maps_of_ids(plain, tokenizers, source_ids, target_ids, kinds, layer)
 
 
 def attention_maps_of_ids(
@@ -198,7 +209,13 @@ def attention_maps_of_ids(
     """
     plain = plain_model(model)
     asked = KINDS if kinds is None else _checked_kinds(kinds)
-    _check_lengths(plain, source_ids, target_ids)
+    limit = position_limit(plain.config)
+    for name, length in {"source": len(source_ids), "target": len(target_ids)}.items():
+        if not length:
+            raise ValueError(f"The {name} must have at least one token, but has none.")
+        if limit is not None and length > limit:
+            must = f"The {name} must have at most {limit} tokens, the model's number of positions"
+            raise ValueError(f"{must}, but has {length} instead.")
     if getattr(plain.config, "attention", None) == "none":
         raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
     fed_ids = [plain.config.decoder_start_token_id, *target_ids[:-1]]
@@ -239,21 +256,7 @@ def attention_map(
     Arguments and errors are those of `attention_maps` and of `AttentionMaps.map`. For a model of several target
     languages, whose sources begin with a tag, use these.
     """
-    _checked_kinds([kind])
-    model, source_ids, target_ids = _pair_ids(model, tokenizers, source, target)
-    return attention_maps_of_ids(model, tokenizers, source_ids, target_ids, [kind], layer).map(kind, head=head)
-
-
-def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | None, target_language=None):
-    """Return the model itself, and the token ids of a source and its target, which may be the model's own."""
-    if not trimmed(source):
-        raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
-    plain = plain_model(model)
-    source_ids = tokenizers.encode_source([source], target_language)[0]
-    if target is not None:
-        return plain, source_ids, tokenizers.encode_target([trimmed(target)])[0]
-    translator = model if isinstance(model, Translator) else Translator(plain, tokenizers)
-    return plain, source_ids, translator.translate([source], target_language=target_language)[0][0].token_ids
+    return attention_maps(model, tokenizers, source, target, kinds=[kind], layer=layer).map(kind, head=head)
 
 
 def plain_model(model: Any) -> Any:
@@ -272,13 +275,3 @@ def _checked_kinds(kinds: Collection[Kind]) -> list[Kind]:
     if not kinds:
         raise ValueError("`kinds` must name at least one of cross, encoder and decoder, but is empty instead.")
     return [kind for kind in KINDS if kind in kinds]
-
-
-def _check_lengths(model: "PreTrainedModel", source_ids: Sequence[int], target_ids: Sequence[int]) -> None:
-    limit = position_limit(model.config)
-    for name, ids in (("source", source_ids), ("target", target_ids)):
-        if not ids:
-            raise ValueError(f"The {name} must have at least one token, but has none.")
-        if limit is not None and len(ids) > limit:
-            must = f"The {name} must have at most {limit} tokens, the model's number of positions"
-            raise ValueError(f"{must}, but has {len(ids)} instead.")

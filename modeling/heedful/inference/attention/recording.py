@@ -144,7 +144,8 @@ def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None)
     with ExitStack() as hooks:
         for _, module, is_asked in _attentions(model, kinds, layer):
             if not is_asked:  # drops its weights, which are large, before transformers' own hook keeps them
-                hooks.enter_context(module.register_forward_hook(_without_weights, prepend=True))
+                hook = module.register_forward_hook(lambda _, __, outputs: (outputs[0], None), prepend=True)
+                hooks.enter_context(hook)
         encoded = model.get_encoder()(input_ids=source, **(asked if "encoder" in kinds else {"return_dict": True}))
         weights: dict[Kind, Any] = {"encoder": encoded.get("attentions")} if "encoder" in kinds else {}
         if {*kinds} - {"encoder"}:
@@ -196,10 +197,6 @@ def _keep_heads(
         scores = scores.masked_fill(mask < 0, -torch.inf)
     query, key, value, scores = (part[0].float().cpu() for part in (query, key, value, scores))
     found.append(HeadStates(query, key, value, scores, module.scaling))
-
-
-def _without_weights(module: torch.nn.Module, arguments: tuple, outputs: tuple) -> tuple:
-    return outputs[0], None
 
 
 @contextmanager

@@ -74,9 +74,8 @@ class CTranslate2Engine(Engine):
 
     def __init__(self, model: Any, tokenizers: TokenizerPair, compute_type: ComputeType = "float32"):
         import_ctranslate2()
-        reason = None if isinstance(model, ExportedModel) else obstacle(model)
-        if reason is not None:  # before its config is read, which may be another model's
-            raise ValueError(reason)
+        if not isinstance(model, ExportedModel) and (reason := obstacle(model)):
+            raise ValueError(reason)  # before its config is read, which may be another model's
         self.model = model
         self._source_tokens, self._target_tokens = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
         self._target_ids = {token: number for number, token in enumerate(self._target_tokens)}
@@ -123,11 +122,9 @@ class CTranslate2Engine(Engine):
         )
         ids, ends = self._target_ids, set(end_tokens(config))
         progress(len(sources))
-        found = []
-        for result in results:
-            rows = [tuple([ids[word] for word in words]) for words in result.hypotheses]
-            pairs = zip(rows, result.scores, strict=True)
-            found.append([Hypothesis(row, score, row[-1] in ends) for row, score in pairs])
+        rows = [[tuple(map(ids.__getitem__, words)) for words in result.hypotheses] for result in results]
+        scored = [zip(row, result.scores, strict=True) for row, result in zip(rows, results, strict=True)]
+        found = [[Hypothesis(tokens, score, tokens[-1] in ends) for tokens, score in pairs] for pairs in scored]
         is_cut = any(not each.finished for row in found for each in row)
         if (is_cut and config.forced_eos_token_id is not None) or asked_of(config).keys() & GREEDY_SETTINGS:
             return self._rescored(words, found, config)

@@ -3,6 +3,7 @@
 What CTranslate2 cannot express is refused by the name of the config's field; nothing is approximated.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,16 @@ TABLE_ROWS = 2048
 WITHOUT_TABLE = ("rotary", *RELATIVE_ENCODINGS)
 
 
-def import_ctranslate2() -> Any:
-    """Return CTranslate2, or raise an `ImportError` that names the extra."""
-    return import_extra("ctranslate2", "ctranslate2")
+import_ctranslate2 = partial(import_extra, "ctranslate2", "ctranslate2")
 
 
 def obstacle(model: Any) -> str | None:
     """Return why CTranslate2 cannot compute what a model does, or `None` where it can."""
-    reason = obstacle_to_copies(model, "CTranslate2")
-    if reason is not None:
+    if (reason := obstacle_to_copies(model, "CTranslate2")) is not None:
         return reason
     config = model.config
     for stack in ("encoder", "decoder"):
-        radius = getattr(config, f"{stack}_neighbourhood")
-        if radius is not None:
+        if (radius := getattr(config, f"{stack}_neighbourhood")) is not None:
             return f"`{stack}_neighbourhood` must be None for CTranslate2, but is {radius} instead."
         heads = getattr(config, f"{stack}_attention_heads")
         d_k, d_v = config.d_k or config.d_model // heads, config.d_v or config.d_model // heads
@@ -164,7 +161,12 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
         inputs = ((own.q_proj, own.k_proj, own.v_proj),)
         _set_attention(their_layer.self_attention, own, layer.self_attn_residual, inputs)
         _set_relative_positions(their_layer.self_attention, own, ours.relative_positions.bias)
-        _set_feed_forward(their_layer.ffn, layer)
+        inner = layer.feed_forward
+        _set_joined(their_layer.ffn.linear_0, inner.fc_gate or inner.fc1)  # the one with the activation
+        if inner.fc_gate is not None:
+            _set_joined(their_layer.ffn.linear_0_noact, inner.fc1)
+        _set_joined(their_layer.ffn.linear_1, inner.fc2)
+        _set_norm(their_layer.ffn.layer_norm, layer.feed_forward_residual.norm)
 
 
 def _layers_of(stack: Any) -> list[Any]:
@@ -198,15 +200,6 @@ def _set_attention(theirs: Any, attention: Any, residual: Any, inputs: tuple[tup
         _set_joined(linear, *projections)
     _set_norm(theirs.layer_norm, residual.norm)
     theirs.queries_scale = float(attention.scaling)
-
-
-def _set_feed_forward(theirs: Any, layer: Any) -> None:
-    ours = layer.feed_forward
-    _set_joined(theirs.linear_0, ours.fc_gate or ours.fc1)  # the one with the activation
-    if ours.fc_gate is not None:
-        _set_joined(theirs.linear_0_noact, ours.fc1)
-    _set_joined(theirs.linear_1, ours.fc2)
-    _set_norm(theirs.layer_norm, layer.feed_forward_residual.norm)
 
 
 def _set_joined(theirs: Any, *ours: Any) -> None:

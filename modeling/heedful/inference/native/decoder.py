@@ -30,8 +30,7 @@ class NativeDecoder:
 
     def __init__(self, model: Any, precision: Precision = "float32"):
         if precision not in get_args(Precision):
-            known = ", ".join(get_args(Precision))
-            raise ValueError(f"`precision` must be one of {known}, but is {precision!r} instead.")
+            _raise(f"`precision` must be one of {', '.join(get_args(Precision))}, but is {precision!r} instead.")
         _raise(model_obstacle(model))
         keep_freed_memory()
         missing = kernels_obstacle(model.config, precision)
@@ -62,10 +61,8 @@ class NativeDecoder:
         A `ValueError` says what of them the model's encoder would refuse, or that a source is padding alone.
         """
         if attention_mask is not None and attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}, but has "
-                f"{tuple(attention_mask.shape)} instead."
-            )
+            must = f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}"
+            _raise(f"{must}, but has {tuple(attention_mask.shape)} instead.")
         self.model.model.encoder.check_token_ids(input_ids)
         _raise(padding_obstacle(attention_mask))
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
@@ -81,7 +78,7 @@ class NativeDecoder:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode as `Strategy` says; greedy search returns `sequences_scores` too.
+        """Decode as a strategy of `generate(custom_generate=…)`; greedy search returns `sequences_scores` too.
 
         A `ValueError` says what only `generate()` itself can do, or that the model is not as it was packed.
         """

@@ -1,7 +1,8 @@
 """The two doors to the native decoder: `prepare_for_inference` for `generate()`, and the engine of a `Translator`."""
 
 import warnings
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from transformers.modeling_outputs import BaseModelOutput
@@ -81,15 +82,13 @@ def prepare_for_inference(model: Any, precision: Precision = "float32") -> "Prep
     """
     decoder = NativeDecoder(model, precision)
     if model.training:
-        raise ValueError(
-            "The model must be in evaluation mode to be prepared, but is in training mode: call `eval()`."
-        )
+        raise ValueError("The model must be in evaluation mode to be prepared, but is training: call `eval()`.")
     if model.prepared is not None:
         raise ValueError("The model must not be prepared already, but is: `undo()` the earlier preparation first.")
     return PreparedModel(decoder)
 
 
-class PreparedModel:
+class PreparedModel(AbstractContextManager):
     """A model whose `generate()` runs over packed weights; made by `prepare_for_inference`.
 
     `kernel` names what multiplies: kernels.cpp, or a library of torch; `precision` is what the weights are kept in.
@@ -97,18 +96,13 @@ class PreparedModel:
 
     def __init__(self, decoder: NativeDecoder):
         self.model, self.precision, self.kernel = decoder.model, decoder.precision, decoder.kernel
-        self._decoder: NativeDecoder = decoder
-        self._is_blocked = False
+        self._decoder, self._is_blocked = decoder, False
         self.encoder = PreparedEncoder(self)
         self.model.prepared = self
 
     def __reduce__(self):
         # A copy of the model is not prepared, neither here nor in another process.
         return type(None), ()
-
-    def __enter__(self) -> Self:
-        """Return itself: the model is prepared since this was made."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Undo it."""
@@ -140,7 +134,7 @@ class PreparedModel:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> torch.Tensor | None:
-        """Return the tokens as `Strategy` says, or `None` if the loops of `generate()` itself must find them."""
+        """Return the tokens as a strategy does, or `None` if the loops of `generate()` itself must find them."""
         is_ours = (
             self._may_compute()
             and not generation_config.return_dict_in_generate
@@ -154,18 +148,13 @@ class PreparedModel:
         return decoder.search(input_ids, logits_processor, generation_config, model_kwargs)[0]
 
     def _may_compute(self) -> bool:
-        return not (
-            self.model.training
-            or torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
-            or torch.is_autocast_enabled("cpu")
-        )
+        is_other = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+        return not (self.model.training or is_other)
 
     def _current_decoder(self) -> NativeDecoder | None:
         """Return the decoder with the present weights, or `None`, with one warning, if there is an obstacle."""
         if not self._decoder.is_current:
-            reason = model_obstacle(self.model)
-            if reason is not None:
+            if (reason := model_obstacle(self.model)) is not None:
                 if not self._is_blocked:
                     warnings.warn(f"`generate()` runs as if the model was not prepared. {reason}", stacklevel=2)
                 self._is_blocked = True

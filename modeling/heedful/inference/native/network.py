@@ -25,7 +25,6 @@ from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_wi
 from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
 
-NEVER = float("-inf")
 SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
 # Tokens per chunk: `best_tokens` sorts only the best chunks of a row.
 CHUNK = 64
@@ -69,11 +68,11 @@ class NativeNetwork:
     def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None):
         """Return what self-attention of `(N, S)` tokens adds to its scores, in windows if faster, or `None`."""
         radius, length = self.config.encoder_neighbourhood, input_ids.shape[1]
-        if radius is not None and pays_in_windows(length, radius):
-            tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            return windowed_mask(tokens, radius, False, torch.float32)
         if radius is None:
             return _source_mask(attention_mask)
+        if pays_in_windows(length, radius):
+            tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            return windowed_mask(tokens, radius, False, torch.float32)
         places = torch.arange(length)
         near = (places[:, None] - places).abs() <= radius
         return _additive(near if attention_mask is None else near & attention_mask.bool()[:, None, None])
@@ -159,8 +158,6 @@ class SourceState(DecodingState):
         projected = network.project_source(source.float().flatten(0, 1))  # (N·S, layers·H·(d_k + d_v))
         parts = projected.view(count, length, len(network.decoder_layers), -1).unbind(2)
         self.source = [_by_head(part, cross) for part in parts]
-        if attention_mask is not None and bool(attention_mask.all()):
-            attention_mask = None
         self.source_mask = _source_mask(attention_mask)
         self.radius = network.config.decoder_neighbourhood
 
@@ -312,7 +309,7 @@ class _DecoderLayer(_Layer):
                 projected = torch.cat([turned, projected[:, 2 * width :]], 1)
             query = projected[:, None, :width].unflatten(2, (attention.heads, -1)).transpose(1, 2)
             key, value = _by_head(state.extend(number, projected[:, width:]), attention)
-            output, _ = _kernel(None, query, key, value, None)  # (R, 1, H, d_v)
+            output, _ = _kernel(None, query, key, value)  # (R, 1, H, d_v)
             return attention.project_output(output.reshape(len(states), -1))
 
         def attend_to_source(states: torch.Tensor) -> torch.Tensor:
@@ -326,9 +323,7 @@ class _DecoderLayer(_Layer):
         return self.connect("feed_forward", states, self.feed_forward)
 
 
-def _kernel(
-    module: None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> tuple[torch.Tensor, None]:
+def _kernel(module: None, query: Any, key: Any, value: Any, mask: Any = None) -> tuple[torch.Tensor, None]:
     """Attend from `(N, H, S, d_k)` scaled queries, with the signature of transformers: `(N, S, H, d_v)`."""
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
     return output.transpose(1, 2), None
@@ -350,8 +345,8 @@ def _key_values(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor 
     """Return weight and bias of the key and value projections, repeated for the heads that share them."""
 
     def repeated(parameter: Any, width: int) -> Any:
-        if parameter is None or module.num_key_value_groups == 1:
-            return parameter
+        if parameter is None:
+            return None
         by_head = parameter.view(-1, width, *parameter.shape[1:])
         return by_head.repeat_interleave(module.num_key_value_groups, dim=0).flatten(0, 1)
 
@@ -378,8 +373,10 @@ def _additive(allowed: torch.Tensor) -> torch.Tensor:
 
 
 def _source_mask(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `(N, 1, 1, S)` from an `(N, S)` mask."""
-    return None if attention_mask is None else _additive(attention_mask.bool())[:, None, None]
+    """Return `(N, 1, 1, S)` from an `(N, S)` mask, or `None` where nothing is padding."""
+    if attention_mask is None or bool(attention_mask.all()):
+        return None
+    return _additive(attention_mask.bool())[:, None, None]
 
 
 def best_tokens(
@@ -405,6 +402,6 @@ def best_tokens(
     is_beyond, tokens = tokens >= vocabulary, tokens.clamp(max=vocabulary - 1)
     places = parents[..., None] * vocabulary + tokens
     found = log_probabilities.reshape(sentences, -1).gather(1, places.flatten(1)).view(places.shape)
-    found = (found + scores.gather(1, parents)[..., None]).masked_fill(is_beyond, NEVER)
+    found = (found + scores.gather(1, parents)[..., None]).masked_fill(is_beyond, -torch.inf)
     totals, order = found.flatten(1).topk(min(count, beams * vocabulary))
     return totals, parents.gather(1, order // CHUNK), tokens.flatten(1).gather(1, order)

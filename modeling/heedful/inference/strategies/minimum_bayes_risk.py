@@ -81,7 +81,10 @@ class MinimumBayesRisk:
         utilities = torch.tensor([expected_utilities(batch, utility) for batch in batches])  # (B, N)
         chosen = [_best(row, batch, self.keep) for row, batch in zip(utilities.tolist(), batches, strict=True)]
         places = torch.tensor([number * count + place for number, row in enumerate(chosen) for place in row])
-        best = _cropped(sequences[places.to(sequences.device)], prompt_length, filler(generation_config))
+        best = sequences[places.to(sequences.device)]
+        # Without columns at the end in which nothing but padding is left.
+        used = (best[:, prompt_length:] != filler(generation_config)).any(0).nonzero().flatten()
+        best = best[:, : prompt_length + (int(used.max()) + 1 if len(used) else 0)]
         if not generation_config.return_dict_in_generate:
             return best
         scores = utilities.flatten()[places]
@@ -123,12 +126,4 @@ def _best(utilities: list[float], texts: list[str], keep: int) -> list[int]:
     first: dict[str, int] = {}
     for place in order:
         first.setdefault(texts[place], place)
-    others = [place for place in order if first[texts[place]] != place]
-    return [*first.values(), *others][:keep]
-
-
-def _cropped(sequences: torch.Tensor, prompt_length: int, fill: int) -> torch.Tensor:
-    """Cut off columns at the end in which nothing but padding is left."""
-    used = (sequences != fill).any(0).nonzero().flatten()
-    longest = max(prompt_length, int(used.max()) + 1 if len(used) else 0)
-    return sequences[:, :longest]
+    return sorted(order, key=lambda place: first[texts[place]] != place)[:keep]

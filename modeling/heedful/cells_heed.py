@@ -48,9 +48,8 @@ class Cell(nn.RNNBase):
         """Read one token of each sequence, `(batch, input_size)`, or whole ones, `(batch, length, input_size)`.
 
         Return the next state; of whole sequences the output at each token, `(batch, length, hidden_size)` with zeros
-        at padding, and the state behind the last token that was read. `tokens` is false at padding, on any side. The
-        first state is zeros by default. `is_reversed` reads each sequence from its end; `is_fused` lets torch's loop
-        run in place of the equations, where torch has such a cell.
+        at padding, where `tokens` is false, and the state behind the last token that was read. `is_reversed` reads
+        from the end; `is_fused` lets torch's loop run in place of the equations, where torch has such a cell.
         """
         is_fused = is_fused and self.fused_step is not None
         if inputs.dim() > 2:
@@ -174,13 +173,15 @@ def run_fused(
     if tokens is None:
         outputs, last = cell.whole(inputs.flip(1) if is_reversed else inputs, given)
         return outputs.flip(1) if is_reversed else outputs, as_state(last)
-    order = reading_order(tokens, is_reversed)
+    length, position = inputs.shape[1], torch.arange(inputs.shape[1], device=tokens.device)
+    # The positions in the order in which they are read, padding last.
+    order = torch.where(tokens, length - position if is_reversed else position, 2 * length + position).argsort(1)
     lengths = tokens.sum(1).cpu()
     laid_out = inputs.take_along_dim(order[..., None], 1)
     # A row of padding alone cannot be packed: it is read as one token, whose effect is undone below.
     packed = pack_padded_sequence(laid_out, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
     outputs, last = cell.whole(packed, given)
-    outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
+    outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=length)
     outputs = outputs.take_along_dim(order.argsort(1)[..., None], 1)
     if bool(lengths.all()):
         return outputs, as_state(last)
@@ -196,13 +197,6 @@ def no_state(cell: Cell, inputs: torch.Tensor) -> State:
 def as_state(last: torch.Tensor | tuple[torch.Tensor, ...]) -> State:
     """Return what torch gives as the last state, `(1, batch, hidden)`, as we do."""
     return tuple(part[0] for part in (last if isinstance(last, tuple) else (last,)))
-
-
-def reading_order(tokens: torch.Tensor, is_reversed: bool) -> torch.Tensor:
-    """Return the positions of `(batch, length)` tokens in the order in which they are read, padding last."""
-    length = tokens.shape[1]
-    position = torch.arange(length, device=tokens.device)
-    return torch.where(tokens, length - position if is_reversed else position, 2 * length + position).argsort(1)
 
 
 def run_by_steps(

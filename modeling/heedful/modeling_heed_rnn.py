@@ -203,10 +203,9 @@ class HeedRNNBridge(nn.Module):
         self.projections = nn.ModuleList([nn.Linear(config.hidden_size, config.hidden_size) for _ in range(count)])
 
     def forward(self, final_state: torch.Tensor | None, like: torch.Tensor) -> list[State]:
-        """Return a state of `(batch, hidden_size)` tensors for each layer of the decoder.
+        """Return a state of `(batch, hidden_size)` tensors for each layer of the decoder, of the encoder's.
 
-        The final state is `(batch, encoder_layers · parts, hidden_size)`. Zeros have the batch, width and dtype of
-        `like`, `(batch, source_length, hidden_size)`.
+        That is `(batch, encoder_layers · parts, hidden_size)`. Zeros are like `(batch, source_length, hidden_size)`.
         """
         if self.kind == "none":
             return [(torch.zeros_like(like[:, 0]),) * self.parts for _ in range(self.layers)]
@@ -254,10 +253,10 @@ class HeedRNNAttention(nn.Module):
     def forward(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend from the decoder's `(batch, target_length, hidden_size)` states to the encoder's, the values.
+        """Attend from `(batch, target_length, hidden_size)` states to values, with the keys of `project_source`.
 
-        The keys are as `project_source` returns them; `(batch, source_length)` tokens are false at padding, `None` has
-        none. Return the context `(batch, target_length, hidden_size)` and the weights `(batch, 1, T, S)`.
+        `(batch, source_length)` tokens are false at padding, of which `None` has none. Return the context `(batch,
+        target_length, hidden_size)` and the weights `(batch, 1, T, S)`.
         """
         if self.q_proj is None or self.weight is None:
             scores = torch.matmul(query * self.scaling, keys.transpose(1, 2))  # (B, T, S)

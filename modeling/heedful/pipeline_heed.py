@@ -278,7 +278,7 @@ class HeedTranslationPipeline(ChunkPipeline):
 
     def _pieces(self, text: str, encode: Callable[[str], list[int]], split: bool | None, limit: int) -> list[Piece]:
         """Take a text apart at its line breaks, and at its sentences where that is asked for or needed."""
-        pieces: list[tuple[str, str]] = []
+        found: list[list[str]] = [[""]]  # a sentence, and the parts of what is behind it
         parts = LINE_BREAK.split(text)
         for line, line_break in zip(parts[::2], [*parts[1::2], ""], strict=True):
             sentences = split_sentences(line)
@@ -286,16 +286,13 @@ class HeedTranslationPipeline(ChunkPipeline):
             if not split and len(sentences) > 1 and len(encode(stripped)) <= limit:
                 start = line.index(stripped)
                 sentences = [("", line[:start]), (stripped, line[start + len(stripped) :])]
-            pieces += [*sentences, ("", line_break)]
-        # What holds no text is white space of the piece before it.
-        joined: list[tuple[str, list[str]]] = [("", [])]
-        for sentence, space in pieces:
-            if trimmed(sentence):
-                joined.append((sentence, [space]))
-            else:
-                joined[-1][1].extend((sentence, space))
-        found = [Piece(sentence, "".join(spaces)) for sentence, spaces in joined]
-        return found if found[0].space or len(found) == 1 else found[1:]
+            for sentence, space in [*sentences, ("", line_break)]:
+                if trimmed(sentence):
+                    found.append([sentence, space])
+                else:  # what holds no text is white space of the piece before it
+                    found[-1] += sentence, space
+        pieces = [Piece(sentence, "".join(spaces)) for sentence, *spaces in found]
+        return pieces if pieces[0].space or len(pieces) == 1 else pieces[1:]
 
     def _forward(
         self, model_inputs: Any, tgt_lang: str | None = None, return_scores: bool = False, **options: Any
@@ -308,7 +305,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         if all(self._setting(options, name) is None for name in ("max_new_tokens", "max_length")):
             options["max_new_tokens"] = min(filter(None, (DEFAULT_MAX_NEW_TOKENS, position_limit(self.model.config))))
         penalty, stops = self._setting(options, "length_penalty"), self._setting(options, "stop_strings")
-        penalty = 1.0 if penalty is None else penalty
+        penalty = 1.0 if penalty is None else float(penalty)
         is_streamed = options.get("streamer") is not None
         if is_streamed:
             if is_batch:
@@ -339,7 +336,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         for name, tensor in filled.items():
             result[name][rows] = tensor.view(len(rows), *size[1:2], *tensor.shape[1:]).to(result[name])
         result["counts"][blank], result["scores"][blank], result["finished"][blank] = 0, 0.0, True
-        return result | passed | {"penalty": torch.full((len(pieces),), float(penalty))}
+        return result | passed | {"penalty": torch.full((len(pieces),), penalty)}
 
     def _setting(self, options: dict[str, Any], name: str) -> Any:
         """Return what `generate()` takes a setting for: the call's, its generation config's, or the model's."""

@@ -44,9 +44,8 @@ def draw_attention(attention: AttentionMap, path: str | Path, title: str | None 
     To show words and not tokens, draw what `word_attention` returns. Labels of columns are not turned: side by side
     where there is room, else from top to bottom in Korean, Chinese and Japanese; others are turned.
 
-    Neither pyplot nor matplotlib's settings are touched. Letters that matplotlib's own font lacks are taken from the
-    system's fonts, or from the Korean font of the extra `heedful[plots]`; a letter that no font has is written as its
-    code point, ⟨1F98A⟩.
+    Neither pyplot nor matplotlib's settings are touched. Letters that its own font lacks are taken from the system's
+    fonts, or the Korean one of the extra `heedful[plots]`; one that no font has is written as its code point, ⟨1F98A⟩.
 
     Args:
         attention: What to draw.
@@ -105,9 +104,8 @@ def draw_attention_grid(
 ) -> Path:
     """Draw all heads in one picture, a row for each layer, a column for each head, and return the file's path.
 
-    Rows and columns of each small map are those of the attention map; the outer maps have labels. Scores are drawn as
-    dots below the weights: larger further from 0, blue above and red below it, and nothing where a mask hides the
-    column; each head has its own scale.
+    The outer maps have labels. Scores are drawn as dots below the weights: larger further from 0, blue above and red
+    below it, and nothing where a mask hides the column; each head has its own scale.
 
     Args:
         maps: What to draw.
@@ -224,8 +222,7 @@ def _fonts_for(text: str) -> tuple[list[str], set[int]]:
     for family, path in _wide_fonts(font_manager.fontManager):
         if not missing:
             break
-        letters = _letters_of(path)
-        if missing & letters:
+        if missing & (letters := _letters_of(path)):
             families.append(family)
             missing -= letters
     if missing:

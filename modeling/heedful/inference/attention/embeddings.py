@@ -123,10 +123,7 @@ def neighbourhoods(
 
 
 def plane(vectors: torch.Tensor) -> list[tuple[float, float]]:
-    """Project vectors (n, width) onto the two directions in which they differ most: principal component analysis.
-
-    The sign of a direction, which is free, is such that its largest part is positive.
-    """
+    """Project vectors (n, width) by principal component analysis; the largest part of a direction is positive."""
     centred = vectors - vectors.mean(dim=0)
     directions = torch.linalg.svd(centred.double(), full_matrices=False).Vh[:2]  # (2, width)
     signs = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True)).sign()
@@ -134,10 +131,7 @@ def plane(vectors: torch.Tensor) -> list[tuple[float, float]]:
 
 
 def draw_neighbourhoods(words: Sequence[WordStates], found: Sequence[Sequence[Neighbourhood]], path: Path) -> None:
-    """Draw words among their neighbours into a .svg, .png or .pdf, a panel for the embedding and for each layer.
-
-    The plane of all panels is that of all vectors in them, each of length 1, because cosines decide who is near.
-    """
+    """Draw words among their neighbours, all in one plane, a panel for the embedding and for each layer."""
     names = layer_names(len(words[0].vectors))
     shown = {
         (layer, word.word): [

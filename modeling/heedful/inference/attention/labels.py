@@ -4,7 +4,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenizers import decoders, models
@@ -38,9 +38,9 @@ class Words(NamedTuple):
 def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[str]:
     """Make readable labels of the tokens of one sequence.
 
-    Control tokens keep their name (`</s>`), a space is ▁. Byte-level pieces become the characters that begin in them.
-    The label of a piece that continues a character of the piece before, as is frequent in Korean, begins with …; bytes
-    that are no character are shown as ‹EC›. An id that the tokenizer does not know becomes <its number>.
+    Control tokens keep their name (`</s>`), a space is ▁, and an id that the tokenizer does not know <its number>.
+    Byte-level pieces become the characters that begin in them, behind … where they continue one of the piece before,
+    as is frequent in Korean; bytes that are no character are shown as ‹EC›.
     """
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     unknown = (id_ for id_, piece in zip(ids, pieces, strict=True) if piece is None)
@@ -76,17 +76,15 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
     """
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
     is_word = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
+    if is_word:  # when decoded, an unknown token would stick to the word before
+        numbers = count()
+        return [None if id_ in control else next(numbers) for id_ in ids]
     words: list[int | None] = []
     kept: list[int] = []
     before: list[str] = []
-    count = 0
     for id_ in ids:
         if id_ in control:
             words.append(None)
-            continue
-        if is_word:  # when decoded, an unknown token would stick to the word before
-            words.append(count)
-            count += 1
             continue
         kept.append(id_)
         # All tokens so far, because only together bytes become characters, and a first space is dropped.

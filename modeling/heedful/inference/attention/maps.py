@@ -113,10 +113,7 @@ class AttentionMaps:
         return self.labelled(heads.mean(axis=0) if head is None else heads[head], kind)
 
     def scores(self, kind: Kind) -> np.ndarray:
-        """Return the unscaled scores behind the weights of a kind, (layers, heads, rows, columns), −∞ where masked.
-
-        A `ValueError` says if there is no such kind, or the model is no Heed Transformer.
-        """
+        """Return the unscaled scores of a Heed Transformer's kind, (layers, heads, rows, columns), −∞ where masked."""
         return torch.stack([one.scores for one in self._states_of(kind)]).numpy()
 
     def steps(self, kind: Kind = "cross", layer: int | None = -1, head: int = 0) -> AttentionSteps:
@@ -144,10 +141,10 @@ class AttentionMaps:
     def _states_of(self, kind: Kind) -> list[HeadStates]:
         self._of_kind(kind)
         if kind not in self.states:
-            raise ValueError(
-                "The model must be a Heed Transformer to show its scores, without relative positions (shaw or t5) and "
-                "shared layers, but is another model instead."
+            must = (
+                "be a Heed Transformer to show its scores, without relative positions (shaw or t5) and shared layers"
             )
+            raise ValueError(f"The model must {must}, but is another model instead.")
         return self.states[kind]
 
     def _of_kind(self, kind: Kind) -> np.ndarray:
@@ -187,11 +184,11 @@ def attention_maps(
         raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
     plain = plain_model(model)
     source_ids = tokenizers.encode_source([source], target_language)[0]
-    if target is None:
+    if target is not None:
+        target_ids: Sequence[int] = tokenizers.encode_target([trimmed(target)])[0]
+    else:
         translator = model if isinstance(model, Translator) else Translator(plain, tokenizers)
         target_ids = translator.translate([source], target_language=target_language)[0][0].token_ids
-    else:
-        target_ids = tokenizers.encode_target([trimmed(target)])[0]
     return attention_maps_of_ids(plain, tokenizers, source_ids, target_ids, kinds, layer)
 
 
@@ -263,9 +260,8 @@ def plain_model(model: Any) -> Any:
     """Return a model of transformers, also the one behind what translates with it."""
     model = model if isinstance(model, torch.nn.Module) else model.model
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(
-            "The model must be one of transformers to be looked into, but was exported for another engine instead."
-        )
+        must = "The model must be one of transformers to be looked into"
+        raise ValueError(f"{must}, but was exported for another engine instead.")
     return model
 
 

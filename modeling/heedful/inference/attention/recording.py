@@ -46,9 +46,8 @@ def record_attention(
 ) -> dict[Kind, list[torch.Tensor]]:
     """Return for each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
 
-    A layer, from 0, or from -1 for the last, is the only one to return. The decoder is fed the start token first. The
-    model computes in evaluation mode; if its attention function returns no weights, it is set to `eager` for the
-    duration.
+    `layer`, from 0, or from -1 for the last, is the only one to return. The model computes in evaluation mode, and
+    with the attention function `eager` if its own returns no weights.
     """
     with evaluation_mode(model), torch.no_grad():
         found = _run(model, source_ids, fed_ids, kinds, layer)
@@ -144,8 +143,7 @@ def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None)
     with ExitStack() as hooks:
         for _, module, is_asked in _attentions(model, kinds, layer):
             if not is_asked:  # drops its weights, which are large, before transformers' own hook keeps them
-                hook = module.register_forward_hook(lambda _, __, outputs: (outputs[0], None), prepend=True)
-                hooks.enter_context(hook)
+                hooks.enter_context(module.register_forward_hook(_without_weights, prepend=True))
         encoded = model.get_encoder()(input_ids=source, **(asked if "encoder" in kinds else {"return_dict": True}))
         weights: dict[Kind, Any] = {"encoder": encoded.get("attentions")} if "encoder" in kinds else {}
         if {*kinds} - {"encoder"}:
@@ -197,6 +195,10 @@ def _keep_heads(
         scores = scores.masked_fill(mask < 0, -torch.inf)
     query, key, value, scores = (part[0].float().cpu() for part in (query, key, value, scores))
     found.append(HeadStates(query, key, value, scores, module.scaling))
+
+
+def _without_weights(module: torch.nn.Module, arguments: tuple, outputs: tuple) -> tuple:
+    return outputs[0], None
 
 
 @contextmanager

@@ -68,10 +68,7 @@ def positions_of_table(config: HeedConfig) -> int | None:
 def save_model(
     model: HeedForConditionalGeneration, tokenizers: TokenizerPair, folder: Path, quantization: str
 ) -> None:
-    """Write CTranslate2's files into a folder: model.bin, config.json and the vocabularies.
-
-    The model may be on any device, and must have no `obstacle`. Its weights are written in one of CTranslate2's types.
-    """
+    """Write the files of a model without `obstacle`, with its weights in one of CTranslate2's types, into a folder."""
     specification = make_specification(model)
     source, target = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
     specification.register_source_vocabulary(source)
@@ -160,7 +157,13 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
         own = layer.self_attn
         inputs = ((own.q_proj, own.k_proj, own.v_proj),)
         _set_attention(their_layer.self_attention, own, layer.self_attn_residual, inputs)
-        _set_relative_positions(their_layer.self_attention, own, ours.relative_positions.bias)
+        if own.relative_keys is not None:  # Shaw's vectors
+            their_layer.self_attention.relative_position_keys = _copied(own.relative_keys.weight)
+            their_layer.self_attention.relative_position_values = _copied(own.relative_values.weight)
+        if (bias := ours.relative_positions.bias) is not None:  # T5's, which the layers of a stack share
+            their_layer.self_attention.relative_attention_bias = _copied(bias.weight)
+            distance = numpy.dtype("int32").type(bias.max_distance)
+            their_layer.self_attention.relative_attention_max_distance = distance
         inner = layer.feed_forward
         _set_joined(their_layer.ffn.linear_0, inner.fc_gate or inner.fc1)  # the one with the activation
         if inner.fc_gate is not None:
@@ -172,16 +175,6 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
 def _layers_of(stack: Any) -> list[Any]:
     """Return the layers of a stack, shared ones as often as they are applied: they are written out."""
     return [*stack.layers] * stack.rounds
-
-
-def _set_relative_positions(theirs: Any, attention: Any, bias: Any) -> None:
-    """Set Shaw's vectors of a self-attention, or the bias of T5 that the layers of a stack share, if there are any."""
-    if attention.relative_keys is not None:
-        theirs.relative_position_keys = _copied(attention.relative_keys.weight)
-        theirs.relative_position_values = _copied(attention.relative_values.weight)
-    if bias is not None:
-        theirs.relative_attention_bias = _copied(bias.weight)
-        theirs.relative_attention_max_distance = numpy.dtype("int32").type(bias.max_distance)
 
 
 def _position_table(ours: Any, config: HeedConfig) -> Any:

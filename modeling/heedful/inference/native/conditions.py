@@ -25,8 +25,6 @@ UNREAD = (
 )  # fmt: skip
 # What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# The stopping criteria that the native search applies itself.
-KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
 UNREAD_ARGUMENTS = ("streamer", "synced_gpus", "decoder_attention_mask", "decoder_inputs_embeds")
 # What `kernels.cpp` computes: models much like the paper's, whose heads part their states evenly.
 COMPILED: dict[str, tuple[Any, ...]] = {
@@ -53,10 +51,7 @@ def model_obstacle(model: Any) -> str | None:
 
 
 def obstacle_to_copies(model: Any, engine: str) -> str | None:
-    """Return why weights copied into an engine would not compute what any model does, or `None` where they would.
-
-    The model must be Heed's Transformer, without parts of others.
-    """
+    """Return why weights copied into an engine would not compute what a model does, or `None` where they would."""
     if not isinstance(model, HeedForConditionalGeneration):
         return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
     if model.config.attention_scoring == "additive":
@@ -76,10 +71,8 @@ def obstacle_to_copies(model: Any, engine: str) -> str | None:
     for name, parameter in model.named_parameters():
         is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
         if not is_plain or parameter.is_meta or not parameter.is_floating_point():
-            return (
-                f"The model's weights must be floating-point numbers in memory for {engine}, but {name} is a "
-                f"{type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
-            )
+            found = f"{name} is a {type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
+            return f"The model's weights must be floating-point numbers in memory for {engine}, but {found}"
     return None
 
 
@@ -92,9 +85,8 @@ def kernels_obstacle(config: Any, precision: str) -> str | None:
         return "the processor lacks AVX-512 VNNI"
     head = config.d_model / config.decoder_attention_heads
     for name, known in {**COMPILED, "d_k": (None, head), "d_v": (None, head)}.items():
-        value = getattr(config, name)
-        if value not in known:
-            return f"they know no `{name}` of {value}"
+        if getattr(config, name) not in known:
+            return f"they know no `{name}` of {getattr(config, name)}"
     return None
 
 
@@ -106,7 +98,7 @@ def settings_obstacle(config: Any, stopping_criteria: Iterable[Any] = (), **mode
         if config.return_dict_in_generate and getattr(config, name, None):
             return f"`{name}` must be False with {NAME}, which keeps none, but is True instead."
     for each in stopping_criteria:
-        if type(each) not in KNOWN_CRITERIA:
+        if type(each) not in (MaxLengthCriteria, EosTokenCriteria):  # which the native search applies itself
             kind = type(each).__name__
             return f"`stopping_criteria` must be lengths and end tokens with {NAME}, but one is a {kind} instead."
     for name in UNREAD_ARGUMENTS:

@@ -155,9 +155,7 @@ def library() -> Any:
     if capability not in REGISTERS:
         return None
     flags = FLAGS + REGISTERS[capability]
-    # Whether it multiplies bytes in one instruction, as far as this torch knows.
-    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    if capability == "AVX512" and found.get("avx512_vnni"):
+    if capability == "AVX512" and torch.cpu.get_capabilities().get("avx512_vnni"):  # it multiplies bytes at once
         flags.append("-mavx512vnni")
     try:
         loaded: Any = _loaded(flags)

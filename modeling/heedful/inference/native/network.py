@@ -34,11 +34,11 @@ FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it 
 class NativeNetwork:
     """Encoder, decoder step and output layer of a Heed model, with packed copies of its weights.
 
-    Later changes of the model's weights do not change the copies. Between the products everything is float32.
+    Later changes of the model's weights do not change the copies. Between the products everything is float32; `int8`
+    needs `kernels.cpp`.
     """
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
-        """Pack the weights of a model without an obstacle; `int8` needs `kernels.cpp`."""
         self.config: Any = model.config
         encoder, decoder = model.model.encoder, model.model.decoder
         self.embed_source = _Embedding(encoder)
@@ -113,15 +113,14 @@ class NativeNetwork:
 
 
 class DecodingState:
-    """The cache of the target tokens of N sentences with K hypotheses each."""
+    """The cache of the target tokens of N sentences with K hypotheses each: R `rows`."""
 
     def __init__(self, layers: int, rows: int, beams: int, width: int):
-        """Begin with R `rows`; a token's keys and values in a layer are `width` numbers."""
         self.rows, self.beams = rows, beams  # R at the beginning: later there are fewer
         self.length = 0  # target tokens that were read
         # (R, T): where the keys and values of a row's tokens lie. Those of later positions are the row's own.
         self.slots = torch.empty(rows, 0, dtype=torch.int32)
-        self.target = torch.empty(layers, 0, width)  # (layers, slots, width)
+        self.target = torch.empty(layers, 0, width)  # (layers, slots, width), `width` of keys and values together
 
     def make_room(self) -> None:
         """Double the cache if it has no room for the next token's keys and values."""
@@ -151,7 +150,6 @@ class SourceState(DecodingState):
     """The cache with the keys and values of all sources, padding included."""
 
     def __init__(self, network: NativeNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int):
-        """Project `(N, S, D)` encoded sentences with a mask that is 0 at padding."""
         own, cross = network.decoder_layers[0].self_attn, network.decoder_layers[0].cross_attn
         count, length = source.shape[:2]
         super().__init__(len(network.decoder_layers), count * beams, beams, sum(own.widths[1:]))
@@ -199,14 +197,11 @@ class _Embedding:
         """Return the encodings of at least so many positions: to compute them takes longer than a small layer."""
         known = self.known_positions
         if known is None or len(known) < needed:
-            number = max(FIRST_ROOM, 2 * needed)
-            if isinstance(self.encode_positions, nn.Embedding):
-                number = self.encode_positions.num_embeddings
+            is_table = isinstance(self.encode_positions, nn.Embedding)
+            number = self.encode_positions.num_embeddings if is_table else max(FIRST_ROOM, 2 * needed)
             if needed > number:
-                raise ValueError(
-                    f"A sequence must have at most {number} tokens (`max_position_embeddings` of learned positions), "
-                    f"but it has {needed} instead."
-                )
+                must = f"have at most {number} tokens (`max_position_embeddings` of learned positions)"
+                raise ValueError(f"A sequence must {must}, but it has {needed} instead.")
             # The local name, because another thread may replace the attribute by a shorter table.
             known = self.known_positions = self.encode_positions(torch.arange(number)).float()
         return known
@@ -356,9 +351,8 @@ def _key_values(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor 
 
 def _joined(projections: list[Any], precision: Precision) -> Product:
     """Return one matrix product in place of several with the same input."""
-    weight = torch.cat([weight for weight, _ in projections])
-    biases = [bias for _, bias in projections if bias is not None]
-    return packed_linear(weight, torch.cat(biases) if biases else None, precision)
+    weights, biases = zip(*projections, strict=True)
+    return packed_linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases), precision)
 
 
 def _by_head(states: torch.Tensor, attention: _Attention) -> tuple[torch.Tensor, torch.Tensor]:

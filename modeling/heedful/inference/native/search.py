@@ -6,6 +6,7 @@ Letters in shape comments: N sentences still open, K hypotheses of each, V targe
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers.generation import logits_process
 
 from heedful.inference.native.network import DecodingState, NativeNetwork, best_tokens
@@ -31,9 +32,9 @@ class SearchSettings:
         self.beams: int = config.num_beams or 1  # K
         self.returned: int = config.num_return_sequences or 1  # hypotheses of each sentence
         self.max_new_tokens: int = config.max_length - prompt_length
-        ends, self.fill = end_tokens(config), filler(config)
-        if self.fill == 0 and self.beams > 1 and ends:
-            self.fill = ends[0]  # as in transformers' beam search, which takes the id 0 for "no padding token"
+        ends, fill = end_tokens(config), filler(config)
+        # As in transformers' beam search, which takes the id 0 for "no padding token".
+        self.fill = ends[0] if fill == 0 and self.beams > 1 and ends else fill
         self.ends = torch.tensor(ends, dtype=torch.long)
         # Processors that are not of transformers may do so too: finished sentences stay in the batch then.
         self.keeps_rows = any(
@@ -58,8 +59,7 @@ def greedy_search(
     the generated tokens in nats, divided by their number to the power of the length penalty.
     """
     count, start = prompt.shape
-    room = prompt.new_full((count, start + settings.max_new_tokens), settings.fill)
-    room[:, :start] = prompt
+    room = F.pad(prompt, (0, settings.max_new_tokens), value=settings.fill)
     is_scored = bool(settings.config.return_dict_in_generate)
     rows = torch.arange(count)  # the sentences that are still in the batch
     is_open = torch.ones(count, dtype=torch.bool)

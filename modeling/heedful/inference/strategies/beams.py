@@ -18,8 +18,7 @@ NEVER = float("-inf")
 def coverage_penalty(coverage: torch.Tensor, source_mask: torch.Tensor, beta: float) -> torch.Tensor:
     """Return cp(X; Y) = β Σ_i log(min(Σ_j p_ij, 1)) (Wu et al., 2016, equation 14), 0 where all was attended to.
 
-    `coverage`, `(…, S)`, sums the attention weights on each source token over the target's tokens; the mask, which
-    broadcasts to it, is 0 at padding. The `(…)` penalties are added to normalised log-probabilities.
+    `coverage`, `(…, S)`, sums the attention weights on each source token over the target's; the mask is 0 at padding.
     """
     smallest = torch.finfo(coverage.dtype).tiny
     return beta * (coverage.clamp(min=smallest, max=1.0).log() * source_mask).sum(-1)
@@ -37,14 +36,12 @@ class Hypotheses:
 
     def pick(self, places: torch.Tensor) -> "Hypotheses":
         """Return the hypotheses at `(N, n)` places."""
-        return Hypotheses(
-            _picked(self.tokens, places),
-            _picked(self.parents, places),
-            self.scores.gather(1, places),
-            None if self.coverage is None else _picked(self.coverage, places),
-            self.progress
-            and [[row[place] for place in chosen] for row, chosen in zip(self.progress, places.tolist(), strict=True)],
-        )
+        coverage = None if self.coverage is None else _picked(self.coverage, places)
+        progress = self.progress and [
+            [row[place] for place in chosen] for row, chosen in zip(self.progress, places.tolist(), strict=True)
+        ]
+        tokens, parents = _picked(self.tokens, places), _picked(self.parents, places)
+        return Hypotheses(tokens, parents, self.scores.gather(1, places), coverage, progress)
 
     def extended(self, places: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, row: Any = 0) -> "Hypotheses":
         """Return the hypotheses at `(N, M)` places with a token more and new scores; rows are counted from `row`."""
@@ -98,8 +95,7 @@ class Beam:
     def advance(self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Any = True, bonus: Any = 0.0) -> None:
         """Store the ended ones of the K best candidates, if better than those stored, and go on with the best others.
 
-        All arguments are `(N, M)`: those that are not `is_complete` are not stored, and `bonus` is added to the
-        normalised log-probability.
+        Of `(N, M)` those that are not `is_complete` are not stored; `bonus` adds to the normalised log-probability.
         """
         places = torch.arange(ended.shape[1], device=ended.device)
         if bool(ended.any()):

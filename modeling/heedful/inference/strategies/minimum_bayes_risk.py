@@ -32,10 +32,10 @@ class MinimumBayesRiskOutput(ModelOutput):
 class MinimumBayesRisk:
     """Chooses the candidate most like all the others (Kumar and Byrne, 2004; Eikema and Aziz, 2022).
 
-    The candidates are the sequences that `generate()` would return by its other settings: N samples with
-    `do_sample=True, num_return_sequences=N`, the N best of a beam with `num_beams=N, num_return_sequences=N`, or those
-    of another strategy. Each is compared to all of them, itself included, as if they were references; the one with
-    the highest mean utility is returned. Candidates of the same text count as often as they occur.
+    The candidates are what `generate()` would return by its other settings: N samples with `do_sample=True,
+    num_return_sequences=N`, the N best of a beam with `num_beams=N, num_return_sequences=N`, or those of another
+    strategy. Each is compared to all of them, itself included, as if they were references, as often as they occur;
+    the one with the highest mean utility is returned.
 
     Args:
         tokenizer: Turns target tokens into text: a `TokenizerPair` or a tokenizer of transformers.
@@ -92,8 +92,7 @@ class MinimumBayesRisk:
 
     def _check(self, count: int) -> None:
         kept, tokenizer = self.keep, self.tokenizer
-        must = "be at least 2 with MinimumBayesRisk, which chooses among as many candidates"
-        require(count >= 2, "num_return_sequences", must, count)
+        require(count >= 2, "num_return_sequences", "be at least 2 with MinimumBayesRisk, as candidates", count)
         require(1 <= kept <= count, "keep", f"be at least 1 and at most `num_return_sequences` ({count})", kept)
         can_decode = isinstance(tokenizer, TokenizerPair) or hasattr(tokenizer, "batch_decode")
         require(can_decode, "tokenizer", "be a TokenizerPair or a tokenizer of transformers", repr(tokenizer))

@@ -67,12 +67,10 @@ def require(is_right: bool, field: str, must: str, value: Any) -> None:
 def single_source_of(strategy: Any, config: Any, name: str) -> Any:
     """Return a setting of a strategy or, where that is `None`, of generate()'s config; they must not differ."""
     own, given = getattr(strategy, name), getattr(config, name, None)
-    if own is None:
-        return given
-    if given not in (None, own):
+    if own is not None and given not in (None, own):
         where = type(strategy).__name__
         raise ValueError(f"`{name}` must be given once, but is {own!r} in {where} and {given!r} in generate().")
-    return own
+    return given if own is None else own
 
 
 def asked_of(generation_config: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -103,12 +101,8 @@ class ModelSteps:
     def next(self, tokens: torch.Tensor) -> Any:
         """Run the decoder on those of `(B * K, L)` tokens that it has not seen yet, and return the model's output."""
         length = 1 if self.model_kwargs.get("use_cache") and not self._is_first else None
-        inputs = self.model.prepare_inputs_for_generation(
-            tokens.to(device_of(self.model)),
-            next_sequence_length=length,
-            is_first_iteration=self._is_first,
-            **self.model_kwargs,
-        )
+        given = {"next_sequence_length": length, "is_first_iteration": self._is_first, **self.model_kwargs}
+        inputs = self.model.prepare_inputs_for_generation(tokens.to(device_of(self.model)), **given)
         outputs = self.model(**inputs, return_dict=True)
         self._is_first = False
         if cache_of(outputs) is not None:
@@ -119,10 +113,7 @@ class ModelSteps:
         return outputs
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Let each of the B * K rows go on from the cache of another row of its sentence.
-
-        The keys and values of the source stay in place, because they are the same for all rows of a sentence.
-        """
+        """Let each of the B * K rows go on from the cache of another row of its sentence, with the same source."""
         cache = self.model_kwargs.get(CACHE)
         if cache is not None:
             cache.self_attention_cache.reorder_cache(rows.to(device_of(self.model)))
@@ -137,9 +128,8 @@ class Records:
             **dict.fromkeys(("decoder_attentions", "cross_attentions"), config.output_attentions),
             "decoder_hidden_states": config.output_hidden_states,
         }
-        self.config = config
-        names = [name for name, is_wanted in wanted.items() if is_wanted and config.return_dict_in_generate]
-        self.steps: dict[str, list[Any]] = {name: [] for name in names}
+        self.config, is_any = config, config.return_dict_in_generate
+        self.steps: dict[str, list[Any]] = {name: [] for name in wanted if wanted[name] and is_any}
 
     @property
     def scores(self) -> tuple[torch.Tensor, ...] | None:
@@ -198,12 +188,7 @@ def _vocabulary(model: Any) -> dict[str, Any]:
 
 
 def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_sentence: int) -> ModelSteps:
-    """Encode `(B, S)` source tokens with a further model of an ensemble, for K = `rows_per_sentence`.
-
-    The masks of the first model, which generates, hold for all.
-    """
-    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-
+    """Encode `(B, S)` source tokens with a further model, for K = `rows_per_sentence`, with the masks of the first."""
     given = first.model_kwargs
     device, mask = device_of(member), given.get("attention_mask")
     mask = None if mask is None else once_per_sentence(mask, len(source)).to(device)
@@ -213,17 +198,13 @@ def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_
     model_kwargs["use_cache"] = given.get("use_cache")
     if given.get("decoder_attention_mask") is not None:
         model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(device)
-    if given.get("use_cache") and member._supports_default_dynamic_cache():  # others make their own
-        config = member.config.get_text_config(decoder=True)
-        model_kwargs[CACHE] = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
     return ModelSteps(member, model_kwargs)
 
 
 def average(log_probabilities: list[torch.Tensor], weights: list[float], averaging: Averaging) -> torch.Tensor:
     """Average the `(rows, V)` log-probabilities that several models give the next token, by weights with sum 1.
 
-    The mean of `probabilities` is the mixture of the models. The mean of `log_probabilities` is their geometric mean,
-    not normalized to sum 1, so that a sequence's score is the mean of the models' scores.
+    The mean of `probabilities` is their mixture, that of `log_probabilities` their geometric mean, not normalized.
     """
     stacked = torch.stack(log_probabilities)
     shares = torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)[:, None, None]
@@ -236,8 +217,6 @@ def source_attention(outputs: Any) -> torch.Tensor:
     """Return how much the newest token attended to each source token: mean of the last layer's heads, `(rows, S)`."""
     layers = outputs.get("cross_attentions")
     if not layers or layers[-1] is None:
-        raise ValueError(
-            "`attn_implementation` must be a kernel that returns attention weights for a `coverage_penalty`, "
-            "but the model's returns none: load it with attn_implementation='eager'."
-        )
+        must = "`attn_implementation` must be a kernel that returns attention weights for a `coverage_penalty`"
+        raise ValueError(f"{must}, but the model's returns none: load it with attn_implementation='eager'.")
     return layers[-1][:, :, -1].float().mean(1)

@@ -106,6 +106,7 @@ class Languages:
         if not tags and isinstance(getattr(tokenizer, "src_lang", None), str):
             self.codes = getattr(tokenizer, "lang_code_to_id", None) or _languages_in(added, CODE)
         self.known = tuple(self.tags or self.codes)  # the languages that may be named
+        self._names = ", ".join(self.known)
         codes = {*self.codes.values()}
         # mBART of 25 languages starts the decoder with the language itself.
         starts = getattr(model.config, "decoder_start_token_id", None) in codes
@@ -117,17 +118,17 @@ class Languages:
     def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
         """Raise a `ValueError` for a language that is unknown or would be ignored; `None` is none."""
         if src_lang is not None and self.tags:
-            must = f"`src_lang` must be None for this model, which selects its target language ({self._named()}) only"
+            must = f"`src_lang` must be None for this model, which selects its target language ({self._names}) only"
             raise ValueError(f"{must}, but is {src_lang!r} instead.")
         for name, language in (("src_lang", src_lang), ("tgt_lang", tgt_lang)):
             if language is not None and language not in self.known:
-                known = self._named() or "none: it has one direction"
+                known = self._names or "none: it has one direction"
                 raise ValueError(f"`{name}` must be a language of the model ({known}), but is {language!r} instead.")
 
     def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
         """Encode a source text, without truncation; a target language that must be named is required."""
         if tgt_lang is None and len(self.known) > 1 and not self.has_default:
-            raise ValueError(f"`tgt_lang` must be one of {self._named()}, but is None instead.")
+            raise ValueError(f"`tgt_lang` must be one of {self._names}, but is None instead.")
         try:
             ids = tokenizer(text, truncation=False, verbose=False)["input_ids"]
         except Exception as error:  # a bare one of `tokenizers`, which does not name the symbol
@@ -140,9 +141,6 @@ class Languages:
     def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
         """Return the arguments of `generate()` that select the target language."""
         return {self.option: self.codes[tgt_lang]} if self.codes and tgt_lang else {}
-
-    def _named(self) -> str:
-        return ", ".join(self.known)
 
 
 def _languages_in(vocabulary: dict[str, int], pattern: str) -> dict[str, int]:
@@ -163,13 +161,12 @@ class HeedTranslationPipeline(ChunkPipeline):
     Args:
         model: The model, or for `pipeline()` its folder or its id on the Hub.
         tokenizer: The source's tokenizer.
-        target_tokenizer: The target's tokenizer, where it is another one. By default what the model's folder or
-            repository holds in `target_tokenizer`, else `tokenizer`.
+        target_tokenizer: The target's, by default what the model's folder or repository holds in `target_tokenizer`,
+            else `tokenizer`.
         kwargs: What `transformers.pipeline` hands to every pipeline, and defaults for the arguments of a call.
 
     Raises:
-        ValueError: If the model is no encoder-decoder that generates, weights of it are no numbers, or the tokenizers
-            do not fit its config.
+        ValueError: If the model is no encoder-decoder that generates, or weights or tokenizers of it are not right.
         OSError: If the source's tokenizer belongs to a pair whose other one is not there.
     """
 
@@ -391,8 +388,7 @@ class HeedTranslationPipeline(ChunkPipeline):
 class HeedText2TextPipeline(HeedTranslationPipeline):
     """Turns texts into texts where nothing is translated: spelling into pronunciation, commands into actions.
 
-    It is `HeedTranslationPipeline`, but takes each text whole, line breaks included, unless `split_sentences` asks for
-    something else, and its results have `generated_text`.
+    A `HeedTranslationPipeline` that takes each text whole, with its line breaks, unless `split_sentences` is given.
     """
 
     task_id, text_key, unit = TEXT_TASK, "generated_text", "text"
@@ -483,8 +479,7 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     access = getattr(model, "hub_access", None)
     options: dict[str, Any] = {key: getattr(access, key, None) for key in ("revision", "token")}
     options["subfolder"] = TARGET_FOLDER
-    settings = get_tokenizer_config(name, **options)
-    if not settings:
+    if not (settings := get_tokenizer_config(name, **options)):
         if TARGET_FOLDER in tokenizer.init_kwargs:
             raise FileNotFoundError(f"{name} must hold the target's tokenizer in `{TARGET_FOLDER}`, but does not.")
         return tokenizer
@@ -501,10 +496,11 @@ def _load_tokenizer(loader: Any, name: str | Path, **options: Any) -> Any:
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise ValueError(
-            f"The target's tokenizer in {name} needs code of its own, which does not run unasked: load it with "
-            "`AutoTokenizer.from_pretrained(…, trust_remote_code=True)` and pass it as `target_tokenizer`."
-        ) from error
+        cure = (
+            "load it with `AutoTokenizer.from_pretrained(…, trust_remote_code=True)` and pass it as `target_tokenizer`"
+        )
+        fault = f"The target's tokenizer in {name} needs code of its own, which does not run unasked"
+        raise ValueError(f"{fault}: {cure}.") from error
 
 
 def _check_tokenizers(model: Any, source: Any, target: Any) -> None:

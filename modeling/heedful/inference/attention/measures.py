@@ -43,13 +43,11 @@ class View(NamedTuple):
 
 
 class Entropy(NamedTuple):
-    """How widely heads look around: float arrays (layers, heads).
-
-    The share is each row's entropy divided by ln n, where n is the number of positions that the row may look at,
-    averaged over the rows with n > 1: 0 looks at one position, 1 at all alike.
-    """
+    """How widely heads look around: float arrays (layers, heads)."""
 
     nats: np.ndarray  # −Σ a·ln a of each row, averaged over the rows
+    # Each row's entropy divided by ln n, where n is the number of positions that it may look at, averaged over the
+    # rows with n > 1: 0 looks at one position, 1 at all alike.
     share: np.ndarray
 
 
@@ -179,9 +177,8 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
         for word in line.split():
             match = LINK.fullmatch(word)
             if match is None:
-                raise ValueError(
-                    f"A link must be written as 0-1, 0?1 or 0p1, but is {word!r} instead, in line {number} of {path}."
-                )
+                where = f"in line {number} of {path}"
+                raise ValueError(f"A link must be written as 0-1, 0?1 or 0p1, but is {word!r} instead, {where}.")
             link = int(match[1]), int(match[3])
             possible.add(link)
             if match[2] == "-":
@@ -199,22 +196,17 @@ def gold_alignments_of(path: Path, pairs: Sequence[tuple[str, str | None]]) -> l
         sizes = [len(text.split()) for text in texts if text is not None]
         for link in sorted(given.possible):
             if any(word >= size for word, size in zip(link, sizes, strict=False)):
-                raise ValueError(
-                    f"`--gold` must link words of the pair, counted from 0, but links {link[0]}-{link[1]} of "
-                    f"{' and '.join(map(str, sizes))} words instead, in line {line} of {path}."
-                )
+                found = f"links {link[0]}-{link[1]} of {' and '.join(map(str, sizes))} words instead"
+                must = "`--gold` must link words of the pair, counted from 0"
+                raise ValueError(f"{must}, but {found}, in line {line} of {path}.")
     return gold
 
 
 def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]) -> AlignmentErrors:
-    """Compare the links of sentences with given ones, over all together.
-
-    A `ValueError` says if there are not as many sentences in both, or no links at all.
-    """
+    """Compare the links of sentences with given ones, over all together; none, or others, are a `ValueError`."""
     if len(found) != len(gold):
-        raise ValueError(
-            f"`gold` must have {len(found)} sentences, as many as were aligned, but has {len(gold)} instead."
-        )
+        must = f"`gold` must have {len(found)} sentences, as many as were aligned"
+        raise ValueError(f"{must}, but has {len(gold)} instead.")
     links = sure = sure_found = possible_found = 0
     for own, given in zip(map(set, found), gold, strict=True):
         links += len(own)

@@ -99,10 +99,7 @@ class CTranslate2Engine(Engine):
     def search(
         self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
     ) -> list[list[Hypothesis]]:
-        """Translate sentences, without logits processors, as `Engine.search` says; `check` says of which configs.
-
-        All sentences are handed over at once: CTranslate2 sorts and batches them, and works on batches side by side.
-        """
+        """Translate as `Engine.search` says, without logits processors: CTranslate2 sorts and batches sentences."""
         words = [[self._source_tokens[token] for token in source] for source in sources]
         results = self._translator.translate_batch(
             words,
@@ -163,10 +160,7 @@ class CTranslate2Engine(Engine):
 
 
 def check_settings(config: Any, model_config: Any) -> None:
-    """Raise a `ValueError` that names a setting of a generation config which CTranslate2 cannot follow.
-
-    The exported model has the start token of the model's config.
-    """
+    """Raise a `ValueError` that names a setting of a generation config which CTranslate2 cannot follow."""
     ends, beams = end_tokens(config), config.num_beams or 1
     start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
     require(not config.do_sample, "do_sample", "be False with CTranslate2", True)
@@ -175,8 +169,7 @@ def check_settings(config: Any, model_config: Any) -> None:
         is_taken = beams == 1 or name not in GREEDY_SETTINGS
         require(is_taken, name, "not be set in CTranslate2's beam search", repr(value))
     require(bool(ends), "eos_token_id", "be set with CTranslate2", None)
-    if beams > 1:
-        require(len(ends) == 1, "eos_token_id", "be one token in CTranslate2's beam search", ends)
+    require(beams == 1 or len(ends) == 1, "eos_token_id", "be one token in CTranslate2's beam search", ends)
     if beams > 1 and config.early_stopping is not True and not _any_rule_ends_alike(config):
         rule = "CTranslate2's beam search, which ends a sentence with its `num_beams`-th finished hypothesis"
         raise ValueError(

@@ -96,7 +96,6 @@ class PreparedModel(AbstractContextManager):
         return type(None), ()
 
     def __exit__(self, *_: object) -> None:
-        """Undo it."""
         self.undo()
 
     def undo(self) -> None:
@@ -153,7 +152,6 @@ class PreparedEncoder:
         self._prepared, self._encoder = prepared, prepared.model.model.encoder
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the encoder has by a name."""
         return getattr(self._encoder, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,6 @@
 """Matrix products with weights laid out once for the CPU, and `kernels.cpp`, compiled once for this processor.
 
-Without a C++ compiler, and on processors whose registers `kernels.cpp` was not written for, oneDNN multiplies in
-float32, or torch itself where it was built without oneDNN.
+Without a C++ compiler, and for other registers, oneDNN multiplies in float32, or torch where it was built without it.
 """
 
 import ctypes
@@ -65,8 +64,7 @@ class Layer(ctypes.Structure):
     _fields_ = [
         *((n, Linear) for n in ("query_key_value", "self_output", "query", "cross_output", "inner", "outer")),
         *((name, Norm) for name in ("self_attn_norm", "cross_attn_norm", "feed_forward_norm")),
-        ("target", ctypes.c_void_p),
-        ("source", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("target", "source")),
     ]
 
 
@@ -117,8 +115,7 @@ def packed_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision = "float32", relu: bool = False
 ) -> Product:
     """Return x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), of an `(out_features, in_features)` matrix; `int8` needs VNNI."""
-    weight = weight.detach().float()
-    bias = None if bias is None else bias.detach().float()
+    weight, bias = weight.detach().float(), None if bias is None else bias.detach().float()
     if library() is not None:
         return CompiledProduct(weight, bias, precision == "int8", relu)
 
@@ -198,8 +195,7 @@ def _is_mine(path: Path, forbidden: int = 0) -> bool:
 
 def _compile(path: Path, flags: list[str]) -> None:
     """Compile the kernels to a file with a checksum beside it, which both appear whole."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
+    if (compiler := next(filter(None, map(shutil.which, COMPILERS)), None)) is None:
         raise FileNotFoundError(f"no C++ compiler ({', '.join(COMPILERS)}) was found")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:

@@ -222,7 +222,7 @@ class _Attention:
 
 
 class _FeedForward:
-    """FFN(x) (section 3.3 of the paper) with packed weights."""
+    """FFN(x) (section 3.3 of the paper) of `(rows, D)` states with packed weights."""
 
     def __init__(self, module: HeedFeedForward, precision: Precision):
         is_relu = isinstance(module.activation, nn.ReLU) and module.fc_gate is None
@@ -233,7 +233,6 @@ class _FeedForward:
         self.gate = None if gate is None else packed_linear(gate.weight, gate.bias, precision)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """Transform `(rows, D)` states."""
         inner = self.inner(states)
         if self.gate is not None:
             inner = self.activation(self.gate(states)) * inner

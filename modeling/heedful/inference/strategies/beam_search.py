@@ -264,7 +264,7 @@ class _Search:
             return tokens
         from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
-        found = {"sequences": tokens, "sequences_scores": best.scores.flatten()}
+        found: dict[str, Any] = {"sequences": tokens, "sequences_scores": best.scores.flatten()}
         found["beam_indices"] = best.parents[..., :generated].flatten(0, 1)
         found |= by_name(self.ensemble.members[0].model_kwargs.get(CACHE)) | self.records.fields(encoded, self.batch)
         return GenerateBeamEncoderDecoderOutput(**found)

@@ -163,18 +163,14 @@ def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
 def check_members(model: Any, members: Sequence[Any]) -> None:
     """Raise a `ValueError` that names the first of some models that cannot choose tokens together with another."""
     for number, member in enumerate(members):
-        name = f"`models[{number}]` must"
-        if not hasattr(member, "prepare_inputs_for_generation"):
-            raise ValueError(f"{name} be a model that is loaded, but is {member!r} instead.")
-        if not member.config.is_encoder_decoder:
-            raise ValueError(f"{name} be an encoder-decoder, but is {type(member).__name__} instead.")
-        if member.training and not model.training:
-            raise ValueError(f"{name} be in evaluation mode, but is in training mode instead: call its eval().")
+        name, kind = f"models[{number}]", type(member).__name__
+        require(hasattr(member, "prepare_inputs_for_generation"), name, "be a model that is loaded", repr(member))
+        require(member.config.is_encoder_decoder, name, "be an encoder-decoder", kind)
+        require(model.training or not member.training, name, "be in evaluation mode (call eval())", "in training mode")
+        theirs = _vocabulary(member)
         for what, ours in _vocabulary(model).items():
-            theirs = _vocabulary(member)[what]
-            if ours != theirs:
-                must = f"have the vocabulary of the model that generates, with {what} {ours}"
-                raise ValueError(f"{name} {must}, but it is {theirs} instead.")
+            must = f"have the vocabulary of the model that generates, with {what} {ours}"
+            require(ours == theirs[what], name, must, f"with {theirs[what]}")
 
 
 def _vocabulary(model: Any) -> dict[str, Any]:

@@ -38,14 +38,8 @@ class BackTranslation:
     `sampling` draws from the model's distribution, `noised` is beam search whose words are then deleted (one in ten),
     replaced by `_` (one in ten) and moved by up to three places (Edunov et al., 2018, arXiv 1808.09381). Both are the
     same in every batch: their random numbers follow from `seed` and the number of the line. Lines without words, and
-    sources that are empty, not ended or repeat themselves four times on end, are left out and counted.
-
-    Args:
-        method: Of decoding: one of `METHODS`, which have the settings of each.
-        num_beams, temperature, top_k, seed: The method's settings; None is its default.
-
-    Raises:
-        ValueError: If a setting is out of range, or not one of the method's.
+    sources that are empty, not ended or repeat themselves four times on end, are left out and counted. A setting that
+    is out of range, or not one of the method's in `METHODS`, is a `ValueError`; None is the method's default.
     """
 
     method: str = "beam"

@@ -1,7 +1,4 @@
-"""The cells of recurrent models: their equations, how they run over padded sequences, and what they keep.
-
-Letters in shape comments: B batch.
-"""
+"""Recurrent models' cells: their equations, how they run over padded sequences (B in a batch), what they keep."""
 
 from collections.abc import Callable
 from typing import Any
@@ -152,8 +149,8 @@ def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
 def may_fuse(config: HeedRNNConfig, device: torch.device, tokens: torch.Tensor | None = None) -> bool:
     """Return whether torch's fused cells run: not under autocast of the CPU, `torch.func` or a replaced `F.linear`.
 
-    The equations do: under autocast their products are in bfloat16, and the state stays in float32. To leave out
-    padding, fused cells read the tokens, which what is traced must not.
+    Under autocast the equations' products are in bfloat16, and the state stays in float32. To leave out padding, fused
+    cells read the tokens, which what is traced must not.
     """
     if not config.use_fused_cells or not is_original(nn.Linear) or is_transformed():
         return False
@@ -281,10 +278,7 @@ class RecurrentMemory(CacheLayerMixin):
 
 
 class RecurrentCache(Cache):
-    """What `generate()` keeps between steps.
-
-    Its size does not depend on the number of tokens so far, and it cannot go back to an earlier one.
-    """
+    """What `generate()` keeps between steps, of one size for any number of tokens; it cannot go back to earlier."""
 
     layers: Any  # one `RecurrentMemory`, which `generate()` reorders and resets
 

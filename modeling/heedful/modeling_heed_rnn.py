@@ -35,8 +35,7 @@ from .generation_heed import HeedGenerationMixin
 from .pretrained_heed import HeedBaseModel
 from .versions_heed import CACHE, by_name, cached_signature, given_cache
 
-# Longest translation, in tokens, unless `generate()` gets another limit.
-DEFAULT_MAX_LENGTH = 512
+DEFAULT_MAX_LENGTH = 512  # tokens of the longest translation, unless `generate()` gets another limit
 
 MaybeTensor = torch.Tensor | None
 # Looks at the source from `(batch, length, hidden_size)` states: what the pre-softmax layer reads, and the weights.

@@ -11,7 +11,7 @@ Letters in shape comments: B sentences of a batch, N translations of each, T tok
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import signature
@@ -38,9 +38,8 @@ TASK, TEXT_TASK = "heed-translation", "heed-text2text"
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
 # Those by which `generate()` treats the rows of a batch in their order, so that a list keeps its own.
 ROW_ARGUMENTS = {"streamer", "prefix_allowed_tokens_fn", "custom_generate", "logits_processor", "stopping_criteria"}
-# What `generate()` takes beside the fields of a generation config; the pipeline itself sets its other arguments,
+# What `generate()` takes beside fields of a config. Its other arguments, and these fields, the pipeline sets.
 GENERATE_ARGUMENTS = set(signature(GenerationMixin.generate).parameters) - {"self", "inputs", "synced_gpus", "kwargs"}
-# and these fields.
 OWN_FIELDS = {"output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"}
 
 # Sentences and languages
@@ -154,9 +153,8 @@ def _languages_in(vocabulary: dict[str, int], pattern: str) -> dict[str, int]:
 class HeedTranslationPipeline(ChunkPipeline):
     """Translates texts with any encoder-decoder of transformers.
 
-    Line breaks, empty lines and the space between sentences stay where they are. Nothing is cut off silently: a line
-    longer than the model takes is translated sentence by sentence, a sentence longer than that is an error, and a
-    translation that reaches the length limit gives a warning.
+    Line breaks, empty lines and the space between sentences stay where they are. A line longer than the model takes is
+    translated sentence by sentence, a longer sentence is an error, and a translation that is cut off gives a warning.
 
     Args:
         model: The model, or for `pipeline()` its folder or its id on the Hub.
@@ -201,9 +199,8 @@ class HeedTranslationPipeline(ChunkPipeline):
                 src_lang, tgt_lang: Languages of a model that knows several, in its own codes: `de` (Heed),
                     `deu_Latn` (NLLB), `de_DE` (mBART), `deu` (Marian).
                 prefix: Text put before every source.
-                split_sentences: Whether each sentence is translated on its own. By default lines are taken
-                    apart at their sentences only where they are longer than `max_source_tokens`. False gives the
-                    model the whole text, line breaks included.
+                split_sentences: Whether each sentence is translated on its own. By default only lines longer than
+                    `max_source_tokens` are taken apart. False gives the model the whole text, line breaks included.
                 max_source_tokens: Longest source in tokens; by default what the model's positions allow.
                 return_scores: Whether every translation comes with its `score`.
                 batch_size: Number of sentences translated at once; results do not depend on it.
@@ -239,7 +236,12 @@ class HeedTranslationPipeline(ChunkPipeline):
         limit = parameters.get("max_source_tokens")
         if limit is not None and limit < 1:
             raise ValueError(f"`max_source_tokens` must be at least 1, but is {limit} instead.")
-        _check_names(parameters)
+        fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+        known = {*SOURCE_ARGUMENTS, "return_scores", *GENERATE_ARGUMENTS, *fields} - OWN_FIELDS
+        for name in (name for name in parameters if name not in known):
+            nearest = get_close_matches(name, known, n=1)
+            hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
+            raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
         check_strategy_arguments(parameters)
         source = {name: value for name, value in parameters.items() if name in SOURCE_ARGUMENTS}
         target = {name: value for name, value in parameters.items() if name == "tgt_lang" or name not in source}
@@ -269,9 +271,8 @@ class HeedTranslationPipeline(ChunkPipeline):
             if hard is not None and len(ids) > hard and piece.text:
                 must = f"A {self.unit} must have at most {hard} tokens"
                 raise ValueError(f"{must}, but {piece.text[:40]!r}… has {len(ids)} instead: shorten it, or split it.")
-            inputs = torch.tensor([ids])
-            model_inputs = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
-            yield {**model_inputs, "piece": piece, "is_last": number == len(pieces) - 1}
+            inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+            yield {**inputs, "piece": piece, "is_last": number == len(pieces) - 1}
 
     def _pieces(self, text: str, encode: Callable[[str], list[int]], split: bool | None, limit: int) -> list[Piece]:
         """Take a text apart at its line breaks, and at its sentences where that is asked for or needed."""
@@ -456,16 +457,6 @@ def _checked(text: Any) -> str:
     if not isinstance(text, str):
         raise ValueError(f"A text must be a string, but is {type(text).__name__} instead.")
     return text
-
-
-def _check_names(parameters: Iterable[str]) -> None:
-    """Raise a `ValueError` for an argument that neither the pipeline nor `generate()` has, or the pipeline sets."""
-    fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    known = {*SOURCE_ARGUMENTS, "return_scores", *GENERATE_ARGUMENTS, *fields} - OWN_FIELDS
-    for name in (name for name in parameters if name not in known):
-        nearest = get_close_matches(name, known, n=1)
-        hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
-        raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
 
 
 def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:

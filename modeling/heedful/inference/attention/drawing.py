@@ -19,12 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-# Largest side of a picture in inches: image viewers do not open larger ones.
-LARGEST = 60
-# Up to so many inches, columns are as wide as their labels, which are not turned.
-READABLE = 9
-# Maps of scores with at most so many rows and columns have their numbers in them.
-NUMBERED = 12
+LARGEST = 60  # inches of a picture's side: image viewers do not open larger ones
+READABLE = 9  # inches up to which columns are as wide as their labels, which are not turned
+NUMBERED = 12  # rows and columns up to which maps of scores have their numbers in them
 SIDES = {
     "cross": ("source (looked at)", "target (looks)"),
     "encoder": ("source (looked at)", "source (looks)"),

@@ -21,8 +21,6 @@ from heedful.inference.attention.labels import BROKEN_CHARACTER, token_labels
 from heedful.inference.attention.maps import plain_model
 from heedful.inference.engines import evaluation_mode
 
-NEIGHBOURS = 5
-
 
 @dataclass(frozen=True, eq=False)
 class WordStates:
@@ -94,7 +92,7 @@ def word_states(
 
 
 def neighbourhoods(
-    model: Any, tokenizers: TokenizerPair, words: Sequence[WordStates], count: int = NEIGHBOURS
+    model: Any, tokenizers: TokenizerPair, words: Sequence[WordStates], count: int = 5
 ) -> list[list[Neighbourhood]]:
     """Find the tokens whose embeddings have the largest cosine with each word's vectors, `count` for each vector.
 

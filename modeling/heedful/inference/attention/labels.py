@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 SPACE_MARK = "▁"
 CONTINUATION_MARK = "…"
 BROKEN_CHARACTER = "\ufffd"
-# Letters without width that join others, in Persian and Indian scripts and in emoji made of several.
-JOINERS = "\u200c\u200d"
+JOINERS = "\u200c\u200d"  # without width, of others, in Persian and Indian scripts and in emoji made of several
 # GPT-2's table the other way round: printable bytes stand for themselves, the others begin with Ā.
 BYTE_OF_LETTER = {letter: byte for byte, letter in bytes_to_unicode().items()}
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")

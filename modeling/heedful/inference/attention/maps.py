@@ -1,7 +1,7 @@
-"""Attention maps: which tokens a model looks at, as numbers with readable labels.
+"""Attention maps, as in the paper's appendix: which tokens a model looks at, as numbers with readable labels.
 
-Section 3.2.3 of the paper names the three kinds: in "cross" attention every target position looks at the source, in
-"encoder" and "decoder" self-attention at its own sequence; the pictures of the paper's appendix are such maps.
+Section 3.2.3 names the three kinds: in "cross" attention every target position looks at the source, in "encoder" and
+"decoder" self-attention at its own sequence.
 """
 
 from collections.abc import Collection, Sequence
@@ -179,7 +179,6 @@ def attention_maps(
         ValueError: If the source is empty, the model has no attention or none of these kinds, or a sentence is longer
             than the model's learned positions.
     """
-    kinds = None if kinds is None else _checked_kinds(kinds)
     if not trimmed(source):
         raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
     plain = plain_model(model)
@@ -205,7 +204,11 @@ def attention_maps_of_ids(
     They are those of `TokenizerPair.encode_source`, language tag included, and of `encode_target`, without <s>.
     """
     plain = plain_model(model)
-    asked = KINDS if kinds is None else _checked_kinds(kinds)
+    for kind in {*(kinds or ())} - {*KINDS}:
+        raise ValueError(f"`kind` must be cross, encoder or decoder, but is {kind!r} instead.")
+    asked = [kind for kind in KINDS if kinds is None or kind in kinds]
+    if not asked:
+        raise ValueError("`kinds` must name at least one of cross, encoder and decoder, but is empty instead.")
     limit = position_limit(plain.config)
     for name, length in {"source": len(source_ids), "target": len(target_ids)}.items():
         if not length:
@@ -250,8 +253,7 @@ def attention_map(
 ) -> AttentionMap:
     """Compute the attention of one layer for one sentence, and of no other.
 
-    Arguments and errors are those of `attention_maps` and of `AttentionMaps.map`. For a model of several target
-    languages, whose sources begin with a tag, use these.
+    Arguments and errors are those of `attention_maps`, also for several target languages, and of `AttentionMaps.map`.
     """
     return attention_maps(model, tokenizers, source, target, kinds=[kind], layer=layer).map(kind, head=head)
 
@@ -263,11 +265,3 @@ def plain_model(model: Any) -> Any:
         must = "The model must be one of transformers to be looked into"
         raise ValueError(f"{must}, but was exported for another engine instead.")
     return model
-
-
-def _checked_kinds(kinds: Collection[Kind]) -> list[Kind]:
-    for kind in {*kinds} - {*KINDS}:
-        raise ValueError(f"`kind` must be cross, encoder or decoder, but is {kind!r} instead.")
-    if not kinds:
-        raise ValueError("`kinds` must name at least one of cross, encoder and decoder, but is empty instead.")
-    return [kind for kind in KINDS if kind in kinds]

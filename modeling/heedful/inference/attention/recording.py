@@ -63,8 +63,7 @@ def recorded_heads(
 ) -> Iterator[dict[Kind, list[HeadStates]]]:
     """Yield what the heads compute while a Heed Transformer runs on one pair: of each kind its layers, or the one.
 
-    It is filled by a run such as `record_attention`'s, with these kinds and this layer; for other models, and those
-    with relative positions (shaw or t5) or shared layers, it stays empty.
+    A run such as `record_attention`'s fills it, but not of other models, relative positions or shared layers.
     """
     found: dict[Kind, list[HeadStates]] = {}
     is_relative = getattr(model.config, "position_encoding", None) in RELATIVE_ENCODINGS
@@ -100,7 +99,7 @@ def record_gates(
             for name, part in stack.named_modules():
                 if isinstance(part, Cell):
                     kept = found.setdefault(f"{side}.{name}", [])
-                    hooks.enter_context(part.register_forward_hook(_keeper_of_gates(kept), with_kwargs=True))
+                    hooks.enter_context(part.register_forward_hook(partial(_keep_gates, kept), with_kwargs=True))
         source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
         encoded = encoder(input_ids=source, return_dict=True)
         if fed_ids:
@@ -112,22 +111,19 @@ def record_gates(
     }
 
 
-def _keeper_of_gates(kept: list[dict[str, torch.Tensor]]) -> Any:
-    """Return a hook on a cell that computes the gates of each call, of one token or of all, from what it was given."""
-
-    def keep(cell: LSTMCell | GRUCell, given: tuple, named: dict[str, Any], result: tuple) -> None:
-        bound = inspect.signature(cell.forward).bind(*given, **named)
-        bound.apply_defaults()
-        inputs, is_reversed = bound.arguments["inputs"], bound.arguments["is_reversed"]
-        before = (bound.arguments["state"] or no_state(cell, inputs))[0]
-        if inputs.dim() > 2:  # the state before a token is the one behind what was read before it
-            outputs, first = result[0], before[:, None]
-            parts = [outputs[:, 1:], first] if is_reversed else [first, outputs[:, :-1]]
-            before = torch.cat(parts, dim=1)
-        gates = cell.gates(cell.read(inputs), before)
-        kept.append({name: gate.flatten(0, -2) for name, gate in gates.items()})  # of one sequence: (length, hidden)
-
-    return keep
+def _keep_gates(
+    kept: list[dict[str, torch.Tensor]], cell: LSTMCell | GRUCell, given: tuple, named: dict[str, Any], result: tuple
+) -> None:
+    """Compute the gates of a cell's call, of one token or of all, from what it was given."""
+    bound = inspect.signature(cell.forward).bind(*given, **named)
+    bound.apply_defaults()
+    inputs, is_reversed = bound.arguments["inputs"], bound.arguments["is_reversed"]
+    before = (bound.arguments["state"] or no_state(cell, inputs))[0]
+    if inputs.dim() > 2:  # the state before a token is the one behind what was read before it
+        outputs, first = result[0], before[:, None]
+        before = torch.cat([outputs[:, 1:], first] if is_reversed else [first, outputs[:, :-1]], dim=1)
+    gates = cell.gates(cell.read(inputs), before)
+    kept.append({name: gate.flatten(0, -2) for name, gate in gates.items()})  # of one sequence: (length, hidden)
 
 
 def check_number(field: str, number: int, count: int) -> None:

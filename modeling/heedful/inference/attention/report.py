@@ -18,8 +18,7 @@ from heedful.inference.attention.recording import Kind, check_number
 
 REPORT_SUFFIXES = (".html",)
 TEMPLATE = Path(__file__).with_name("report.html")
-# Weights are written as whole numbers of 1/10,000: four digits.
-PARTS = 10_000
+PARTS = 10_000  # of 1, whose number is written for a weight: four digits
 # Scores are written as parts of the largest, and this for −∞.
 LARGEST_PART, MASKED = 32_767, -32_768
 CONTROL = re.compile(r"</?[^<>\s]*>")

@@ -27,8 +27,7 @@ Mixed = Literal["int8_float32", "int8_float16", "int8_bfloat16"]
 ComputeType = Literal["float32", "int8", "int16", "float16", "bfloat16", Mixed]
 METADATA_FILE = "heed.json"
 FORMAT_VERSION = 1
-# In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that no other can beat. The
-# scores are divided by 1 with this number too.
+# In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that no other can beat.
 ALMOST_ZERO = 1e-30
 # In beam search CTranslate2 changes logits, but `generate()` log-probabilities: there the greedy ones are refused.
 CTRANSLATE2_SETTINGS = frozenset((*GREEDY_SETTINGS, *BEAM_SETTINGS, "forced_eos_token_id"))

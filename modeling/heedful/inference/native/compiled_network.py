@@ -43,10 +43,7 @@ class CompiledNetwork(NativeNetwork):
         return Norm(weight.data_ptr(), bias.data_ptr(), norm.eps)
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Encode as `NativeNetwork.encode` does.
-
-        Attention is computed for sentences of one length at a time: with a mask its sums would depend on the batch.
-        """
+        """Encode as `NativeNetwork.encode`, one length at a time: with a mask, sums would depend on the batch."""
         if attention_mask is None or len(attention_mask.unique()) == 1:
             return super().encode(input_ids, None)
         lengths, order = attention_mask.bool().sum(1).sort()

@@ -16,8 +16,7 @@ from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.versions_heed import CACHE
 
 NAME = "the native decoder"
-# Numbers of each weight that are compared: a fused optimizer leaves no other trace.
-COMPARED = 4
+COMPARED = 4  # numbers of each weight: a fused optimizer leaves no other trace
 # Settings of other ways of decoding; the last two read the source's tokens, of which only the encoding is left.
 UNREAD = (
     *OTHER_MODES, *SEARCH_SETTINGS, "force_words_ids", "do_sample", "max_time", "stop_strings",
@@ -137,15 +136,12 @@ class Fingerprint:
 
 def _traces(model: Any) -> list[tuple[int, int]]:
     """Return what changes whenever a weight is replaced or written to, or code of others comes between modules."""
-    found = [(0, int(runs_known_functions(model)))]
     kinds: list[Any] = list(dict.fromkeys(map(type, model.modules())))
-    found += [(id(kind), id(kind.forward)) for kind in kinds]
+    found = [(0, int(runs_known_functions(model))), *((id(kind), id(kind.forward)) for kind in kinds)]
     for module in model.modules():
         found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                version = 0 if parameter.is_inference() else parameter._version
-                found.append((parameter.data_ptr(), version))
+        own = (parameter for parameter in module._parameters.values() if parameter is not None)
+        found += [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in own]
     return found
 
 

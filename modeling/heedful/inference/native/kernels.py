@@ -24,8 +24,7 @@ from heedful.checksums_heed import checksum
 from heedful.files import flush
 
 Precision = Literal["float32", "int8"]
-# From `(rows, in_features)` to `(rows, out_features)`.
-Product = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[torch.Tensor], torch.Tensor]  # from `(rows, in_features)` to `(rows, out_features)`
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -36,11 +35,9 @@ REGISTERS = {
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"],
     "AVX2": ["-mavx2", "-mfma"],
 }
-LONGEST_COMPILATION = 120  # seconds
 INT8_LIMIT = 127
 BYTES_AT_ONCE = 4  # inputs that one instruction multiplies and adds up
-# Up to so many weights, plain `linear` is faster for a single row, because its call costs less.
-SMALL_MATRIX = 2**16
+SMALL_MATRIX = 2**16  # weights up to which plain `linear` is faster for a single row, because its call costs less
 
 
 class Linear(ctypes.Structure):
@@ -201,7 +198,7 @@ def _compile(path: Path, flags: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         made = Path(temporary) / path.name
         command = [compiler, *flags, str(SOURCE), "-o", str(made)]
-        settings: Any = {"capture_output": True, "text": True, "timeout": LONGEST_COMPILATION}
+        settings: Any = {"capture_output": True, "text": True, "timeout": 120}  # seconds
         # Without OpenMP, which not all compilers have, one thread computes.
         if subprocess.run([*command, "-fopenmp"], **settings).returncode:
             subprocess.run(command, check=True, **settings)

@@ -26,8 +26,7 @@ from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
 
 SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
-# Tokens per chunk: `best_tokens` sorts only the best chunks of a row.
-CHUNK = 64
+CHUNK = 64  # tokens: `best_tokens` sorts only the best chunks of a row
 FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it is full
 
 
@@ -150,12 +149,11 @@ class SourceState(DecodingState):
     """The cache with the keys and values of all sources, padding included."""
 
     def __init__(self, network: NativeNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int):
-        own, cross = network.decoder_layers[0].self_attn, network.decoder_layers[0].cross_attn
-        count, length = source.shape[:2]
-        super().__init__(len(network.decoder_layers), count * beams, beams, sum(own.widths[1:]))
+        first, layers = network.decoder_layers[0], len(network.decoder_layers)
+        super().__init__(layers, len(source) * beams, beams, sum(first.self_attn.widths[1:]))
         projected = network.project_source(source.float().flatten(0, 1))  # (N·S, layers·H·(d_k + d_v))
-        parts = projected.view(count, length, len(network.decoder_layers), -1).unbind(2)
-        self.source = [_by_head(part, cross) for part in parts]
+        parts = projected.view(*source.shape[:2], layers, -1).unbind(2)
+        self.source = [_by_head(part, first.cross_attn) for part in parts]
         self.source_mask = _source_mask(attention_mask)
         self.radius = network.config.decoder_neighbourhood
 
@@ -319,8 +317,7 @@ class _DecoderLayer(_Layer):
 
 def _kernel(module: None, query: Any, key: Any, value: Any, mask: Any = None) -> tuple[torch.Tensor, None]:
     """Attend from `(N, H, S, d_k)` scaled queries, with the signature of transformers: `(N, S, H, d_v)`."""
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
-    return output.transpose(1, 2), None
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0).transpose(1, 2), None
 
 
 def _norm(module: nn.Module | None) -> Product:
@@ -356,8 +353,8 @@ def _joined(projections: list[Any], precision: Precision) -> Product:
 
 def _by_head(states: torch.Tensor, attention: _Attention) -> tuple[torch.Tensor, torch.Tensor]:
     """Part `(rows, length, H·(d_k + d_v))` keys and values: `(rows, H, length, d)` of each."""
-    key, value = states.split(attention.widths[-2:], dim=-1)
-    return tuple(each.unflatten(2, (attention.heads, -1)).transpose(1, 2) for each in (key, value))  # type: ignore[return-value]
+    parts = states.split(attention.widths[-2:], dim=-1)
+    return tuple(each.unflatten(2, (attention.heads, -1)).transpose(1, 2) for each in parts)  # type: ignore[return-value]
 
 
 def _additive(allowed: torch.Tensor) -> torch.Tensor:
@@ -375,11 +372,10 @@ def _source_mask(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
 def best_tokens(
     log_probabilities: torch.Tensor, scores: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the most likely continuations of each sentence's hypotheses, best first.
+    """Return the most likely continuations of each sentence's hypotheses, best first: scores, hypotheses and tokens.
 
-    Scores, hypotheses and tokens are each `(N, C)` with C = `count`, or `(N, K·V)` if that is less, from `(N·K, V)`
-    log-probabilities of the next token and the hypotheses' `(N, K)` scores. To sort all K·V is slow: the C best lie in
-    the C chunks with the highest maxima, and only those are sorted.
+    Each is `(N, C)` with C = `count`, or `(N, K·V)` if that is less, from `(N·K, V)` log-probabilities of the next
+    token and `(N, K)` scores. To sort all is slow: the C best lie in the C chunks with the highest maxima.
     """
     (sentences, beams), vocabulary = scores.shape, log_probabilities.shape[-1]
     whole = vocabulary // CHUNK

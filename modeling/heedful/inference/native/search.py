@@ -14,8 +14,7 @@ from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.beams import Beam, Hypotheses, check_found
 from heedful.inference.strategies.steps import filler
 
-# The share of finished sentences at which they leave the batch: until then they cost time at each step, and when they
-# leave, what a state knows of the others is copied.
+# The share of finished sentences at which they leave the batch, for which what a state knows of the others is copied.
 LEAVING_SHARE = 1 / 8
 # The logits processors of transformers that treat the rows of a batch by their number.
 ROW_PROCESSORS = logits_process.PrefixConstrainedLogitsProcessor, logits_process.SynthIDTextWatermarkLogitsProcessor

@@ -109,9 +109,9 @@ def _check_settings(strategy: BeamSearch, config: Any) -> None:
     steps.require(not (has_shared and has_own), "sentence_force_words_ids", "be None with `force_words_ids`", "a list")
     steps.require(beams > 1 or not (has_shared or has_own), "num_beams", "be at least 2 with forced words", beams)
     form, averaging = strategy.length_penalty_form, strategy.averaging
-    is_form, is_averaging = form in (None, *get_args(LengthPenaltyForm)), averaging in get_args(steps.Averaging)
-    steps.require(is_form, "length_penalty_form", "be 'power' or 'gnmt'", repr(form))
-    steps.require(is_averaging, "averaging", "be 'probabilities' or 'log_probabilities'", repr(averaging))
+    steps.require(form in (None, "power", "gnmt"), "length_penalty_form", "be 'power' or 'gnmt'", repr(form))
+    is_known = averaging in get_args(steps.Averaging)
+    steps.require(is_known, "averaging", "be 'probabilities' or 'log_probabilities'", repr(averaging))
     models, weights = strategy.models, strategy.weights
     is_list = isinstance(models, Sequence) and not isinstance(models, str)
     steps.require(is_list, "models", "be a list of models", f"a {type(models).__name__}")

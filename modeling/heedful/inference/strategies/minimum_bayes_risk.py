@@ -76,7 +76,10 @@ class MinimumBayesRisk:
         found = search(model, input_ids, generation_config=generation_config, **given)
         sequences = found if isinstance(found, torch.Tensor) else found.sequences  # (B * N, L)
         prompt_length = input_ids.shape[1]
-        texts = self._decode(sequences[:, prompt_length:])
+        decode = partial(self.tokenizer.batch_decode, skip_special_tokens=True)
+        if isinstance(self.tokenizer, TokenizerPair):
+            decode = self.tokenizer.decode_target
+        texts = decode(sequences[:, prompt_length:])
         batches = [texts[start : start + count] for start in range(0, len(texts), count)]
         utilities = torch.tensor([expected_utilities(batch, utility) for batch in batches])  # (B, N)
         chosen = [_best(row, batch, self.keep) for row, batch in zip(utilities.tolist(), batches, strict=True)]
@@ -98,11 +101,6 @@ class MinimumBayesRisk:
         require(can_decode, "tokenizer", "be a TokenizerPair or a tokenizer of transformers", repr(tokenizer))
         for name, function in {"utility": self.utility, "candidates": self.candidates}.items():
             require(function is None or callable(function), name, "be a function or None", repr(function))
-
-    def _decode(self, tokens: torch.Tensor) -> list[str]:
-        if isinstance(self.tokenizer, TokenizerPair):
-            return self.tokenizer.decode_target(tokens)
-        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
 
 def expected_utilities(texts: list[str], utility: Utility) -> list[float]:

@@ -170,7 +170,7 @@ def check_members(model: Any, members: Sequence[Any]) -> None:
         theirs = _vocabulary(member)
         for what, ours in _vocabulary(model).items():
             must = f"have the vocabulary of the model that generates, with {what} {ours}"
-            require(ours == theirs[what], name, must, f"with {theirs[what]}")
+            require(ours == theirs[what], name, must, theirs[what])
 
 
 def _vocabulary(model: Any) -> dict[str, Any]:

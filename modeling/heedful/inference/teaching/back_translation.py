@@ -17,7 +17,6 @@ from heedful.inference.translation import Translation, Translator
 from heedful.symbols_heed import check_are_several, trimmed
 
 NOISE = 0.1  # the share of words that are deleted, and that are replaced
-FILLER = "_"
 FURTHEST_SWAP = 3  # words
 LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times on end
 
@@ -140,7 +139,7 @@ def noised(text: str, seed: int, number: int) -> str:
     raw = np.random.PCG64(np.random.SeedSequence([seed, number])).random_raw((3, max(len(words), 1)))
     deleted, replaced, moved = raw / 2.0**64
     kept = [
-        (FILLER if replaced[place] < NOISE else word, place + (FURTHEST_SWAP + 1) * moved[place])
+        ("_" if replaced[place] < NOISE else word, place + (FURTHEST_SWAP + 1) * moved[place])
         for place, word in enumerate(words)
         if deleted[place] >= NOISE
     ]

@@ -76,10 +76,10 @@ class MinimumBayesRisk:
         found = search(model, input_ids, generation_config=generation_config, **given)
         sequences = found if isinstance(found, torch.Tensor) else found.sequences  # (B * N, L)
         prompt_length = input_ids.shape[1]
-        decode = partial(self.tokenizer.batch_decode, skip_special_tokens=True)
         if isinstance(self.tokenizer, TokenizerPair):
-            decode = self.tokenizer.decode_target
-        texts = decode(sequences[:, prompt_length:])
+            texts = self.tokenizer.decode_target(sequences[:, prompt_length:])
+        else:
+            texts = self.tokenizer.batch_decode(sequences[:, prompt_length:], skip_special_tokens=True)
         batches = [texts[start : start + count] for start in range(0, len(texts), count)]
         utilities = torch.tensor([expected_utilities(batch, utility) for batch in batches])  # (B, N)
         chosen = [_best(row, batch, self.keep) for row, batch in zip(utilities.tolist(), batches, strict=True)]

@@ -45,10 +45,7 @@ IDLE: dict[str, tuple[Any, ...]] = {
 def check_request(
     strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Sequence[str] = ()
 ) -> None:
-    """Raise a `ValueError` if the model has no encoder, the cache holds tokens, or another way of decoding is chosen.
-
-    `unread` adds to the settings of such ways, which no strategy of ours reads.
-    """
+    """Raise a `ValueError` if the model has no encoder, the cache holds tokens, or a setting that is set is unread."""
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
     for name, value in asked_of(generation_config, (*OTHER_MODES, *unread)).items():
@@ -90,12 +87,10 @@ def filler(generation_config: Any) -> int:
 
 
 class ModelSteps:
-    """A model with what its decoder gets at each step: the encoded source, masks and cache."""
+    """A model with what its decoder gets at each step, as `generate()` prepares it, expanded to `(B * K, …)`."""
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any]):
-        """Begin with arguments as `generate()` prepares them, expanded to `(B * K, …)`."""
-        self.model = model
-        self.model_kwargs = dict(model_kwargs)
+        self.model, self.model_kwargs = model, dict(model_kwargs)
         self._is_first = True
 
     def next(self, tokens: torch.Tensor) -> Any:

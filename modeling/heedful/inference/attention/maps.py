@@ -260,7 +260,7 @@ def attention_map(
 
 def plain_model(model: Any) -> Any:
     """Return a model of transformers, also the one behind what translates with it."""
-    model = model.model if isinstance(model, Translator) else model
+    model = model if isinstance(model, torch.nn.Module) else getattr(model, "model", None)
     if not isinstance(model, torch.nn.Module):
         must = "The model must be one of transformers to be looked into"
         raise ValueError(f"{must}, but was exported for another engine instead.")

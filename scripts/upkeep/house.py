@@ -32,8 +32,9 @@ ANNEXES = {
     "training/trainer/ training/launch/ training/speed/": "transformers' Trainer; several processes; speed",
     "proposals/": "settings that fit: proposed from the data, or found by a search",
     "inference/native/ inference/ctranslate2/": "engines for the CPU",
-    "inference/strategies/ inference/teaching/": "ways to decode; what another model learns from",
-    "inference/adapters.py inference/scoring.py": "adapters merged into their models; scores of given pairs",
+    "inference/strategies/ inference/teaching/ inference/adapters.py inference/scoring.py": (
+        "ways to decode; what another model learns from; merged adapters; scores of given pairs"
+    ),
     "inference/attention/": "what a model looks at: maps, pages, alignments, words",
     "evaluation/comparison.py evaluation/translation_metric.py": "systems compared; an `evaluate.Metric`",
     "diagnosis/": "a recipe checked before training, a model after it",

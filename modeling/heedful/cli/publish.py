@@ -1,5 +1,6 @@
 """For those who publish: `heedful push`, `convert` and `export`."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -96,6 +97,20 @@ def page(
     print(write_page(models, output, example))
 
 
+def _export(write: Callable[..., Any], model: str, target: Path, compared: tuple[Path | None, int], *settings: Any):
+    """Write an export of a model after a comparison on some sentences, and print what was found and written."""
+    from heedful.publishing.exports.comparison import sentences_to_compare
+
+    sentences = sentences_to_compare(model, *compared)
+    options.quieten()
+    result = write(model, target, sentences, *settings)
+    for search, found in result.comparisons.items():
+        print(f"{search}: {len(found.differences)} of {found.sentences} sentences differ from generate()'s")
+    if result.difference is not None:
+        print(f"logits differ by {result.difference:.1e} at most")
+    print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")
+
+
 @export.command("onnx")
 @options.safe_at_terminals
 def export_to_onnx(
@@ -106,16 +121,9 @@ def export_to_onnx(
     count: Count = 500,
 ):
     """Write a model as ONNX files, after onnxruntime has given the same translations as `generate()`."""
-    from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.exports.onnx_export import export_onnx
 
-    compared = sentences_to_compare(model, sentences, count)
-    options.quieten()
-    result = export_onnx(model, target, compared, quantization)
-    _print_comparisons(result.comparisons)
-    if result.difference is not None:
-        print(f"logits differ by {result.difference:.1e} at most")
-    print(f"{result.size / 1e6:,.1f} MB in {quantization}\nmodel: {result.folder}")
+    _export(export_onnx, model, target, (sentences, count), quantization)
 
 
 @export.command("ctranslate2")
@@ -132,14 +140,9 @@ def export_to_ctranslate2(
     device: options.Device = None,
 ):
     """Write a model for CTranslate2, after it has given the same translations as `generate()`."""
-    from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 
-    compared = sentences_to_compare(model, sentences, count)
-    options.quieten()
-    result = export_ctranslate2(model, target, compared, quantization, device)
-    _print_comparisons(result.comparisons)
-    print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")
+    _export(export_ctranslate2, model, target, (sentences, count), quantization, device)
 
 
 @export.command("transformers")
@@ -155,14 +158,9 @@ def export_to_transformers(
     count: Count = 500,
 ):
     """Write a model as a class of transformers' own, which needs no code of ours, after it has computed the same."""
-    from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.exports.transformers_export import export_transformers
 
-    compared = sentences_to_compare(model, sentences, count)
-    options.quieten()
-    result = export_transformers(model, target, compared, zero_start)
-    _print_comparisons(result.comparisons)
-    print(f"logits differ by {result.difference:.1e} at most\nmodel: {result.folder}")
+    _export(export_transformers, model, target, (sentences, count), zero_start)
 
 
 @export.command("web")
@@ -175,16 +173,6 @@ def export_to_web(
     packages: Annotated[Path | None, Option(help="npm's node_modules, to copy the page's library from.")] = None,
 ):
     """Write a model for transformers.js, with a page that translates in the browser and serves as a Space."""
-    from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.web.web_export import export_web
 
-    compared = sentences_to_compare(model, sentences, count)
-    options.quieten()
-    result = export_web(model, target, compared, packages)
-    _print_comparisons(result.comparisons)
-    print(f"{result.size / 1e6:,.1f} MB in int8, which a browser loads\nmodel: {result.folder}")
-
-
-def _print_comparisons(comparisons) -> None:
-    for search, comparison in comparisons.items():
-        print(f"{search}: {len(comparison.differences)} of {comparison.sentences} sentences differ from generate()'s")
+    _export(export_web, model, target, (sentences, count), packages)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,21 @@ Seed = Annotated[int, Option(min=0, help="Another one gives other pairs.")]
 Teachers = Annotated[list[str], Argument(metavar="TEACHER…", help="Saved models; several are an ensemble.")]
 
 
+def task(command: Callable[..., None]) -> Callable[..., None]:
+    """Make a subcommand of `heedful pairs` that writes what the function of its name in `task_pairs` returns."""
+
+    @wraps(command)
+    def run(output: Path, **settings: Any) -> None:
+        from heedful.data.tasks import task_pairs
+
+        options.check_pairs_file(output)
+        made = getattr(task_pairs, f"{command.__name__.removesuffix('s')}_pairs")(**settings)
+        _write_pairs(output, ({"source": source, "target": target} for source, target in made))
+
+    return pairs.command()(options.safe_at_terminals(run))
+
+
+@task
 def spelling(
     output: PairsFile,
     texts: Texts,
@@ -34,9 +50,9 @@ def spelling(
     seed: Seed = 1,
 ):
     """Words with typing mistakes to what was meant."""
-    _write_task(output, "spelling_pairs", texts=texts, column=column, typos=typos, count=count, seed=seed)
 
 
+@task
 def spacing(
     output: PairsFile,
     texts: Texts,
@@ -46,9 +62,9 @@ def spacing(
     seed: Seed = 1,
 ):
     """Texts without spaces to texts with them."""
-    _write_task(output, "spacing_pairs", texts=texts, column=column, nouns=nouns, count=count, seed=seed)
 
 
+@task
 def scan(
     output: PairsFile,
     texts: Annotated[str, Option(help="A file of SCAN.")],
@@ -56,9 +72,9 @@ def scan(
     count: CountOfTexts = None,
 ):
     """Commands to actions, from SCAN's own files."""
-    _write_task(output, "scan_pairs", texts=texts, lengths=lengths, count=count)
 
 
+@task
 def numbers(
     output: PairsFile,
     count: Count,
@@ -66,14 +82,14 @@ def numbers(
     seed: Seed = 1,
 ):
     """Numbers to words."""
-    _write_task(output, "number_pairs", count=count, language=language, seed=seed)
 
 
+@task
 def dates(output: PairsFile, count: Count, language: Annotated[str, Option(help="en or ko.")] = "en", seed: Seed = 1):
     """Dates to words."""
-    _write_task(output, "date_pairs", count=count, language=language, seed=seed)
 
 
+@task
 def reverse(
     output: PairsFile,
     count: Count,
@@ -82,33 +98,21 @@ def reverse(
     seed: Seed = 1,
 ):
     """Symbols to the same from the last to the first."""
-    _write_task(output, "reverse_pairs", count=count, lengths=lengths, symbols=symbols, seed=seed)
 
 
-for task in (spelling, spacing, scan, numbers, dates, reverse):
-    pairs.command()(options.safe_at_terminals(task))
-
-
-def _write_task(output: Path, maker: str, **settings: Any) -> None:
-    from heedful.data.tasks import task_pairs
-
-    options.check_pairs_file(output)
-    made = getattr(task_pairs, maker)(**settings)
-    count = _write_pairs(output, ({"source": source, "target": target} for source, target in made))
-    print(f"{count:,} pairs in {output}", file=sys.stderr)
-
-
-def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], none: Callable[[], str] | None = None) -> int:
-    """Write pairs and return how many; if there is none, it is an error that says what `none` returns."""
+def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = None, given: str = "") -> None:
+    """Write pairs, perhaps those that `making` yields of what is given, and print how many, and what it leaves out."""
     count = 0
     with options.progress_bar() as bar, options.writing(output) as stream:
         for pair in pairs:
             bar.update()
             count += 1
             print(json.dumps(pair, ensure_ascii=False), file=stream)
-        if not count and none is not None:
-            raise ValueError(none())
-    return count
+        if not count and making is not None:
+            raise ValueError(f"{given} must hold sentences to translate, but all {making.left_out} are left out.")
+    why = "empty, not ended, or repeating themselves"
+    left_out = "" if making is None else f"; {making.left_out:,} lines left out: {why}"
+    print(f"{count:,} pairs in {output}{left_out}", file=sys.stderr)
 
 
 def backtranslate(
@@ -139,9 +143,9 @@ def backtranslate(
 
         making = BackTranslation(method, num_beams, temperature, top_k, seed)
     translator = options.load_translator(model, device, revision)
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    made = making.pairs(translator, lines_of(texts, "line"), chunk_size=CHUNK, **settings)
-    _write_made(output, made, making, str(texts))
+    search: Any = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    made = making.pairs(translator, lines_of(texts, "line"), chunk_size=CHUNK, **search)
+    _write_pairs(output, made, making, str(texts))
 
 
 def distill(
@@ -167,19 +171,10 @@ def distill(
     read = options.read_pairs(data, source, target, streaming=True)
     options.check_pairs_file(output, data)
     making = SequenceDistillation(num_beams, closest)
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    made = making.pairs(load_teachers(teachers, device), read, chunk_size=CHUNK, **settings)
+    search: Any = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    made = making.pairs(load_teachers(teachers, device), read, chunk_size=CHUNK, **search)
     # The columns are named as those of the data, so that a recipe reads them as it reads those.
-    _write_made(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")
-
-
-def _write_made(output: Path, pairs: Iterable[dict[str, str]], making: Any, given: str) -> None:
-    """Write pairs that `making` yields of what is given, and print how many, and how many lines it leaves out."""
-    count = _write_pairs(
-        output, pairs, lambda: f"{given} must hold sentences to translate, but all {making.left_out} are left out."
-    )
-    left_out = f"{making.left_out:,} lines left out: empty, not ended, or repeating themselves"
-    print(f"{count:,} pairs in {output}; {left_out}", file=sys.stderr)
+    _write_pairs(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")
 
 
 def distill_tokens(

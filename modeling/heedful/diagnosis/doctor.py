@@ -69,10 +69,9 @@ class Diagnosis:
             lines += [f"           {example}" for example in finding.examples]
         counts = Counter(finding.level for finding in self.findings)
         found = ", ".join(f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in LEVELS)
-        scope = f"all {self.looked_at:,}"
-        if self.looked_at != self.total:
-            scope = f"only the first {self.looked_at:,}" + ("" if self.total is None else f" of {self.total:,}")
-        return "\n".join([*lines, f"{found}; {scope} training pairs were looked at"])
+        scope = "all" if self.looked_at == self.total else "only the first"
+        of_all = "" if self.total in (None, self.looked_at) else f" of {self.total:,}"
+        return "\n".join([*lines, f"{found}; {scope} {self.looked_at:,}{of_all} training pairs were looked at"])
 
 
 class RefusalError(Exception):
@@ -176,7 +175,7 @@ def _check_tokens(recipe: Recipe, splits: Splits, kept: Cleaned, pairs: list[Pai
     with refusal("model", model_key), torch.device("meta") if model_key == "model" else nullcontext():
         model = make_model(recipe.model, tokenizers)  # fresh weights take no memory
         check_room(recipe.data, model.config)
-    findings = list(tokens.check_special_ids(model.config, model.generation_config, model_key))
+    findings = [*tokens.check_special_ids(model.config, model.generation_config, model_key)]
     findings += _check_faults(recipe, corpus, model.config, pairs)
     yield from findings
     if all(finding.level != "error" or finding.check == "decoding_lengths" for finding in findings):
@@ -193,11 +192,9 @@ def _check_faults(recipe: Recipe, corpus: StoredCorpus, config: Any, pairs: list
         if fault.check == "unknown_tokens":  # `check_unknown_tokens` names the words
             continue
         split, rows = splits.get(fault.key, pairs[1]), encoded.get(fault.key, corpus.validation)
-        examples: tuple[str, ...] = ()
-        if fault.rows:
-            ways = both_ways if recipe.data.both_directions and fault.key not in corpus.tests else iter
-            order = [pair["number"] for pair in ways({**pair, "number": n} for n, pair in enumerate(split))]
-            examples = split.examples(dict.fromkeys(order[rows.numbers[row]] for row in fault.rows))
+        ways = both_ways if recipe.data.both_directions and fault.key not in corpus.tests else iter
+        order = [pair["number"] for pair in ways({**pair, "number": n} for n, pair in enumerate(split))]
+        examples = split.examples(dict.fromkeys(order[rows.numbers[row]] for row in fault.rows))
         yield RecipeFinding(fault.check, fault.level, fault.message, fault.key, examples=examples)
 
 

@@ -9,9 +9,9 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,9 +109,10 @@ class DryRun:
     def _data_lines(self) -> list[str]:
         batches, settings, processes = self.batches, self.recipe.optimization, self.accelerator.num_processes
         per_epoch = batches.updates_per_epoch
+        too_long = f" ({self.corpus.too_long:,} more are too long)" if isinstance(self.corpus, StoredCorpus) else ""
         lines = [
-            f"training pairs       {_count(self.corpus.pairs)}"
-            + (f" ({self.corpus.too_long:,} more are too long)" if isinstance(self.corpus, StoredCorpus) else ""),
+            f"training pairs       {_count(self.corpus.pairs)}{too_long}",
+            *(f"  of {key} {count:,}" for key, count in self.corpus.parts.items()),
             f"validation pairs     {len(self.corpus.validation):,}",
             f"tokens per update    {settings.tokens_per_update:,} at most, padding included; "
             f"{batches.target_tokens:,.0f} target tokens on average",
@@ -120,7 +121,6 @@ class DryRun:
             f"padding              {percent(batches.padding)} of the tokens in micro-batches",
             f"updates per epoch    {_count(per_epoch)}",
         ]
-        lines[1:1] = [f"  of {key} {count:,}" for key, count in self.corpus.parts.items()]
         if self.end is None:
             return [*lines, "updates of the run   unknown"]
         epochs = f"{self.end.updates / per_epoch:,.1f}" if per_epoch else _count(None)
@@ -164,10 +164,7 @@ class DryRun:
 def dry_run(recipe: Recipe) -> DryRun:
     """Prepare a run, measure a few of its updates, and forget it; with several processes, each calls this.
 
-    Raises:
-        FileNotFoundError: If a file of the recipe does not exist.
-        ValueError: If the recipe, the data or the model cannot be used.
-        MemoryError: If a micro-batch does not fit into a GPU.
+    A recipe that cannot be used is a `ValueError`, and a micro-batch that does not fit into a GPU a `MemoryError`.
     """
     settings = recipe.optimization
     try:
@@ -203,24 +200,18 @@ def dry_run(recipe: Recipe) -> DryRun:
 
 
 def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> BatchPlan:
-    """Make the first epoch's updates and micro-batches of `token_budget` padded tokens, and describe them.
-
-    Of a stream only the beginning is read.
-    """
-    costliest: dict[str, tuple[int, list[Row]]] = {}
-    first: list[Parts] = []
-    sums: Counter[str] = Counter()
-    micro_batches, updates, is_stream = 0, corpus.updates(0), isinstance(corpus, StreamedCorpus)
+    """Make updates and micro-batches of `token_budget` padded tokens as the first epoch begins, and describe them."""
+    most: list[tuple[int, list[Row]]] = [(0, [])] * 3  # of each cost
+    first, sums, micro_batches = list[Parts](), Counter[str](), 0
+    updates, is_stream = corpus.updates(0), isinstance(corpus, StreamedCorpus)
     for update in islice(updates, STREAMED_UPDATES if is_stream else LOOKED_AT_UPDATES):
         parts = split_update(update, token_budget, world_size)
+        first += [parts] * (len(first) < TIMED_UPDATES)
         for rows in (rows for part in parts for rows in part if rows):
             real = sum(len(row["input_ids"]) + len(row["labels"]) for row in rows)
             sums.update(real=real, padded=_padded_tokens(rows))
-            for kind, cost in _costs(rows).items():
-                if cost > costliest.get(kind, (0, []))[0]:
-                    costliest[kind] = (cost, rows)
-        if len(first) < TIMED_UPDATES:
-            first.append(parts)
+            for kind, cost in enumerate(_costs(rows)):
+                most[kind] = max(most[kind], (cost, rows), key=itemgetter(0))
         sums.update(updates=1, busiest=_busiest(parts), target=_target_tokens(parts))
         micro_batches = max(micro_batches, len(parts[0]))
     return BatchPlan(
@@ -230,21 +221,20 @@ def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> Batc
         padded_tokens=sums["busiest"] / sums["updates"],
         target_tokens=sums["target"] / sums["updates"],
         micro_batches=micro_batches,
-        costliest=list({id(rows): rows for _, rows in costliest.values()}.values()),
+        costliest=[*{id(rows): rows for _, rows in most}.values()],
         first=first,
     )
 
 
-def _costs(rows: list[Row]) -> dict[str, int]:
-    """Return the numbers that the memory of a micro-batch grows with."""
+def _costs(rows: list[Row]) -> tuple[int, int, int]:
+    """Return the numbers that the memory of a micro-batch grows with: padded tokens, logits and attention scores."""
     source, target = (max(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
     attention = source * source + source * target + target * target
-    costs = {"tokens": source + target, "logits": target, "attention": attention}
-    return {kind: len(rows) * cost for kind, cost in costs.items()}
+    return len(rows) * (source + target), len(rows) * target, len(rows) * attention
 
 
 def _padded_tokens(rows: list[Row]) -> int:
-    return _costs(rows)["tokens"] if rows else 0
+    return _costs(rows)[0] if rows else 0
 
 
 def _busiest(parts: Parts) -> int:
@@ -257,16 +247,13 @@ def _target_tokens(parts: Parts) -> int:
 
 
 class Rehearsal:
-    """A run that takes its real steps at a learning rate of 0, to be measured and thrown away.
-
-    All ranks must call the same methods with the same arguments.
-    """
+    """A run on all ranks that takes its real steps at a learning rate of 0, to be measured and thrown away."""
 
     def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe):
         self.accelerator, self.settings = accelerator, settings
-        self.engine = make_engine(accelerator, model, self.settings)
+        self.engine = make_engine(accelerator, model, settings)
         self.engine.model.train()
-        decay = self.settings.ema_decay
+        decay = settings.ema_decay
         self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
 
     def take_update(self, parts: Parts) -> float:
@@ -279,9 +266,8 @@ class Rehearsal:
         return all_reduce(self.accelerator, self._now() - begun)[0] / self.accelerator.num_processes
 
     def _accumulate(self, parts: Parts, **options: Any) -> None:
-        micro_batches = self.engine.feed.micro_batches(parts)
         with float32_products(self.settings.mixed_precision):
-            self.engine.accumulate(micro_batches, _target_tokens(parts), **options)
+            self.engine.accumulate(self.engine.feed.micro_batches(parts), _target_tokens(parts), **options)
 
     def _now(self) -> float:
         if self.accelerator.device.type == "cuda":
@@ -292,11 +278,7 @@ class Rehearsal:
         return [[rows]] * self.accelerator.num_processes
 
     def seconds_per_token(self, updates: list[Parts]) -> float:
-        """Time whole updates, and return the seconds for each padded token of the busiest rank.
-
-        A few rows go first, to warm up. Where their speed says that the largest micro-batch takes more than a minute,
-        no whole one is run, and their speed is the answer.
-        """
+        """Return the seconds of a padded token of the busiest rank: of whole updates or, if slow, of a few rows."""
         largest = max((rows for parts in updates for part in parts for rows in part), key=_padded_tokens)
         probe = largest[: max(1, PROBE_TOKENS * len(largest) // _padded_tokens(largest))]
         with float32_products(self.settings.mixed_precision):
@@ -317,9 +299,7 @@ class Rehearsal:
     def activation_memory(self, rows: list[Row], speed: float) -> int:
         """Measure the bytes that a micro-batch needs beside weights, gradients and moments, at its worst moment.
 
-        On the CPU, the tensors of every operation are added up while they live, forwards and backwards; what an
-        operation needs inside is not seen. Where the micro-batch would take more than a minute (`speed` is in seconds
-        for each padded token), a small part of it is run, and the result scaled up by its rows.
+        Of one that would take more than a minute (`speed` is in seconds for each padded token) a part is run.
         """
         part = rows[: max(1, len(rows) // 16)] if speed * _padded_tokens(rows) > SLOW_SECONDS else rows
         self._accumulate(self._on_all_ranks(rows[:1]), all_reduce=False)  # gradients exist from here on
@@ -328,10 +308,12 @@ class Rehearsal:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        held = HeldBytes() if device.type != "cuda" else None
-        with held or nullcontext():
             self._accumulate(self._on_all_ranks(part))
-        peak = held.peak if held is not None else torch.cuda.max_memory_allocated(device) - before
+            peak = torch.cuda.max_memory_allocated(device) - before
+        else:
+            with HeldBytes() as held:
+                self._accumulate(self._on_all_ranks(part))
+            peak = held.peak
         self.engine.discard()
         return peak * len(rows) // len(part)
 

@@ -20,10 +20,7 @@ MIB = 2**20  # bytes
 
 
 class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made while it is entered: those not freed yet, and the most at once.
-
-    The count does not depend on the machine, and does not see what an operator needs for itself.
-    """
+    """Counts the bytes of tensors that are made while it is entered, on any machine: not freed yet, and the most."""
 
     def __init__(self):
         super().__init__()
@@ -57,15 +54,10 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
 
 def count_parameters(model: "PreTrainedModel") -> dict[str, int]:
     """Count the parameters of embeddings (and the output layer), encoder, decoder and the rest, tied ones once."""
-    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
-    parts = {
-        "embeddings": [*embeddings, model.get_output_embeddings()],
-        "encoder": [model.get_encoder()],
-        "decoder": [model.get_decoder()],
-        "other": [model],
-    }
-    counts: dict[str, int] = {}
-    counted: set[torch.nn.Parameter] = set()
+    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    parts = {"embeddings": [*tables, model.get_output_embeddings()]}
+    parts |= {"encoder": [model.get_encoder()], "decoder": [model.get_decoder()], "other": [model]}
+    counts, counted = dict[str, int](), set[torch.nn.Parameter]()
     for name, modules in parts.items():
         new = {parameter for module in modules if module is not None for parameter in module.parameters()} - counted
         counts[name] = sum(parameter.numel() for parameter in new)
@@ -81,11 +73,7 @@ MATRICES = {
 
 
 def count_matrices(model: "PreTrainedModel") -> dict[str, dict[str, int]]:
-    """Count the parameters of a Transformer's encoder and decoder by matrix, over all layers, biases with theirs.
-
-    A head reads a value down to d_v numbers (W_V) and writes it up to d_model again (W_O), so that with d_k = d_v
-    values cost what queries and keys do. What is no matrix of section 3 is "other". Other models give nothing.
-    """
+    """Count the parameters of a Transformer's encoder and decoder by matrix of section 3, biases with theirs."""
     tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     counts: dict[str, dict[str, int]] = {}
     for part, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder())):
@@ -100,16 +88,11 @@ def count_matrices(model: "PreTrainedModel") -> dict[str, dict[str, int]]:
 def state_memory(
     parameters: int, settings: OptimizationRecipe, processes: int, kind: DistributedType
 ) -> dict[str, int]:
-    """Return the bytes of what a process holds all the time, in float32 under every precision.
-
-    Weights and gradients take 4 bytes a parameter, Adam's two moments 8, a moving average 4. Processes that exchange
-    gradients (DDP) hold a second copy of them in buckets. FSDP divides everything by the processes. `parameters`
-    counts tied ones once.
-    """
-    sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}
+    """Return the bytes of what a process holds all the time, in float32 under every precision."""
+    sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}  # of a parameter
     if settings.ema_decay is not None:
         sizes["moving average"] = 4
-    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):  # DDP holds a second copy in buckets
         sizes["gradients in exchange"] = 4
     shares = processes if kind == DistributedType.FSDP else 1
     return {name: parameters * size // shares for name, size in sizes.items()}

@@ -54,11 +54,10 @@ class RunPlan:
 def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> Iterator[RecipeFinding]:
     """Run all checks of this file on a model of width `d_model`, which the paper's schedule depends on."""
     end = plan.end(recipe)
-    if end is not None:
-        yield from _check_schedule(recipe, end, d_model)
     if plan.updates_per_epoch is not None:
         yield from _check_epochs(recipe, plan.updates_per_epoch, end)
     if end is not None:
+        yield from _check_schedule(recipe, end, d_model)
         yield from _check_intervals(recipe, end)
 
 

@@ -11,13 +11,8 @@ from transformers.utils import logging
 
 from heedful.files import flush, remove
 from heedful.training.processes.collectives import any_rank, broadcast, local_shard
-from heedful.training.run_folder.checkpoints import (
-    MANIFEST,
-    find_damage,
-    list_checkpoints,
-    newest_whole_checkpoint,
-    write_manifest,
-)
+from heedful.training.run_folder import checkpoints
+from heedful.training.run_folder.checkpoints import MANIFEST, find_damage, list_checkpoints
 from heedful.training.trainer.streams import SharedUpdates
 
 logger = logging.get_logger(__name__)
@@ -36,12 +31,9 @@ class WholeCheckpoints(SharedUpdates):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as Seq2SeqTrainer does; with `resume_from_checkpoint=True` from the newest whole checkpoint on.
 
-        Raises:
-            ValueError: If there is no checkpoint to be resumed, or if it is damaged or lacks what training needs.
+        One that is missing, damaged or without what training needs is a `ValueError`.
         """
-        path: Any = resume_from_checkpoint or None
-        if path is not None:
-            path = self._checked(path)
+        path: Any = self._checked(resume_from_checkpoint) if resume_from_checkpoint else None
         return super().train(path, *args, **kwargs)
 
     def _checked(self, given: str | bool, needed: Sequence[str] = NEEDED) -> str:
@@ -133,7 +125,7 @@ class WholeCheckpoints(SharedUpdates):
 
 def finish_checkpoint(written: Path, path: Path) -> None:
     """Make a checkpoint that has been written elsewhere appear, in place of an earlier one."""
-    write_manifest(written)
+    checkpoints.write_manifest(written)
     if path.exists():
         path.rename(written.with_name("replaced"))
     written.rename(path)
@@ -150,15 +142,14 @@ def checkpoint_to_resume(folder: Path) -> Path:
     paths = [path for _, path in list_checkpoints(folder, PREFIX)]
     if not paths:
         raise ValueError(f"`resume_from_checkpoint` must find a checkpoint in {folder}, but there is none.")
-    newest = paths[-1]
+    newest, setting = paths[-1], "resume_from_checkpoint"
     if any((path / MANIFEST).exists() for path in paths):
-        others = "another `output_dir`, or leave `resume_from_checkpoint` out"
-        newest = newest_whole_checkpoint(folder, PREFIX, "resume_from_checkpoint", others) or newest
+        others = f"another `output_dir`, or leave `{setting}` out"
+        newest = checkpoints.newest_whole_checkpoint(folder, PREFIX, setting, others) or newest
     else:
         check_checkpoint(newest)
     for damaged in paths[paths.index(newest) + 1 :]:
-        aside = damaged.with_name(f"_damaged-{damaged.name}")
-        remove(aside)
+        remove(aside := damaged.with_name(f"_damaged-{damaged.name}"))
         damaged.rename(aside)
     return newest
 
@@ -168,17 +159,13 @@ def check_checkpoint(path: Path) -> None:
     if path.is_dir() and not (path / MANIFEST).exists():
         logger.warning(f"{path} has no {MANIFEST}, so that its files cannot be checked.")
     elif (damage := find_damage(path)) is not None:
-        raise ValueError(
-            f"`resume_from_checkpoint` must name a whole checkpoint, but {path} is damaged ({damage}): with True, the "
-            "newest whole one is taken."
-        )
+        found = f"{path} is damaged ({damage}): with True, the newest whole one is taken"
+        raise ValueError(f"`resume_from_checkpoint` must name a whole checkpoint, but {found}.")
 
 
 def check_is_complete(path: Path, needed: Sequence[str]) -> None:
     """Refuse a checkpoint that lacks what training needs besides the weights, instead of beginning without it."""
     missing = [name for name in needed if not (path / name).is_file()]
     if missing:
-        raise ValueError(
-            f"`resume_from_checkpoint` must name a checkpoint with {', '.join(needed)}, but {path} lacks "
-            f"{', '.join(missing)} (`save_only_model` leaves them out)."
-        )
+        found = f"{path} lacks {', '.join(missing)} (`save_only_model` leaves them out)"
+        raise ValueError(f"`resume_from_checkpoint` must name a checkpoint with {', '.join(needed)}, but {found}.")

@@ -35,9 +35,8 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     It overrides the steps in which Seq2SeqTrainer is wrong, and nothing else:
 
     - Loss and gradient: the summed cross-entropy is divided by the number of labels of the whole update, over all
-      micro-batches and processes. Marian, BART, T5 and others ignore that number, so their loss grows with
-      accumulation and with the number of processes. A Heed model computes its own loss; `label_smoothing_factor`
-      replaces its `config.label_smoothing`, unless it is 0.
+      micro-batches and processes, which Marian, BART, T5 and others ignore. A Heed model computes its own loss;
+      `label_smoothing_factor` replaces its `config.label_smoothing`, unless it is 0.
     - Updates (`SharedUpdates`): every pair comes once in an epoch. The order follows from the seed and the epoch
       alone, so a resumed run has the same updates, even with another number of processes, as long as an update has as
       many pairs (or tokens). A stream keeps its own order, every process reads it and takes its share, and
@@ -111,20 +110,16 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         return make_and_complete
 
     def _complete(self, model: Any, own: GenerationConfig | None) -> None:
-        """Give a model the arguments' smoothing and their `generation_config`, its gaps filled from the model's own.
-
-        Without an end token generation would go on to its limit; without a length it would stop after 20 tokens.
-        """
+        """Give a model the arguments' smoothing and `generation_config`, its gaps filled from the model's own."""
         plain = unwrap_peft_model(model)
         if _counts_labels(plain) and self.args.label_smoothing_factor:
             plain.config.label_smoothing = self.args.label_smoothing_factor
         if own is None or self.args.generation_config is None:
             return
         settings = self.load_generation_config(self.args.generation_config)
-        names = [*SPECIAL_IDS]
-        if settings.max_length is None and settings.max_new_tokens is None:
-            names += ["max_length", "max_new_tokens"]
-        for name in names:
+        # Without an end token generation would go on to its limit; without a length it would stop after 20 tokens.
+        has_length = settings.max_length is not None or settings.max_new_tokens is not None
+        for name in SPECIAL_IDS if has_length else (*SPECIAL_IDS, "max_length", "max_new_tokens"):
             if getattr(settings, name) is None:
                 setattr(settings, name, getattr(own, name))
         model.generation_config = settings
@@ -136,21 +131,15 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         has_two |= (Path(config.name_or_path or "") / TARGET_FOLDER).is_dir()
         tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         if has_two and tokenizer and not isinstance(tokenizer, TokenizerPair):
-            logger.warning(
-                "The model has a tokenizer for each side, and only one would be saved with it: give the trainer "
-                "`processing_class=TokenizerPair(source, target)`."
-            )
+            advice = "give the trainer `processing_class=TokenizerPair(source, target)`"
+            logger.warning(f"The model has a tokenizer for each side, and only one would be saved with it: {advice}.")
 
     # Loss
 
     def compute_loss(
         self, model: Any, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Any:
-        """Return the cross-entropy in nats per label, and the model's outputs if asked for.
-
-        `num_items_in_batch` is the number of labels of the whole update over all processes. In evaluation mode the
-        losses of all rows are noted too. A model that is trained with more than this cross-entropy is a `ValueError`.
-        """
+        """Return the cross-entropy in nats per label of the whole update, and the model's outputs if asked for."""
         inputs = with_a_column(inputs, self._plain_model.config)
         if "labels" not in inputs:
             raise ValueError(f"A batch must hold `labels`, but holds {', '.join(inputs)} instead.")
@@ -197,13 +186,9 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         return loss
 
     def _settle_buckets(self, model: DistributedDataParallel, inputs: Inputs, count: Count) -> None:
-        """Let DDP build its buckets, as the loop's `Engine.build_buckets` does, by a gradient that is thrown away.
-
-        Otherwise sums over three and more processes would differ between the first update of a resumed run and that of
-        a run which was never stopped. Where DDP looks for unused parameters, it never builds other buckets.
-        """
+        """Let DDP build its buckets by a gradient that is thrown away: a resumed run then adds in the same order."""
         self._settled_model = model
-        if model.find_unused_parameters:
+        if model.find_unused_parameters:  # it never builds other buckets
             return
         is_last, device = model.require_backward_grad_sync, self.args.device
         model.require_backward_grad_sync = True  # it is False in the first of several micro-batches
@@ -224,16 +209,14 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     @torch.no_grad()
     def _check_own_loss(self, outputs: Mapping[str, torch.Tensor], labels: torch.Tensor) -> None:
         """Refuse a model whose own loss has further terms, such as that of a router, which would be left out."""
-        count = (labels != IGNORED_LABEL).sum()
-        if count == 0:
+        if not (count := (labels != IGNORED_LABEL).sum()):
             return
         logits, own = outputs["logits"], outputs["loss"].float()
         ours = smoothed_cross_entropy(logits, labels, 0.0) / count
         if own.isfinite() and not torch.allclose(ours, own, rtol=1e-5 if logits.dtype == torch.float32 else 1e-2):
-            raise ValueError(
-                f"`model` must be trained with the cross-entropy of its labels alone, but {type(self.model).__name__} "
-                f"has the loss {own:.6f} where that is {ours:.6f}; use transformers' Seq2SeqTrainer instead."
-            )
+            found = f"{type(self.model).__name__} has the loss {own:.6f} where that is {ours:.6f}"
+            must = "be trained with the cross-entropy of its labels alone"
+            raise ValueError(f"`model` must {must}, but {found}; use transformers' Seq2SeqTrainer instead.")
         self._own_loss_is_checked = True
 
     # Evaluation
@@ -280,11 +263,9 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         """Compute metrics with the loss of every pair; Trainer would repeat the mean of a batch."""
         by_batch = self.args.batch_eval_metrics
         losses, labels = torch.cat(self._row_losses[-1:] if by_batch else self._row_losses).T
-        means = losses / labels.clamp(min=1)
-        given: dict[str, Any] = {"losses": means if by_batch else means.cpu().numpy()}
-        if results.inputs is not None:
-            given["inputs"] = results.inputs
-        return compute_metrics(EvalPrediction(results.predictions, results.label_ids, **given), **kwargs)
+        means: Any = losses / labels.clamp(min=1)
+        given = (results.predictions, results.label_ids, results.inputs, means if by_batch else means.cpu().numpy())
+        return compute_metrics(EvalPrediction(*given), **kwargs)
 
     def _note_losses(self, losses: torch.Tensor, labels: torch.Tensor) -> None:
         rows = torch.stack([losses, (labels != IGNORED_LABEL).sum(1).to(losses.dtype)], dim=1)  # (B, 2)
@@ -300,9 +281,10 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         labels, loss = inputs.get("labels"), None
         if labels is not None:
             loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)
-            given = inputs.get("decoder_input_ids")
             dropped = {"labels"}
-            if given is not None and given.shape == labels.shape:  # a collator has made them from the labels
+            if (
+                getattr(inputs.get("decoder_input_ids"), "shape", None) == labels.shape
+            ):  # a collator's, from the labels
                 dropped |= {"decoder_input_ids", "decoder_attention_mask"}
             inputs = {name: value for name, value in inputs.items() if name not in dropped}
         _, tokens, _ = super().prediction_step(model, inputs, False, ignore_keys, **gen_kwargs)

@@ -50,10 +50,7 @@ class Machine:
 def survey(
     pairs: Iterable[Mapping[str, str]], count: int | None = None, algorithms: tuple[Algorithm, Algorithm] | None = None
 ) -> DataFacts:
-    """Measure the first pairs of a corpus, of which there are `count` in all; `None` where these are all.
-
-    The `algorithms` of source and target are found out if they are not given.
-    """
+    """Measure the first pairs of a corpus, of `count` in all (or these), and find `algorithms` unless they are given."""
     read = [(pair["source"], pair["target"]) for pair in islice(pairs, LOOKED_AT)]
     if not read:
         raise ValueError("The training data must hold at least one pair, but hold none.")
@@ -74,17 +71,15 @@ def survey(
 
 def _algorithms(pairs: Sequence[tuple[str, str]]) -> tuple[Algorithm, Algorithm]:
     """Find out what suits each side: words where they are symbols, characters where they are what changes, or bpe."""
-    changed = [pair for pair in pairs if pair[0] != pair[1]]
-    if changed and 2 * sum(_joined(source) == _joined(target) for source, target in changed) > len(pairs):
+    changed = [["".join(text.split()) for text in pair] for pair in pairs if pair[0] != pair[1]]
+    if 2 * sum(source == target for source, target in changed) > len(pairs):  # in spaces alone
         return "character", "character"
     source, target = (_algorithm([pair[side] for pair in pairs]) for side in (0, 1))
     return source, target
 
 
 def _algorithm(texts: Sequence[str]) -> Algorithm:
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(text.split())
+    words = Counter(word for text in texts for word in text.split())
     if 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words) and _are_symbols([*words]):
         return "word"
     # Chinese, Japanese or Thai without a space may be a sentence.
@@ -97,19 +92,14 @@ def _are_symbols(words: Sequence[str]) -> bool:
     """Tell phonemes, commands and labels from the words of sentences, of which a user will need others, too."""
     if sum(len(word.encode()) for word in words) <= SYMBOL_BYTES * len(words):
         return True
-    if any(len(word) > 1 and word[-1] in ".,;:?!。？！" for word in words):
-        return False
-    return len(words) <= FEW_SYMBOLS or all(word.isascii() and word == word.upper() for word in words)
+    are_few = len(words) <= FEW_SYMBOLS or all(word.isascii() and word == word.upper() for word in words)
+    return are_few and not any(len(word) > 1 and word[-1] in ".,;:?!。？！" for word in words)
 
 
 def _is_unspaced(text: str) -> bool:
     from heedful.inference.attention.labels import UNSPACED
 
     return re.search(f"[{UNSPACED}]", text) is not None
-
-
-def _joined(text: str) -> str:
-    return "".join(text.split())
 
 
 def this_machine(device: str = "auto") -> Machine:
@@ -129,10 +119,7 @@ class Proposal:
 
 
 def propose(data: DataFacts, machine: Machine) -> Proposal:
-    """Choose settings by what was seen to work.
-
-    The fewer pairs, the smaller vocabulary, model and updates, and the more dropout and passes over the pairs.
-    """
+    """Choose settings by what was seen to work: the fewer pairs, the smaller all, and the more dropout and passes."""
     largest = 32_000 if machine.has_gpu else 8_000
     # A vocabulary that has a token for each frequent word has enough.
     enough = 33 * data.pairs**0.5 if data.words is None else min(33 * data.pairs**0.5, 260 + data.words)
@@ -190,13 +177,14 @@ def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict
     """Return the settings of tokenizers: byte pairs of a size, and all words or characters that there are."""
     if algorithms == ("bpe", "bpe"):
         return {"tokenizer.vocab_size": vocabulary}
-    sizes = [vocabulary if algorithm == "bpe" else None for algorithm in algorithms]
-    source, target = algorithms
-    settings = {"tokenizer.algorithm": source, "tokenizer.vocab_size": sizes[0]}
-    if source == target:
-        return settings | {"tokenizer.joint": True}
-    own = {"tokenizer.target_algorithm": target, "tokenizer.target_vocab_size": sizes[1]}
-    return settings | {"tokenizer.joint": False} | own
+    source, target = ((algorithm, vocabulary if algorithm == "bpe" else None) for algorithm in algorithms)
+    settings = {
+        "tokenizer.algorithm": source[0],
+        "tokenizer.vocab_size": source[1],
+        "tokenizer.joint": source == target,
+    }
+    own = {"tokenizer.target_algorithm": target[0], "tokenizer.target_vocab_size": target[1]}
+    return settings if source == target else settings | own
 
 
 def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:

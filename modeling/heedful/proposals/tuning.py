@@ -1,8 +1,8 @@
 """A search for the settings that decide how good a small model gets: trials of one recipe, the worse ones cut short.
 
 Small data want small settings (Araabi and Monz, 2020, "Optimizing Transformer for Low-Resource Neural Machine
-Translation"), and which ones depends on the data. Optuna chooses what to try and what to give up; each trial is a run
-of the training loop, so that the search can be stopped at any time and goes on where it was.
+Translation"). Optuna chooses what to try and what to give up; each trial is a run of the training loop, which can be
+stopped at any time and goes on where it was.
 """
 
 import hashlib
@@ -86,10 +86,6 @@ def tune(
         vary: The values to try by knob, which is one of `KNOBS` or a dotted key of the recipe. In place of the values
             of one of `KNOBS`, or of all knobs, `None` chooses some around the recipe's own. `width` and `depth` are
             the encoder's; the decoder's layers keep their proportion to it, and inner layers theirs.
-
-    Raises:
-        ValueError: If a knob cannot be turned, the folder holds another search, or no trial can be trained.
-        ImportError: If Optuna is not installed.
     """
     import optuna
 
@@ -123,7 +119,7 @@ def _search(study: Any, recipe: Recipe, folder: Path, choices: Mapping[str, Sequ
             if not _ended(study):
                 raise ValueError("`--vary` must leave a model that can be trained, but none of its values does.")
             logger.info("all %s sets of values were tried", math.prod(map(len, choices.values())))
-            return True
+            break
         trial, values = found
         logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
         try:
@@ -182,9 +178,8 @@ def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
     for name in sections:
         section = section.get(name) if isinstance(section, dict) else None
     if not isinstance(section, dict) or (key not in section and section is not tree["model"]["options"]):
-        raise ValueError(
-            f"`--vary` must name one of {', '.join(KNOBS)}, or a key of the recipe, but names {knob} instead."
-        )
+        must = f"name one of {', '.join(KNOBS)}, or a key of the recipe"
+        raise ValueError(f"`--vary` must {must}, but names {knob} instead.")
     return section, key
 
 
@@ -194,11 +189,9 @@ def _widened(config: "HeedBaseConfig", width: int) -> dict[str, int]:
         return {"hidden_size": width, "embedding_size": width}
     options, before = {"d_model": width}, config.hidden_size
     for side in ("encoder", "decoder"):
-        heads, inner = (f"{side}_{part}" for part in ("attention_heads", "ffn_dim"))
-        options[heads] = max(1, width * getattr(config, heads) // before)
-        options[inner] = getattr(config, inner) * width // before
-        if width % options[heads]:
-            options[heads] = 1
+        heads = max(1, width * getattr(config, f"{side}_attention_heads") // before)
+        options[f"{side}_attention_heads"] = 1 if width % heads else heads
+        options[f"{side}_ffn_dim"] = getattr(config, f"{side}_ffn_dim") * width // before
     return options
 
 
@@ -212,13 +205,12 @@ def _check(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> None:
     for knob, values in choices.items():
         other = keys.setdefault(KEYS.get(knob, knob), knob)
         if other != knob:
-            raise ValueError(
-                f"`--vary` must name each setting once, but names {other} and {knob}, which are the same."
-            )
-        whole = int if knob in ("vocabulary", "width", "depth") else (int, float, str, type(None))
+            found = f"names {other} and {knob}, which are the same"
+            raise ValueError(f"`--vary` must name each setting once, but {found}.")
+        is_whole = knob in ("vocabulary", "width", "depth")
         for value in values:
-            if not isinstance(value, whole):
-                must = "whole numbers" if whole is int else "numbers, texts, true, false or null"
+            if not isinstance(value, int if is_whole else int | float | str | None):
+                must = "whole numbers" if is_whole else "numbers, texts, true, false or null"
                 raise ValueError(f"`--vary {knob}` must have {must}, but has {value!r}.")
         if len(set(values)) < 2:
             found = f"{listed(list(map(str, values)))} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
@@ -283,7 +275,7 @@ def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, 
 
 
 def _ended(study: Any) -> list[Any]:
-    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
+    return study.get_trials(deepcopy=False, states=[_state("COMPLETE"), _state("PRUNED")])
 
 
 def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bool:
@@ -354,24 +346,21 @@ def _trials(study: Any) -> list[Trial]:
 def _tuned(recipe: Recipe, trials: Sequence[Trial], choices: Mapping[str, Sequence[Any]]) -> str:
     """Write a recipe with the best values, and say above it what they are worth."""
     best, own = trials[0], _own_values(recipe, choices)
-    before = [f",\n# where the recipe as it was gave {trial.loss:.4f}" for trial in trials if trial.values == own]
+    text = f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target"
+    text += "".join(f",\n# where the recipe as it was gave {each.loss:.4f}" for each in trials if each.values == own)
     values = "".join(f"#   {knob}: {value}\n" for knob, value in best.values.items())
-    return (
-        f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target"
-        f"{''.join(before)}.\n{values}{to_yaml(with_values(recipe, best.values))}"
-    )
+    return f"{text}.\n{values}{to_yaml(with_values(recipe, best.values))}"
 
 
 def _draw_knob(trials: Sequence[Trial], knob: str, axes: Any) -> None:
     """Draw the loss of each trial over the values of a knob; hollow circles are trials that were given up."""
-    for trial in sorted(trials, key=lambda trial: _order(trial.values[knob])):
+
+    def place(trial: Trial) -> tuple[bool, float, str]:
+        value = trial.values[knob]
+        return (False, value, "") if isinstance(value, int | float) else (True, 0, str(value))
+
+    for trial in sorted(trials, key=place):
         fill = "none" if trial.is_pruned else "tab:blue"
         axes.plot(str(trial.values[knob]), trial.loss, "o", markerfacecolor=fill, markeredgecolor="tab:blue")
     axes.set(xlabel=knob, ylabel="nats per byte")
     axes.grid(alpha=0.3)
-
-
-def _order(value: Any) -> tuple[bool, float, str]:
-    """Return what values are sorted by: numbers by size, before others by their letters."""
-    is_number = isinstance(value, int | float)
-    return not is_number, value if is_number else 0, str(value)

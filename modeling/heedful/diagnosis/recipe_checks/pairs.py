@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -51,31 +52,25 @@ class Pairs:
     def chosen(self, numbers: Sequence[int]) -> "Pairs":
         """Return some of these pairs, counted from 0, with the row numbers that they have in the split."""
         names = ("sources", "targets", "rows", "parts")
-        columns: dict[str, Any] = {name: [getattr(self, name)[number] for number in numbers] for name in names}
-        return replace(self, **columns)
+        return replace(self, **{name: [getattr(self, name)[number] for number in numbers] for name in names})
 
     def examples(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Show the first few of some of these pairs, counted from 0."""
-        return tuple(
-            f"{self.name} row {self.rows[n]}: {shortened(self.sources[n])} → {shortened(self.targets[n])}"
-            for n in islice(numbers, EXAMPLES)
-        )
+        shown = ((self.rows[n], shortened(self.sources[n]), shortened(self.targets[n])) for n in numbers)
+        return tuple(f"{self.name} row {row}: {source} → {target}" for row, source, target in islice(shown, EXAMPLES))
 
     def broken_by(self, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
         """Return the pairs, counted from 0, that some rules would drop."""
-        numbers = range(len(self))
-        try:
-            columns = {"source": self.sources, "target": self.targets, "part": self.parts, "number": numbers}
-            left = {*clean_pairs(Dataset.from_dict(columns), rules, held_out)[0]["number"][:]}
-        except ValueError:  # none is left
-            left = set()
+        left, numbers = set[int](), range(len(self))
+        columns = {"source": self.sources, "target": self.targets, "part": self.parts, "number": numbers}
+        with suppress(ValueError):  # none is left
+            left.update(clean_pairs(Dataset.from_dict(columns), rules, held_out)[0]["number"][:])
         return [number for number in numbers if number not in left]
 
 
 def check_cleaning(train: Pairs, kept: Cleaned) -> Iterator[RecipeFinding]:
     """Say which training pairs the recipe's rules drop, and why."""
-    count = kept.report.dropped.total()
-    if not count:
+    if not (count := kept.report.dropped.total()):
         return
     left = {*kept.train["row"][:], *(kept.validation["row"][:] if kept.is_held_out else ())}
     dropped, share = [number for number, row in enumerate(train.rows) if row not in left], count / len(train)
@@ -95,26 +90,21 @@ POINTLESS_PAIRS = {
         "identical",
         PAIRS_THAT + "have the same text as source and target.",
         "{advice} Keep them where a text may be right as it is, as in spelling.",
-        warning=0.05,
-        error=0.95,
+        *(0.05, 0.95),
     ),
     "drop_duplicates": RowCheck("duplicate", PAIRS_THAT + "repeat an earlier pair.", "{advice}", 0.2),
 }
 
 
 def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator[RecipeFinding]:
-    """Find empty sides, copies of the source as target, and repeated pairs that nothing drops.
-
-    `rules` are the recipe's for training pairs; None for a held-out split, which nothing cleans.
-    """
+    """Find empty sides, copies of the source as target, and repeated pairs that no rules (None in tests) drop."""
     for rule, check in POINTLESS_PAIRS.items():
-        if rules is not None and getattr(rules, rule):
-            continue
         key, advice = pairs.key, "Scores measure them too: remove them."
         if rules is not None:
             key, advice = f"data.cleaning.{rule}", f"`data.cleaning.{rule}: true` drops them."
-        found = pairs.broken_by(replace(NO_RULES, **{rule: True}))
-        yield from check.findings(pairs, found, key, rules is not None, advice=advice)
+        if not getattr(rules, rule, False):
+            found = pairs.broken_by(replace(NO_RULES, **{rule: True}))
+            yield from check.findings(pairs, found, key, rules is not None, advice=advice)
 
 
 OVERLAP = RowCheck(
@@ -122,22 +112,19 @@ OVERLAP = RowCheck(
     "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the same target: "
     "scores on them measure what was learnt by heart.",
     "`data.cleaning.drop_overlap: true` drops {dropped:,} training pairs ({lost}).",
-    warning=0.001,
-    error=0.1,
+    *(0.001, 0.1),
 )
 
 
 def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> Iterator[RecipeFinding]:
     """Find held-out sentences in the training data, unless the recipe drops them (`drop_overlap`)."""
-    if rules.drop_overlap:
-        return
-    sources = {source.strip() for source in train.sources}
-    both = {(pair["source"].strip(), pair["target"].strip()) for pair in train}
-    for split in held_out:
+    known = {(pair["source"].strip(), pair["target"].strip()) for pair in train}
+    sources = {source for source, _ in known}
+    for split in () if rules.drop_overlap else held_out:
         seen = [number for number, source in enumerate(split.sources) if source.strip() in sources]
         if not seen:
             continue
-        same = sum((pair["source"].strip(), pair["target"].strip()) in both for pair in split)
+        same = sum((pair["source"].strip(), pair["target"].strip()) in known for pair in split)
         dropped = len(train.broken_by(replace(NO_RULES, drop_overlap=True), split))
         lost, is_test = percent(dropped / len(train)), split.key.startswith("data.test")
         yield from OVERLAP.findings(split, seen, split.key, is_test, same=same, dropped=dropped, lost=lost)
@@ -153,17 +140,13 @@ LENGTH_RATIO = RowCheck(
 
 
 def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
-    """Find pairs one side of which is far too long for the other: rows that have slipped, or half translations.
-
-    What is far follows from the corpus: from the median of the logarithm of target length by source length (in
-    characters) and the median distance from it, which a few wrong pairs do not move.
-    """
+    """Find pairs one side of which is far too long for the other: rows that have slipped, or half translations."""
     if len(pairs) < 20:
         return
+    # What is far follows from medians of the corpus, which a few wrong pairs do not move.
     sources, targets = (np.array([len(text) for text in texts]) for texts in (pairs.sources, pairs.targets))
     ratios = np.log((targets + SHORT_TEXT) / (sources + SHORT_TEXT))
-    usual = np.median(ratios)
-    distances = np.abs(ratios - usual)
+    distances = np.abs(ratios - (usual := np.median(ratios)))
     spread = 1.4826 * float(np.median(distances))  # a normal distribution's standard deviation
     limit = max(np.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
     worst_first = np.argsort(-distances, kind="stable")
@@ -290,8 +273,8 @@ def check_text(pairs: Pairs) -> Iterator[RecipeFinding]:
     for check, is_in in DEFECTS.items():
         sides = (pairs.sources, pairs.targets)
         sources, targets = ({n for n, text in enumerate(texts) if is_in(text)} for texts in sides)
-        found = sorted(sources | targets)
-        yield from check.findings(pairs, found, pairs.key, sources=len(sources), targets=len(targets))
+        counts = {"sources": len(sources), "targets": len(targets)}
+        yield from check.findings(pairs, sorted(sources | targets), pairs.key, **counts)
 
 
 LATIN = "en de fr es it pt nl sv da nb nn no fi et lv lt pl cs sk sl hr hu ro tr vi id ms sw ca eu gl is ga cy"
@@ -336,9 +319,9 @@ def script_of(text: str) -> str | None:
     """Return the script that most letters of a text are in, `None` where it has fewer than three letters."""
     if text.isascii():  # the usual case, and no other script is
         return "Latin" if sum(map(str.isalpha, text)) >= 3 else None
-    counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
-    best = max(counts, key=lambda script: counts[script])
-    return best if counts[best] >= 3 else None
+    counts = Counter({script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()})
+    ((script, count),) = counts.most_common(1)
+    return script if count >= 3 else None
 
 
 def lacks_script(text: str, script: str) -> bool:
@@ -349,19 +332,14 @@ def lacks_script(text: str, script: str) -> bool:
 
 def main_script(texts: Iterable[str]) -> str | None:
     """Return the script of at least four fifths of the texts that have one, `None` where they are mixed."""
-    counts: Counter[str | None] = Counter(filter(None, map(script_of, texts)))
-    script = max(counts, key=lambda script: counts[script], default=None)
-    return script if counts[script] >= 0.8 * counts.total() else None
+    counts = Counter(filter(None, map(script_of, texts)))
+    return next((script for script, count in counts.items() if count >= 0.8 * counts.total()), None)
 
 
 def check_scripts(
     train: Pairs, held_out: Sequence[Pairs], languages: tuple[str | None, str | None]
 ) -> Iterator[RecipeFinding]:
-    """Find swapped languages, and targets in a script that is not theirs.
-
-    Only scripts are looked at: German and French look alike here. `languages` are codes of the source's and the
-    target's; one that is unknown, or has a script that is not listed, says nothing.
-    """
+    """Find swapped languages, and targets in a script that is not theirs; codes of unknown languages say nothing."""
     train = train.chosen([number for number, part in enumerate(train.parts) if part == 0])  # others: other languages
     ours, *others = ((main_script(split.sources), main_script(split.targets)) for split in (train, *held_out))
     yield from _languages_against_scripts(ours, languages)
@@ -372,7 +350,7 @@ def check_scripts(
             yield from OTHER_SCRIPTS.findings(split, range(len(split)), split.key, is_swapped, **words)
     ways = list(zip(map(script_of, train.sources), map(script_of, train.targets), strict=True))
     counts = Counter(way for way in ways if None not in way and way[0] != way[1])
-    usual = max(counts, key=lambda way: counts[way], default=(None, None))
+    ((usual, _),) = counts.most_common(1) or [((None, None), 0)]
     swapped = [number for number, way in enumerate(ways) if way == usual[::-1] and way != usual]
     yield from SWAPPED_PAIRS.findings(train, swapped, train.key, usual=usual)
     for side, script, texts in zip(("sources", "targets"), ours, (train.sources, train.targets), strict=True):

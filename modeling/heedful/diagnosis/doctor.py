@@ -1,8 +1,4 @@
-"""What would ruin a training run, found before it starts: data, tokenizer, model and schedule against each other.
-
-`diagnose` prepares the run by training's own steps, with its checks between them, so that it calls an error whatever
-training refuses. Nothing is written.
-"""
+"""What would ruin a training run, found before it starts, by training's own steps with checks between them."""
 
 import re
 from collections import Counter
@@ -94,12 +90,7 @@ def refusal(check: str, where: str, level: Level = "error") -> Iterator[None]:
 
 
 def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
-    """Run every check on a recipe, its vocabulary trained on the first `limit` training pairs, which are looked at.
-
-    Raises:
-        FileNotFoundError: If a file of the recipe does not exist.
-        ValueError: If the data cannot be read, or `limit` is below 1.
-    """
+    """Run every check on a recipe, its vocabulary trained on the first `limit` training pairs, which are looked at."""
     if limit < 1:
         raise ValueError(f"`--pairs` must be at least 1, but is {limit} instead.")
     splits, findings = preparation.read_splits(recipe.data, limit), []

@@ -50,7 +50,7 @@ class Machine:
 def survey(
     pairs: Iterable[Mapping[str, str]], count: int | None = None, algorithms: tuple[Algorithm, Algorithm] | None = None
 ) -> DataFacts:
-    """Measure the first pairs of a corpus, of `count` in all (or these), and find `algorithms` unless they are given."""
+    """Measure the first pairs of a corpus, of `count` in all (or these), and find `algorithms` unless given."""
     read = [(pair["source"], pair["target"]) for pair in islice(pairs, LOOKED_AT)]
     if not read:
         raise ValueError("The training data must hold at least one pair, but hold none.")

@@ -66,30 +66,28 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     ):
         given: dict[str, Any] = dict(inspect.signature(Seq2SeqTrainer).bind_partial(*args, **kwargs).arguments)
         check_settings(given, tokens_per_update, buckets_per_update)  # before a folder or a repository is made
-        tokenizers, model = given.get("processing_class"), given.get("model")
-        config = getattr(model, "config", None)
-        if isinstance(tokenizers, TokenizerPair) and isinstance(config, HeedBaseConfig):
-            tokenizers.check_config(config)
-        tokenizer = tokenizers.source if isinstance(tokenizers, TokenizerPair) else tokenizers
+        tokenizer, model = given.get("processing_class"), given.get("model")
+        if isinstance(tokenizer, TokenizerPair):
+            if isinstance(config := getattr(model, "config", None), HeedBaseConfig):
+                tokenizer.check_config(config)
+            tokenizer = tokenizer.source
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             warn_of_split_tokens(tokenizer)
             given["data_collator"] = given.get("data_collator") or DataCollatorForSeq2Seq(tokenizer)
-        if given.get("model_init") is not None:
-            given["model_init"] = self._completing(given["model_init"])
+        if (make := given.get("model_init")) is not None:
+            given["model_init"] = wraps(make)(partial(self._made, make))
         own_generation = deepcopy(getattr(model, "generation_config", None))
         super().__init__(**given)
         if self.args.device.type == "cpu":
             # With several processes it is "cpu:1" and so on; transformers 5.17 cannot load an optimizer's state there.
             # `device` has no setter, but the cached property behind it can be assigned.
             self.args._setup_devices = torch.device("cpu")
-        self.tokens_per_update = tokens_per_update
-        self.buckets_per_update = buckets_per_update or 1
+        self.tokens_per_update, self.buckets_per_update = tokens_per_update, buckets_per_update or 1
         self._computes_own_loss = _counts_labels(self._plain_model)
         self._complete(self.model, own_generation)
         self._warn_of_lost_tokenizer()
         self.model_accepts_loss_kwargs = True  # asks Trainer to count the labels of every update
-        self._own_loss_is_checked = False
-        self._settled_model: Any = None
+        self._own_loss_is_checked, self._settled_model = False, None
         self._update_loss: torch.Tensor | float = 0.0
         self._row_losses: list[torch.Tensor] = []
 
@@ -98,16 +96,11 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         """The model itself, without what Accelerate and peft wrap around it."""
         return unwrap_peft_model(self.accelerator.unwrap_model(self.model))
 
-    def _completing(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `model_init` with the smoothing and the generation settings of the arguments."""
-
-        @wraps(make)
-        def make_and_complete(*trial: Any) -> Any:
-            model = make(*trial)
-            self._complete(model, model.generation_config)
-            return model
-
-        return make_and_complete
+    def _made(self, make: Callable[..., Any], *trial: Any) -> Any:
+        """Return what `model_init` makes, with the smoothing and the generation settings of the arguments."""
+        model = make(*trial)
+        self._complete(model, model.generation_config)
+        return model
 
     def _complete(self, model: Any, own: GenerationConfig | None) -> None:
         """Give a model the arguments' smoothing and `generation_config`, its gaps filled from the model's own."""
@@ -148,9 +141,10 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
             num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
         if model.training and self._computes_own_loss:
             # Whoever asks for the outputs may look at the logits.
-            alone = self._plain_model.config.model_type == "heed" and not return_outputs
-            given = {"skip_logits": True} if alone else {}
-            outputs = model(**inputs, **given, num_items_in_batch=num_items_in_batch)
+            skips = (
+                {"skip_logits": True} if self._plain_model.config.model_type == "heed" and not return_outputs else {}
+            )
+            outputs = model(**inputs, **skips, num_items_in_batch=num_items_in_batch)
             loss = outputs["loss"]
         else:
             checks = model.training and not self._own_loss_is_checked
@@ -178,11 +172,10 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         self._update_loss = self._update_loss + loss
         if self.accelerator.sync_gradients:
             total, self._update_loss = float(self._update_loss), 0.0
-            is_finite, update = math.isfinite(total), self.state.global_step + 1
-            if not is_finite and num_items_in_batch is not None and not float(num_items_in_batch):
-                must = "hold at least one label other than -100"
-                raise ValueError(f"`labels` must {must}, but update {update} has none.")
-            self._stop_if(not is_finite, "the training loss is not finite")
+            if not math.isfinite(total) and num_items_in_batch is not None and not float(num_items_in_batch):
+                found = f"update {self.state.global_step + 1} has none"
+                raise ValueError(f"`labels` must hold at least one label other than -100, but {found}.")
+            self._stop_if(not math.isfinite(total), "the training loss is not finite")
         return loss
 
     def _settle_buckets(self, model: DistributedDataParallel, inputs: Inputs, count: Count) -> None:
@@ -253,8 +246,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
             loss, labels = torch.cat(self._row_losses).cpu().double().sum(0).tolist()
             if not labels:
                 raise ValueError("`labels` must hold at least one label other than -100, but all are -100.")
-            metrics: Any = output.metrics
-            metrics[f"{metric_key_prefix}_loss"] = loss / labels
+            output.metrics[f"{metric_key_prefix}_loss"] = loss / labels  # type: ignore[index]
         return output
 
     def _compute_with_losses(

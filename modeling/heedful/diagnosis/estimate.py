@@ -1,7 +1,6 @@
 """What a recipe would do, without doing it: sizes, batches, memory and time, for `heedful train --dry-run`.
 
-Data, tokenizer, model and micro-batches are made as training makes them. A few updates are taken by training's own
-engine on this machine, to be measured; the model is thrown away and nothing is written into the run's folder.
+A few updates are taken by training's own engine on this machine, to be measured; nothing is written.
 """
 
 import gc
@@ -20,16 +19,9 @@ from accelerate.utils import set_seed
 
 from heedful.data.batching import Row
 from heedful.data.micro_batches import split_update
+from heedful.diagnosis import memory as of_memory
 from heedful.diagnosis.findings import percent
-from heedful.diagnosis.memory import (
-    MIB,
-    HeldBytes,
-    available_memory,
-    count_matrices,
-    count_parameters,
-    process_memory,
-    state_memory,
-)
+from heedful.diagnosis.memory import MIB, HeldBytes, count_matrices, count_parameters, process_memory, state_memory
 from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
 from heedful.files import duration, shortened
 from heedful.training.loop.averaging import MovingAverage
@@ -98,8 +90,8 @@ class DryRun:
             "memory, estimated, of each process": self._memory_lines(),
             "time, estimated": self._time_lines(),
         }
-        parts = [f"--- {title}\n" + "\n".join(lines) for title, lines in sections.items()]
-        return "\n\n".join([*parts, "Nothing was trained, and nothing was written."])
+        parts = ("\n".join((f"--- {title}", *lines)) for title, lines in sections.items())
+        return "\n\n".join((*parts, "Nothing was trained, and nothing was written."))
 
     def _model_lines(self) -> Iterator[str]:
         for name, count in self.parameters.items():
@@ -137,14 +129,14 @@ class DryRun:
                 yield f"          {' '.join(map(str, row[key]))}"
 
     def _rate_lines(self) -> Iterator[str]:
-        settings = self.recipe.optimization
-        last = int(self.end.updates) if self.end else max(1, 10 * settings.warmup_updates)
-        shown = {1, settings.warmup_updates // 2, settings.warmup_updates, last // 4, last // 2, 3 * last // 4, last}
-        for update in sorted(update for update in shown if 1 <= update <= last):
-            yield f"update {update:>9,}  {learning_rate(update, settings, self.d_model):.3g}"
+        settings, warmup = self.recipe.optimization, self.recipe.optimization.warmup_updates
+        last = int(self.end.updates) if self.end else max(1, 10 * warmup)
+        for update in sorted({1, warmup // 2, warmup, last // 4, last // 2, 3 * last // 4, last}):
+            if 1 <= update <= last:
+                yield f"update {update:>9,}  {learning_rate(update, settings, self.d_model):.3g}"
 
     def _memory_lines(self) -> Iterator[str]:
-        together, available = sum(self.memory.values()), available_memory(self.accelerator.device)
+        together, available = sum(self.memory.values()), of_memory.available_memory(self.accelerator.device)
         sizes = self.memory | {"together": together} | ({} if available is None else {"there are here": available})
         yield from (f"{name:<38}{size / MIB:>10,.0f} MiB" for name, size in sizes.items())
         if available is not None and together > available:
@@ -186,10 +178,9 @@ def dry_run(recipe: Recipe) -> DryRun:
         speed = rehearsal.seconds_per_token(batches.first)
         activations = max(rehearsal.activation_memory(rows, speed) for rows in batches.costliest)
     except torch.OutOfMemoryError as error:
-        raise MemoryError(
-            f"A micro-batch of {settings.micro_batch_tokens:,} padded tokens does not fit in memory beside "
-            f"{sum(memory.values()) / MIB:,.0f} MiB for weights and optimizer: set `optimization.token_budget` lower."
-        ) from error
+        what = f"A micro-batch of {settings.micro_batch_tokens:,} padded tokens does not fit in memory beside "
+        what += f"{sum(memory.values()) / MIB:,.0f} MiB for weights and optimizer"
+        raise MemoryError(f"{what}: set `optimization.token_budget` lower.") from error
     memory["activations of the largest micro-batch"] = activations
     if accelerator.device.type == "cpu":
         # Freed memory stays with the process, in pieces that the next tensors do not quite fit into.
@@ -290,10 +281,8 @@ class Rehearsal:
         self.take_update(self._on_all_ranks(largest))  # warms up the allocator, and what libraries keep by shape
         seconds, tokens = 0.0, 0
         for parts in updates:
-            seconds += self.take_update(parts)
-            tokens += _busiest(parts)
-            if seconds > TIMED_SECONDS:
-                break
+            if seconds <= TIMED_SECONDS:
+                seconds, tokens = seconds + self.take_update(parts), tokens + _busiest(parts)
         return seconds / tokens
 
     def activation_memory(self, rows: list[Row], speed: float) -> int:

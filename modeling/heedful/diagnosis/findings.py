@@ -53,7 +53,7 @@ class SkippedError(Exception):
 
 
 def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settings, ModelFinding]]:
-    """Make a function that measures a model a check, which fails above the limit and where the model raises an error."""
+    """Make a function that measures a model a check, which fails above the limit and where an error is raised."""
 
     def decorate(measure: Callable[Settings, Measured]) -> Callable[Settings, ModelFinding]:
         @functools.wraps(measure)

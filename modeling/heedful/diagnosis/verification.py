@@ -1,8 +1,7 @@
 """Does a saved model keep the promises that Heed makes? Checks for any encoder-decoder of transformers.
 
-`verify` runs every check on a folder. Each check is a function that returns a `ModelFinding`, so that tests can say
-`check_cache(model).assert_passed()`. Most give sentences to `model` in two ways that must come to the same; `sample`
-holds the sentences, random ones by default.
+`verify` runs every check on a folder. Each is a function that returns a `ModelFinding`. Most give sentences to `model`
+in two ways that must come to the same; `sample` holds the sentences, random ones by default.
 """
 
 import inspect
@@ -55,8 +54,9 @@ def _unchanged_by(
             differing += sum(ours != theirs for ours, theirs in pairs)
         if not differing:
             return distance, limit, message + "; same tokens generated" * bool(beams)
-        count = f"{differing} of {len(beams) * len(sample)} generated sentences differ"
-        found = f"{message}; logits {distance:.1e}, {count}"
+        found = (
+            f"{message}; logits {distance:.1e}, {differing} of {len(beams) * len(sample)} generated sentences differ"
+        )
         if to_the_bit or model.dtype in EXACT:
             return max(distance, differing), limit, found
         return distance, limit, f"{found} (not judged in {str(model.dtype).removeprefix('torch.')})"
@@ -168,17 +168,14 @@ def check_weights(report: dict[str, Any]) -> Measured:
 def check_saving(model: Any, sample: Sample | None = None) -> Measured:
     """Check that a model which is saved whole and in shards is loaded as it was: weights and logits to the bit."""
     sample = sample or make_sample(model)
-    expected = samples.logits_of(model, sample)
-    state = model.state_dict()
+    expected, state, files = samples.logits_of(model, sample), model.state_dict(), []
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-    files = []
     for shard_size in (2 * size + 10**6, size // 3):
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder, max_shard_size=shard_size)
             files.append(len(list(Path(folder).glob("*.safetensors"))))
-            loaded, report = type(model).from_pretrained(
-                folder, dtype=model.dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
-            )
+            options: dict[str, Any] = {"dtype": model.dtype, "local_files_only": True, "output_loading_info": True}
+            loaded, report = type(model).from_pretrained(folder, **options)
         names = check_weights(report)
         if not names.passed:
             return names.figure or 1, 0, names.message
@@ -235,9 +232,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 folder, work, dtype, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
-model = AutoModelForSeq2SeqLM.from_pretrained(
-    folder, trust_remote_code=True, local_files_only=True, dtype=getattr(torch, dtype)
-).eval()
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True, dtype=getattr(torch, dtype)).eval()
 if not type(model).__module__.startswith("transformers_modules."):
     raise ImportError(f"{type(model).__name__} comes from {type(model).__module__}, not from the folder")
 inputs = load_file(work + "/inputs.safetensors")
@@ -255,8 +250,7 @@ def check_remote_code(
 ) -> Measured:
     """Check that a folder's code gives logits and greedy tokens of `model`, its own, where Heedful is not installed.
 
-    A new process, in which `import heedful` fails, loads the folder with `trust_remote_code=True`. Unless the argument
-    of that name is true, only code that is the installed package's to the byte is run, and older code fails.
+    Unless `trust_remote_code`, only code that is the installed package's to the byte is run, and older code fails.
     """
     folder = Path(folder)
     if not any(folder.rglob("*.py")):
@@ -451,10 +445,6 @@ def verify(
         device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
         dtype: To compute in. float32 shows faults that rounding hides in the others.
         trust_remote_code: Whether code in the folder may run that is not the installed package's.
-
-    Raises:
-        FileNotFoundError: If there is no such folder, or no config in it.
-        ValueError: If it holds no encoder-decoder that can be loaded, or no tokenizer for the given `texts`.
     """
     folder, target = Path(folder), resolve_device(device)
     model, report = _load(folder, getattr(torch, dtype), trust_remote_code)

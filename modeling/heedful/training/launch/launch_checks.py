@@ -52,8 +52,8 @@ def check_processes(on_cpu: bool) -> None:
     if world == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         raise ValueError(
             "`num_processes` and `num_machines` of accelerate launch must be 1 without `distributed_type: MULTI_GPU` "
-            "or FSDP: it was asked for more and has started one. Several processes on the CPU are started by torchrun. "
-            "(If you have set MASTER_ADDR yourself, unset it.)"
+            "or FSDP: it was asked for more and has started one. Several processes on the CPU are started by torchrun "
+            "(if you have set MASTER_ADDR yourself, unset it)."
         )
 
 

@@ -68,10 +68,7 @@ def verify(
 
 
 def compare(
-    systems: Annotated[
-        list[str],
-        Argument(metavar="A B…", help="Models, or files of predictions; several seeds joined by commas."),
-    ],
+    systems: Annotated[list[str], Argument(metavar="A B…", help="Models or files of predictions; seeds with commas.")],
     data: options.Data,
     source: options.Source = "source",
     target: options.Target = "target",

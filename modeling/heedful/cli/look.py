@@ -28,9 +28,7 @@ Rollout = Annotated[bool, Option("--rollout", help="Follow attention through the
 
 def score(
     model: options.AnyModel,
-    pairs: Annotated[
-        list[str], Argument(metavar="PAIRS", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")
-    ],
+    pairs: Annotated[list[str], Argument(metavar="PAIRS", help="File (or two), Hub dataset or builtin:SPLIT:COUNT.")],
     source: options.Source = "source",
     target: options.Target = "target",
     output: options.TextFile = None,

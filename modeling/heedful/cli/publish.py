@@ -10,25 +10,18 @@ from typer import Argument, Option, Typer
 from heedful.cli import options
 
 export = Typer(help="Write a model for an engine outside Python.", no_args_is_help=True)
-Sentences = Annotated[
-    Path | None,
-    Option(help="Text file in the source language, one sentence a line. Default: the run's, or built-in."),
-]
+Sentences = Annotated[Path | None, Option(help="Text file of sources, one a line. Default: the run's, or built-in.")]
+Form = Literal["heed", "transformers"]
 Count = Annotated[int, Option(help="Sentences to compare on, the first ones.")]
 
 
 def push(
     model: options.Model,
     repository: Annotated[str, Argument(metavar="REPO", help="Its id on the Hub, such as name/model.")],
-    private: Annotated[
-        bool | None, Option("--private/--public", help="Of a new repository. Default: its owner's.")
-    ] = None,
+    private: Annotated[bool | None, Option("--private/--public", help="If it is new. Default: its owner's.")] = None,
     revision: Annotated[str | None, Option(help="Branch, made if it is not there.")] = None,
     message: Annotated[str | None, Option(help="Of the commit.")] = None,
-    form: Annotated[
-        Literal["heed", "transformers"],
-        Option("--as", help="With our code, or as a class of transformers' own; see `heedful export transformers`."),
-    ] = "heed",
+    form: Annotated[Form, Option("--as", help="With our code, or as `heedful export transformers` does.")] = "heed",
 ):
     """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
     from heedful.publishing.hub import push as push_folder
@@ -50,9 +43,7 @@ def card(
     source_language: Annotated[str | None, Option(help="Its code, such as ko.")] = None,
     target_language: Annotated[str | None, Option(help="Likewise.")] = None,
     task: Annotated[str | None, Option(help="If it does not translate, what it does: 'answering questions'.")] = None,
-    scores: Annotated[
-        list[Path] | None, Option(help="What `heedful evaluate --json` printed; the file's name is the test set's.")
-    ] = None,
+    scores: Annotated[list[Path] | None, Option(help="Of `heedful evaluate --json`; a test set's name each.")] = None,
     name: Annotated[str | None, Option(help="Of the model. Default: the folder's.")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a README.md that is there.")] = False,
 ):
@@ -69,9 +60,7 @@ def card(
 def convert(
     source: Annotated[str, Argument(metavar="SOURCE", help="Folder of a saved model, or its name on the Hub.")],
     target: Annotated[Path, Argument(metavar="TARGET", help="Folder to write; it must not exist.")],
-    source_language: Annotated[
-        str | None, Option(help="Source language of mBART, M2M100, NLLB, as the tokenizer calls it: eng_Latn.")
-    ] = None,
+    source_language: Annotated[str | None, Option(help="As mBART's, M2M100's, NLLB's tokenizer calls it.")] = None,
     target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
 ):
     """Turn a saved Marian, Pegasus, BART, mBART, M2M100 or NLLB model into a Heed model that computes the same."""
@@ -131,10 +120,7 @@ def export_to_onnx(
 def export_to_ctranslate2(
     model: options.AnyModel,
     target: options.NewFolder,
-    quantization: Annotated[
-        Literal["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"],
-        Option(help="Type of the weights, as CTranslate2 calls it; one that the device can compute with."),
-    ] = "float32",
+    quantization: Annotated[options.WeightType, Option(help="Of the weights; the device must know it.")] = "float32",
     sentences: Sentences = None,
     count: Count = 500,
     device: options.Device = None,
@@ -150,10 +136,7 @@ def export_to_ctranslate2(
 def export_to_transformers(
     model: options.AnyModel,
     target: options.NewFolder,
-    zero_start: Annotated[
-        bool,
-        Option("--zero-start", help="Start a Marian's decoder from zeros, as CTranslate2's own converter demands."),
-    ] = False,
+    zero_start: Annotated[bool, Option("--zero-start", help="Start from zeros, as CTranslate2 demands.")] = False,
     sentences: Sentences = None,
     count: Count = 500,
 ):

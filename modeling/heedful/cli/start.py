@@ -26,10 +26,7 @@ def recipes(
 
 
 def init(
-    data: Annotated[
-        list[Path],
-        Option("--data", help="File or folder with your pairs, or, given twice, two files of aligned lines."),
-    ],
+    data: Annotated[list[Path], Option("--data", help="File or folder with your pairs; twice: two aligned files.")],
     output: Annotated[Path | None, Option("-o", "--output", help="Recipe to write; its default is DATA.yaml.")] = None,
     source: Annotated[str | None, Option(help="Language or column of the source; 1 is a table's first.")] = None,
     target: Annotated[str | None, Option(help="Likewise of the target.")] = None,
@@ -49,7 +46,7 @@ def tune(
     minutes: Annotated[float, Option(min=0.1, help="When to stop; the same command goes on later.")] = 60,
     output: Annotated[Path | None, Option("-o", "--output", help="Its folder. Default: runs/NAME-tune.")] = None,
     vary: Annotated[
-        list[str] | None, Option(help="vocabulary, width, depth, dropout, learning_rate, or KEY=VALUE,VALUE,…")
+        list[str] | None, Option(help="vocabulary, width, depth, dropout, learning_rate, KEY=A,B…")
     ] = None,
 ):
     """Search for the settings that suit the data: train many times, give up what is worse, write the best recipe."""

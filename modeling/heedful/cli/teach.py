@@ -14,9 +14,8 @@ from heedful.cli.translate import CHUNK, lines_of
 from heedful.files import check_at_least, check_is_new
 
 OF_PAIRS = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}  # files whose lines are no sentences
-pairs = Typer(
-    help="Make pairs for a task that is no translation: columns `source` and `target`.", no_args_is_help=True
-)
+pairs = Typer(help="Make pairs (`source`, `target`) for a task that is no translation.", no_args_is_help=True)
+Method = Literal["greedy", "beam", "sampling", "noised"]
 PairsFile = Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz.")]
 Texts = Annotated[str, Option(help="Right texts: a file, or whatever `data.train` takes.")]
 Column = Annotated[str, Option(help="Theirs, or their language; 1 is a table's first, or a whole line.")]
@@ -119,9 +118,7 @@ def backtranslate(
     model: options.AnyModel,
     texts: Annotated[Path, Argument(metavar="TEXTS", help="File of target sentences, a line each.")],
     output: PairsFile,
-    method: Annotated[
-        Literal["greedy", "beam", "sampling", "noised"], Option(help="How sources are made; noised: beams with noise.")
-    ] = "beam",
+    method: Annotated[Method, Option(help="How sources are made; noised: beams with noise.")] = "beam",
     num_beams: Annotated[int | None, Option("--num-beams", help="Beam width of beam and noised. Default: 5.")] = None,
     temperature: Annotated[float | None, Option(help="Of sampling. Default: 1.")] = None,
     top_k: Annotated[int | None, Option(help="Tokens that sampling draws from. Default: all.")] = None,
@@ -155,9 +152,7 @@ def distill(
     source: options.Source = "source",
     target: options.Target = "target",
     num_beams: Annotated[int, Option("--num-beams", help="Beam width.")] = 5,
-    closest: Annotated[
-        int | None, Option(help="Of so many translations, take the one closest to the target by BLEU.")
-    ] = None,
+    closest: Annotated[int | None, Option(help="Of so many translations, take the target's closest by BLEU.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
     to: options.TargetLanguage = None,
     token_budget: options.TokenBudget = 8192,

@@ -1,7 +1,4 @@
-"""Sentences to try a model with, and what the model makes of them: alone, in a batch, padded, step by step.
-
-Everything here works with any encoder-decoder of transformers. A row is one sentence as a tuple of token ids.
-"""
+"""Sentences to try any encoder-decoder with, and what it makes of them: alone, in a batch, padded, step by step."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -18,7 +15,7 @@ from heedful.inference.engines import evaluation_mode
 from heedful.symbols_heed import symbols_of
 from heedful.versions_heed import by_name, cache_of
 
-Rows = Sequence[Sequence[int]]
+Rows = Sequence[Sequence[int]]  # a sentence each, as token ids
 
 # Sentences of one script each, of very different lengths; in Unicode's form NFC.
 TEXTS = (
@@ -82,7 +79,6 @@ def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequ
 
     With tokenizers the rows are cut from `texts`, filled up with built-in ones of several scripts. Without, or where
     their ids do not fit into the model's vocabulary, tokens are drawn at random from those that are not special.
-    A model with room for fewer than ten positions raises a `ValueError`.
     """
     longest = position_limit(model.config) or 10**6
     if longest < 10:
@@ -207,10 +203,8 @@ def _logits_by_cache(model: Any, inputs: dict[str, torch.Tensor], targets: torch
 
 def generated(model: Any, sample: Sample, num_beams: int, variation: Variation = PLAIN) -> list[list[int]]:
     """Generate at most 12 tokens for each row, by the model's own generation config without sampling."""
-    settings, longest = (
-        copy.deepcopy(model.generation_config),
-        min(NEW_TOKENS, (position_limit(model.config) or 99) - 1),
-    )
+    settings = copy.deepcopy(model.generation_config)
+    longest = min(NEW_TOKENS, (position_limit(model.config) or 99) - 1)
     settings.update(do_sample=False, num_beams=num_beams, num_return_sequences=1, return_dict_in_generate=False)
     # No two tokens come twice in a row: an untrained model would repeat one token whatever it reads.
     settings.update(max_length=None, max_new_tokens=longest, no_repeat_ngram_size=2)
@@ -220,8 +214,7 @@ def generated(model: Any, sample: Sample, num_beams: int, variation: Variation =
 
     def generate(batch: Sample) -> list[list[int]]:
         rows = model.generate(**source_inputs(model, batch.sources, variation), generation_config=settings).tolist()
-        # Not "cut the padding": `generate()` fills rows up with the end token where the padding id is 0. The start
-        # token, which may be the end token, does not count.
+        # `generate()` may fill rows up with the end token; the start token, which may be it too, does not count.
         lasts = [next((at for at, token in enumerate(row) if at and token in ends), len(row)) for row in rows]
         return [row[: last + 1] for row, last in zip(rows, lasts, strict=True)]
 

@@ -54,9 +54,8 @@ def _unchanged_by(
             differing += sum(ours != theirs for ours, theirs in pairs)
         if not differing:
             return distance, limit, message + "; same tokens generated" * bool(beams)
-        found = (
-            f"{message}; logits {distance:.1e}, {differing} of {len(beams) * len(sample)} generated sentences differ"
-        )
+        count = f"{differing} of {len(beams) * len(sample)} generated sentences differ"
+        found = f"{message}; logits {distance:.1e}, {count}"
         if to_the_bit or model.dtype in EXACT:
             return max(distance, differing), limit, found
         return distance, limit, f"{found} (not judged in {str(model.dtype).removeprefix('torch.')})"
@@ -67,9 +66,7 @@ def _unchanged_by(
 _MORE = f"{samples.EXTRA_PADDING} more padding tokens on the source's"
 _SEARCHES = f"greedy and {BEAMS} beams"
 # A sentence alone and beside longer ones.
-check_batch = _unchanged_by(
-    "batch", Variation(is_alone=True), (1, BEAMS), f"sentences alone and in one batch, {_SEARCHES}"
-)
+check_batch = _unchanged_by("batch", Variation(is_alone=True), (1, BEAMS), f"alone and in one batch, {_SEARCHES}")
 check_order = _unchanged_by("order of a batch", Variation(is_reversed=True), (1,), "a batch and its reverse")
 check_right_padding = _unchanged_by("right padding", Variation(samples.EXTRA_PADDING), (), f"{_MORE} right")
 check_left_padding = _unchanged_by("left padding", Variation(samples.EXTRA_PADDING, "left"), (1,), f"{_MORE} left")
@@ -149,10 +146,8 @@ def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
 
 
 # Those that try a model with sentences and write no file.
-MODEL_CHECKS = (
-    *(check_batch, check_order, check_right_padding, check_left_padding, check_cache, check_determinism),
-    *(check_attentions, check_loss_split, check_loss_padding),
-)
+MODEL_CHECKS = (check_batch, check_order, check_right_padding, check_left_padding, check_cache, check_determinism)
+MODEL_CHECKS += (check_attentions, check_loss_split, check_loss_padding)
 
 
 @check("weights complete")
@@ -297,10 +292,9 @@ def _age_of_code(folder: Path) -> str | None:
     if tuple(map(int, known.split("."))) >= tuple(map(int, NEWEST_TRANSFORMERS.split("."))):
         return None
     load = f"AutoModelForSeq2SeqLM.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
-    return (
-        f"it is older than the installed Heedful's and knows transformers up to {known}; to renew it, run in Python: "
-        f"import heedful; from transformers import AutoModelForSeq2SeqLM; {load}"
-    )
+    renew = f"import heedful; from transformers import AutoModelForSeq2SeqLM; {load}"
+    age = f"older than the installed Heedful's and knows transformers up to {known}"
+    return f"it is {age}; to renew it, run in Python: {renew}"
 
 
 def _code_is_ours(folder: Path) -> bool:

@@ -83,15 +83,11 @@ def check_cleaning(train: Pairs, kept: Cleaned) -> Iterator[RecipeFinding]:
 
 
 PAIRS_THAT = "{count} of {total} {split} pairs ({share}) "
+KEEP_IDENTICAL = "{advice} Keep them where a text may be right as it is, as in spelling."
 # By the cleaning rule that drops them.
 POINTLESS_PAIRS = {
     "drop_empty": RowCheck("empty", PAIRS_THAT + "have a side that is empty or only spaces.", "{advice}", 0.001, 0.2),
-    "drop_identical": RowCheck(
-        "identical",
-        PAIRS_THAT + "have the same text as source and target.",
-        "{advice} Keep them where a text may be right as it is, as in spelling.",
-        *(0.05, 0.95),
-    ),
+    "drop_identical": RowCheck("identical", PAIRS_THAT + "have one text on both sides.", KEEP_IDENTICAL, 0.05, 0.95),
     "drop_duplicates": RowCheck("duplicate", PAIRS_THAT + "repeat an earlier pair.", "{advice}", 0.2),
 }
 

@@ -111,7 +111,7 @@ def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) ->
 def check_vocabulary_use(
     rows: EncodedPairs, tokenizers: TokenizerPair, key: str, looked_at: int | None = None
 ) -> Iterator[RecipeFinding]:
-    """Count the types that rows (of so many pairs, or of all) show fewer than 1, 2, … 5 times, to be hardly learnt."""
+    """Count the types that rows (of so many pairs, or of all) show fewer than 1, 2, … 5 times: hardly learnt."""
     seen_on = {"source": [rows.sources], "target": [rows.targets], "joint": [rows.sources, rows.targets]}
     for side, tokenizer in _sides(tokenizers):
         known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
@@ -138,12 +138,8 @@ def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> It
     forms = ([unicodedata.normalize(form, text) for text in texts] for form in ("NFC", "NFD"))
     composed, decomposed = (sum(map(len, encode_texts(tokenizers.source, "text", form))) for form in forms)
     if decomposed > composed:
-        message = (
-            f"Decomposed text (NFD, as some systems write it) costs {decomposed / composed:.1f} times the tokens "
-        )
-        message += (
-            "of NFC with this tokenizer. Training reads everything as NFC; whoever uses the model must do so too."
-        )
+        message = f"Decomposed text (NFD, as some systems write it) costs {decomposed / composed:.1f} times the "
+        message += "tokens of NFC here. Training reads everything as NFC; whoever uses the model must do so too."
         yield RecipeFinding("normalization", "note", message, key, "Add the normalizer NFC to the tokenizer.")
 
 

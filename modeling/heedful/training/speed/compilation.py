@@ -44,13 +44,11 @@ class CompiledBody:
 
     def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **kwargs: Any) -> Any:
         """Return what the model returns for ids and the arguments of its `forward`, embeddings left out."""
-        source, target = (
-            self._model.encoder.embed_tokens(input_ids),
-            self._model.decoder.embed_tokens(decoder_input_ids),
-        )
+        kwargs["inputs_embeds"] = self._model.encoder.embed_tokens(input_ids)
+        kwargs["decoder_inputs_embeds"] = self._model.decoder.embed_tokens(decoder_input_ids)
         if self.uses_graphs:
             torch.compiler.cudagraph_mark_step_begin()
-        return self._compute(**kwargs, inputs_embeds=source, decoder_inputs_embeds=target)
+        return self._compute(**kwargs)
 
 
 def body_of(

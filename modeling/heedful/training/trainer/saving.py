@@ -117,9 +117,9 @@ class WholeCheckpoints(SharedUpdates):
     def _stop_if(self, is_bad: bool, what: str) -> None:
         """Stop all processes where something is bad in one of them."""
         if any_rank(self.accelerator, is_bad):
+            cause = "the learning rate may be too high, or the warm-up too short. The last checkpoint is unharmed"
             raise FloatingPointError(
-                f"Training has diverged near update {self.state.global_step + 1} ({what}): the learning rate may be "
-                "too high, or the warm-up too short. The last checkpoint is unharmed."
+                f"Training has diverged near update {self.state.global_step + 1} ({what}): {cause}."
             )
 
 

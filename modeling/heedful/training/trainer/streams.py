@@ -92,11 +92,9 @@ class StreamedBatches(IterableDataset):
         self.marks.append(sum(self.marks[-1:]) + mark)
         place = {"epoch": self.epoch, "updates": len(self.marks)}
         if self.expected.items() >= place.items() and self.expected["labels"] != self.marks[-1]:
-            raise ValueError(
-                "`train_dataset` must be a stream that gives the pairs of the run that is resumed once more, in "
-                f"updates of as many, but gives others in epoch {self.epoch + 1}: give its shuffling a seed, or begin "
-                "again at its start with `ignore_data_skip`."
-            )
+            must = "be a stream that gives the pairs of the run that is resumed once more, in updates of as many"
+            advice = "give its shuffling a seed, or begin again at its start with `ignore_data_skip`"
+            raise ValueError(f"`train_dataset` must {must}, but gives others in epoch {self.epoch + 1}: {advice}.")
 
     def _check_agreement(self, mark: float) -> None:
         """Refuse a stream that is another one in another process."""
@@ -104,10 +102,9 @@ class StreamedBatches(IterableDataset):
             return
         marks = self.accelerator.gather(torch.tensor([mark], dtype=torch.float64, device=self.accelerator.device))
         if (marks != marks[0]).any():
-            raise ValueError(
-                "`train_dataset` must be a stream that gives the same pairs in every process, but gives others in "
-                "one: do not split it between them (this trainer does that), and give its shuffling a seed."
-            )
+            must = "be a stream that gives the same pairs in every process, but gives others in one"
+            advice = "do not split it between them (this trainer does that), and give its shuffling a seed"
+            raise ValueError(f"`train_dataset` must {must}: {advice}.")
 
     def save(self, folder: Path, finished: int) -> None:
         """Note in the checkpoint after so many finished updates how far the stream was trained on."""

@@ -141,10 +141,9 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
             num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
         if model.training and self._computes_own_loss:
             # Whoever asks for the outputs may look at the logits.
-            skips = (
-                {"skip_logits": True} if self._plain_model.config.model_type == "heed" and not return_outputs else {}
-            )
-            outputs = model(**inputs, **skips, num_items_in_batch=num_items_in_batch)
+            if self._plain_model.config.model_type == "heed" and not return_outputs:
+                inputs = inputs | {"skip_logits": True}
+            outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
             loss = outputs["loss"]
         else:
             checks = model.training and not self._own_loss_is_checked
@@ -273,10 +272,8 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         labels, loss = inputs.get("labels"), None
         if labels is not None:
             loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)
-            dropped = {"labels"}
-            if (
-                getattr(inputs.get("decoder_input_ids"), "shape", None) == labels.shape
-            ):  # a collator's, from the labels
+            given, dropped = inputs.get("decoder_input_ids"), {"labels"}
+            if given is not None and given.shape == labels.shape:  # a collator has made them from the labels
                 dropped |= {"decoder_input_ids", "decoder_attention_mask"}
             inputs = {name: value for name, value in inputs.items() if name not in dropped}
         _, tokens, _ = super().prediction_step(model, inputs, False, ignore_keys, **gen_kwargs)

@@ -19,7 +19,13 @@ Method = Literal["greedy", "beam", "sampling", "noised"]
 PairsFile = Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz.")]
 Texts = Annotated[str, Option(help="Right texts: a file, or whatever `data.train` takes.")]
 Column = Annotated[str, Option(help="Theirs, or their language; 1 is a table's first, or a whole line.")]
-CountOfTexts = Annotated[int | None, Option("--count", min=1, help="Of pairs. Default: one for each text.")]
+Typos = Annotated[float, Option(help="Share of the words.")]
+Nouns = Annotated[str | None, Option(help="File of Korean nouns to put in the places of the texts'.")]
+Actions = Annotated[str | None, Option("--lengths", help="Fewest and most actions, such as 1-25. Default: all.")]
+Lengths = Annotated[str, Option(help="Fewest and most symbols.")]
+Symbols = Annotated[int, Option(help="How many there are.")]
+Language = Annotated[str, Option(help="A code that num2words knows; of dates en or ko.")]
+Most = Annotated[int | None, Option("--count", min=1, help="Of pairs. Default: one for each text.")]
 Count = Annotated[int, Option(min=1, help="Of pairs.")]
 Seed = Annotated[int, Option(min=0, help="Another one gives other pairs.")]
 Teachers = Annotated[list[str], Argument(metavar="TEACHER…", help="Saved models; several are an ensemble.")]
@@ -41,61 +47,35 @@ def task(command: Callable[..., None]) -> Callable[..., None]:
 
 @task
 def spelling(
-    output: PairsFile,
-    texts: Texts,
-    column: Column = "1",
-    typos: Annotated[float, Option(help="Share of the words.")] = 0.1,
-    count: CountOfTexts = None,
-    seed: Seed = 1,
+    output: PairsFile, texts: Texts, column: Column = "1", typos: Typos = 0.1, count: Most = None, seed: Seed = 1
 ):
     """Words with typing mistakes to what was meant."""
 
 
 @task
 def spacing(
-    output: PairsFile,
-    texts: Texts,
-    column: Column = "1",
-    nouns: Annotated[str | None, Option(help="File of Korean nouns to put in the places of the texts'.")] = None,
-    count: CountOfTexts = None,
-    seed: Seed = 1,
+    output: PairsFile, texts: Texts, column: Column = "1", nouns: Nouns = None, count: Most = None, seed: Seed = 1
 ):
     """Texts without spaces to texts with them."""
 
 
 @task
-def scan(
-    output: PairsFile,
-    texts: Annotated[str, Option(help="A file of SCAN.")],
-    lengths: Annotated[str | None, Option(help="Fewest and most actions, such as 1-25. Default: all.")] = None,
-    count: CountOfTexts = None,
-):
+def scan(output: PairsFile, texts: Texts, lengths: Actions = None, count: Most = None):
     """Commands to actions, from SCAN's own files."""
 
 
 @task
-def numbers(
-    output: PairsFile,
-    count: Count,
-    language: Annotated[str, Option(help="A code that num2words knows.")] = "en",
-    seed: Seed = 1,
-):
+def numbers(output: PairsFile, count: Count, language: Language = "en", seed: Seed = 1):
     """Numbers to words."""
 
 
 @task
-def dates(output: PairsFile, count: Count, language: Annotated[str, Option(help="en or ko.")] = "en", seed: Seed = 1):
+def dates(output: PairsFile, count: Count, language: Language = "en", seed: Seed = 1):
     """Dates to words."""
 
 
 @task
-def reverse(
-    output: PairsFile,
-    count: Count,
-    lengths: Annotated[str, Option(help="Fewest and most symbols.")] = "1-25",
-    symbols: Annotated[int, Option(help="How many there are.")] = 50,
-    seed: Seed = 1,
-):
+def reverse(output: PairsFile, count: Count, lengths: Lengths = "1-25", symbols: Symbols = 50, seed: Seed = 1):
     """Symbols to the same from the last to the first."""
 
 

@@ -17,6 +17,7 @@ from heedful.diagnosis.recipe_checks import tokens
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
 from heedful.diagnosis.recipe_checks.speed import check_speed
+from heedful.files import check_at_least
 from heedful.inference.loading import first_line
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
@@ -71,11 +72,7 @@ class Diagnosis:
 
 
 class RefusalError(Exception):
-    """What training refuses, as a finding: nothing behind it can be checked."""
-
-    def __init__(self, finding: RecipeFinding):
-        super().__init__(finding.message)
-        self.finding = finding
+    """What training refuses, with its finding: nothing behind it can be checked."""
 
 
 @contextmanager
@@ -84,21 +81,19 @@ def refusal(check: str, where: str, level: Level = "error") -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        named = KEY.search(str(error))
-        key = where if named is None else named[1]
+        key = named[1] if (named := KEY.search(str(error))) else where
         raise RefusalError(RecipeFinding(CHECKS.get(key, check), level, str(error), key)) from error
 
 
 def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
     """Run every check on a recipe, its vocabulary trained on the first `limit` training pairs, which are looked at."""
-    if limit < 1:
-        raise ValueError(f"`--pairs` must be at least 1, but is {limit} instead.")
+    check_at_least(1, **{"--pairs": limit})
     splits, findings = preparation.read_splits(recipe.data, limit), []
     try:
         for finding in _check(recipe, splits):
             findings.append(finding)
     except RefusalError as refused:
-        findings.append(refused.finding)
+        findings.append(refused.args[0])
     return Diagnosis(findings, len(splits.train), splits.total)
 
 

@@ -8,10 +8,11 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -35,9 +36,6 @@ from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_start
 from heedful.training.tokenizers import earlier_tokenizers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 LOOKED_AT_UPDATES = 500  # of the first epoch, for padding and the largest micro-batch
 STREAMED_UPDATES = 20  # of a stream, whose epoch is not read to its end
@@ -240,7 +238,7 @@ def _target_tokens(parts: Parts) -> int:
 class Rehearsal:
     """A run on all ranks that takes its real steps at a learning rate of 0, to be measured and thrown away."""
 
-    def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe):
+    def __init__(self, accelerator: Accelerator, model: Any, settings: OptimizationRecipe):
         self.accelerator, self.settings = accelerator, settings
         self.engine = make_engine(accelerator, model, settings)
         self.engine.model.train()
@@ -293,16 +291,13 @@ class Rehearsal:
         part = rows[: max(1, len(rows) // 16)] if speed * _padded_tokens(rows) > SLOW_SECONDS else rows
         self._accumulate(self._on_all_ranks(rows[:1]), all_reduce=False)  # gradients exist from here on
         gc.collect()
-        device = self.accelerator.device
+        device, before = self.accelerator.device, 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
+        with nullcontext() if device.type == "cuda" else HeldBytes() as held:
             self._accumulate(self._on_all_ranks(part))
-            peak = torch.cuda.max_memory_allocated(device) - before
-        else:
-            with HeldBytes() as held:
-                self._accumulate(self._on_all_ranks(part))
-            peak = held.peak
+        peak = torch.cuda.max_memory_allocated(device) - before if held is None else held.peak
         self.engine.discard()
         return peak * len(rows) // len(part)
 

@@ -4,17 +4,13 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.training.processes.devices import memory_of_machine
-from heedful.training.recipe import OptimizationRecipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 MIB = 2**20  # bytes
 
@@ -52,7 +48,7 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
     return [storage for part in parts for storage in _storages(part)]
 
 
-def count_parameters(model: "PreTrainedModel") -> dict[str, int]:
+def count_parameters(model: Any) -> dict[str, int]:
     """Count the parameters of embeddings (and the output layer), encoder, decoder and the rest, tied ones once."""
     tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     parts = {"embeddings": [*tables, model.get_output_embeddings()]}
@@ -72,23 +68,21 @@ MATRICES = {
 }
 
 
-def count_matrices(model: "PreTrainedModel") -> dict[str, dict[str, int]]:
+def count_matrices(model: Any) -> dict[str, dict[str, int]]:
     """Count the parameters of a Transformer's encoder and decoder by matrix of section 3, biases with theirs."""
-    tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    tables = {module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     counts: dict[str, dict[str, int]] = {}
     for part, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder())):
         counts[part] = dict.fromkeys(MATRICES.values(), 0)
         for name, parameter in stack.named_parameters():
-            if not any(parameter is table for table in tables):
+            if parameter not in tables:
                 matrix = next((title for key, title in MATRICES.items() if key in name), "other")
                 counts[part][matrix] = counts[part].get(matrix, 0) + parameter.numel()
     return {part: own for part, own in counts.items() if own["W_V, value down"]}
 
 
-def state_memory(
-    parameters: int, settings: OptimizationRecipe, processes: int, kind: DistributedType
-) -> dict[str, int]:
-    """Return the bytes of what a process holds all the time, in float32 under every precision."""
+def state_memory(parameters: int, settings: Any, processes: int, kind: DistributedType) -> dict[str, int]:
+    """Return the bytes of what a process holds all the time, in float32, by the recipe's `optimization`."""
     sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}  # of a parameter
     if settings.ema_decay is not None:
         sizes["moving average"] = 4

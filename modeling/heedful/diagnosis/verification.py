@@ -146,8 +146,10 @@ def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
 
 
 # Those that try a model with sentences and write no file.
-MODEL_CHECKS = (check_batch, check_order, check_right_padding, check_left_padding, check_cache, check_determinism)
-MODEL_CHECKS += (check_attentions, check_loss_split, check_loss_padding)
+MODEL_CHECKS = (
+    *(check_batch, check_order, check_right_padding, check_left_padding, check_cache, check_determinism),
+    *(check_attentions, check_loss_split, check_loss_padding),
+)
 
 
 @check("weights complete")

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from heedful.data.tokenizer_training import SUBWORDS
 from heedful.figures import save_figure
@@ -31,9 +31,6 @@ from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe, to_yaml
 from heedful.training.run_folder.checkpoints import load_progress, newest_whole_checkpoint
 from heedful.training.run_folder.folder import folder_of_run
-
-if TYPE_CHECKING:
-    from heedful.configuration_base_heed import HeedBaseConfig
 
 logger = logging.getLogger(__name__)
 
@@ -141,18 +138,17 @@ def _state(name: str) -> Any:
 def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
     """Choose the values to try around those of a recipe; a knob that it has no room for is left out."""
     config = config_of(recipe.model, {}, recipe.tokenizer.joint)
-    choices: dict[str, tuple[Any, ...]] = {}
-    size, width = recipe.tokenizer.vocab_size, config.hidden_size
+    size, width, rate = recipe.tokenizer.vocab_size, config.hidden_size, recipe.optimization.learning_rate
+    choices: dict[str, list[Any]] = {}
     if recipe.tokenizer.path is None and size is not None and recipe.tokenizer.algorithm in SUBWORDS:
-        choices["vocabulary"] = tuple(int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"])
+        choices["vocabulary"] = [int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"]]
     if recipe.model.start_from is None:
         # Heads of one width: their number changes with the model's.
-        choices["width"] = tuple(sorted({max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]}))
-        choices["depth"] = tuple(sorted({*VALUES["depth"], config.encoder_layers}))
-        choices["dropout"] = tuple(sorted({*VALUES["dropout"], float(config.dropout)}))
-    rate = recipe.optimization.learning_rate
-    choices["learning_rate"] = tuple(float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"])
-    return {knob: tuple(dict.fromkeys(values)) for knob, values in choices.items()}
+        choices["width"] = [max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]]
+        choices["depth"] = [*VALUES["depth"], config.encoder_layers]
+        choices["dropout"] = [*VALUES["dropout"], float(config.dropout)]
+    choices["learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
+    return {knob: tuple(sorted({*values})) for knob, values in choices.items()}
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
@@ -183,7 +179,7 @@ def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
     return section, key
 
 
-def _widened(config: "HeedBaseConfig", width: int) -> dict[str, int]:
+def _widened(config: Any, width: int) -> dict[str, int]:
     """Return options for another width: heads stay as wide as they are, and inner layers as many times wider."""
     if config.model_type == "heed_rnn":
         return {"hidden_size": width, "embedding_size": width}

@@ -52,7 +52,8 @@ class Pairs:
     def chosen(self, numbers: Sequence[int]) -> "Pairs":
         """Return some of these pairs, counted from 0, with the row numbers that they have in the split."""
         names = ("sources", "targets", "rows", "parts")
-        return replace(self, **{name: [getattr(self, name)[number] for number in numbers] for name in names})
+        columns: Any = {name: [getattr(self, name)[number] for number in numbers] for name in names}
+        return replace(self, **columns)
 
     def examples(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Show the first few of some of these pairs, counted from 0."""
@@ -269,7 +270,7 @@ def check_text(pairs: Pairs) -> Iterator[RecipeFinding]:
     for check, is_in in DEFECTS.items():
         sides = (pairs.sources, pairs.targets)
         sources, targets = ({n for n, text in enumerate(texts) if is_in(text)} for texts in sides)
-        counts = {"sources": len(sources), "targets": len(targets)}
+        counts: Any = {"sources": len(sources), "targets": len(targets)}
         yield from check.findings(pairs, sorted(sources | targets), pairs.key, **counts)
 
 

@@ -87,7 +87,8 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         self._complete(self.model, own_generation)
         self._warn_of_lost_tokenizer()
         self.model_accepts_loss_kwargs = True  # asks Trainer to count the labels of every update
-        self._own_loss_is_checked, self._settled_model = False, None
+        self._own_loss_is_checked = False
+        self._settled_model: Any = None
         self._update_loss: torch.Tensor | float = 0.0
         self._row_losses: list[torch.Tensor] = []
 

@@ -104,15 +104,6 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator
             yield from check.findings(pairs, found, key, rules is not None, advice=advice)
 
 
-OVERLAP = RowCheck(
-    "overlap",
-    "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the same target: "
-    "scores on them measure what was learnt by heart.",
-    "`data.cleaning.drop_overlap: true` drops {dropped:,} training pairs ({lost}).",
-    *(0.001, 0.1),
-)
-
-
 def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> Iterator[RecipeFinding]:
     """Find held-out sentences in the training data, unless the recipe drops them (`drop_overlap`)."""
     known = {(pair["source"].strip(), pair["target"].strip()) for pair in train}
@@ -123,17 +114,15 @@ def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs])
             continue
         same = sum((pair["source"].strip(), pair["target"].strip()) in known for pair in split)
         dropped = len(train.broken_by(replace(NO_RULES, drop_overlap=True), split))
-        lost, is_test = percent(dropped / len(train)), split.key.startswith("data.test")
-        yield from OVERLAP.findings(split, seen, split.key, is_test, same=same, dropped=dropped, lost=lost)
-
-
-LENGTH_RATIO = RowCheck(
-    "length_ratio",
-    PAIRS_THAT + "have a target more than {limit:.1f} times as long, or as short, for its source as usual "
-    "(here {usual:.2f} characters for one of the source).",
-    "Look whether rows have slipped; `data.cleaning.max_ratio` drops such pairs.",
-    warning=0.01,
-)
+        message = (
+            "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the same "
+        )
+        message += "target: scores on them measure what was learnt by heart."
+        advice = (
+            f"`data.cleaning.drop_overlap: true` drops {dropped:,} training pairs ({percent(dropped / len(train))})."
+        )
+        check = RowCheck("overlap", message, advice, 0.001, 0.1)
+        yield from check.findings(split, seen, split.key, split.key.startswith("data.test"), same=same)
 
 
 def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
@@ -148,7 +137,13 @@ def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
     limit = max(np.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
     worst_first = np.argsort(-distances, kind="stable")
     found = worst_first[distances[worst_first] > limit].tolist()
-    yield from LENGTH_RATIO.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
+    message = (
+        "have a target more than {limit:.1f} times as long, or as short, for its source as usual (here {usual:.2f} "
+    )
+    message = f"{PAIRS_THAT}{message}characters for one of the source)."
+    advice = "Look whether rows have slipped; `data.cleaning.max_ratio` drops such pairs."
+    check = RowCheck("length_ratio", message, advice, 0.01)
+    yield from check.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
 
 
 # What columns are called, beside languages.
@@ -292,24 +287,6 @@ SCRIPTS_OF_LANGUAGES = {code: script for script, (_, codes) in SCRIPTS_AND_LANGU
 WRONG_SCRIPT_SHARE = 0.05
 
 SWAPPED = ": source and target are swapped."
-OTHER_SCRIPTS = RowCheck(
-    "scripts",
-    "The {split} pairs go from {theirs[0]} to {theirs[1]} script, the training pairs from {ours[0]} to {ours[1]}{end}",
-    "Swap them in one of the two.",
-    error=0.0,
-)
-SWAPPED_PAIRS = RowCheck(
-    "scripts",
-    "{count} of {total} training pairs ({share}) go from {usual[1]} to {usual[0]} script, and most others from "
-    "{usual[0]} to {usual[1]}: they are swapped.",
-    "Swap them.",
-    warning=0.01,
-)
-WRONG_SCRIPT = RowCheck(
-    "scripts",
-    "{count} of {total} training {side} ({share}) are in another script than the others' {script}.",
-    "Look whether they belong there.",
-)
 
 
 def script_of(text: str) -> str | None:
@@ -342,19 +319,27 @@ def check_scripts(
     yield from _languages_against_scripts(ours, languages)
     for split, theirs in zip(held_out, others, strict=True):
         if None not in (*ours, *theirs) and theirs != ours:
-            is_swapped = theirs == ours[::-1]
-            words: dict[str, Any] = {"ours": ours, "theirs": theirs, "end": SWAPPED if is_swapped else "."}
-            yield from OTHER_SCRIPTS.findings(split, range(len(split)), split.key, is_swapped, **words)
+            level: Level = "error" if theirs == ours[::-1] else "warning"
+            message = f"The {split.name} pairs go from {theirs[0]} to {theirs[1]} script, the training pairs from "
+            message += f"{ours[0]} to {ours[1]}{SWAPPED if level == 'error' else '.'}"
+            examples = split.examples(range(len(split)))
+            yield RecipeFinding("scripts", level, message, split.key, "Swap them in one of the two.", examples)
     ways = list(zip(map(script_of, train.sources), map(script_of, train.targets), strict=True))
     counts = Counter(way for way in ways if None not in way and way[0] != way[1])
     ((usual, _),) = counts.most_common(1) or [((None, None), 0)]
     swapped = [number for number, way in enumerate(ways) if way == usual[::-1] and way != usual]
-    yield from SWAPPED_PAIRS.findings(train, swapped, train.key, usual=usual)
+    message = (
+        "{count} of {total} training pairs ({share}) go from {usual[1]} to {usual[0]} script, and most others from "
+    )
+    check = RowCheck("scripts", message + "{usual[0]} to {usual[1]}: they are swapped.", "Swap them.", 0.01)
+    yield from check.findings(train, swapped, train.key, usual=usual)
     for side, script, texts in zip(("sources", "targets"), ours, (train.sources, train.targets), strict=True):
         lacking = (number for number, text in enumerate(texts) if script and lacks_script(text, script))
         wrong = sorted({*lacking} - {*swapped})
         if len(wrong) >= WRONG_SCRIPT_SHARE * len(train):
-            yield from WRONG_SCRIPT.findings(train, wrong, train.key, side=side, script=script)
+            message = "{count} of {total} training {side} ({share}) are in another script than the others' {script}."
+            check = RowCheck("scripts", message, "Look whether they belong there.")
+            yield from check.findings(train, wrong, train.key, side=side, script=script)
 
 
 def _languages_against_scripts(

@@ -199,11 +199,9 @@ class SharedUpdates(Seq2SeqTrainer):
         epoch, updates = self._stream.seek(Path(checkpoint), self.state.global_step, updates_per_epoch)
         return epoch, updates * self.args.gradient_accumulation_steps
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
-    ) -> tuple[list[Inputs], Count]:
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Inputs], Count]:
         """Return the micro-batches of an update and the number of their labels."""
-        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        batches, count = super().get_batch_samples(*args, **kwargs)
         if (stream := self._stream) is not None:
             stream.is_over = not batches
             if batches and stream.first_update is None:

@@ -225,28 +225,22 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         """Return the batches of a dataset that is given."""
         return super().get_test_dataloader(_listed(test_dataset))
 
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate as Seq2SeqTrainer does, but without its repetitions and with a loss over all labels."""
         self.gather_function, self._row_losses = self.accelerator.gather_for_metrics, []
-        compute_metrics, asked = self.compute_metrics, (prediction_loss_only, ignore_keys, metric_key_prefix)
+        compute_metrics = self.compute_metrics
         if compute_metrics is not None and "loss" in self.args.include_for_metrics:
             self.compute_metrics = partial(self._compute_with_losses, compute_metrics)
         try:
-            output = super().evaluation_loop(dataloader, description, *asked)
+            output = super().evaluation_loop(*args, **kwargs)
         finally:
             self.compute_metrics = compute_metrics
         if self._row_losses:
             loss, labels = torch.cat(self._row_losses).cpu().double().sum(0).tolist()
             if not labels:
                 raise ValueError("`labels` must hold at least one label other than -100, but all are -100.")
-            output.metrics[f"{metric_key_prefix}_loss"] = loss / labels  # type: ignore[index]
+            given = inspect.signature(super().evaluation_loop).bind(*args, **kwargs).arguments
+            output.metrics[f"{given.get('metric_key_prefix', 'eval')}_loss"] = loss / labels  # type: ignore[index]
         return output
 
     def _compute_with_losses(

@@ -1,7 +1,4 @@
-"""What a recipe would do, without doing it: sizes, batches, memory and time, for `heedful train --dry-run`.
-
-A few updates are taken by training's own engine on this machine, to be measured; nothing is written.
-"""
+"""What a recipe would do: sizes, batches, memory and time, measured on a few updates of training's own engine."""
 
 import gc
 import time
@@ -152,10 +149,7 @@ class DryRun:
 
 
 def dry_run(recipe: Recipe) -> DryRun:
-    """Prepare a run, measure a few of its updates, and forget it; with several processes, each calls this.
-
-    A recipe that cannot be used is a `ValueError`, and a micro-batch that does not fit into a GPU a `MemoryError`.
-    """
+    """Prepare a run, measure a few of its updates, and forget it; with several processes, each calls this."""
     settings = recipe.optimization
     try:
         check_output_folder(recipe)

@@ -77,8 +77,7 @@ PLAIN = Variation()
 def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
     """Make six rows of 2 to 32 source tokens and of 1 to 16 target tokens; the same ones every time.
 
-    With tokenizers the rows are cut from `texts`, filled up with built-in ones of several scripts. Without, or where
-    their ids do not fit into the model's vocabulary, tokens are drawn at random from those that are not special.
+    Tokenizers cut them from `texts` and built-in ones; without, tokens are drawn from those that are not special.
     """
     longest = position_limit(model.config) or 10**6
     if longest < 10:

@@ -1,7 +1,6 @@
 """Does a saved model keep the promises that Heed makes? Checks for any encoder-decoder of transformers.
 
-`verify` runs every check on a folder. Each is a function that returns a `ModelFinding`. Most give sentences to `model`
-in two ways that must come to the same; `sample` holds the sentences, random ones by default.
+Most give sentences, a `sample` of random ones by default, to `model` in two ways that must come to the same.
 """
 
 import inspect
@@ -245,13 +244,11 @@ save_file({"logits": logits.contiguous(), "tokens": tokens}, work + "/found.safe
 def check_remote_code(
     folder: str | Path, model: Any, sample: Sample | None = None, trust_remote_code: bool = False
 ) -> Measured:
-    """Check that a folder's code gives logits and greedy tokens of `model`, its own, where Heedful is not installed.
-
-    Unless `trust_remote_code`, only code that is the installed package's to the byte is run, and older code fails.
-    """
+    """Check that a folder's code gives logits and greedy tokens of its `model` where Heedful is not installed."""
     folder = Path(folder)
     if not any(folder.rglob("*.py")):
         raise SkippedError("the folder carries no code")
+    # Only code that is the installed package's to the byte is run unasked, and older code fails.
     if not trust_remote_code and not _code_is_ours(folder):
         if model.config.model_type in HEED_TYPES and (age := _age_of_code(folder)):
             return 1, 0, age

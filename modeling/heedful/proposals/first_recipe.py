@@ -52,10 +52,7 @@ JOINT = {
 def write_first_recipe(
     data: Path | Sequence[Path], output: Path, source: str | None = None, target: str | None = None
 ) -> list[str]:
-    """Look at pairs in a file, a folder or two aligned files, and write a recipe that fits them and this machine.
-
-    `source` and `target` are languages or columns; `None` finds them. Returns what was seen and chosen, in sentences.
-    """
+    """Look at pairs in a file, a folder or two aligned files, write a recipe that fits, and return what was found."""
     check_is_new(output, "--output", "file")
     files = [data] if isinstance(data, Path) else list(data)
     for file in files:
@@ -167,10 +164,9 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
             return names[wanted[0]], names[wanted[1]], f"columns {' and '.join(wanted)}: {line}"
         return *wanted, "as asked for"
     chosen = _chosen(names if has_names or not is_table else {}, kinds)
-    rest = kinds.keys() - (chosen or ())
-    others = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key in rest]
+    others = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in chosen]
     listed = ", ".join(others[:8]) + " and more" * (len(others) > 8)
-    if chosen is None or has_names is None:
+    if not chosen or has_names is None:
         advice = f"because {location} has {listed}"
         if has_names is None:
             first = quoted(column[0] for column in cells.values())
@@ -180,7 +176,7 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
     return names[chosen[0]], names[chosen[1]], "; ".join([line] * is_table + why) or "the only columns"
 
 
-def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, str] | None:
+def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, ...]:
     """Return the columns of source and target by what they are called and what is in them, if one choice is best."""
     roles = {key: roles_of(names.get(key, "")) for key in kinds}
     texts = [key for key, kind in kinds.items() if kind is None or (kind == "labels" and len(kinds) == 2)]
@@ -195,7 +191,7 @@ def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[
     for pair in (languages, texts):
         if len(pair) == 2:
             return (pair[1], pair[0]) if pair[0] in targets or pair[1] in sources else (pair[0], pair[1])
-    return None
+    return ()
 
 
 def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | None]) -> bool | None:

@@ -106,22 +106,20 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator
 
 def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> Iterator[RecipeFinding]:
     """Find held-out sentences in the training data, unless the recipe drops them (`drop_overlap`)."""
+    if rules.drop_overlap:
+        return
     known = {(pair["source"].strip(), pair["target"].strip()) for pair in train}
     sources = {source for source, _ in known}
-    for split in () if rules.drop_overlap else held_out:
+    for split in held_out:
         seen = [number for number, source in enumerate(split.sources) if source.strip() in sources]
         if not seen:
             continue
         same = sum((pair["source"].strip(), pair["target"].strip()) in known for pair in split)
         dropped = len(train.broken_by(replace(NO_RULES, drop_overlap=True), split))
-        message = (
-            "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the same "
-        )
-        message += "target: scores on them measure what was learnt by heart."
-        advice = (
-            f"`data.cleaning.drop_overlap: true` drops {dropped:,} training pairs ({percent(dropped / len(train))})."
-        )
-        check = RowCheck("overlap", message, advice, 0.001, 0.1)
+        message = "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the "
+        message += "same target: scores on them measure what was learnt by heart."
+        lost = f"{dropped:,} training pairs ({percent(dropped / len(train))})"
+        check = RowCheck("overlap", message, f"`data.cleaning.drop_overlap: true` drops {lost}.", 0.001, 0.1)
         yield from check.findings(split, seen, split.key, split.key.startswith("data.test"), same=same)
 
 
@@ -137,10 +135,8 @@ def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
     limit = max(np.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
     worst_first = np.argsort(-distances, kind="stable")
     found = worst_first[distances[worst_first] > limit].tolist()
-    message = (
-        "have a target more than {limit:.1f} times as long, or as short, for its source as usual (here {usual:.2f} "
-    )
-    message = f"{PAIRS_THAT}{message}characters for one of the source)."
+    message = PAIRS_THAT + "have a target more than {limit:.1f} times as long, or as short, for its source as usual "
+    message += "(here {usual:.2f} characters for one of the source)."
     advice = "Look whether rows have slipped; `data.cleaning.max_ratio` drops such pairs."
     check = RowCheck("length_ratio", message, advice, 0.01)
     yield from check.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
@@ -328,10 +324,8 @@ def check_scripts(
     counts = Counter(way for way in ways if None not in way and way[0] != way[1])
     ((usual, _),) = counts.most_common(1) or [((None, None), 0)]
     swapped = [number for number, way in enumerate(ways) if way == usual[::-1] and way != usual]
-    message = (
-        "{count} of {total} training pairs ({share}) go from {usual[1]} to {usual[0]} script, and most others from "
-    )
-    check = RowCheck("scripts", message + "{usual[0]} to {usual[1]}: they are swapped.", "Swap them.", 0.01)
+    message = "{count} of {total} training pairs ({share}) go from {usual[1]} to {usual[0]} script, and most others "
+    check = RowCheck("scripts", message + "from {usual[0]} to {usual[1]}: they are swapped.", "Swap them.", 0.01)
     yield from check.findings(train, swapped, train.key, usual=usual)
     for side, script, texts in zip(("sources", "targets"), ours, (train.sources, train.targets), strict=True):
         lacking = (number for number, text in enumerate(texts) if script and lacks_script(text, script))

@@ -3,7 +3,7 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from heedful.diagnosis.samples import id_set
 from heedful.files import shortened
 from heedful.inference.attention.labels import FALLBACK_BYTE
 from heedful.training.start_checks import UNKNOWN as MOST_UNKNOWN
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 RARE = 5  # types that are seen fewer times than this are hardly learnt
 LOOKED_AT_FOR_UNKNOWN_WORDS = 200  # pairs
@@ -33,7 +30,7 @@ UNKNOWN = RowCheck(
 )
 
 
-def check_special_ids(config: "PreTrainedConfig", generation_config: Any, key: str) -> Iterator[RecipeFinding]:
+def check_special_ids(config: Any, generation_config: Any, key: str) -> Iterator[RecipeFinding]:
     """Compare the special ids of config and generation config of the model that `key` names."""
 
     def problem(message: str, advice: str, level: Any = "error") -> RecipeFinding:
@@ -96,7 +93,7 @@ def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> I
         yield from UNKNOWN.findings(pairs, found, key, share=share, words=words, **fields)
 
 
-def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[str]:
+def unknown_words(tokenizer: Any, texts: Sequence[str]) -> list[str]:
     """List the words, or pieces of them, that a tokenizer does not know, the most frequent first."""
     if not tokenizer.is_fast:  # it does not know where in the text its tokens are
         return []
@@ -143,7 +140,7 @@ def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> It
         yield RecipeFinding("normalization", "note", message, key, "Add the normalizer NFC to the tokenizer.")
 
 
-def _sides(tokenizers: TokenizerPair) -> "list[tuple[str, PreTrainedTokenizerFast]]":
+def _sides(tokenizers: TokenizerPair) -> list[tuple[str, Any]]:
     if tokenizers.is_joint:
         return [("joint", tokenizers.source)]
     return [("source", tokenizers.source), ("target", tokenizers.target)]

@@ -1,7 +1,4 @@
-"""The compiled step: when it pays, and what of a model is compiled: all between embeddings and the loss.
-
-Compiled, the gradient of the look-up would be added up in no fixed order.
-"""
+"""The compiled step: when it pays, and what of a model is compiled: all between embeddings and the loss."""
 
 import logging
 from typing import Any
@@ -44,6 +41,7 @@ class CompiledBody:
 
     def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **kwargs: Any) -> Any:
         """Return what the model returns for ids and the arguments of its `forward`, embeddings left out."""
+        # Compiled, their gradient would be added up in no fixed order.
         kwargs["inputs_embeds"] = self._model.encoder.embed_tokens(input_ids)
         kwargs["decoder_inputs_embeds"] = self._model.decoder.embed_tokens(decoder_input_ids)
         if self.uses_graphs:

@@ -131,13 +131,13 @@ def attention(
     check_writable(output, (*drawing.PICTURE_SUFFIXES, *report.REPORT_SUFFIXES), "--output")
     is_page = output.suffix.lower() in report.REPORT_SUFFIXES
     options.check_apart(head=head, grid=grid, rollout=rollout)
-    if is_page and (grid or rollout):
-        option, suffixes = "grid" if grid else "rollout", ", ".join(drawing.PICTURE_SUFFIXES)
-        raise ValueError(f"`--{option}` must come with a picture ({suffixes}): a page has both.")
     if scores and not grid:
         raise ValueError("`--scores` must come with --grid; a page shows them, and attention-numbers prints them.")
     if not is_page:
         check_matplotlib()
+    elif grid or rollout:
+        option, suffixes = "grid" if grid else "rollout", ", ".join(drawing.PICTURE_SUFFIXES)
+        raise ValueError(f"`--{option}` must come with a picture ({suffixes}): a page has both.")
     one_kind: Kind = kind or "cross"
     (maps,) = _attention_of(model, revision, device, [(text, target)], None if is_page or rollout else one_kind, to)
     if is_page:
@@ -233,9 +233,9 @@ def _attention_of(
     from heedful.inference.attention.maps import attention_maps
 
     translator = options.load_translator(model, device, revision)
-    settings: dict[str, Any] = {"kinds": kind and [kind], "target_language": to}
+    kinds = None if kind is None else [kind]
     for pair in pairs:
-        yield attention_maps(translator, translator.tokenizers, *pair, **settings)
+        yield attention_maps(translator, translator.tokenizers, *pair, kinds=kinds, target_language=to)
 
 
 def _pairs_of(

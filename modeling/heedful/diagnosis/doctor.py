@@ -16,13 +16,13 @@ from heedful.diagnosis.recipe_checks import pairs as texts
 from heedful.diagnosis.recipe_checks import tokens
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
-from heedful.diagnosis.recipe_checks.speed import check_speed
 from heedful.files import check_at_least
 from heedful.inference.loading import first_line
+from heedful.packed_rows_heed import why_padded
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
 from heedful.training.preparation import Cleaned, Splits, StoredCorpus
-from heedful.training.processes.devices import make_accelerator
+from heedful.training.processes.devices import make_accelerator, runs_on_cpu
 from heedful.training.recipe import Recipe
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_installed, faults, tokenizer_key
@@ -198,3 +198,21 @@ def _check_run(recipe: Recipe, corpus: StoredCorpus, config: Any, share: float |
             yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
     per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
     yield from check_run_length(recipe, RunPlan(per_epoch, seconds), config.d_model)
+
+
+def check_speed(recipe: Recipe, config: Any) -> Iterator[RecipeFinding]:
+    """Find slow choices for a GPU; the figures are those of the base model on one H200 (docs/benchmarks.md)."""
+    settings, kernel = recipe.optimization, recipe.model.attn_implementation or "sdpa"
+    if not torch.cuda.is_available() or runs_on_cpu(settings.device) or config.model_type != "heed":
+        return
+    reason = why_padded(config, kernel)
+    if kernel == "eager":
+        message = "On a GPU `eager` attention takes a quarter more time for an update than `sdpa`, and more memory."
+        yield RecipeFinding("speed", "warning", message, "model.attn_implementation", "Leave it empty.")
+    elif reason is not None and settings.mixed_precision == "bf16":
+        message = f"Rows are padded to one length, because {reason}: a GPU computes padding too."
+        yield RecipeFinding("speed", "note", message, "model.options")
+    if settings.mixed_precision == "no":
+        message = "On a GPU products in float32 take four times as long as in bf16."
+        advice = "Set it to bf16, or to tf32, whose products keep three digits and all else float32."
+        yield RecipeFinding("speed", "warning", message, "optimization.mixed_precision", advice)

@@ -17,7 +17,6 @@ from accelerate.utils import set_seed
 
 from heedful.data.batching import Row
 from heedful.data.micro_batches import split_update
-from heedful.diagnosis import memory as of_memory
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.memory import MIB, HeldBytes, count_matrices, count_parameters, process_memory, state_memory
 from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
@@ -27,7 +26,7 @@ from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of
 from heedful.training.processes.collectives import all_reduce
-from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
+from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator, memory_of_machine
 from heedful.training.recipe import OptimizationRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder
@@ -131,7 +130,9 @@ class DryRun:
                 yield f"update {update:>9,}  {learning_rate(update, settings, self.d_model):.3g}"
 
     def _memory_lines(self) -> Iterator[str]:
-        together, available = sum(self.memory.values()), of_memory.available_memory(self.accelerator.device)
+        together, device = sum(self.memory.values()), self.accelerator.device
+        on_cuda = device.type == "cuda"
+        available = torch.cuda.get_device_properties(device).total_memory if on_cuda else memory_of_machine()
         sizes = self.memory | {"together": together} | ({} if available is None else {"there are here": available})
         yield from (f"{name:<38}{size / MIB:>10,.0f} MiB" for name, size in sizes.items())
         if available is not None and together > available:
@@ -278,10 +279,7 @@ class Rehearsal:
         return seconds / tokens
 
     def activation_memory(self, rows: list[Row], speed: float) -> int:
-        """Measure the bytes that a micro-batch needs beside weights, gradients and moments, at its worst moment.
-
-        Of one that would take more than a minute (`speed` is in seconds for each padded token) a part is run.
-        """
+        """Measure the most bytes that a micro-batch, or a part of a slow one, needs beside weights and their moments."""
         part = rows[: max(1, len(rows) // 16)] if speed * _padded_tokens(rows) > SLOW_SECONDS else rows
         self._accumulate(self._on_all_ranks(rows[:1]), all_reduce=False)  # gradients exist from here on
         gc.collect()

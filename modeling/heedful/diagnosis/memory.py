@@ -1,4 +1,4 @@
-"""How much memory a model, a computation, a process and a device have."""
+"""How much memory a model, a computation and a process have."""
 
 import sys
 import weakref
@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from heedful.training.processes.devices import memory_of_machine
 
 MIB = 2**20  # bytes
 
@@ -100,8 +98,3 @@ def process_memory() -> int:
         size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return size if sys.platform == "darwin" else size * 1024
     return 0
-
-
-def available_memory(device: torch.device) -> int | None:
-    """Return the bytes of memory that a device has in all, None where the system does not tell."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory_of_machine()

@@ -132,22 +132,20 @@ def id_set(ids: int | list[int] | None) -> set[int]:
     return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
 
 
-def special_token(model: Any, name: str) -> Any:
-    """Return a special id (a list of them for some models' end token) from the generation config, else the config."""
-    value = getattr(model.generation_config, name, None)
-    return getattr(model.config, name, None) if value is None else value
+def special_token(model: Any, *names: str) -> Any:
+    """Return the first special id (a list for some models' end) that generation config or config has, else `None`."""
+    found = (getattr(config, name, None) for name in names for config in (model.generation_config, model.config))
+    return next((value for value in found if value is not None), None)
 
 
 def pad_token(model: Any) -> int:
     """Return the id that fills up a batch; any will do where the model has none, as it is masked."""
-    found = special_token(model, "pad_token_id")
-    return start_token(model) if found is None else found
+    return special_token(model, "pad_token_id", "decoder_start_token_id", "bos_token_id") or 0
 
 
 def start_token(model: Any) -> int:
     """Return the decoder's first input."""
-    found = (special_token(model, name) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
-    return next((id_ for id_ in found if id_ is not None), 0)
+    return special_token(model, "decoder_start_token_id", "bos_token_id", "pad_token_id") or 0
 
 
 def padded(model: Any, rows: Rows, fill: int, side: str = "right", extra: int = 0) -> torch.Tensor:

@@ -1,8 +1,7 @@
 """A search for the settings that decide how good a small model gets: trials of one recipe, the worse ones cut short.
 
 Small data want small settings (Araabi and Monz, 2020, "Optimizing Transformer for Low-Resource Neural Machine
-Translation"). Optuna chooses what to try and what to give up; each trial is a run of the training loop, which can be
-stopped at any time and goes on where it was.
+Translation"). Optuna chooses what to try and give up; each trial is a run of the training loop, and can be resumed.
 """
 
 import hashlib
@@ -80,9 +79,8 @@ def tune(
         recipe: Trained in every trial, with its own number of updates; its `output` is not used.
         folder: Of the search; one that has been stopped goes on in its folder.
         minutes: After which no update is begun; the next search in the folder goes on with an unfinished trial.
-        vary: The values to try by knob, which is one of `KNOBS` or a dotted key of the recipe. In place of the values
-            of one of `KNOBS`, or of all knobs, `None` chooses some around the recipe's own. `width` and `depth` are
-            the encoder's; the decoder's layers keep their proportion to it, and inner layers theirs.
+        vary: The values to try by knob, which is one of `KNOBS` or a dotted key of the recipe; `None` in their place,
+            or in place of all, chooses some around the recipe's own. Layers of the decoder keep their proportion.
     """
     import optuna
 

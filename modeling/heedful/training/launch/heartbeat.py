@@ -1,7 +1,4 @@
-"""Ends a process when another one of its run no longer answers, so that it does not wait for hours.
-
-Gloo reports a closed connection, NCCL waits, and who hangs closes none: every rank writes heartbeats into a store.
-"""
+"""Ends a process when another one of its run, which need not close its connection, sends no more heartbeats."""
 
 import itertools
 import os

@@ -29,10 +29,7 @@ class WholeCheckpoints(SharedUpdates):
     _is_saving = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as Seq2SeqTrainer does; with `resume_from_checkpoint=True` from the newest whole checkpoint on.
-
-        One that is missing, damaged or without what training needs is a `ValueError`.
-        """
+        """Train as Seq2SeqTrainer does; with `resume_from_checkpoint=True` from the newest whole checkpoint on."""
         path: Any = self._checked(resume_from_checkpoint) if resume_from_checkpoint else None
         return super().train(path, *args, **kwargs)
 

@@ -39,8 +39,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
       `label_smoothing_factor` replaces its `config.label_smoothing`, unless it is 0.
     - Updates (`SharedUpdates`): every pair comes once in an epoch. The order follows from the seed and the epoch
       alone, so a resumed run has the same updates, even with another number of processes, as long as an update has as
-      many pairs (or tokens). A stream keeps its own order, every process reads it and takes its share, and
-      micro-batches that are left over at its end begin the first update of the next epoch.
+      many pairs (or tokens). A stream keeps its own order, and every process reads it and takes its share.
     - Checkpoints (`WholeCheckpoints`): written whole, with checksums; the newest whole one is resumed. Every push
       holds the code that config.json names.
     - `eval_loss`: the mean over all labels, always of the plain cross-entropy.

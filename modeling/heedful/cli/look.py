@@ -233,9 +233,8 @@ def _attention_of(
     from heedful.inference.attention.maps import attention_maps
 
     translator = options.load_translator(model, device, revision)
-    kinds = None if kind is None else [kind]
     for pair in pairs:
-        yield attention_maps(translator, translator.tokenizers, *pair, kinds=kinds, target_language=to)
+        yield attention_maps(translator, translator.tokenizers, *pair, kinds=kind and [kind], target_language=to)
 
 
 def _pairs_of(

@@ -45,9 +45,7 @@ def tune(
     overrides: options.Overrides = None,
     minutes: Annotated[float, Option(min=0.1, help="When to stop; the same command goes on later.")] = 60,
     output: Annotated[Path | None, Option("-o", "--output", help="Its folder. Default: runs/NAME-tune.")] = None,
-    vary: Annotated[
-        list[str] | None, Option(help="vocabulary, width, depth, dropout, learning_rate, KEY=A,B…")
-    ] = None,
+    vary: Annotated[list[str] | None, Option(help="vocabulary, width, depth, dropout, learning_rate, KEY=A,B")] = None,
 ):
     """Search for the settings that suit the data: train many times, give up what is worse, write the best recipe."""
     from heedful.proposals import tuning

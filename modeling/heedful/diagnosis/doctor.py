@@ -44,7 +44,6 @@ class Diagnosis:
     total: int | None  # training pairs in all; None for a stream whose end was not reached
 
     def __post_init__(self) -> None:
-        """Sort the findings; those of one level stay in order."""
         self.findings = sorted(self.findings, key=lambda finding: LEVELS.index(finding.level))
 
     @property
@@ -105,8 +104,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         yield RecipeFinding("output", "warning", str(error), "output")
     if recipe.card.license is None and "builtin:" not in recipe.data.train:
         message = "The model card will say that the license is unknown, and without one the model may not be used."
-        advice = "Name it as the Hub does, such as apache-2.0."
-        yield RecipeFinding("card", "note", message, "card.license", advice)
+        yield RecipeFinding("card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0.")
     read = Pairs.of("train", "data.train", splits.train)
     yield from texts.check_pointless_pairs(read, recipe.data.cleaning)
     yield from texts.check_sides(read)
@@ -143,9 +141,9 @@ def _check_tokens(recipe: Recipe, splits: Splits, kept: Cleaned, pairs: list[Pai
         tokenizers = given or tokenizers_of(recipe, kept.train, kept.validation if kept.is_held_out else ())
     wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
     if given is None and wanted is not None and size < wanted:
-        message = f"The pairs that were looked at allow {size:,} tokens, to which the vocabulary of {wanted:,} is "
-        advice = f"Set it to {size // 2:,} or so."
-        yield RecipeFinding("tokenizer", "warning" if is_whole else "note", message + "lowered.", key, advice)
+        message = f"The pairs that were looked at allow {size:,} tokens, to which the {wanted:,} wanted are lowered."
+        level: Level = "warning" if is_whole else "note"
+        yield RecipeFinding("tokenizer", level, message, key, f"Set it to {size // 2:,} or so.")
     with refusal("unknown_tokens", key, "error" if is_whole or given else "warning"):
         preparation.check_symbols(tokenizers, kept, recipe.decoding.ignore)
     yield from tokens.check_tokenizer_ids(tokenizers, key)

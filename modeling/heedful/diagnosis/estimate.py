@@ -279,7 +279,7 @@ class Rehearsal:
         return seconds / tokens
 
     def activation_memory(self, rows: list[Row], speed: float) -> int:
-        """Measure the most bytes that a micro-batch, or a part of a slow one, needs beside weights and their moments."""
+        """Measure the most bytes that a micro-batch, or a part of a slow one, needs beside weights and moments."""
         part = rows[: max(1, len(rows) // 16)] if speed * _padded_tokens(rows) > SLOW_SECONDS else rows
         self._accumulate(self._on_all_ranks(rows[:1]), all_reduce=False)  # gradients exist from here on
         gc.collect()

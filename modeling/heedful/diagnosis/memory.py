@@ -56,7 +56,7 @@ def count_parameters(model: Any) -> dict[str, int]:
         new = {parameter for module in modules if module is not None for parameter in module.parameters()} - counted
         counts[name] = sum(parameter.numel() for parameter in new)
         counted |= new
-    return {**{name: count for name, count in counts.items() if count}, "together": sum(counts.values())}
+    return {name: count for name, count in counts.items() if count} | {"together": sum(counts.values())}
 
 
 # What a parameter belongs to, by what its name holds.

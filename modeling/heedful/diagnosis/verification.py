@@ -210,13 +210,13 @@ def check_tied_weights(model: Any) -> Measured:
     source, target = (stack.get_input_embeddings().weight for stack in (model.get_encoder(), model.get_decoder()))
     output = model.get_output_embeddings().weight
     pairs = (("source and target", source, target), ("target and output", target, output))
-    wrong, found = 0, []
+    found, wrong = [], 0
     for (name, first, second), expected in zip(pairs, claims, strict=True):
         if expected is not None:
             is_shared = first is second or first.data_ptr() == second.data_ptr()
-            wrong += is_shared != expected
-            words = "shared" if is_shared else "separate"
-            found.append(f"{name} embeddings {words}{' (wrong)' * (is_shared != expected)}")
+            is_wrong, words = is_shared != expected, "shared" if is_shared else "separate"
+            found.append(f"{name} embeddings {words}{' (wrong)' * is_wrong}")
+            wrong += is_wrong
     return wrong, 0, ", ".join(found)
 
 

@@ -74,8 +74,7 @@ def _algorithms(pairs: Sequence[tuple[str, str]]) -> tuple[Algorithm, Algorithm]
     changed = [["".join(text.split()) for text in pair] for pair in pairs if pair[0] != pair[1]]
     if 2 * sum(source == target for source, target in changed) > len(pairs):  # in spaces alone
         return "character", "character"
-    source, target = (_algorithm([pair[side] for pair in pairs]) for side in (0, 1))
-    return source, target
+    return _algorithm([source for source, _ in pairs]), _algorithm([target for _, target in pairs])
 
 
 def _algorithm(texts: Sequence[str]) -> Algorithm:
@@ -84,8 +83,8 @@ def _algorithm(texts: Sequence[str]) -> Algorithm:
         return "word"
     # Chinese, Japanese or Thai without a space may be a sentence.
     single = sum(len(text) <= LONGEST_SPELLING and len(text.split()) == 1 for text in texts)
-    spaceless = sum(map(_is_unspaced, texts))
-    return "character" if single > 0.9 * len(texts) and spaceless < 0.1 * len(texts) else "bpe"
+    is_spaced = sum(map(_is_unspaced, texts)) < 0.1 * len(texts)
+    return "character" if single > 0.9 * len(texts) and is_spaced else "bpe"
 
 
 def _are_symbols(words: Sequence[str]) -> bool:
@@ -144,9 +143,8 @@ def propose(data: DataFacts, machine: Machine) -> Proposal:
     shares = [min(1.0, 0.45 + 400 / vocabulary) if algorithm == "bpe" else 1.0 for algorithm in data.algorithms]
     most = [min(MOST_TOKENS, 2 + math.ceil(a * b)) for a, b in zip(data.longest, shares, strict=True)]
     longest_tokens = max(40, most[1])
-    sizes = {f"{side}_layers": layers for side in ("encoder", "decoder")}
-    sizes |= {f"{side}_attention_heads": width // 32 for side in ("encoder", "decoder")}
-    sizes |= {f"{side}_ffn_dim": 4 * width for side in ("encoder", "decoder")}
+    sizes = {"layers": layers, "attention_heads": width // 32, "ffn_dim": 4 * width}
+    sizes = {f"{side}_{name}": size for name, size in sizes.items() for side in ("encoder", "decoder")}
     dropout = 0.3 if data.pairs < 10_000 else 0.2 if data.pairs < 100_000 else 0.1
     every = max(1, updates // 10)
     settings = {

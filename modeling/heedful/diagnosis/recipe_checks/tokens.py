@@ -87,10 +87,8 @@ def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> I
         found, tokens = [number for number, count in enumerate(counts) if count], sum(map(len, rows))
         some = [texts[number] for number in found[:LOOKED_AT_FOR_UNKNOWN_WORDS]]
         words = ", ".join(map(shortened, unknown_words(tokenizer, some)[: 2 * EXAMPLES]))
-        share = sum(counts) / max(1, tokens)
-        fields: dict[str, Any] = {"side": side, "unknown": sum(counts), "tokens": tokens}
-        words = f", such as {words}" if words else ""
-        yield from UNKNOWN.findings(pairs, found, key, share=share, words=words, **fields)
+        fields: Any = {"side": side, "tokens": tokens, "unknown": sum(counts), "share": sum(counts) / max(1, tokens)}
+        yield from UNKNOWN.findings(pairs, found, key, words=f", such as {words}" if words else "", **fields)
 
 
 def unknown_words(tokenizer: Any, texts: Sequence[str]) -> list[str]:

@@ -44,8 +44,7 @@ def collate_micro_batch(collate: Callable[[list[Any]], Any], rows: list[Any]) ->
 class MicroBatches(Dataset):
     """The micro-batches of all processes, `parts` an update, as `plan` lists their rows for each epoch.
 
-    Element `epoch × len + place` is a micro-batch of that epoch, which worker processes that load data learn from it.
-    An empty one is an `EmptyBatch` of the row `filler`.
+    Element `epoch × len + place` tells worker processes the epoch, too; an empty one is an `EmptyBatch` of `filler`.
     """
 
     def __init__(self, rows: Any, plan: Callable[[int], list[list[int]]], parts: int, filler: int):

@@ -26,11 +26,7 @@ Count = torch.Tensor | int | None  # of the labels of an update
 
 
 class StreamedBatches(IterableDataset):
-    """One process's micro-batches of a stream, an epoch each time that it is iterated over.
-
-    Every process reads the whole stream and takes its share of every update; `copies` processes get the same. What is
-    left over at an epoch's end begins the next epoch's first update, or is the last one of a stream with a length.
-    """
+    """One process's share of every update of a stream, which all read; `copies` processes get the same one."""
 
     def __init__(self, batches: DataLoader, parts: int, copies: int, accelerator: Accelerator):
         self.batches, self.rows, self.accelerator = batches, batches.dataset, accelerator
@@ -40,7 +36,7 @@ class StreamedBatches(IterableDataset):
         self.first_update: int | None = None  # the number of finished updates when the epoch began
         self.marks: list[float] = []  # the sums of all labels of this epoch up to each update
         self.expected: dict[str, Any] = {}  # how far the run was that is resumed
-        self.left_over: list[Any] = []
+        self.left_over: list[Any] = []  # at an epoch's end; begins the next epoch's first update
 
     def __len__(self) -> int:
         return -(-len(self.batches) // self.processes)

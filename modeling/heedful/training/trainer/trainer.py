@@ -78,8 +78,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         own_generation = deepcopy(getattr(model, "generation_config", None))
         super().__init__(**given)
         if self.args.device.type == "cpu":
-            # With several processes it is "cpu:1" and so on; transformers 5.17 cannot load an optimizer's state there.
-            # `device` has no setter, but the cached property behind it can be assigned.
+            # It may be "cpu:1", where transformers 5.17 loads no optimizer; only the property's cache can be set.
             self.args._setup_devices = torch.device("cpu")
         self.tokens_per_update, self.buckets_per_update = tokens_per_update, buckets_per_update or 1
         self._computes_own_loss = _counts_labels(self._plain_model)
@@ -155,7 +154,9 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
                 total = smoothed_cross_entropy(logits, labels, self.args.label_smoothing_factor)
             else:
                 losses = torch.stack([smoothed_cross_entropy(*row, 0.0) for row in zip(logits, labels, strict=True)])
-                self._note_losses(losses.detach(), labels)
+                counts = (labels != IGNORED_LABEL).sum(1).to(losses.dtype)
+                rows = torch.stack([losses.detach(), counts], dim=1)  # (B, 2)
+                self._row_losses.append(self.accelerator.gather_for_metrics(rows))
                 total = losses.sum()
             loss = total / num_items_in_batch
         if model.training:
@@ -251,10 +252,6 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         means: Any = losses / labels.clamp(min=1)
         given = (results.predictions, results.label_ids, results.inputs, means if by_batch else means.cpu().numpy())
         return compute_metrics(EvalPrediction(*given), **kwargs)
-
-    def _note_losses(self, losses: torch.Tensor, labels: torch.Tensor) -> None:
-        rows = torch.stack([losses, (labels != IGNORED_LABEL).sum(1).to(losses.dtype)], dim=1)  # (B, 2)
-        self._row_losses.append(self.accelerator.gather_for_metrics(rows))
 
     def prediction_step(
         self, model: Any, inputs: Inputs, prediction_loss_only: bool, ignore_keys: Any = None, **gen_kwargs: Any

@@ -160,10 +160,8 @@ def complexity(context: Context, seed: int = 0, output: options.TextFile = None,
     settings = [f"{name.lstrip('-').replace('-', '_')}={value}" for name, value in zip(words, words, strict=False)]
     lab = Lab(find_study("complexity"), seed, changed=settings)
     print(f"heedful complexity is now: {lab.command()}", file=sys.stderr)
-    if output is None:
-        results = results_of(lab, lab.study.run(lab))
-    else:
-        results = read_object(run_study(lab, output) / "results.json")
+    written = None if output is None else read_object(run_study(lab, output) / "results.json")
+    results = written or results_of(lab, lab.study.run(lab))
     options.print_result(results, render_report(results), as_json)
 
 

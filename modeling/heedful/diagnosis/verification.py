@@ -79,12 +79,10 @@ check_determinism = _unchanged_by("determinism", samples.PLAIN, (1,), "two calls
 @check("attention weights")
 def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
     """Check that attention weights exist under any kernel, sum to 1, leave padding out, and change no logits."""
-    sample = sample or make_sample(model)
-    kinds = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
-    if model.config.model_type == "heed_rnn":
-        kinds = kinds[2:]  # attention to the source at most
-        if model.config.attention == "none":
-            raise SkippedError("the config's `attention` is none")
+    sample, is_recurrent = sample or make_sample(model), model.config.model_type == "heed_rnn"
+    kinds = ["encoder_attentions", "decoder_attentions"] * (not is_recurrent) + ["cross_attentions"]
+    if is_recurrent and model.config.attention == "none":
+        raise SkippedError("the config's `attention` is none")
     inputs = samples.source_inputs(model, sample.sources)
     inputs["decoder_input_ids"] = samples.decoder_inputs(model, sample.targets)
     with evaluation_mode(model), torch.no_grad():

@@ -69,8 +69,7 @@ def write_first_recipe(
         raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {count}.")
     facts = survey(pairs, count)
     proposal = propose(facts, this_machine())
-    minutes = max(1, round(proposal.minutes))
-    about = f"about {minutes} minute{'s' * (minutes > 1)}"
+    about = f"about {max(1, round(proposal.minutes))} minute{'s' * (round(proposal.minutes) > 1)}"
     alike = sum(one == other for one, other in zip(pairs.sources, pairs.targets, strict=True)) / len(pairs)
     rules = _cleaning_for(pairs, alike)
     dropped = clean(splits, replace(recipe, cleaning=rules)).report.dropped

@@ -139,6 +139,5 @@ def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> It
 
 
 def _sides(tokenizers: TokenizerPair) -> list[tuple[str, Any]]:
-    if tokenizers.is_joint:
-        return [("joint", tokenizers.source)]
-    return [("source", tokenizers.source), ("target", tokenizers.target)]
+    sides = [("source", tokenizers.source), ("target", tokenizers.target)]
+    return [("joint", tokenizers.source)] if tokenizers.is_joint else sides

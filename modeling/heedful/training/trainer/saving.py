@@ -162,7 +162,6 @@ def check_checkpoint(path: Path) -> None:
 
 def check_is_complete(path: Path, needed: Sequence[str]) -> None:
     """Refuse a checkpoint that lacks what training needs besides the weights, instead of beginning without it."""
-    missing = [name for name in needed if not (path / name).is_file()]
-    if missing:
+    if missing := [name for name in needed if not (path / name).is_file()]:
         found = f"{path} lacks {', '.join(missing)} (`save_only_model` leaves them out)"
         raise ValueError(f"`resume_from_checkpoint` must name a checkpoint with {', '.join(needed)}, but {found}.")

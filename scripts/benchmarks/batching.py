@@ -50,7 +50,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.encoding import EncodedPairs
 from heedful.data.end_to_end import laid_end_to_end
-from heedful.data.micro_batches import collate, padding_share
+from heedful.data.micro_batches import collate
 from heedful.inference.host_memory import keep_freed_memory
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.validation import validation_loss
@@ -81,6 +81,12 @@ class Timed:
         self.waiting.append(time.process_time() - self.beginnings[-1][1])
         self.tokens.append(sum(int((batch["labels"] != -100).sum()) for batch in batches))
         return batches, items
+
+
+def padding_share(batches: list[list[int]], source: Any, target: Any) -> float:
+    """Return the share of padding, from 0 to 1, in all padded tokens of batches of row numbers."""
+    padded = sum(len(batch) * (max(source[batch]) + max(target[batch])) for batch in batches if len(batch))
+    return 1 - float(sum(source[row] + target[row] for batch in batches for row in batch) / padded)
 
 
 def now() -> tuple[float, float]:

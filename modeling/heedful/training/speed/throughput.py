@@ -9,13 +9,8 @@ PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S"
 
 
 def operations_of_pairs(model: Any, source_tokens: float, target_tokens: float) -> float:
-    """Return the floating-point operations of a training step on so many tokens, padding not counted.
-
-    A matrix takes two for each of its numbers and each token that it reads: the encoder's, and the keys and values of
-    attention to the source, read source tokens; all others, the pre-softmax layer too, target tokens. The backward
-    pass takes twice as many. Scores and weighted sums of attention are left out, about one in a hundred at 32 tokens;
-    layers that are passed several times are counted once.
-    """
+    """Return the floating-point operations of a training step on so many tokens, padding not counted."""
+    # A matrix takes two for each number and token, and four backwards; scores of attention, about 1 %, are left out.
     of_source = of_target = 0
     for name, parameter in model.named_parameters():
         reads_source = ".encoder." in name or ("cross_attn" in name and name.rsplit(".", 2)[1] in ("k_proj", "v_proj"))

@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
 from heedful.data.encoding import PairEncoder
+from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.micro_batches import split_update
 from heedful.data.sources import read_pairs
-from heedful.data.teacher import TeacherTokens
 from heedful.inference.teaching.distillation import write_teacher_tokens
 from heedful.training.loop import feed, validation
 from heedful.training.loop.feed import Feed
@@ -295,14 +295,14 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     with patch.object(validation, "validation_loss", lambda *_: next(values)):
         ends = {"late": late.run().update, "patient": patient.run().update}
     told = make_loop(folder / "told", {}, corpus, accelerator)
-    step = told._step
+    step = told.engine.step
 
-    def step_and_be_told(norm):
-        step(norm)
+    def step_and_be_told(*arguments):
+        step(*arguments)
         if accelerator.process_index == 1 and told.progress.update == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    told._step = step_and_be_told
+    told.engine.step = step_and_be_told
     try:
         told.run()
     except TrainingInterrupted as interruption:

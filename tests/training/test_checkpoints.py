@@ -13,7 +13,7 @@ from full_disk import FileTooLarge
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.training.loop.averaging import average_weights
+from heedful.training.publication import average_weights
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import (
     MANIFEST,

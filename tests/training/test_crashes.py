@@ -107,16 +107,16 @@ def test_a_validation_without_a_checkpoint_is_not_remembered_as_the_best(
 
 def test_a_log_that_cannot_be_written_ends_no_run(make_loop, tmp_path, monkeypatch, caplog):
     loop = make_loop()
-    step = loop._step
+    step = loop.engine.step
 
-    def step_on_a_full_disk(norm):
-        step(norm)
+    def step_on_a_full_disk(*arguments):
+        step(*arguments)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         full = loop.progress.update in (2, 3)
         size = (tmp_path / "run/log.jsonl").stat().st_size + 20 if full else limits[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
 
-    monkeypatch.setattr(loop, "_step", step_on_a_full_disk)
+    monkeypatch.setattr(loop.engine, "step", step_on_a_full_disk)
     loop.run()
     assert "a line of the log is lost" in caplog.text
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
@@ -177,15 +177,15 @@ def test_skipped_updates_are_logged_and_do_not_spoil_the_logged_loss(make_loop, 
 
 def test_poisoned_weights_are_never_saved(make_loop, monkeypatch, saved_updates, tmp_path):
     loop = make_loop({"checkpoints.every_updates": 2})
-    step = loop._step
+    step = loop.engine.step
 
-    def step_and_poison(norm):
-        step(norm)
+    def step_and_poison(*arguments):
+        step(*arguments)
         if loop.progress.update == 3:
             with torch.no_grad():
                 next(iter(loop.engine.model.parameters()))[0, 0] = float("inf")
 
-    monkeypatch.setattr(loop, "_step", step_and_poison)
+    monkeypatch.setattr(loop.engine, "step", step_and_poison)
     with pytest.raises(FloatingPointError, match=r"a weight is not finite. The last checkpoint is unharmed"):
         loop.run()
     assert saved_updates(tmp_path / "run") == [2]

@@ -17,10 +17,11 @@ from heedful.training import model_of_recipe
 from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.engine import Results
-from heedful.training.loop.feed import Feed, made_ahead
+from heedful.training.loop.feed import Feed
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.speed import compilation
 from heedful.training.speed.compilation import CompiledBody
+from heedful.training.speed.made_ahead import AHEAD, made_ahead
 from rows_attention import varlen_attn
 from tiny_runs import logged
 
@@ -301,7 +302,7 @@ def test_what_is_made_ahead_ends_with_its_reader():
             break
         time.sleep(0.01)
     assert threading.active_count() == before
-    assert len(asked) <= 2 + feed.AHEAD
+    assert len(asked) <= 2 + AHEAD
 
 
 def test_what_is_being_made_when_a_run_ends_is_not_waited_for():

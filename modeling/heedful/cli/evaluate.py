@@ -104,8 +104,8 @@ def _translate_all(
         check(translator)
         with options.progress_bar(total=len(sources)) as bar:
             return [best.text for best, *_ in translator.translate_lines(sources, progress=bar.update, **settings)]
+    from heedful.training.launch.join import join_processes
     from heedful.training.loop.validation import translate_on_ranks
-    from heedful.training.processes.devices import join_processes
 
     accelerator = join_processes(device)
     translator = Translator.from_pretrained(folder, accelerator.device, revision)

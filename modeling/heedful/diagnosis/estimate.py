@@ -32,7 +32,6 @@ from heedful.diagnosis.memory import (
 )
 from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
 from heedful.files import duration, shortened
-from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of
@@ -266,16 +265,12 @@ class Rehearsal:
         self.accelerator, self.settings = accelerator, settings
         self.engine = make_engine(accelerator, model, self.settings)
         self.engine.model.train()
-        decay = self.settings.ema_decay
-        self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
 
     def take_update(self, parts: Parts) -> float:
         """Take an update as training does, and return its seconds, the mean over the ranks."""
         begun = self._now()
         self._accumulate(parts)
-        self.engine.step(0.0, self.engine.gradient_norm(self.settings.max_grad_norm))
-        if self.moving_average is not None:
-            self.moving_average.update(1)
+        self.engine.step(0.0, self.engine.gradient_norm(self.settings.max_grad_norm), number=1)
         return all_reduce(self.accelerator, self._now() - begun)[0] / self.accelerator.num_processes
 
     def _accumulate(self, parts: Parts, **options: Any) -> None:

@@ -10,8 +10,8 @@ import torch
 from accelerate.utils import DistributedType
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.training.processes.devices import memory_of_machine
 from heedful.training.recipe import OptimizationRecipe
+from heedful.training.speed.model_size import memory_of_machine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

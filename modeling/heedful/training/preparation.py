@@ -19,7 +19,6 @@ from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_u
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs, references_of
-from heedful.data.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
 from heedful.training.model_of_recipe import check_model
@@ -29,6 +28,8 @@ from heedful.training.tokenizers import given_tokenizers, save_tokenizers, token
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
+
+    from heedful.data.epochs.teacher import TeacherTokens
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class StoredCorpus(_HeldOut):
     rows: EncodedPairs
     too_long: int  # training rows that the limits of the recipe leave out
     drawn: Sequence[Callable[[EncodedPairs, int], EncodedPairs]]  # choose or change them anew in every epoch
-    teacher: TeacherTokens | None  # what it says goes along with each row
+    teacher: "TeacherTokens | None"  # what it says goes along with each row
 
     @property
     def pairs(self) -> int:
@@ -234,8 +235,11 @@ def _stored(recipe: Recipe, pairs: Any, held_out: _HeldOut) -> StoredCorpus:
         from heedful.data.epochs.augmentation import Augmentation
 
         drawn.append(Augmentation(data.augmentation, pairs, encoder, recipe.seed).rows)
-    tokens = None if teacher is None else TeacherTokens(teacher)
-    if tokens is not None:
+    tokens = None
+    if teacher is not None:
+        from heedful.data.epochs.teacher import TeacherTokens
+
+        tokens = TeacherTokens(teacher)
         fingerprint += tokens.check(encoder.tokenizers, rows)
     own = {"rows": rows, "too_long": encoder.too_long, "drawn": drawn, "teacher": tokens}
     return StoredCorpus(**vars(replace(held_out, fingerprint=fingerprint, parts=parts)) | own)

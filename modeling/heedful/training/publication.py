@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,6 @@ from heedful.data.sources import read_pairs
 from heedful.inference.loading import load_model
 from heedful.inference.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.inference.translation import Translator
-from heedful.training.loop.averaging import average_weights
 from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.preparation import Corpus
 from heedful.training.recipe import DecodingRecipe, Recipe
@@ -80,6 +80,20 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
                 shutil.copy2(recipe.folder / MODEL_FOLDER / file, partial / file, follow_symlinks=False)
     accelerator.wait_for_everyone()
     return model
+
+
+def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
+    """Average the weights of checkpoints of one model (section 6.1), summed in float64."""
+    total: dict[str, torch.Tensor] = {}
+    for path in paths:
+        weights: dict[str, torch.Tensor] = {}
+        for file in sorted(path.glob("*.safetensors")):
+            weights |= load_file(file)
+        if total and {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in total.items()}:
+            raise ValueError(f"The checkpoint {path} is of another model than {paths[0]}: their weights differ.")
+        for name, weight in weights.items():
+            total[name] = total.get(name, 0) + weight.double()
+    return {name: (weight / len(paths)).float() for name, weight in total.items()}
 
 
 def with_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> "GenerationConfig":

@@ -26,6 +26,7 @@ from heedful.training.processes.collectives import full_tensor, full_weights, lo
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from heedful.training.objectives.moving_average import MovingAverage
     from heedful.training.speed.compilation import CompiledBody
 
 logger = logging.getLogger(__name__)
@@ -47,13 +48,10 @@ class TrainingEngine:
         feed: Feed,
         body: "CompiledBody | None" = None,
         decides_on_device: bool = False,
+        ema_decay: float | None = None,
     ):
-        self.accelerator, self.feed, self.body, self.decides_on_device = (
-            feed.accelerator,
-            feed,
-            body,
-            decides_on_device,
-        )
+        self.accelerator, self.feed, self.body = feed.accelerator, feed, body
+        self.decides_on_device = decides_on_device
         self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.parameters = list(self.model.parameters())
@@ -63,6 +61,11 @@ class TrainingEngine:
             # Or the first gradients would be kept in memory that a graph writes to again.
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
+        self.moving_average: MovingAverage | None = None
+        if ema_decay is not None:
+            from heedful.training.objectives import moving_average
+
+            self.moving_average = moving_average.MovingAverage(self.network, ema_decay)
 
     @property
     def network(self) -> "PreTrainedModel":
@@ -152,24 +155,21 @@ class TrainingEngine:
         self.accelerator.unscale_gradients()
         return full_tensor(torch.nn.utils.get_total_norm(self._gradients))
 
-    def step(self, rate: float, norm: torch.Tensor) -> bool | None:
-        """Change the weights by their gradients, at a learning rate, unless the gradient's norm is not finite.
-
-        Returns whether they changed, or `None` where only the device knows that.
-        """
+    def step(self, rate: float, norm: torch.Tensor, number: int) -> None:
+        """Change the weights in the update of that number, at a learning rate, if the gradient's norm is finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        is_finite = None if self.decides_on_device else math.isfinite(norm.item())
-        if is_finite is None:
+        if self.decides_on_device:
             # Where this is 1, torch's fused optimizers leave weights, moments and their count of steps as they are.
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
-        scaler = self.accelerator.scaler
-        if is_finite is not False:
             self.optimizer.step()
-        elif scaler is not None:  # the scale of fp16's gradients was too high
+        elif math.isfinite(norm.item()):
+            self.optimizer.step()
+            if self.moving_average is not None:
+                self.moving_average.update(number)
+        elif (scaler := self.accelerator.scaler) is not None:  # the scale of fp16's gradients was too high
             scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
         self.discard()
-        return is_finite
 
     def discard(self) -> None:
         """Forget the gradients."""

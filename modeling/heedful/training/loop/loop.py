@@ -19,9 +19,8 @@ from accelerate.utils.memory import should_reduce_batch_size
 from tqdm.auto import tqdm
 
 from heedful.data.micro_batches import split_update
-from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import Result, Results
-from heedful.training.loop.feed import MadeUpdate, made_ahead
+from heedful.training.loop.feed import MadeUpdate
 from heedful.training.loop.monitoring import LOG_FILE, RunLog
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
@@ -64,10 +63,8 @@ class TrainingLoop:
         check_start(recipe, corpus, model.config)
         self.d_model = model.config.d_model
         self.engine = make_engine(accelerator, model, self.settings)
-        decay = self.settings.ema_decay
-        self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
         self.signals, self.watch = StopSignals(), make_watch(accelerator)
-        self.checkpoints = CheckpointStore(recipe, corpus.tokenizers, self.engine, self.moving_average, self.watch)
+        self.checkpoints = CheckpointStore(recipe, corpus.tokenizers, self.engine, self.watch)
         self.progress = Progress(processes=accelerator.num_processes, data=corpus.fingerprint)
         if resumed_from is not None:
             self.progress = self.checkpoints.load(resumed_from, self.progress)
@@ -115,7 +112,11 @@ class TrainingLoop:
         # Not where ranks read a stream together: two threads of each would talk to the others at once.
         is_alone = self.accelerator.num_processes == 1
         is_ahead = self.engine.feed.is_ahead and (is_alone or isinstance(self.corpus, StoredCorpus))
-        with closing(made_ahead(updates) if is_ahead else updates) as updates:
+        if is_ahead:
+            from heedful.training.speed.made_ahead import made_ahead
+
+            updates = made_ahead(updates)
+        with closing(updates):
             while not self._is_finished():
                 begun = time.perf_counter()
                 update = next(updates, None)
@@ -153,15 +154,16 @@ class TrainingLoop:
         tokens = sum(len(row["labels"]) for row in rows)
         gradients = None
         while gradients is None:
-            self._seed()
+            # Dropout depends on the seed, the update and the rank alone.
+            set_seed(seed_of_update(self.recipe.seed, self.progress.update, self.accelerator.process_index))
             gradients = self._make_gradients(update, tokens)
         sums, padded_tokens = gradients
-        norm = self.engine.gradient_norm(self.settings.max_grad_norm)
-        self._step(norm)
-        self.progress.update += 1
+        number, norm = self.progress.update + 1, self.engine.gradient_norm(self.settings.max_grad_norm)
+        self.engine.step(learning_rate(number, self.settings, self.d_model), norm, number)
+        self.progress.update = number
         self.progress.target_tokens += tokens
         stops = self.signals.received is not None, self._is_late()
-        known = self.progress.update, tokens, tokens + sum(len(row["input_ids"]) for row in rows)
+        known = number, tokens, tokens + sum(len(row["input_ids"]) for row in rows)
         # One all-reduce also decides, for all ranks alike, whether to stop.
         self.results.add(known, sums, (padded_tokens, *stops), norm)
         is_alone = self.accelerator.num_processes == 1
@@ -184,10 +186,6 @@ class TrainingLoop:
     def _is_late(self) -> bool:
         limit = self.settings.max_minutes
         return limit is not None and time.perf_counter() - self._started >= limit * 60
-
-    def _seed(self) -> None:
-        """Let dropout depend on the seed, the update and the rank alone."""
-        set_seed(seed_of_update(self.recipe.seed, self.progress.update, self.accelerator.process_index))
 
     @property
     def token_budget(self) -> int:
@@ -237,12 +235,6 @@ class TrainingLoop:
             "`optimization.shrink_token_budget` to true, or drop longer pairs with `data.max_source_tokens`."
         )
 
-    def _step(self, norm: torch.Tensor) -> None:
-        number = self.progress.update + 1
-        has_changed = self.engine.step(learning_rate(number, self.settings, self.d_model), norm)
-        if self.moving_average is not None and has_changed:
-            self.moving_average.update(number)
-
     def _note_skipped(self, result: Result) -> None:
         """Count an update that changed nothing, and stop if that were too many; the same on all ranks."""
         allowed, norm = self.settings.skip_nonfinite_updates, result.gradient_norm
@@ -289,7 +281,7 @@ class TrainingLoop:
         """Measure loss and scores on the validation pairs, and note how good they are."""
         is_saved = self.checkpoints.saved_update == self.progress.update
         with self.signals.interrupting(self._interruption()) if is_saved else nullcontext():
-            values = validate(self.recipe, self.corpus, self.engine, self.moving_average)
+            values = validate(self.recipe, self.corpus, self.engine)
         self.engine.model.train()
         values = broadcast(self.accelerator, values)  # so that all ranks stop early, or none
         self.log.write_validation(self.progress, values)

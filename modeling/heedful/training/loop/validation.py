@@ -17,7 +17,6 @@ from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import affordable_metrics, score_translations
 from heedful.generation_heed import COMPILED_DEVICES
 from heedful.inference.translation import Translator
-from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import TrainingEngine
 from heedful.training.preparation import Corpus
 from heedful.training.processes.collectives import all_reduce, full_weights, is_sharded
@@ -30,19 +29,17 @@ METRICS = ("bleu", "chrf", "exact_match", *ERROR_RATES)  # all but TER, which is
 LOWER_IS_BETTER = ("loss", *ERROR_RATES)
 
 
-def validate(
-    recipe: Recipe, corpus: Corpus, engine: TrainingEngine, moving_average: MovingAverage | None
-) -> dict[str, float]:
+def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str, float]:
     """Return loss, perplexity and, where the recipe asks for translations, scores on the validation pairs.
 
-    A moving average is measured in place of the engine's weights themselves. The model is left evaluating.
+    The weights are the engine's, or their moving average where it has one. The model is left evaluating.
     """
     settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
     pairs, tokenizers = corpus.validation_pairs[: settings.sentences], corpus.tokenizers
     scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer, "ignore": recipe.decoding.ignore}
     search: dict[str, Any] = {"num_beams": settings.num_beams, "max_new_tokens": settings.max_new_tokens}
     search |= {"target_language": corpus.target_language, "token_budget": budget}
-    with _measured_model(engine, moving_average) as model:
+    with _measured_model(engine) as model:
         loss = validation_loss(model, corpus.validation, budget, tokenizers.pad_token_id, accelerator)
         values = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
         if pairs:
@@ -52,13 +49,10 @@ def validate(
 
 
 @contextmanager
-def _measured_model(engine: TrainingEngine, moving_average: MovingAverage | None) -> Iterator["PreTrainedModel"]:
-    """Yield an ordinary model with the weights of the engine, or with their moving average.
-
-    Sharded weights are gathered into a model on each rank, so that the ranks need not wait for each other at every
-    token they generate.
-    """
-    if moving_average is None and not is_sharded(engine.model):
+def _measured_model(engine: TrainingEngine) -> Iterator["PreTrainedModel"]:
+    """Yield an ordinary model; where weights are sharded each rank has one, and generates without the others."""
+    average = engine.moving_average
+    if average is None and not is_sharded(engine.model):
         network = engine.network
         # On a GPU without Accelerate's wrapper, in which each step of a search rounds the weights anew, uncompiled.
         is_unwrapped = engine.accelerator.native_amp and engine.accelerator.device.type in COMPILED_DEVICES
@@ -71,7 +65,7 @@ def _measured_model(engine: TrainingEngine, moving_average: MovingAverage | None
                 network.forward = wrapper
         return
     plain = engine.plain_network(engine.accelerator.device)
-    weights = engine.weights(keep=True) if moving_average is None else full_weights(moving_average.weights, keep=True)
+    weights = engine.weights(keep=True) if average is None else full_weights(average.weights, keep=True)
     plain.load_state_dict(weights, strict=False)
     with engine.accelerator.autocast():
         yield plain

@@ -1,10 +1,9 @@
 """The machine that a run uses: processes, devices, precision and trackers."""
 
 import logging
-import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -88,23 +87,6 @@ def make_accelerator(
     return accelerator
 
 
-def join_processes(device: str | None) -> Accelerator:
-    """Join the processes that a launcher has started, for work without a recipe such as translating a test set.
-
-    Each process takes its own device: cpu, cuda, or with `None` a GPU where there is one.
-    """
-    from heedful.training.launch.launch_checks import check_processes
-
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(
-            f"`device` must be cpu or cuda where several processes run, each of which takes its own, "
-            f"but is {device} instead."
-        )
-    on_cpu = runs_on_cpu(device or "auto", name="device")
-    check_processes(on_cpu)
-    return Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
-
-
 def make_watch(accelerator: Accelerator) -> Watch:
     """Return the watch for as many processes as there are."""
     if accelerator.num_processes == 1:
@@ -147,10 +129,3 @@ def hardware_in_words(accelerator: Accelerator) -> str:
     if accelerator.device.type == "cuda":
         return f"{accelerator.num_processes} × {torch.cuda.get_device_name(accelerator.device)}"
     return f"CPU, {torch.get_num_threads()} threads × {accelerator.num_processes} processes"
-
-
-def memory_of_machine() -> int | None:
-    """Return the bytes of memory that this machine has in all, None where the system does not tell."""
-    with suppress(AttributeError, ValueError, OSError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None

@@ -7,7 +7,6 @@ from accelerate import Accelerator
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import leftovers, remove
-from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import TrainingEngine
 from heedful.training.processes.collectives import Watch, any_rank, broadcast, full_weights
 from heedful.training.recipe import CheckpointRecipe, Recipe
@@ -37,17 +36,9 @@ def checkpoint_to_resume(recipe: Recipe, accelerator: Accelerator) -> Path | Non
 class CheckpointStore:
     """Saves and loads what a run needs to go on; the watch is paused while files are written."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        tokenizers: TokenizerPair,
-        engine: TrainingEngine,
-        average: MovingAverage | None,
-        watch: Watch,
-    ):
+    def __init__(self, recipe: Recipe, tokenizers: TokenizerPair, engine: TrainingEngine, watch: Watch):
         self.recipe, self.settings, self.tokenizers = recipe, recipe.checkpoints, tokenizers
-        self.engine, self.moving_average, self.watch = engine, average, watch
-        self.accelerator = engine.accelerator
+        self.engine, self.accelerator, self.watch = engine, engine.accelerator, watch
         self.folder = recipe.folder / CHECKPOINTS
         self.saved_update: int | None = None  # whose checkpoint was written or read last
 
@@ -57,7 +48,7 @@ class CheckpointStore:
         `now` has this run's processes and data: other data are a `ValueError` unless the recipe allows changes.
         """
         state = load_state(path)
-        progress, average, scaler = state.progress, self.moving_average, self.accelerator.scaler
+        progress, average, scaler = state.progress, self.engine.moving_average, self.accelerator.scaler
         if progress.data != now.data and not self.recipe.allow_changes:
             raise ValueError(
                 f"The data must be those of the run that is resumed ({path}), but their rows have changed; "
@@ -88,7 +79,7 @@ class CheckpointStore:
                 "The last checkpoint is unharmed."
             )
         failure, keep = None, self.accelerator.is_main_process
-        average, scaler = self.moving_average, self.accelerator.scaler
+        average, scaler = self.engine.moving_average, self.accelerator.scaler
         state = TrainingState(  # which all ranks gather, and the main one keeps
             progress=progress,
             weights=self.engine.weights(keep),

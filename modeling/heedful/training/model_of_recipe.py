@@ -20,7 +20,7 @@ from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe, mis
 from heedful.training.recipe_file import MODEL_TYPES, read_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from heedful.configuration_base_heed import HeedBaseConfig
     from heedful.training.objectives.objective import Objective
@@ -77,7 +77,7 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     return TrainingEngine(model, optimizer, feed, body, decides_on_device, settings.ema_decay)
 
 
-def _objective(settings: OptimizationRecipe, config: "HeedBaseConfig") -> "Objective | None":
+def _objective(settings: OptimizationRecipe, config: "PreTrainedConfig") -> "Objective | None":
     """Return what is minimized in place of the cross-entropy; R-Drop without dropout is a `ValueError`."""
     if settings.r_drop is None and settings.distillation is None:
         return None

@@ -291,7 +291,8 @@ class Recipe:
         if self.optimization.distillation is not None:
             tags = {f"data.mixture.{name}.tag": part.tag for name, part in self.data.mixture.items()}
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
-            for key, value in {"data.streaming": self.data.streaming, "data.augmentation": noise, **tags}.items():
+            drawn: dict[str, Any] = {"data.streaming": self.data.streaming, "data.augmentation": noise, **tags}
+            for key, value in drawn.items():
                 if value:
                     off = "false" if value is True else "empty"
                     must = f"{off} where `optimization.distillation` knows the tokens of all pairs beforehand"

@@ -26,11 +26,7 @@ WORST_PADDING = 1.15  # the most padding of a plan, as a multiple of the best pl
 
 @dataclass(frozen=True)
 class BatchingSettings:
-    """How rows become updates.
-
-    An update's tokens are shared among its buckets. With more buckets an update sees more lengths, which training
-    needs, and there is less padding; but smaller batches are slower.
-    """
+    """How rows become updates: in buckets, of which more show more lengths with less padding, but slower."""
 
     tokens_per_update: int  # padded ones
     buckets_per_update: int = 1
@@ -109,8 +105,7 @@ def stream_updates(
 ) -> Iterator[list[list[Row]]]:
     """Yield updates of a stream, lists of buckets of rows: each pool of rows is treated like a small corpus.
 
-    The last, usually incomplete, update of a pool goes into the next pool. The larger `pool_size`, the rows read at a
-    time, the less padding and the better the shuffling. Each epoch, from 0, has its own order.
+    The last update of a pool, often too small, goes into the next one; each epoch, from 0, has its own order.
     """
     check_at_least(1, pool_size=pool_size)
     stream = iter(rows)

@@ -17,10 +17,7 @@ CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every 
 
 @dataclass
 class PairEncoder:
-    """Turns pairs, without the white space around texts, into rows of token ids, and counts what is too long for it.
-
-    The pairs of training data with several parts have the number of their part as `part`.
-    """
+    """Turns pairs into rows of token ids, each behind the head of its `part` (0 if it has none)."""
 
     tokenizers: TokenizerPair
     max_source_tokens: int | None = None  # of the longest source, special tokens included; None for no limit

@@ -51,10 +51,7 @@ class AugmentationRules:
 def check_mixture(
     mixture: Mapping[str, MixturePart], target: str, temperature: float, other: str | None = None
 ) -> None:
-    """Check what can be known before a part is read.
-
-    `target` is the first part's column, and so its language; `other` is that of its other direction, if it has one.
-    """
+    """Check what can be known before a part is read; `other` is the language of a second direction, if any."""
     if temperature != 1 and not mixture:
         raise ValueError(f"`data.temperature` must be 1 without a `data.mixture`, but is {temperature} instead.")
     if other == target:
@@ -77,10 +74,7 @@ def check_mixture(
 
 
 def check_room(data: Any, config: "PreTrainedConfig") -> None:
-    """Raise a `ValueError` where rows of an epoch may become longer than the model has positions.
-
-    `data` is that section of a recipe.
-    """
+    """Raise a `ValueError` where rows made anew in an epoch may have more tokens than the model has positions."""
     limit = position_limit(config)
     for side in ("source", "target"):
         most = getattr(data, f"max_{side}_tokens")
@@ -121,10 +115,7 @@ def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair)
 
 
 def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> Any:
-    """Read all parts, one after another, as a Dataset; `part` is the number of each pair's if there are several.
-
-    Those of the other direction are left to `both_ways`, once the others are cleaned. A stream has one part.
-    """
+    """Read all parts but the other direction, one after another; of several, each pair has its number as `part`."""
     import pyarrow as pa
     from datasets import Dataset
 
@@ -163,10 +154,7 @@ def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
 
 
 def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:
-    """Return how many rows each part has, by its key, from the `(rows,)` numbers of their parts.
-
-    A part without any is a `ValueError`.
-    """
+    """Count the rows of each part by its key, from the `(rows,)` numbers of their parts; none is a `ValueError`."""
     counts = dict(zip(parts, np.bincount(numbers, minlength=len(parts)).tolist(), strict=True))
     for key in [key for key, count in counts.items() if not count]:
         raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")

@@ -102,10 +102,7 @@ def first_rows(location: str | Sequence[str], count: int) -> list[Mapping[str, A
 def _locate(
     location: str | Sequence[str], source: str, target: str, split: str, streaming: bool
 ) -> tuple[Callable[[], Iterator[Record]], str, str]:
-    """Return the reader of a location, and the column names of source and target in its rows.
-
-    Errors that can be found without reading a row are raised here, even if rows will be streamed.
-    """
+    """Return the reader of a location, and its column names; what needs no row to be found wrong is raised here."""
     for name in [location] if isinstance(location, str) else location:
         if re.match(r"[A-Za-z][A-Za-z0-9+]*://", name):
             must = "a file on this machine or a dataset's name on the Hub"

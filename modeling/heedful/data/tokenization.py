@@ -84,10 +84,7 @@ class TokenizerPair:
         return [head + ids for ids in encoded] if head else encoded
 
     def head(self, target_language: str | None = None) -> list[int]:
-        """Return the ids before every source: the tag of the language to translate into, needed if there are several.
-
-        An unknown language is a `ValueError`.
-        """
+        """Return the ids before every source: the tag of the target language, needed if there are several."""
         if target_language is None and len(self.languages) < 2:
             return []
         if target_language not in self.languages:
@@ -101,11 +98,9 @@ class TokenizerPair:
         return encode_texts(self.target, "text_target", texts)
 
     def decode_target(self, batch_of_ids: Iterable[Iterable[int]]) -> list[str]:
-        """Turn target ids (lists, arrays or a tensor) back into texts.
+        """Turn target ids (lists, arrays or a tensor) back into texts, in Unicode's form NFC.
 
-        Control tokens are left out, and so are negative ids such as the -100 that pads labels. Texts of a tokenizer
-        that decomposes them, such as one of jamo, are composed again (Unicode's form NFC); the tokenizer's own
-        `decode` leaves them as they are.
+        Control tokens are left out, and negative ids such as the -100 that pads labels.
         """
         batch = [[int(id_) for id_ in ids if id_ >= 0] for ids in batch_of_ids]
         if not batch:
@@ -125,11 +120,7 @@ class TokenizerPair:
                 )
 
     def check_symbols(self, pairs: Iterable[Mapping[str, Any]], place: str, ignore: str | None = None) -> None:
-        """Raise a `ValueError` with the number of the first pair that has a symbol unknown to a closed vocabulary.
-
-        Messages call where the pairs are `place`. With an `ignore`, which takes something out of the targets before
-        they are scored, targets are not checked.
-        """
+        """Raise a `ValueError` for the first symbol that a closed vocabulary lacks, in sources alone with `ignore`."""
         for side, name in (("source", "text"), ("target", "text_target")):
             tokenizer = getattr(self, side)
             if symbols_of(tokenizer) is not None and (side == "source" or ignore is None):
@@ -150,10 +141,7 @@ class TokenizerPair:
         return digest.hexdigest()
 
     def special_ids(self) -> dict[str, int | None]:
-        """Return the ids that a model's config must agree with.
-
-        A decoder starts with `<s>`, or with padding if the tokenizer has no `<s>` (as Marian's and T5's).
-        """
+        """Return the ids that a config must agree with; padding starts a decoder that has no `<s>`, as Marian's."""
         bos, pad = self.target.bos_token_id, self.target.pad_token_id
         return {
             "pad_token_id": pad,
@@ -229,11 +217,7 @@ def warn_of_split_tokens(tokenizer: Any) -> None:
 
 
 def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str]) -> list[list[int]]:
-    """Encode texts as a tokenizer's `text` or `text_target`.
-
-    White space around a source is no part of it. An `UnknownSymbol` names the first symbol that a closed vocabulary
-    lacks.
-    """
+    """Encode texts as `text` or `text_target`; a symbol that a closed vocabulary lacks is an `UnknownSymbol`."""
     texts = checked_texts(texts)
     if not texts:
         return []

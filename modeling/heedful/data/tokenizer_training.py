@@ -252,12 +252,7 @@ def _counted_model(tokenizer: "Tokenizer", algorithm: Algorithm, vocab_size: int
 
 
 def _with_repeatable_scores(tokenizer: "Tokenizer", control_tokens: int) -> "Tokenizer":
-    """Make ids and scores of a Unigram tokenizer the same in every run.
-
-    The Unigram trainer adds up floats in the order of a hash table, and gives unseen bytes small penalties in the same
-    order, so ids and scores change from run to run. Here scores are rounded, all unseen bytes get the same score, and
-    pieces are sorted.
-    """
+    """Make ids and scores the same in every run: Unigram's trainer adds up floats in the order of a hash table."""
     from tokenizers import Tokenizer
 
     state = json.loads(tokenizer.to_str())

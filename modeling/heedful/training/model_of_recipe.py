@@ -87,11 +87,7 @@ def _objective(settings: OptimizationRecipe, config: "PreTrainedConfig") -> "Obj
 
 
 def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
-    """Check before anything slow what can be known of a model whose tokenizers are given, or else to be trained.
-
-    Options that contradict each other, a model that no memory here can hold, a teacher of other tokens, and beams that
-    are more than the tokens are a `ValueError`.
-    """
+    """Raise a `ValueError` for what cannot be, before anything slow; tokenizers are `given`, or will be trained."""
     settings, options, optimization = recipe.tokenizer, recipe.model.options, recipe.optimization
     if optimization.distillation is not None and given is not None:
         from heedful.data.epochs.teacher import TeacherTokens

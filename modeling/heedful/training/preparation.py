@@ -83,25 +83,18 @@ def check_references(splits: Splits, ignore: str | None) -> None:
 
 
 def clean(splits: Splits, data: DataRecipe) -> Cleaned:
-    """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none.
-
-    If no pair is left, or one source alone cannot be split, that is a `ValueError`.
-    """
-    held_out = chain(splits.validation or (), *splits.tests.values())
+    """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none."""
+    validation, held_out = splits.validation, chain(splits.validation or (), *splits.tests.values())
     train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions)
-    if splits.validation is not None:
-        return Cleaned(train, splits.validation, splits.tests, report, is_held_out=False)
-    rest, numbers = split_for_validation(train["source"][:], train["target"][:] if data.both_directions else ())
-    logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers))
-    train, validation = (train.select(rows, keep_in_memory=True) for rows in (rest, numbers))
-    return Cleaned(train, validation, splits.tests, report, is_held_out=True)
+    if validation is None:
+        numbers = split_for_validation(train["source"][:], train["target"][:] if data.both_directions else ())
+        logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers[1]))
+        train, validation = (train.select(rows, keep_in_memory=True) for rows in numbers)
+    return Cleaned(train, validation, splits.tests, report, is_held_out=splits.validation is None)
 
 
 def check_symbols(tokenizers: TokenizerPair, kept: Cleaned, ignore: str | None) -> None:
-    """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; those of a stream are met later.
-
-    `ignore` takes something out of the targets of tests before they are scored, so these may have other symbols.
-    """
+    """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; those of a stream are met later."""
     tokenizers.check_symbols(kept.validation, "`data.validation`")
     for key, test in kept.tests.items():
         tokenizers.check_symbols(test, f"`{key}`", ignore)
@@ -258,10 +251,7 @@ def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelera
 
 
 def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
-    """Return the corpus of a run, the same on every rank; `None` is one process.
-
-    The run's tokenizers are in `folder`, where the main process saves them unless they exist.
-    """
+    """Return the corpus of a run, and save its tokenizers in `folder`, where earlier ones are taken from."""
     is_main = accelerator is None or accelerator.is_main_process
     given = given_tokenizers(recipe, folder, is_main)
     corpus = corpus_of(recipe, given, accelerator)

@@ -50,10 +50,7 @@ def is_translation(source_language: str, target_language: str) -> bool:
 
 
 def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelerator: Accelerator) -> "PreTrainedModel":
-    """Write the final folder: averaged weights, tokenizer, generation config, recipe, and what others put there.
-
-    The main process writes it, and every rank gets the model with the published weights.
-    """
+    """Write the final folder on the main process, and return the model with the published weights on every rank."""
     from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
 
     checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
@@ -113,11 +110,7 @@ def with_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> "Gene
 
 
 def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:
-    """Load the published folder as any user would, and measure it on validation and test pairs, spread over the ranks.
-
-    The result is also written to `metrics.json`: `validation` with loss and perplexity, and the scores of each test
-    set, or of validation where there is none.
-    """
+    """Measure the published folder as any user would, spread over the ranks; the result is in `metrics.json` too."""
     folder = recipe.folder / MODEL_FOLDER
     translator = Translator.from_pretrained(folder, device=accelerator.device)
     pad, budget = translator.model.config.pad_token_id, recipe.optimization.micro_batch_tokens

@@ -1,7 +1,4 @@
-"""The files of a recipe: its YAML, with a check of every key and type, and the model config that it names.
-
-This is the one module that reads YAML. Recipes and sizes that come with the package are found by their names.
-"""
+"""The files of a recipe: its YAML, read here alone, with a check of every key and type, and its model config."""
 
 import json
 import math

@@ -80,10 +80,7 @@ def tokenizer_key(recipe: Recipe) -> str:
 
 
 def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str]) -> Iterator[Fault]:
-    """Find out whether targets end in the end token, and are given back when they are decoded.
-
-    Unicode's form NFC and single spaces make no difference, and what has an unknown token is left out.
-    """
+    """Find out whether targets end in the end token, and are given back, but for spaces, when they are decoded."""
     tried = targets[:: max(1, len(targets) // TRIED)]
     ids, end, unknown = tokenizers.encode_target(tried), tokenizers.target.eos_token_id, tokenizers.target.unk_token_id
     endless = [text for text, row in zip(tried, ids, strict=True) if row[-1:] != [end]]

@@ -17,10 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def given_tokenizers(recipe: Recipe, folder: Path | None, is_main: bool) -> TokenizerPair | None:
-    """Load the tokenizers that the recipe names or the run has in `folder`; `None` if they are to be trained.
-
-    Two that must be one are a `ValueError`.
-    """
+    """Load the tokenizers that the recipe names or the run has in `folder`; `None` if they are to be trained."""
     where = recipe.tokenizer.path or recipe.model.start_from
     if where is None:
         return None if folder is None else _load_tokenizers_of_run(recipe, folder, is_main)
@@ -37,10 +34,7 @@ def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
 
 
 def tokenizers_of(recipe: Recipe, pairs: Iterable[Any], held_out: Iterable[Any] = ()) -> TokenizerPair:
-    """Train the recipe's tokenizers on cleaned pairs.
-
-    `held_out` were held out of them: a vocabulary of all words has theirs, too.
-    """
+    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words has those of `held_out` pairs, too."""
     settings, parts = recipe.tokenizer, recipe.data.parts
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
     rest = held_out if ("word", None) in settings.sides else ()

@@ -1,7 +1,4 @@
-"""Checks of what the launcher has set against the recipe and the machine.
-
-They come before the processes meet: an error afterwards leaves some of them waiting for the others.
-"""
+"""Checks of what the launcher has set, before the processes meet: later an error leaves the others waiting."""
 
 import os
 

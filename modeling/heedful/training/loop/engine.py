@@ -1,7 +1,4 @@
-"""The steps of a run: how gradients are made, measured and applied, and what updates gave.
-
-One process, several with whole weights (DDP), and several with a share of them each (FSDP2).
-"""
+"""The steps of a run, whether weights are whole (DDP) or sharded (FSDP2), and what updates gave."""
 
 import logging
 import math
@@ -226,20 +223,16 @@ class Result(NamedTuple):
 
 
 class Results:
-    """Results that are not read yet, in order: a GPU knows them later than Python, which reads several at once.
-
-    Every rank must add and read at the same updates.
-    """
+    """Results in order, several of which are read at once: a GPU knows them late; all ranks add and read alike."""
 
     def __init__(self, accelerator: Accelerator):
         self._accelerator = accelerator
         self._waiting: deque[tuple[tuple[int, int, int], torch.Tensor]] = deque()
 
     def add(self, known: tuple[int, int, int], sums: torch.Tensor, own: tuple[float, ...], norm: torch.Tensor) -> None:
-        """Add an update's number and its target tokens and tokens of both sides, and start to add up the rest.
+        """Add an update's number, target tokens and all tokens, and start to add up the rest over the ranks.
 
-        `sums` are what `TrainingEngine.accumulate` returned, `own` are this rank's padded tokens, whether it is to
-        stop, and whether its time is up; the gradient's norm is that of all ranks.
+        `own` are this rank's padded tokens, whether it is to stop, and whether its time is up.
         """
         device = self._accelerator.device
         kind = torch.float32 if device.type == "mps" else torch.float64

@@ -194,11 +194,7 @@ class TrainingLoop:
         return min(asked, shrunk) if shrunk and self.settings.shrink_token_budget else asked
 
     def _make_gradients(self, update: MadeUpdate, tokens: int) -> tuple[torch.Tensor, int] | None:
-        """Add up the gradients of this rank's micro-batches, all-reduce them, and return its sums and padded tokens.
-
-        The sums are those of `TrainingEngine.accumulate`. `None` says that memory ran out on some rank, and the token
-        budget was halved on all.
-        """
+        """Make the gradients of all ranks; return this one's sums and padded tokens, `None` where memory ran out."""
         if update.token_budget != self.token_budget:
             update = self._made(update.epoch, update.number, update.rows)
         shrinks, sums = self.settings.shrink_token_budget, None

@@ -19,10 +19,7 @@ Curve = list[tuple[int, float]]  # update, value
 
 
 def training_values(window: dict[str, float]) -> dict[str, float]:
-    """Turn sums over updates, by the names of `SUMS`, into means: all but the first three unless all were skipped.
-
-    Shares are from 0 to 1. The loss is the cross-entropy; what R-Drop and distillation add to it are other values.
-    """
+    """Turn the sums of a window into means, shares from 0 to 1; of skipped updates alone there is no loss."""
     values = {
         "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),
         "train/padding_share": 1 - window["tokens"] / max(1, window["padded_tokens"]),

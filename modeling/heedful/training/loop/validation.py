@@ -75,11 +75,7 @@ def _measured_model(engine: TrainingEngine) -> Iterator["PreTrainedModel"]:
 def validation_loss(
     model, rows: EncodedPairs, token_budget: int, pad_token_id: int, accelerator: Accelerator
 ) -> float:
-    """Return the cross-entropy in nats per target token: one mean over all tokens, not a mean of batch means.
-
-    The model, in any wrapping, is put into evaluation mode and back. The padded tokens of a batch, `token_budget`, do
-    not change the result; the batches are spread over the ranks.
-    """
+    """Return the cross-entropy in nats per target token, of all ranks' batches of at most so many padded tokens."""
     batches = UpdateBatches(rows.source_lengths, rows.target_lengths, BatchingSettings(token_budget)).epoch(0)
     own = batches[accelerator.process_index :: accelerator.num_processes]
     was_training = model.training
@@ -109,10 +105,7 @@ def translate_on_ranks(
 def score_pairs(
     translator: Translator, pairs: list[dict[str, Any]], accelerator: Accelerator, scoring: dict[str, Any], **settings
 ) -> dict[str, Any]:
-    """Translate the sources of pairs, spread over the ranks, and score the result against all that is right.
-
-    `scoring` are settings of `score_translations`, `settings` those of `Translator.translate`.
-    """
+    """Translate the sources of pairs, spread over the ranks, and score the result against all that is right."""
     predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **settings)
     accepted = references_of(pairs)
     if "metrics" not in scoring:

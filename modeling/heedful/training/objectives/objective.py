@@ -1,8 +1,4 @@
-"""What training minimizes besides the cross-entropy: R-Drop, and the distance to a teacher.
-
-There are two forms as in `loss_heed.py`: from all logits, and with the gradient from those of a few tokens.
-`tests/training/test_objective.py` compares them.
-"""
+"""R-Drop and the distance to a teacher, from all logits and, as in `loss_heed.py`, from those of a few tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -102,10 +98,9 @@ class Objective:
     def _without_teacher(
         self, logits: torch.Tensor, targets: torch.Tensor, smoothing: float, of_bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Do the same for R-Drop alone.
+        """Do the same for R-Drop alone, where r = log p - log q.
 
-        With r = log p - log q the gradient of KL(p‖q) + KL(q‖p) is p (r - Σ p r) + p - q for the logits of p, and the
-        same with p and q exchanged for those of q.
+        The gradient of KL(p‖q) + KL(q‖p) is p (r - Σ p r) + p - q for the logits of p, and for q likewise.
         """
         total, r_drop = torch.zeros(2, device=logits.device)
         if self.alpha is None:

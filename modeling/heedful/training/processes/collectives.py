@@ -1,7 +1,4 @@
-"""What the ranks of a run do together: broadcast, all-reduce, gather shards, and encode a stream in shares.
-
-With one process, and weights that are not sharded, nothing is sent and nothing copied.
-"""
+"""What the ranks of a run do together; with one process, and whole weights, nothing is sent and nothing copied."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext

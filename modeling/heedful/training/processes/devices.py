@@ -97,10 +97,7 @@ def make_watch(accelerator: Accelerator) -> Watch:
 
 
 def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
-    """Return whether the CPU is used: asked for by a recipe, an option or the accelerate file, or for lack of a GPU.
-
-    The device is auto, cpu or cuda, which is a `ValueError` where there is none or the accelerate file forbids it.
-    """
+    """Return whether the CPU is used: asked for as `auto`, `cpu` or `cuda`, or for lack of a GPU."""
     obstacles = ["there is no GPU"] if not torch.cuda.is_available() else []
     obstacles += ["the accelerate file says `use_cpu`"] if parse_flag_from_env("ACCELERATE_USE_CPU") else []
     if device == "cuda" and obstacles:

@@ -57,10 +57,7 @@ def list_checkpoints(folder: Path, prefix: str = PREFIX) -> list[tuple[int, Path
 
 
 def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> Path:
-    """Write a checkpoint whole or not at all, which is an `OSError`, on a full disk say; return its path.
-
-    The model is any of the right config: the weights written are those of `state`. The recipe is YAML.
-    """
+    """Write a checkpoint, whole or not at all, which is an `OSError`; `model` may be any of the right config."""
     path = checkpoint_path(folder, state.progress.update)
     with written_folder(path) as partial:
         model.save_pretrained(partial, state_dict=state.weights)

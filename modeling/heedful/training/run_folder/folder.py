@@ -122,10 +122,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def folder_of_run(folder: Path, overwrite: bool = False) -> Iterator[None]:
-    """Make the folder, and lock it against other runs while the context is entered; for the main process.
-
-    To overwrite is to rename the folder of an earlier run first, with everything in it.
-    """
+    """Make and lock the folder while the context is entered; to overwrite, that of an earlier run is renamed first."""
     folder = folder.resolve()  # of a link, the folder that it leads to is renamed, and made again
     with contextlib.ExitStack() as locks:
         _make_and_lock(folder, locks)

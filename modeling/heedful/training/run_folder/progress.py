@@ -41,10 +41,7 @@ class Progress:
             self.window[name] = self.window.get(name, 0.0) + value  # an older checkpoint may lack one
 
     def note_validation(self, value: float, higher_is_better: bool, keep_best: int, is_saved: bool) -> None:
-        """Note what a validation of the present update found, the value that the recipe selects by.
-
-        The `keep_best` best are remembered. An update without a checkpoint, not `is_saved`, cannot be one of them.
-        """
+        """Note the value that the recipe selects by; of saved updates the `keep_best` best are remembered."""
         sign = -1 if higher_is_better else 1
         improved = not self.best or sign * value < sign * self.best[0][0]
         self.validations_without_improvement = 0 if improved else self.validations_without_improvement + 1

@@ -43,10 +43,7 @@ class CheckpointStore:
         self.saved_update: int | None = None  # whose checkpoint was written or read last
 
     def load(self, path: Path, now: Progress) -> Progress:
-        """Load optimizer and averages of a checkpoint, whose weights the engine has, and return how far the run was.
-
-        `now` has this run's processes and data: other data are a `ValueError` unless the recipe allows changes.
-        """
+        """Load a checkpoint but for the weights, and return how far the run was; `now` has its processes and data."""
         state = load_state(path)
         progress, average, scaler = state.progress, self.engine.moving_average, self.accelerator.scaler
         if progress.data != now.data and not self.recipe.allow_changes:

@@ -27,10 +27,7 @@ GRAPHS_BELOW = 4e12
 
 
 class CompiledBody:
-    """Computes what `HeedModel` does, compiled for any number of rows and tokens at once.
-
-    With `uses_graphs` the program of each shape is recorded as a CUDA graph when it comes for the first time.
-    """
+    """Computes what `HeedModel` does, compiled for any number of rows and tokens; `uses_graphs` makes CUDA graphs."""
 
     def __init__(self, model: Any, uses_graphs: bool = False):
         self._model, self.uses_graphs = model, uses_graphs

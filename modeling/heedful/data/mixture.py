@@ -75,15 +75,13 @@ def check_mixture(
 
 def check_room(data: Any, config: "PreTrainedConfig") -> None:
     """Raise a `ValueError` where rows made anew in an epoch may have more tokens than the model has positions."""
-    limit = position_limit(config)
+    limit, is_new = position_limit(config), data.augmentation.joined or data.streaming
     for side in ("source", "target"):
         most = getattr(data, f"max_{side}_tokens")
-        is_new = data.augmentation.joined or data.streaming
         if limit is not None and is_new and (most is None or most > limit):
-            raise ValueError(
-                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where rows are made "
-                f"anew (`data.streaming`, `data.augmentation.joined`), but is {most} instead."
-            )
+            where = "where rows are made anew (`data.streaming`, `data.augmentation.joined`)"
+            must = f"at most {limit}, the positions of the model, {where}"
+            raise ValueError(f"`data.max_{side}_tokens` must be {must}, but is {most} instead.")
 
 
 def languages_of(parts: Mapping[str, MixturePart]) -> tuple[str, ...]:

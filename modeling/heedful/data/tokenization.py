@@ -44,17 +44,13 @@ class TokenizerPair:
                 if token is None:
                     raise ValueError(f"`{name}` of the {side} tokenizer must be set, but is None instead.")
             if ids["source"] != ids["target"]:
-                raise ValueError(
-                    f"`{name}` must be the same in both tokenizers, but is {ids['source']} in the source's and "
-                    f"{ids['target']} in the target's instead."
-                )
+                found = f"{ids['source']} in the source's and {ids['target']} in the target's instead"
+                raise ValueError(f"`{name}` must be the same in both tokenizers, but is {found}.")
         for side, tokenizer in (("source", source), ("target", target)):
             dropout = getattr(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None)
             if dropout:
-                raise ValueError(
-                    f"`dropout` of the {side} tokenizer (in its tokenizer.json) must be null, because it cannot be "
-                    f"seeded, but is {dropout} instead."
-                )
+                what = f"`dropout` of the {side} tokenizer (in its tokenizer.json)"
+                raise ValueError(f"{what} must be null, because it cannot be seeded, but is {dropout} instead.")
             warn_of_split_tokens(tokenizer)
         self.source = source
         self.target = target
@@ -114,10 +110,8 @@ class TokenizerPair:
         """Raise a `ValueError` for tokenizers that the library `tokenizers` does not compute, for a use it must."""
         for tokenizer in (self.source, self.target):
             if not tokenizer.is_fast:
-                raise ValueError(
-                    f"The tokenizer must be a fast one (of the library `tokenizers`) for {use}, but is a "
-                    f"{type(tokenizer).__name__} instead."
-                )
+                must, kind = f"a fast one (of the library `tokenizers`) for {use}", type(tokenizer).__name__
+                raise ValueError(f"The tokenizer must be {must}, but is a {kind} instead.")
 
     def check_symbols(self, pairs: Iterable[Mapping[str, Any]], place: str, ignore: str | None = None) -> None:
         """Raise a `ValueError` for the first symbol that a closed vocabulary lacks, in sources alone with `ignore`."""
@@ -150,11 +144,14 @@ class TokenizerPair:
             "decoder_start_token_id": pad if bos is None else bos,
         }
 
+    def vocabularies(self) -> dict[str, int | None]:
+        """Return the sizes of both vocabularies, and the special ids, as a config has them."""
+        return {"vocab_size": len(self.source), "decoder_vocab_size": len(self.target), **self.special_ids()}
+
     def check_config(self, config: "PreTrainedConfig") -> None:
         """Raise a `ValueError` that names every field of a model's config that does not fit: special ids and sizes."""
-        sizes = {"vocab_size": len(self.source), "decoder_vocab_size": len(self.target)}
         wrong = []
-        for name, value in {**sizes, **self.special_ids()}.items():
+        for name, value in self.vocabularies().items():
             found = getattr(config, name, None)
             if name == "decoder_vocab_size" and found is None:  # both sides have `vocab_size` tokens
                 found = getattr(config, "vocab_size", None)
@@ -171,10 +168,8 @@ class TokenizerPair:
         """
         folder = Path(folder)
         if self.is_joint and (folder / TARGET_FOLDER).exists():
-            raise ValueError(
-                f"{folder} must not hold a `{TARGET_FOLDER}` if a joint tokenizer is saved there, "
-                "but does: remove it or choose another folder."
-            )
+            must = f"must not hold a `{TARGET_FOLDER}` if a joint tokenizer is saved there"
+            raise ValueError(f"{folder} {must}, but does: remove it or choose another folder.")
         _save(self.source, folder, {} if self.is_joint else {TARGET_FOLDER: TARGET_FOLDER})
         if not self.is_joint:
             _save(self.target, folder / TARGET_FOLDER)
@@ -241,8 +236,7 @@ def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, st
     if type(tokenizer).__name__ in (PreTrainedTokenizerFast.__name__, SOURCE_CLASS):
         # transformers 4 knows the first name too. The other refuses `text_target`; without Heedful it is the first.
         settings["tokenizer_class"] = SOURCE_CLASS if more else "PreTrainedTokenizerFast"
-    text = json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True)
-    write_text(path, text + "\n")
+    write_text(path, json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":

@@ -31,11 +31,10 @@ def make_model(
 ) -> "PreTrainedModel":
     """Make the recipe's model: with fresh weights, those of the model that it starts from, or those of a checkpoint.
 
-    Sizes of vocabularies and special ids come from the tokenizers, so that the two cannot disagree. A config that
-    contradicts them, or has other sizes than the run's checkpoint, is a `ValueError`.
+    A config that contradicts the tokenizers, or has other sizes than the checkpoint, is a `ValueError`.
     """
     if recipe.start_from is None:
-        config = config_of(recipe, _vocabularies(tokenizers), tokenizers.is_joint)
+        config = config_of(recipe, tokenizers.vocabularies(), tokenizers.is_joint)
         model = _class_of(config)(config)
     else:
         from heedful.inference.loading import load_model
@@ -48,10 +47,8 @@ def make_model(
         try:
             model = type(model).from_pretrained(checkpoint, config=model.config, trust_remote_code=False)
         except RuntimeError as error:  # what transformers raises for weights of other sizes
-            raise ValueError(
-                f"`model` must have the sizes of the run that is resumed ({checkpoint}), with allow_changes=true too, "
-                "but has others instead."
-            ) from error
+            must = f"have the sizes of the run that is resumed ({checkpoint}), with allow_changes=true too"
+            raise ValueError(f"`model` must {must}, but has others instead.") from error
     if recipe.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model
@@ -94,7 +91,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
 
         TeacherTokens(optimization.distillation).check(given)
     if given is not None:
-        vocabularies, target, is_joint = _vocabularies(given), len(given.target), given.is_joint
+        vocabularies, target, is_joint = given.vocabularies(), len(given.target), given.is_joint
     else:
         # What the tokenizer will set; how many words there are is not known, and then of no matter.
         is_joint, target = settings.joint, settings.vocab_size if settings.joint else settings.sides[1][1]
@@ -116,11 +113,6 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         beams = getattr(recipe, section).num_beams
         if target is not None and beams > target:
             raise mistake(f"{section}.num_beams", f"at most {target}, the size of the vocabulary", beams)
-
-
-def _vocabularies(tokenizers: TokenizerPair) -> dict[str, int | None]:
-    sizes = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
-    return {**sizes, **tokenizers.special_ids()}
 
 
 def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> "HeedBaseConfig":

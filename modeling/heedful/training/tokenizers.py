@@ -65,10 +65,9 @@ def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> Toke
             save_tokenizers(TokenizerPair.from_pretrained(checkpoint), folder, recipe)
         return TokenizerPair.from_pretrained(checkpoint)
     if failure is not None:
-        raise ValueError(
-            f"`output` must be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}. "
-            "There is no checkpoint with another: start again with overwrite=true or another `output`."
-        ) from failure
+        must = f"be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}"
+        advice = "There is no checkpoint with another: start again with overwrite=true or another `output`."
+        raise ValueError(f"`output` must {must}. {advice}") from failure
     return None
 
 

@@ -22,7 +22,7 @@ from accelerate.utils import (
 from heedful.inference.host_memory import keep_freed_memory
 from heedful.training.processes.collectives import Watch
 from heedful.training.processes.launcher import world_size
-from heedful.training.recipe import OptimizationRecipe
+from heedful.training.recipe import OptimizationRecipe, mistake
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,7 @@ def make_accelerator(
 
     on_cpu = runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision in ("tf32", "fp16"):
-        raise ValueError(
-            f"`optimization.mixed_precision` must be no or bf16 on the CPU, but is {settings.mixed_precision} instead."
-        )
+        raise mistake("optimization.mixed_precision", "no or bf16 on the CPU", settings.mixed_precision)
     check_launch(settings, on_cpu)
     if on_cpu:
         keep_freed_memory()
@@ -101,7 +99,7 @@ def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
     obstacles = ["there is no GPU"] if not torch.cuda.is_available() else []
     obstacles += ["the accelerate file says `use_cpu`"] if parse_flag_from_env("ACCELERATE_USE_CPU") else []
     if device == "cuda" and obstacles:
-        raise ValueError(f"`{name}` must be cpu or auto where {obstacles[0]}, but is cuda instead.")
+        raise mistake(name, f"cpu or auto where {obstacles[0]}", "cuda")
     return device == "cpu" or bool(obstacles)
 
 

@@ -127,10 +127,8 @@ def newest_whole_checkpoint(
         damages.append(f"{path.name} ({damage})")
         logger.warning("the checkpoint %s is damaged (%s): looking for an older one", path, damage)
     if damages:
-        raise ValueError(
-            f"`{setting}` must find a whole checkpoint in {folder}, but all are damaged: {', '.join(damages)}. To "
-            f"start again, set {others}."
-        )
+        found = f"but all are damaged: {', '.join(damages)}. To start again, set {others}."
+        raise ValueError(f"`{setting}` must find a whole checkpoint in {folder}, {found}")
     return None
 
 

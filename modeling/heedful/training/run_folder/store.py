@@ -47,10 +47,8 @@ class CheckpointStore:
         state = load_state(path)
         progress, average, scaler = state.progress, self.engine.moving_average, self.accelerator.scaler
         if progress.data != now.data and not self.recipe.allow_changes:
-            raise ValueError(
-                f"The data must be those of the run that is resumed ({path}), but their rows have changed; "
-                "allow_changes=true resumes all the same."
-            )
+            must = f"must be those of the run that is resumed ({path}), but their rows have changed"
+            raise ValueError(f"The data {must}; allow_changes=true resumes all the same.")
         self.engine.load(state.optimizer)
         if average is not None and state.moving_average is not None:
             average.load(state.moving_average)
@@ -71,10 +69,8 @@ class CheckpointStore:
         if self.saved_update == progress.update:
             return
         if any_rank(self.accelerator, not self.engine.weights_are_finite()):
-            raise FloatingPointError(
-                f"Training has diverged near update {progress.update}: a weight is not finite. "
-                "The last checkpoint is unharmed."
-            )
+            near = f"Training has diverged near update {progress.update}"
+            raise FloatingPointError(f"{near}: a weight is not finite. The last checkpoint is unharmed.")
         failure, keep = None, self.accelerator.is_main_process
         average, scaler = self.engine.moving_average, self.accelerator.scaler
         state = TrainingState(  # which all ranks gather, and the main one keeps

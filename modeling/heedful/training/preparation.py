@@ -5,7 +5,7 @@ two. Each mistake of a user is raised by one of them, and so is the same everywh
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 from accelerate import Accelerator
 
 from heedful.data import mixture
-from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_updates
+from heedful.data.batching import BatchingSettings, Row, UpdateBatches
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs, references_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
 from heedful.training.model_of_recipe import check_model
-from heedful.training.processes.collectives import Pairs, encode_in_shares
 from heedful.training.recipe import DataRecipe, Recipe
 from heedful.training.tokenizers import given_tokenizers, save_tokenizers, tokenizers_of
 
@@ -155,7 +154,7 @@ class StoredCorpus(_HeldOut):
 class StreamedCorpus(_HeldOut):
     """A corpus whose training pairs are read and encoded anew in every epoch, by all ranks together."""
 
-    stream: Pairs  # cleaned ones
+    stream: Iterable[Mapping[str, str]]  # cleaned pairs
     pool_size: int  # rows that are read, sorted and shuffled at a time
     accelerator: Accelerator | None  # `None` for one process
     pairs: None = None  # only who reads the stream can count them
@@ -167,6 +166,8 @@ class StreamedCorpus(_HeldOut):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
+        from heedful.data.epochs.streaming import encode_in_shares, stream_updates
+
         encoder, is_empty = replace(self.encoder, too_long=0), True
         rows = filter(None, encode_in_shares(encoder, self.stream, self.accelerator))
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):

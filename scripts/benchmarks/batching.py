@@ -360,7 +360,7 @@ def _loss_after(rows: EncodedPairs, corpus: Corpus, epochs: list[list[list[list[
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return validation_loss(model, corpus.validation, 4096, pad, Accelerator(cpu=True))
+    return validation_loss(model, corpus.validation, 4096, Accelerator(cpu=True))
 
 
 def measured(options: dict[str, Any]) -> Iterator[Row]:

@@ -53,9 +53,7 @@ def test_validation_measures_the_average_and_leaves_the_weights_alone(make_loop,
     loop = make_loop(AVERAGED)
     loop.run()
     measured = logged(tmp_path / "run", "validation/loss")[-1]
-    by_hand = validation_loss(
-        loop.engine.model, corpus.validation, 1000, corpus.tokenizers.source.pad_token_id, loop.accelerator
-    )
+    by_hand = validation_loss(loop.engine.model, corpus.validation, 1000, loop.accelerator)
     assert abs(measured - by_hand) > 1e-3
     plain = make_loop({"validation.every_updates": 3}, tmp_path / "plain")
     plain.run()
@@ -63,7 +61,7 @@ def test_validation_measures_the_average_and_leaves_the_weights_alone(make_loop,
     assert logged(tmp_path / "plain", "train/loss") == logged(tmp_path / "run", "train/loss")
     network = loop.engine.network
     network.load_state_dict(loop.engine.moving_average.weights, strict=False)
-    again = validation_loss(network, corpus.validation, 1000, corpus.tokenizers.source.pad_token_id, loop.accelerator)
+    again = validation_loss(network, corpus.validation, 1000, loop.accelerator)
     assert again == pytest.approx(measured, rel=1e-6)
 
 

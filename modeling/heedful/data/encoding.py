@@ -86,7 +86,5 @@ class EncodedPairs:
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         if not 0 <= index < len(self):
             raise IndexError(f"Row {index} does not exist: there are {len(self)}.")
-        return {
-            "input_ids": self.sources[self._source_bounds[index] : self._source_bounds[index + 1]].tolist(),
-            "labels": self.targets[self._target_bounds[index] : self._target_bounds[index + 1]].tolist(),
-        }
+        source, target = (slice(*bounds[index : index + 2]) for bounds in (self._source_bounds, self._target_bounds))
+        return {"input_ids": self.sources[source].tolist(), "labels": self.targets[target].tolist()}

@@ -48,9 +48,7 @@ class AugmentationRules:
                 raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")
 
 
-def check_mixture(
-    mixture: Mapping[str, MixturePart], target: str, temperature: float, other: str | None = None
-) -> None:
+def check_mixture(mixture: dict[str, MixturePart], target: str, temperature: float, other: str | None = None) -> None:
     """Check what can be known before a part is read; `other` is the language of a second direction, if any."""
     if temperature != 1 and not mixture:
         raise ValueError(f"`data.temperature` must be 1 without a `data.mixture`, but is {temperature} instead.")
@@ -117,15 +115,14 @@ def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> Any
     import pyarrow as pa
     from datasets import Dataset
 
-    read: list[tuple[int, Any]] = [
-        (number, read_pairs(part.train, str(part.source), str(part.target), streaming=streaming))
-        for number, (key, part) in enumerate(parts.items())
-        if key != OTHER_DIRECTION
-    ]
+    read: dict[int, Any] = {}
+    for number, (key, part) in enumerate(parts.items()):
+        if key != OTHER_DIRECTION:
+            read[number] = read_pairs(part.train, str(part.source), str(part.target), streaming=streaming)
     if len(read) == 1:
-        return read[0][1]
-    tables = [pairs.data.table.append_column("part", pa.array([n] * len(pairs), pa.int32())) for n, pairs in read]
-    return Dataset(pa.concat_tables(tables))
+        return read[0]
+    columns = {number: pa.array([number] * len(pairs), pa.int32()) for number, pairs in read.items()}
+    return Dataset(pa.concat_tables([read[n].data.table.append_column("part", columns[n]) for n in read]))
 
 
 def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

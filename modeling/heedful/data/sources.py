@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 Record = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in it counted from 1, and its columns
+Reader = Callable[[], Iterator[Record]]
+Columns = tuple[str, str]  # of source and target
 
 ROWS_PER_CHUNK = 10_000
 LARGEST_JSON = 2**31  # bytes; an array may be one line
@@ -77,8 +79,8 @@ def read_pairs(
     features = Features({"source": Value("string"), "target": Value("string")})
     if references is not None:
         features["references"] = List(Value("string"))
-    rows, source, target = _locate(location, source, target, split, streaming)
-    read = partial(_checked_pairs, rows, (source, target), references, streaming)
+    columns = (source, target) if isinstance(location, str) else ("source", "target")
+    read = partial(_checked_pairs, _reader(location, columns, split, streaming), columns, references, streaming)
     if streaming:
         return cast("IterableDataset", IterableDataset.from_generator(read, features=features))
     pairs, tables = read(), [features.arrow_schema.empty_table()]
@@ -94,15 +96,13 @@ def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
 
 def first_rows(location: str | Sequence[str], count: int) -> list[Mapping[str, Any]]:
     """Return the first rows of training data, by languages or columns; of a table, all lines by number of column."""
-    rows, *_ = _locate(location, *ANY_COLUMNS, "train", streaming=True)
+    rows = _reader(location, ANY_COLUMNS, "train", streaming=True)
     found = [(cells.get("translation"), cells) for _, _, cells in islice(rows(), count)]
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 
 
-def _locate(
-    location: str | Sequence[str], source: str, target: str, split: str, streaming: bool
-) -> tuple[Callable[[], Iterator[Record]], str, str]:
-    """Return the reader of a location, and its column names; what needs no row to be found wrong is raised here."""
+def _reader(location: str | Sequence[str], columns: Columns, split: str, streaming: bool) -> Reader:
+    """Return what reads the rows of a location; errors that need no row are raised here, for streams too."""
     for name in [location] if isinstance(location, str) else location:
         if re.match(r"[A-Za-z][A-Za-z0-9+]*://", name):
             must = "a file on this machine or a dataset's name on the Hub"
@@ -111,21 +111,18 @@ def _locate(
         if len(location) != 2:
             must = "one string or two text files [source, target]"
             raise ValueError(f"`location` must be {must}, but is {location!r} instead.")
-        return partial(_aligned_lines, *map(_text_file, location)), "source", "target"
+        return partial(_aligned_lines, *map(_text_file, location))
     if location.startswith("builtin:"):
-        return _builtin(location, source, target), source, target
-    if Path(location).expanduser().is_dir():
-        return _folder(Path(location).expanduser(), source, target, split)
-    files = _local_files(location)
-    if files:
-        return partial(_file_rows, tuple(map(str, files)), (source, target)), source, target
-    dataset = _hub_dataset(location, source, target, split, streaming)
-    return partial(_numbered, location, iter, dataset), source, target
+        return _builtin(location, columns)
+    folder = Path(location).expanduser()
+    if folder.is_dir():
+        return _folder(folder, columns, split)
+    if files := _local_files(location):
+        return partial(_file_rows, files, columns)
+    return partial(_numbered, location, iter, _hub_dataset(location, columns, split, streaming))
 
 
-def _checked_pairs(
-    rows: Callable[[], Iterator[Record]], names: tuple[str, str], references: str | None, streaming: bool
-) -> Iterator[dict[str, Any]]:
+def _checked_pairs(rows: Reader, names: Columns, references: str | None, streaming: bool) -> Iterator[dict[str, Any]]:
     """Take source and target out of rows; raise a `ValueError` if one is missing, in a stream at once.
 
     Otherwise it is raised after the last row: only then is it certain that a language is missing, and in how many.
@@ -176,14 +173,14 @@ def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str
     return list(dict.fromkeys([target, *(unicodedata.normalize("NFC", text) for text in texts)]))
 
 
-def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[Record]]:
+def _builtin(location: str, columns: Columns) -> Reader:
     from heedful.data.korean_english.pairs import BUILTIN_SPLITS, korean_english_pairs
 
     match = BUILTIN_LOCATION.fullmatch(location)
     if match is None or match["split"] not in BUILTIN_SPLITS:
         must = f"builtin:SPLIT:COUNT with a split of {', '.join(BUILTIN_SPLITS)} and a count of at least 1"
         raise ValueError(f"`location` must be {must}, but is {location!r} instead.")
-    for field, language in (("source", source), ("target", target)):
+    for field, language in zip(("source", "target"), columns, strict=True):
         if language not in ("ko", "en"):
             raise ValueError(f"`{field}` must be ko or en for the built-in corpus, but is {language!r} instead.")
     return partial(_numbered, location, korean_english_pairs, match["split"], int(match["count"]))
@@ -224,7 +221,7 @@ def _kind(path: Path) -> str | None:
     return match[1] if match else None
 
 
-def _folder(folder: Path, source: str, target: str, split: str) -> tuple[Callable[[], Iterator[Record]], str, str]:
+def _folder(folder: Path, columns: Columns, split: str) -> Reader:
     """Return the reader of a split in a folder: of what `datasets` saved, or of files whose path names the split."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         import datasets
@@ -233,7 +230,7 @@ def _folder(folder: Path, source: str, target: str, split: str) -> tuple[Callabl
         if isinstance(saved, datasets.DatasetDict) and split not in saved:
             raise ValueError(f"{folder} must have the split {split}, but has {', '.join(saved)} instead.")
         rows = saved[split] if isinstance(saved, datasets.DatasetDict) else saved
-        return partial(_numbered, str(folder), iter, rows), source, target
+        return partial(_numbered, str(folder), iter, rows)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _kind(path))
     files = [path for path in files if not path.name.startswith(("dataset_info", "."))]
     words = {path: re.findall(r"[a-z]+", path.relative_to(folder).as_posix().lower()) for path in files}
@@ -245,7 +242,7 @@ def _folder(folder: Path, source: str, target: str, split: str) -> tuple[Callabl
         found = ", ".join(path.relative_to(folder).as_posix() for path in files[:5]) or "none"
         must = f"a folder with a file {KINDS} whose name says {split}"
         raise ValueError(f"`location` must be {must}, but {folder} has {found} instead.")
-    return partial(_file_rows, tuple(map(str, chosen)), (source, target)), source, target
+    return partial(_file_rows, chosen, columns)
 
 
 def _text_file(location: str) -> str:
@@ -294,11 +291,11 @@ def _aligned_lines(source_file: str, target_file: str) -> Iterator[Record]:
         raise ValueError(f"{source_file} and {target_file} must have the same number of lines, but have {found}.")
 
 
-def _file_rows(files: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Record]:
+def _file_rows(files: Sequence[Path], columns: Columns) -> Iterator[Record]:
     table: Callable[[str], Iterator[Mapping[str, Any]]] = partial(_table_rows, columns=columns)
     readers = {"jsonl": _json_rows, "json": _json_rows, "parquet": _parquet_rows} | dict.fromkeys(TABLES, table)
     for file in files:
-        yield from _numbered(file, readers[str(_kind(Path(file)))], file)
+        yield from _numbered(str(file), readers[str(_kind(file))], str(file))
 
 
 def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
@@ -334,7 +331,7 @@ def _parsed_json(file: str, what: str, first_line: int, text: str) -> Any:
     return value
 
 
-def _table_rows(file: str, columns: tuple[str, str]) -> Iterator[Mapping[str, str]]:
+def _table_rows(file: str, columns: Columns) -> Iterator[Mapping[str, str]]:
     delimiter = _delimiter(file, columns)
     if _kind(Path(file)) != "csv":
         lines = ((number, _without_end(line)) for number, line in _lines(file))
@@ -355,7 +352,7 @@ def _csv_lines(file: str) -> Iterator[str]:
         yield from re.split(r"(?<=\r)(?!\n)", text) if "\r" in text[:-2] else [text]
 
 
-def _delimiter(file: str, columns: tuple[str, str]) -> str:
+def _delimiter(file: str, columns: Columns) -> str:
     """Return what separates the cells of a table: what the file's kind says, unless its lines need another.
 
     They need another where only that makes cells of the columns' names or, where they are numbers, enough cells; or
@@ -383,7 +380,7 @@ def _are_numbers(columns: Sequence[str]) -> bool:
 
 
 def _named_cells(
-    file: str, rows: Iterator[tuple[int, list[str]]], columns: tuple[str, str], delimiter: str
+    file: str, rows: Iterator[tuple[int, list[str]]], columns: Columns, delimiter: str
 ) -> Iterator[Mapping[str, str]]:
     """Yield the rows of a table by the names in its first, or by number where columns are numbers that it lacks."""
     first, names = next(rows, (1, []))
@@ -418,7 +415,7 @@ def _parquet_rows(file: str) -> Iterator[Mapping[str, Any]]:
         raise ValueError(f"{file} must be a whole Parquet file, but can't be read: {error}.") from error
 
 
-def _hub_dataset(location: str, source: str, target: str, split: str, streaming: bool) -> Iterable[Mapping[str, Any]]:
+def _hub_dataset(location: str, columns: Columns, split: str, streaming: bool) -> Iterable[Mapping[str, Any]]:
     import datasets
 
     match = HUB_LOCATION.fullmatch(location)
@@ -436,5 +433,5 @@ def _hub_dataset(location: str, source: str, target: str, split: str, streaming:
         if bars_shown:
             datasets.enable_progress_bars()
     # Other columns may hold audio or images, which would be decoded for nothing.
-    wanted = [column for column in dataset.column_names or [] if column in (source, target, "translation")]
+    wanted = [column for column in dataset.column_names or [] if column in (*columns, "translation")]
     return dataset.select_columns(wanted) if wanted else dataset

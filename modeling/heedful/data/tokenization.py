@@ -38,17 +38,16 @@ class TokenizerPair:
     """
 
     def __init__(self, source: "PreTrainedTokenizerFast", target: "PreTrainedTokenizerFast"):
-        for name in ("pad_token_id", "eos_token_id"):
-            ids = {"source": getattr(source, name), "target": getattr(target, name)}
-            for side, token in ids.items():
-                if token is None:
-                    raise ValueError(f"`{name}` of the {side} tokenizer must be set, but is None instead.")
-            if ids["source"] != ids["target"]:
-                found = f"{ids['source']} in the source's and {ids['target']} in the target's instead"
-                raise ValueError(f"`{name}` must be the same in both tokenizers, but is {found}.")
         for side, tokenizer in (("source", source), ("target", target)):
-            dropout = getattr(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None)
-            if dropout:
+            for name in ("pad_token_id", "eos_token_id"):
+                found, of_source = getattr(tokenizer, name), getattr(source, name)
+                if found is None:
+                    raise ValueError(f"`{name}` of the {side} tokenizer must be set, but is None instead.")
+                if found != of_source:
+                    both = f"{of_source} in the source's and {found} in the target's instead"
+                    raise ValueError(f"`{name}` must be the same in both tokenizers, but is {both}.")
+            model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+            if dropout := getattr(model, "dropout", None):
                 what = f"`dropout` of the {side} tokenizer (in its tokenizer.json)"
                 raise ValueError(f"{what} must be null, because it cannot be seeded, but is {dropout} instead.")
             warn_of_split_tokens(tokenizer)
@@ -137,12 +136,8 @@ class TokenizerPair:
     def special_ids(self) -> dict[str, int | None]:
         """Return the ids that a config must agree with; padding starts a decoder that has no `<s>`, as Marian's."""
         bos, pad = self.target.bos_token_id, self.target.pad_token_id
-        return {
-            "pad_token_id": pad,
-            "bos_token_id": bos,
-            "eos_token_id": self.target.eos_token_id,
-            "decoder_start_token_id": pad if bos is None else bos,
-        }
+        ids = {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": self.target.eos_token_id}
+        return ids | {"decoder_start_token_id": pad if bos is None else bos}
 
     def vocabularies(self) -> dict[str, int | None]:
         """Return the sizes of both vocabularies, and the special ids, as a config has them."""
@@ -193,12 +188,10 @@ class TokenizerPair:
         target = _load(folder / TARGET_FOLDER, trust_remote_code) if is_separate else source
         changed = changed_files(folder, "tokenizer")
         if changed:
-            warnings.warn(
-                f"The tokenizers in {folder} should be those that were saved with the model, but {listed(changed)} "
-                "changed since: with another model's tokenizer the output is nonsense. If it is meant, "
-                "`TokenizerPair.save_pretrained` saves them anew.",
-                stacklevel=2,
-            )
+            must = f"should be those that were saved with the model, but {listed(changed)} changed since"
+            why = "with another model's tokenizer the output is nonsense"
+            advice = "If it is meant, `TokenizerPair.save_pretrained` saves them anew."
+            warnings.warn(f"The tokenizers in {folder} {must}: {why}. {advice}", stacklevel=2)
         return cls(source, target)
 
 
@@ -242,11 +235,10 @@ def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, st
 def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} must be a folder with a tokenizer, but does not exist.")
     path = folder / "tokenizer_config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} must hold a tokenizer, but has no {path.name}.")
+        found = f"has no {path.name}" if folder.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{folder} must be a folder with a tokenizer, but {found}.")
     check_inside(folder)
     settings = read_object(path)
     # transformers finds its files by their usual names. Paths of another machine are common, and are not followed.

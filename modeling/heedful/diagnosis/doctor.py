@@ -24,12 +24,11 @@ from heedful.diagnosis.recipe_checks.speed import check_speed
 from heedful.inference.loading import first_line
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
-from heedful.training.preparation import Cleaned, Splits, StoredCorpus
+from heedful.training.preparation import Cleaned, Splits, StoredCorpus, earlier_tokenizers, tokenizers_of
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_installed, faults, tokenizer_key
-from heedful.training.tokenizers import earlier_tokenizers, tokenizers_of
 
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")

@@ -34,14 +34,13 @@ from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
 from heedful.files import duration, shortened
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
-from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of
+from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of, earlier_tokenizers
 from heedful.training.processes.collectives import all_reduce
 from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
 from heedful.training.recipe import OptimizationRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_start
-from heedful.training.tokenizers import earlier_tokenizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from heedful.training.objectives.objective import Objective
 
 
-def make_model(
-    recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: str | Path | None = None
-) -> "PreTrainedModel":
+def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path | None = None) -> "PreTrainedModel":
     """Make the recipe's model: with fresh weights, those of the model that it starts from, or those of a checkpoint.
 
     A config that contradicts the tokenizers, or has other sizes than the checkpoint, is a `ValueError`.

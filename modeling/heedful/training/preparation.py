@@ -20,10 +20,12 @@ from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validat
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs, references_of
 from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import references_left
 from heedful.training.model_of_recipe import check_model
 from heedful.training.recipe import DataRecipe, Recipe
-from heedful.training.tokenizers import given_tokenizers, save_tokenizers, tokenizers_of
+from heedful.training.recipe_file import to_yaml
+from heedful.training.run_folder.checkpoints import newest_whole_checkpoint, written_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -67,11 +69,9 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
     train = mixture.read_parts(data.parts, data.streaming)
     total = len(train) if isinstance(train, Sized) else None
     if limit is not None:
-        first = list(islice(train, limit)) if total is None else train.select(range(min(limit, total))).to_list()
+        first = [{"part": 0, **pair, "row": number} for number, pair in enumerate(islice(train, limit), start=1)]
         total = len(first) if total is None and len(first) < limit else total
-        columns = {side: [pair[side] for pair in first] for side in ("source", "target")}
-        numbers = {"part": [pair.get("part", 0) for pair in first], "row": [*range(1, len(first) + 1)]}
-        train = Dataset.from_dict(columns | numbers)
+        train = Dataset.from_list(first)
     return Splits(train, validation, tests, total)
 
 
@@ -90,6 +90,68 @@ def clean(splits: Splits, data: DataRecipe) -> Cleaned:
         logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers[1]))
         train, validation = (train.select(rows, keep_in_memory=True) for rows in numbers)
     return Cleaned(train, validation, splits.tests, report, is_held_out=splits.validation is None)
+
+
+def given_tokenizers(recipe: Recipe, folder: Path | None, is_main: bool) -> TokenizerPair | None:
+    """Load the tokenizers that the recipe names or the run has in `folder`; `None` if they are to be trained."""
+    where = recipe.tokenizer.path or recipe.model.start_from
+    if where is None:
+        return None if folder is None else _load_tokenizers_of_run(recipe, folder, is_main)
+    given = TokenizerPair.from_pretrained(where)
+    if recipe.data.both_directions and not given.is_joint:
+        must = "hold one tokenizer of both sides where `data.both_directions` is true"
+        raise ValueError(f"`tokenizer.path` or `model.start_from` must {must}, but {where} holds two.")
+    return given
+
+
+def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
+    """Load the tokenizers that a run would begin with, as `given_tokenizers` does, and write nothing."""
+    return given_tokenizers(recipe, recipe.folder / "tokenizer" if recipe.resume else None, is_main=False)
+
+
+def tokenizers_of(recipe: Recipe, pairs: Iterable[Any], held_out: Iterable[Any] = ()) -> TokenizerPair:
+    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words has those of `held_out` pairs, too."""
+    settings, parts = recipe.tokenizer, recipe.data.parts
+    logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
+    rest = held_out if ("word", None) in settings.sides else ()
+    own = settings.target_algorithm
+    tags = dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)
+    return train_tokenizers(
+        (pair["source"] for pair in chain(islice(pairs, settings.sentences), rest)),
+        (pair["target"] for pair in chain(islice(pairs, settings.sentences), rest)),
+        algorithm=settings.algorithm if own is None else (settings.algorithm, own),
+        vocab_size=settings.vocab_size,
+        joint=settings.joint,
+        target_vocab_size=settings.target_vocab_size,
+        languages=(*mixture.languages_of(parts), *tags),
+    )
+
+
+def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
+    """Load the tokenizers in `folder`; where they are missing or damaged, those of the checkpoint to be resumed."""
+    failure: Exception | None = None
+    try:
+        if folder.is_dir():
+            return TokenizerPair.from_pretrained(folder)
+    except Exception as error:  # each library raises another type, tokenizers a bare Exception
+        failure = error
+    checkpoint = newest_whole_checkpoint(recipe.folder / "checkpoints") if recipe.resume else None
+    if checkpoint is None and failure is not None:
+        must = f"be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}"
+        advice = "There is no checkpoint with another: start again with overwrite=true or another `output`."
+        raise ValueError(f"`output` must {must}. {advice}") from failure
+    tokenizers = None if checkpoint is None else TokenizerPair.from_pretrained(checkpoint)
+    if tokenizers is not None and is_main:
+        logger.warning("%s is missing or damaged: it is restored from %s", folder, checkpoint)
+        save_tokenizers(tokenizers, folder, recipe)
+    return tokenizers
+
+
+def save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> None:
+    """Save a run's tokenizers, as a whole or not at all, with its recipe, by which it knows them as its own."""
+    with written_folder(folder) as partial:
+        tokenizers.save_pretrained(partial)
+        (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
 
 
 def check_symbols(tokenizers: TokenizerPair, kept: Cleaned, ignore: str | None) -> None:
@@ -181,10 +243,9 @@ Corpus = StoredCorpus | StreamedCorpus  # the training rows and validation pairs
 
 
 def _nothing_left(encoder: PairEncoder) -> ValueError:
-    return ValueError(
-        f"No training pair is left: {encoder.too_long} are longer than `data.max_source_tokens` "
-        f"({encoder.max_source_tokens}) or `data.max_target_tokens` ({encoder.max_target_tokens})."
-    )
+    source, target = encoder.max_source_tokens, encoder.max_target_tokens
+    limits = f"`data.max_source_tokens` ({source}) or `data.max_target_tokens` ({target})"
+    return ValueError(f"No training pair is left: {encoder.too_long} are longer than {limits}.")
 
 
 def encode(recipe: Recipe, kept: Cleaned, tokenizers: TokenizerPair, accelerator: Accelerator | None = None) -> Corpus:

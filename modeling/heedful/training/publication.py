@@ -113,8 +113,8 @@ def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) ->
     """Measure the published folder as any user would, spread over the ranks; the result is in `metrics.json` too."""
     folder = recipe.folder / MODEL_FOLDER
     translator = Translator.from_pretrained(folder, device=accelerator.device)
-    pad, budget = translator.model.config.pad_token_id, recipe.optimization.micro_batch_tokens
-    loss = validation_loss(translator.model, corpus.validation, budget, pad, accelerator)
+    budget = recipe.optimization.micro_batch_tokens
+    loss = validation_loss(translator.model, corpus.validation, budget, accelerator)
     metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
     data, decoding = recipe.data, recipe.decoding
     scoring = {"bootstrap": decoding.bootstrap, "tokenize": decoding.bleu_tokenizer, "ignore": decoding.ignore}

@@ -59,7 +59,7 @@ def faults(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> Iterat
     yield from faults_of_targets(tokenizer_key(recipe), corpus.tokenizers, targets)
     splits = {"data.train": corpus.rows} if isinstance(corpus, StoredCorpus) else {}
     splits |= {"data.validation": corpus.validation, **corpus.tests}
-    yield from _too_long_for_the_model(recipe, position_limit(config), splits)
+    yield from _too_long(recipe, position_limit(config), splits)
     yield from _cut_off(recipe, corpus.validation.target_lengths)
     if isinstance(corpus, StoredCorpus):
         usual = np.median(corpus.rows.source_lengths + corpus.rows.target_lengths)
@@ -100,9 +100,7 @@ def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str
         yield Fault("round_trip", _graded(len(changed) / len(tried)), key, message)
 
 
-def _too_long_for_the_model(
-    recipe: Recipe, positions: int | None, splits: Mapping[str, EncodedPairs]
-) -> Iterator[Fault]:
+def _too_long(recipe: Recipe, positions: int | None, splits: Mapping[str, EncodedPairs]) -> Iterator[Fault]:
     """Find rows, and a length of what is generated, that are too long for the model or for attention."""
     data, new_tokens = recipe.data, recipe.validation.max_new_tokens
     if positions is not None and recipe.validation.sentences != 0 and new_tokens > positions:

@@ -4,7 +4,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -110,7 +110,8 @@ class TrainingEngine:
         with nullcontext() if isinstance(self.model, FSDPModule) else self.accelerator.autocast():
             for number, micro_batch in enumerate(micro_batches, start=1):
                 batch = self.feed.inputs(micro_batch) | {"skip_logits": self._skips_logits, "body": self.body}
-                with self._micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
+                syncs = all_reduce and number == len(micro_batches)
+                with nullcontext() if syncs else self.accelerator.no_sync(self.model):
                     losses = self.model(**batch, num_items_in_batch=tokens).loss.reshape(-1)
                     if not micro_batch.counts:
                         losses = losses * 0
@@ -118,13 +119,6 @@ class TrainingEngine:
                         self.backward(losses[0])
                 sums[: len(losses)] += losses.detach() * tokens
         return sums
-
-    def _micro_batch(self, all_reduces: bool) -> AbstractContextManager:
-        """Return the context of a forward and a backward pass; the last one of an update all-reduces the gradients."""
-        if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(all_reduces)
-            return nullcontext()
-        return nullcontext() if all_reduces else self.accelerator.no_sync(self.model)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of this rank's part of the loss; the all-reduce makes the sum over the ranks of it."""
@@ -214,12 +208,7 @@ class Result(NamedTuple):
     padded_tokens: float
     stopping_ranks: float  # that have received a signal
     late_ranks: float  # whose time is up
-    gradient_norm: float
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the gradient was finite, and so the weights have changed."""
-        return math.isfinite(self.gradient_norm)
+    gradient_norm: float  # where it is not finite, the weights have not changed
 
 
 class Results:

@@ -1,8 +1,8 @@
 """The training loop: the same code on one CPU, one GPU, or many processes through `accelerate launch`.
 
-An update's pairs, its loss and its gradient are the same however it is split: the summed loss of every micro-batch
-is divided by the number of target tokens of the whole update, over all micro-batches and ranks. Random numbers follow
-from the seed, the update and the rank, so that a resumed run goes on as if it had never stopped.
+An update's loss and gradient are the same however it is split: the summed loss of every micro-batch is divided by the
+target tokens of the whole update, over all micro-batches and ranks. Random numbers follow from the seed, the update
+and the rank, so that a resumed run goes on as if it had never stopped.
 """
 
 import logging
@@ -36,7 +36,6 @@ from heedful.training.start_checks import check_start
 
 logger = logging.getLogger(__name__)
 
-CHOOSING = ("best", "average_best")  # what is published by its validation
 # fp16 begins with a scale that is too large and halves it until gradients fit: no sign of divergence.
 FP16_SKIPS = 30
 
@@ -92,7 +91,7 @@ class TrainingLoop:
             # This also makes every rank wait until the main one has written.
             if any_rank(self.accelerator, self.signals.received is not None):
                 raise self._interruption()
-            if self.recipe.checkpoints.publish in CHOOSING and not self._is_due("validation"):
+            if self.recipe.checkpoints.publish in ("best", "average_best") and not self._is_due("validation"):
                 # The last weights may be the best, wherever the run ends. The saved progress does not know of it: a
                 # resumed run that goes further is the same as one that was never stopped.
                 self._validate()
@@ -176,7 +175,7 @@ class TrainingLoop:
         """Note what all updates but the last `keep` gave; too many in a row without a gradient end the run."""
         for result in self.results.read(keep):
             self._is_stopping, self.time_is_up = result.stopping_ranks > 0, result.late_ranks > 0
-            if not result.is_finite:
+            if not math.isfinite(result.gradient_norm):
                 self._note_skipped(result)
                 continue
             self.progress.skipped_in_a_row = 0

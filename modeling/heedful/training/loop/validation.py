@@ -40,7 +40,7 @@ def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str
     search: dict[str, Any] = {"num_beams": settings.num_beams, "max_new_tokens": settings.max_new_tokens}
     search |= {"target_language": corpus.target_language, "token_budget": budget}
     with _measured_model(engine) as model:
-        loss = validation_loss(model, corpus.validation, budget, tokenizers.pad_token_id, accelerator)
+        loss = validation_loss(model, corpus.validation, budget, accelerator)
         values = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
         if pairs:
             scores = score_pairs(Translator(model, tokenizers), pairs, accelerator, scoring, **search)
@@ -72,27 +72,22 @@ def _measured_model(engine: TrainingEngine) -> Iterator["PreTrainedModel"]:
 
 
 @torch.no_grad()
-def validation_loss(
-    model, rows: EncodedPairs, token_budget: int, pad_token_id: int, accelerator: Accelerator
-) -> float:
+def validation_loss(model, rows: EncodedPairs, token_budget: int, accelerator: Accelerator) -> float:
     """Return the cross-entropy in nats per target token, of all ranks' batches of at most so many padded tokens."""
     batches = UpdateBatches(rows.source_lengths, rows.target_lengths, BatchingSettings(token_budget)).epoch(0)
     own = batches[accelerator.process_index :: accelerator.num_processes]
-    was_training = model.training
+    was_training, device = model.training, accelerator.device
     model.eval()
-    device = accelerator.device
+    network = accelerator.unwrap_model(model)
     total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     for (bucket,) in own:
-        batch = collate([rows[index] for index in bucket], pad_token_id)
-        batch = {name: values.to(device) for name, values in batch.items()}
-        total += accelerator.unwrap_model(model)(**batch, num_items_in_batch=1).loss
+        batch = collate([rows[index] for index in bucket], network.config.pad_token_id)
+        total += network(**{name: values.to(device) for name, values in batch.items()}, num_items_in_batch=1).loss
     model.train(was_training)
     return all_reduce(accelerator, total.item())[0] / int(rows.target_lengths.sum())
 
 
-def translate_on_ranks(
-    translator: Translator, texts: list[str], accelerator: Accelerator, **settings: Any
-) -> list[str]:
+def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Accelerator, **settings) -> list[str]:
     """Translate sentences, each on one rank, and return all translations in order on every rank."""
     rank, world_size = accelerator.process_index, accelerator.num_processes
     own = [best.text for best, *_ in translator.translate(texts[rank::world_size], **settings)]

@@ -87,8 +87,6 @@ def lost_processes_reported(accelerator: Accelerator) -> Iterator[None]:
     except RuntimeError as error:
         is_lost = isinstance(error, torch.distributed.DistError) or any(part in str(error) for part in CONNECTION_LOST)
         if accelerator.num_processes > 1 and is_lost:
-            raise ProcessLostError(
-                "Another process of this run has ended, so this one ends too: look for its message, and continue with "
-                "resume=true."
-            ) from error
+            lost = "Another process of this run has ended, so this one ends too"
+            raise ProcessLostError(f"{lost}: look for its message, and continue with resume=true.") from error
         raise

@@ -107,8 +107,8 @@ class CheckpointStore:
         """Remove what a killed run left half-written or damaged after this progress, and prune."""
         if self.accelerator.is_main_process:
             clear_leftovers(self.folder, progress.update)
-            if self.saved_update is not None:
-                self.prune(progress)  # a recipe that keeps fewer than before makes room
+        if self.saved_update is not None:
+            self.prune(progress)  # a recipe that keeps fewer than before makes room
 
 
 def clear_leftovers(folder: Path, update: int) -> None:

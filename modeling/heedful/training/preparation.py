@@ -42,20 +42,11 @@ class Splits:
     """The pairs of a recipe, as rows with `source` and `target`, perhaps `references`, `part` and `row`."""
 
     train: "Dataset | IterableDataset"
-    validation: "Dataset | None"  # `None` if they are to be held out of the training pairs
+    validation: Any  # a Dataset, or `None` where `clean` is to hold some out of the training pairs
     tests: "dict[str, Dataset]"  # by their keys in the recipe
     total: int | None  # training pairs in all; `None` for a stream whose end was not reached
-
-
-@dataclass(frozen=True)
-class Cleaned:
-    """The pairs that a model is trained on, validated and tested with."""
-
-    train: "Dataset | IterableDataset"
-    validation: "Dataset"
-    tests: "dict[str, Dataset]"  # by their keys in the recipe
-    report: CleaningReport  # of a stream it fills while the stream is read
-    is_held_out: bool  # whether the validation pairs come from those of training
+    report: CleaningReport = field(default_factory=CleaningReport)  # of a stream it fills while the stream is read
+    is_held_out: bool = False  # whether the validation pairs come from those of training
 
 
 def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
@@ -81,15 +72,17 @@ def check_references(splits: Splits, ignore: str | None) -> None:
         references_left(ignore, references_of(split), "decoding.")
 
 
-def clean(splits: Splits, data: DataRecipe) -> Cleaned:
+def clean(splits: Splits, data: DataRecipe) -> Splits:
     """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none."""
-    validation, held_out = splits.validation, chain(splits.validation or (), *splits.tests.values())
+    held_out = chain(splits.validation or (), *splits.tests.values())
     train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions)
-    if validation is None:
-        numbers = split_for_validation(train["source"][:], train["target"][:] if data.both_directions else ())
-        logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers[1]))
-        train, validation = (train.select(rows, keep_in_memory=True) for rows in numbers)
-    return Cleaned(train, validation, splits.tests, report, is_held_out=splits.validation is None)
+    kept = replace(splits, train=train, report=report)
+    if splits.validation is not None:
+        return kept
+    numbers = split_for_validation(train["source"][:], train["target"][:] if data.both_directions else ())
+    logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers[1]))
+    train, validation = (train.select(rows, keep_in_memory=True) for rows in numbers)
+    return replace(kept, train=train, validation=validation, is_held_out=True)
 
 
 def given_tokenizers(recipe: Recipe, folder: Path | None, is_main: bool) -> TokenizerPair | None:
@@ -154,7 +147,7 @@ def save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> 
         (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
 
 
-def check_symbols(tokenizers: TokenizerPair, kept: Cleaned, ignore: str | None) -> None:
+def check_symbols(tokenizers: TokenizerPair, kept: Splits, ignore: str | None) -> None:
     """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; those of a stream are met later."""
     tokenizers.check_symbols(kept.validation, "`data.validation`")
     for key, test in kept.tests.items():
@@ -248,7 +241,7 @@ def _nothing_left(encoder: PairEncoder) -> ValueError:
     return ValueError(f"No training pair is left: {encoder.too_long} are longer than {limits}.")
 
 
-def encode(recipe: Recipe, kept: Cleaned, tokenizers: TokenizerPair, accelerator: Accelerator | None = None) -> Corpus:
+def encode(recipe: Recipe, kept: Splits, tokenizers: TokenizerPair, accelerator: Accelerator | None = None) -> Corpus:
     """Turn pairs into rows of token ids, and prepare what every epoch draws from them; `None` is one process."""
     data = recipe.data
     heads = mixture.source_prefixes(data.parts, tokenizers)

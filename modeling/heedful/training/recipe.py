@@ -63,8 +63,7 @@ class DataRecipe:
     def locations(self) -> Locations:
         """Where the pairs of each split are, with `folder` in front of file names."""
         test = {name: self._located(where) for name, where in self.test.items()}
-        validation = None if self.validation is None else self._located(self.validation)
-        return Locations(self._located(self.train), validation, test)
+        return Locations(self._located(self.train), self.validation and self._located(self.validation), test)
 
     @property
     def parts(self) -> dict[str, MixturePart]:

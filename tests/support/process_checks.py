@@ -27,7 +27,7 @@ from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.run_folder import store
+from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
 from row_lengths import padding_share
 from tiny_runs import SIZES, logged, tiny_recipe
@@ -308,18 +308,18 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     except TrainingInterrupted as interruption:
         ends["told"] = str(interruption)
     full = make_loop(folder / "full", {"checkpoints.every_updates": 2}, corpus, accelerator)
-    save = store.save_checkpoint
+    save = checkpoints.save_checkpoint
 
     def fail_once(path, model, state, *others):
         if state.progress.update == 4:
             raise OSError("No space left on device")
         return save(path, model, state, *others)
 
-    with patch.object(store, "save_checkpoint", fail_once):
+    with patch.object(checkpoints, "save_checkpoint", fail_once):
         full.run()
     ends["full"] = sorted(int(path.name[-1]) for path in full.checkpoints.folder.iterdir())
     unsaved = make_loop(folder / "unsaved", {"optimization.max_updates": 4}, corpus, accelerator)
-    with patch.object(store, "save_checkpoint", fail_once):
+    with patch.object(checkpoints, "save_checkpoint", fail_once):
         try:
             unsaved.run()
         except OSError as error:

@@ -24,7 +24,7 @@ from full_disk import FileTooLarge
 from heedful.training.launch.heartbeat import Heartbeat
 from heedful.training.loop import validation
 from heedful.training.recipe_file import to_yaml
-from heedful.training.run_folder import store
+from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage
 from tiny_runs import logged, tiny_recipe
 
@@ -58,7 +58,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_like_one_that_is_not(tmp_pa
 
 
 def fill_the_disk_at(monkeypatch, updates):
-    save = store.save_checkpoint
+    save = checkpoints.save_checkpoint
 
     def save_with_little_room(folder, model, state, tokenizers, recipe):
         if state.progress.update not in updates:
@@ -66,7 +66,7 @@ def fill_the_disk_at(monkeypatch, updates):
         with FileTooLarge(5000):
             return save(folder, model, state, tokenizers, recipe)
 
-    monkeypatch.setattr(store, "save_checkpoint", save_with_little_room)
+    monkeypatch.setattr(checkpoints, "save_checkpoint", save_with_little_room)
 
 
 def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypatch, caplog, weights_of, saved_updates):

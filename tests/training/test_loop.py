@@ -12,8 +12,7 @@ from heedful.training.loop import validation
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress
-from heedful.training.run_folder.store import published_checkpoints
+from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
 from tiny_runs import logged, tiny_recipe
 
 NO_DROPOUT = {"model.options": {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}}

@@ -17,9 +17,14 @@ from heedful.training.loop.loop import TrainingLoop, seed_of_update
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.run_folder.checkpoints import checkpoint_path, load_progress, load_state, write_manifest
+from heedful.training.run_folder.checkpoints import (
+    checkpoint_path,
+    load_progress,
+    load_state,
+    published_checkpoints,
+    write_manifest,
+)
 from heedful.training.run_folder.folder import changed_keys, check_output_folder
-from heedful.training.run_folder.store import published_checkpoints
 from tiny_runs import logged, tiny_recipe, tiny_tree
 
 END = 9

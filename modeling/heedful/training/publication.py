@@ -19,10 +19,9 @@ from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.preparation import Corpus
 from heedful.training.recipe import DecodingRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
-from heedful.training.run_folder.checkpoints import MOVING_AVERAGE, STATE_FOLDER, written_folder
+from heedful.training.run_folder.checkpoints import MOVING_AVERAGE, STATE_FOLDER, published_checkpoints, written_folder
 from heedful.training.run_folder.folder import foreign_files
 from heedful.training.run_folder.progress import Progress
-from heedful.training.run_folder.store import published_checkpoints
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel

@@ -296,8 +296,7 @@ def make_section(kind: type, tree: Any, prefix: str) -> Any:
             values[name] = make_section(hint, {} if value is None else value, f"{prefix}{name}.")
         elif hint == dict[str, MixturePart]:
             parts = _typed(dict, {} if value is None else value, f"{prefix}{name}")
-            sections = {str(part): (MixturePart, tree, f"{prefix}{name}.{part}.") for part, tree in parts.items()}
-            values[name] = {part: make_section(*section) for part, section in sections.items()}
+            values[name] = {str(k): make_section(MixturePart, v, f"{prefix}{name}.{k}.") for k, v in parts.items()}
         else:
             values[name] = _typed(hint, value, f"{prefix}{name}")
     for entry in fields(kind):
@@ -322,11 +321,9 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
         value = "no"  # what YAML reads a bare no as; Norwegian's code
     if name.startswith("data.") and name.endswith((".source", ".target")) and type(value) is int:
         value = str(value)  # the number of a column
-    if float in choices and isinstance(value, str):
-        with suppress(ValueError):
+    if float in choices and (isinstance(value, str) or type(value) is int):
+        with suppress(ValueError, OverflowError):
             value = float(value)
-    if float in choices and isinstance(value, int) and not isinstance(value, bool) and int not in choices:
-        return float(value)
     if not _fits(hint, value):
         advice = ": text that YAML takes for something else needs quotes" * (str in choices and value is not None)
         must = f"`{name}` must be {' or '.join(map(_in_words, choices))}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
+from accelerate.tracking import get_available_trackers
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.encoding import EncodedPairs
@@ -15,7 +16,6 @@ from heedful.evaluation.metrics import score_translations
 from heedful.files import shortened
 from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.training.preparation import Corpus, StoredCorpus
-from heedful.training.processes.devices import check_trackers
 from heedful.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -41,7 +41,11 @@ class Fault(NamedTuple):
 def check_installed(recipe: Recipe) -> None:
     """Raise a `ValueError` for a BLEU tokenizer or tracker that is unknown or not installed, before anything slow."""
     score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
-    check_trackers(recipe.logging.trackers)
+    installed = [str(tracker) for tracker in get_available_trackers()]
+    for name in recipe.logging.trackers:
+        if name not in installed:  # Accelerate would leave it out, without an error
+            ones = ", ".join(installed) or "there is none"
+            raise ValueError(f"`logging.trackers` must name installed ones ({ones}), but names {name}.")
 
 
 def check_start(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> None:

@@ -30,8 +30,8 @@ from heedful.training.processes.collectives import any_rank, broadcast, lost_pro
 from heedful.training.processes.devices import make_watch
 from heedful.training.processes.signals import StopSignals, TrainingInterrupted
 from heedful.training.recipe import Recipe
+from heedful.training.run_folder.checkpoints import CheckpointStore, checkpoint_to_resume
 from heedful.training.run_folder.progress import Progress
-from heedful.training.run_folder.store import CheckpointStore, checkpoint_to_resume
 from heedful.training.start_checks import check_start
 
 logger = logging.getLogger(__name__)

@@ -91,8 +91,6 @@ def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Ac
     """Translate sentences, each on one rank, and return all translations in order on every rank."""
     rank, world_size = accelerator.process_index, accelerator.num_processes
     own = [best.text for best, *_ in translator.translate(texts[rank::world_size], **settings)]
-    if world_size == 1:
-        return own
     gathered = gather_object([(rank + world_size * number, text) for number, text in enumerate(own)])
     return [text for _, text in sorted(gathered)]
 

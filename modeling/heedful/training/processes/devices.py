@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedType,
     FullyShardedDataParallelPlugin,
@@ -108,15 +107,6 @@ def keep_exchange_exact(plugin: FullyShardedDataParallelPlugin) -> None:
     policy = plugin.mixed_precision_policy
     if policy is not None:
         plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Check that trackers are installed, because Accelerate leaves out those that are not, without an error."""
-    installed = [str(tracker) for tracker in get_available_trackers()]
-    for name in names:
-        if name not in installed:
-            ones = ", ".join(installed) or "there is none"
-            raise ValueError(f"`logging.trackers` must name installed ones ({ones}), but names {name}.")
 
 
 def hardware_in_words(accelerator: Accelerator) -> str:

@@ -13,16 +13,21 @@ INSTALLED := $(VENV)/installed
 DEVELOPED := $(VENV)/developed
 # Each process of the tests computes on one core and takes up to 3 GB.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+QUICK := tests/data tests/evaluation tests/house tests/inference tests/model tests/model_rnn tests/pipeline
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart test test-all oldest oldest-fast newest conformance browser bench gpu site check format clean
+.PHONY: quickstart quick test test-all oldest oldest-fast newest conformance browser bench gpu site check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
 
 test: $(DEVELOPED)
 	$(BIN)/python $(PYTEST)
+
+# What starts no process and trains nothing, for the loop of writing.
+quick: $(DEVELOPED)
+	$(BIN)/python $(PYTEST) -m "not slow and not multiprocess" $(QUICK)
 
 test-all: $(DEVELOPED)
 	$(BIN)/python $(PYTEST) -m ""

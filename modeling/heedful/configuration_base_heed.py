@@ -54,9 +54,11 @@ class OfferedPipelines(dict[str, dict[str, Any]]):
 
     def __contains__(self, task: object) -> bool:
         """Return whether the folder has code for a task, and the installed Heedful has none."""
+        if not super().__contains__(task):
+            return False
         from transformers.pipelines import PIPELINE_REGISTRY  # whose import takes its time
 
-        return super().__contains__(task) and task not in PIPELINE_REGISTRY.supported_tasks
+        return task not in PIPELINE_REGISTRY.supported_tasks
 
 
 @strict

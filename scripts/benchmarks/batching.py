@@ -207,8 +207,8 @@ def compare_shapes(rows: EncodedPairs, options: dict[str, Any]) -> Row:
         for name, shape in found.items():
             shapes[name].add(shape)
         real += int(source.sum() + target.sum())
-    told = {name: f"{len(shapes[name])} shapes, {computed[name] / real:.2f} computed" for name in shapes}
-    return {"measured": "shapes", "tokens": options["tokens"], "buckets": options["buckets"], **told}
+    counted = {name: f"{len(shapes[name])} shapes, {computed[name] / real:.2f} computed" for name in shapes}
+    return {"measured": "shapes", "tokens": options["tokens"], "buckets": options["buckets"], **counted}
 
 
 class Training:

@@ -14,13 +14,14 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
 from heedful.cli import main as cli
-from heedful.data.micro_batches import padding_share, split_update
+from heedful.data.micro_batches import split_update
 from heedful.diagnosis import estimate
 from heedful.diagnosis.estimate import Rehearsal, count_matrices, count_parameters, dry_run, plan_batches, state_memory
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import to_yaml
+from row_lengths import padding_share
 from tiny_runs import tiny_recipe, tiny_tree
 
 

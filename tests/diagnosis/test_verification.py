@@ -232,12 +232,12 @@ def test_positions_that_ignore_the_cache_are_caught(model, monkeypatch):
 
 def test_a_loss_that_ignores_its_count_or_counts_padding_is_caught(model):
     loss = HeedForConditionalGeneration.loss
-    model.loss = MethodType(lambda self, logits, labels, count=None: loss(self, logits, labels), model)
+    model.loss = MethodType(lambda self, logits, labels, *_: loss(self, logits, labels), model)
     assert check_loss_split(model).figure == pytest.approx(2, abs=0.2)
     check_loss_padding(model).assert_passed()
     for counted in (
-        lambda self, logits, labels, count=None: loss(self, logits, labels, count or labels.numel()),
-        lambda self, logits, labels, count=None: loss(self, logits, labels.clamp(min=0), count),
+        lambda self, logits, labels, count=None, _=None: loss(self, logits, labels, count or labels.numel()),
+        lambda self, logits, labels, count=None, _=None: loss(self, logits, labels.clamp(min=0), count),
     ):
         model.loss = MethodType(counted, model)
         assert check_loss_padding(model).figure > 0.01

@@ -12,11 +12,11 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
-from test_recipes import comments
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.micro_batches import split_update
+from heedful.proposals.first_recipe import comments_of
 from heedful.training.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ FSDP = {
 def test_accelerate_reads_each_file_and_every_key_has_its_comment():
     assert FILES.keys() == VALUES.keys()
     for name, path in FILES.items():
-        config, found = load_config_from_file(str(path)), comments(path)
+        config, found = load_config_from_file(str(path)), comments_of(path)
         values = VALUES[name] | {"mixed_precision": "no", "fsdp_config": FSDP if name == "fsdp2" else {}}
         assert {key: getattr(config, key) for key in values} == values, name
         # A section is explained by its keys.

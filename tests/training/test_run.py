@@ -277,6 +277,7 @@ def test_overwriting_moves_an_earlier_run_aside_with_everything_in_its_folder(tm
     mistake = {"data.train": "no_such_file.jsonl"}  # leaves a folder that the corrected recipe can use
     with pytest.raises(FileNotFoundError):
         train(tiny_recipe(folder, {"overwrite": True, **mistake}))
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="heedful"):
         result = train(tiny_recipe(folder, {"optimization.max_updates": 1, "overwrite": True, "seed": 3}))
     aside = tmp_path / "run.2"

@@ -89,7 +89,8 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
 
         TeacherTokens(optimization.distillation).check(given)
     if given is not None:
-        vocabularies, target, is_joint = given.vocabularies(), len(given.target), given.is_joint
+        vocabularies, is_joint = given.vocabularies(), given.is_joint
+        target = vocabularies["decoder_vocab_size"]
     else:
         # What the tokenizer will set; how many words there are is not known, and then of no matter.
         is_joint, target = settings.joint, settings.vocab_size if settings.joint else settings.sides[1][1]

@@ -282,7 +282,7 @@ def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | 
 
 def plain_model(model: Any) -> Any:
     """Return a model of transformers, also the one behind what translates with it."""
-    model = model if isinstance(model, torch.nn.Module) else model.model
+    model = model.model if isinstance(model, Translator) else model
     if not isinstance(model, torch.nn.Module):
         raise ValueError(
             "The model must be one of transformers to be looked into, but was exported for another engine instead."

@@ -249,5 +249,5 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     found, exporter = metadata.get("format_version"), metadata.get("heed_version", "of another version")
     if found != FORMAT_VERSION:
         must = f"`format_version` of {path} must be {FORMAT_VERSION}, but is {found} instead"
-        raise ValueError(f"{must}: Heed {exporter} exported the folder. Export the model again with this one.")
+        raise ValueError(f"{must}: the folder was exported by Heed {exporter}. Export the model again with this one.")
     return metadata

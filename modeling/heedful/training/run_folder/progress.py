@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 
 # Sums over updates: the loss in nats, tokens of targets, of both sides, and with padding, seconds, and so on.
-SUMS = ("loss", "r_drop", "distillation", "target_tokens", "tokens", "padded_tokens", "gradient_norm", "updates")
-SUMS += ("seconds", "waiting_seconds")
+SUMS: tuple[str, ...] = ("loss", "r_drop", "distillation", "gradient_norm", "target_tokens", "tokens", "padded_tokens")
+SUMS += ("updates", "seconds", "waiting_seconds")
 
 
 def new_window() -> dict[str, float]:

@@ -79,8 +79,7 @@ class CleaningReport:
         }
 
     def __str__(self) -> str:
-        total = self.kept + self.dropped.total()
-        counts = [("kept", self.kept, f"of {total:,}")]
+        counts = [("kept", self.kept, f"of {self.kept + self.dropped.total():,}")]
         counts += [(reason, self.dropped[reason], why) for reason, why in REASONS.items() if self.dropped[reason]]
         lines = []
         for name, number, note in counts:

@@ -65,9 +65,6 @@ def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "
     """Make right-padded int64 tensors `(batch, length)`: `input_ids`, `attention_mask`, `labels` (padded by -100)."""
     import torch
 
-    if not rows:
-        raise ValueError("`rows` must hold at least one row, but is empty instead.")
-
     def padded(sequences: list[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         is_token = np.arange(max(1, lengths.max())) < lengths[:, None]  # (batch, length)

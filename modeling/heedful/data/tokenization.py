@@ -51,8 +51,7 @@ class TokenizerPair:
                 what = f"`dropout` of the {side} tokenizer (in its tokenizer.json)"
                 raise ValueError(f"{what} must be null, because it cannot be seeded, but is {dropout} instead.")
             warn_of_split_tokens(tokenizer)
-        self.source = source
-        self.target = target
+        self.source, self.target = source, target
         tags = sorted((id_, str(token)) for id_, token in source.added_tokens_decoder.items())
         matches = (LANGUAGE_TAG.fullmatch(token) for _, token in tags)
         self.languages = tuple(match[1] for match in matches if match)

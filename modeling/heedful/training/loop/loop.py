@@ -109,9 +109,8 @@ class TrainingLoop:
         self.engine.warm_up(self.corpus.validation[int(self.corpus.validation.source_lengths.argmax())])
         updates = self._updates()
         # Not where ranks read a stream together: two threads of each would talk to the others at once.
-        is_alone = self.accelerator.num_processes == 1
-        is_ahead = self.engine.feed.is_ahead and (is_alone or isinstance(self.corpus, StoredCorpus))
-        if is_ahead:
+        is_safe = self.accelerator.num_processes == 1 or isinstance(self.corpus, StoredCorpus)
+        if self.engine.feed.is_ahead and is_safe:
             from heedful.training.speed.made_ahead import made_ahead
 
             updates = made_ahead(updates)

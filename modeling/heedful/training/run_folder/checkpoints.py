@@ -125,8 +125,7 @@ def newest_whole_checkpoint(
 ) -> Path | None:
     """Return the newest checkpoint whose files are all there and unchanged, warning of damaged ones.
 
-    If all are damaged, it is a `ValueError`, which names the setting that asked for one and others to start again. A
-    file that cannot be read is an `OSError`: it is no damage and may pass.
+    If all are damaged, it is a `ValueError` that names the setting; what cannot be read is an `OSError` that may pass.
     """
     damages = []
     for _, path in reversed(list_checkpoints(folder, prefix)):

@@ -77,7 +77,8 @@ def main() -> None:
     readme = "works" if failure is None else f"fails at `heedful {failure}`"
     works = not suite["failed"] and failure is None and not any(found["failed"] for found in folders.values())
     verdict = "works" if works else "DOES NOT WORK"
-    print(f"transformers {version('transformers')} with {beside}: {verdict}: tests {summary(suite)}; README run {readme}")
+    outcome = f"tests {summary(suite)}; README run {readme}"
+    print(f"transformers {version('transformers')} with {beside}: {verdict}: {outcome}")
     sys.exit(not works)
 
 

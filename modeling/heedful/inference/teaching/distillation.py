@@ -45,8 +45,7 @@ def write_teacher_tokens(
     """Write the `top_k` most probable tokens at each place of the targets; return how many rows, and are too long.
 
     Of two `languages` the pairs are encoded into the first, and then the other way. `token_budget` are the padded
-    tokens of a batch. The ids of all pairs are held in memory, as in training; what the teacher says goes to the disk
-    at once.
+    tokens of a batch. The ids of all pairs are held in memory; what the teacher says goes to the disk at once.
     """
     tokenizers, models = translator.tokenizers, [translator.model, *translator.ensemble]
     check_at_least(1, top_k=top_k, token_budget=token_budget)

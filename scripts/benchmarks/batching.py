@@ -49,7 +49,6 @@ from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.encoding import EncodedPairs
-from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import collate
 from heedful.inference.host_memory import keep_freed_memory
 from heedful.training.loop.loop import TrainingLoop
@@ -58,6 +57,7 @@ from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe
+from heedful.training.speed.end_to_end import laid_end_to_end
 
 BUILT_IN = {"train": "builtin:train:20000", "validation": "builtin:validation:500"}
 WARM_UP = 1  # updates of a slice that are not timed
@@ -366,7 +366,7 @@ def _loss_after(rows: EncodedPairs, corpus: Corpus, epochs: list[list[list[list[
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return validation_loss(model, corpus.validation, 4096, pad, Accelerator(cpu=True))
+    return validation_loss(model, corpus.validation, 4096, Accelerator(cpu=True))
 
 
 def measured(options: dict[str, Any]) -> Iterator[Row]:

@@ -88,7 +88,7 @@ def test_the_mean_over_all_tokens_is_the_validation_loss(translator, tokenizers,
         tokenizers.encode_target([t for _, t in mixed]),
     )
     rows = EncodedPairs({"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True))
-    loss = validation_loss(translator.model, rows, 100, tokenizers.pad_token_id, Accelerator(cpu=True))
+    loss = validation_loss(translator.model, rows, 100, Accelerator(cpu=True))
     scores = list(translator.score_pairs(mixed))
     tokens = sum(len(score.tokens) for score in scores)
     assert -math.fsum(score.log_probability for score in scores) / tokens == pytest.approx(loss, rel=1e-6)

@@ -86,8 +86,8 @@ def _translate_all(
 
     accelerator = None
     if world_size() > 1:
+        from heedful.training.launch.join import join_processes
         from heedful.training.loop.validation import translate_on_ranks
-        from heedful.training.processes.devices import join_processes
 
         accelerator = join_processes(device)
         device = accelerator.device

@@ -21,12 +21,11 @@ from heedful.inference.loading import first_line
 from heedful.packed_rows_heed import why_padded
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
-from heedful.training.preparation import Cleaned, Splits, StoredCorpus
+from heedful.training.preparation import Splits, StoredCorpus, earlier_tokenizers, tokenizers_of
 from heedful.training.processes.devices import make_accelerator, runs_on_cpu
 from heedful.training.recipe import Recipe
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_installed, faults, tokenizer_key
-from heedful.training.tokenizers import earlier_tokenizers, tokenizers_of
 
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
@@ -129,7 +128,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
     yield from _check_tokens(recipe, splits, kept, [train, *held_out])
 
 
-def _check_tokens(recipe: Recipe, splits: Splits, kept: Cleaned, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
+def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
     """Run the checks of what the tokenizers make of pairs, the first for training, then those of model and run."""
     key, looked_at = tokenizer_key(recipe), len(splits.train)
     is_whole, model_key = looked_at == splits.total, "model" if recipe.model.start_from is None else "model.start_from"

@@ -21,17 +21,16 @@ from heedful.diagnosis.findings import percent
 from heedful.diagnosis.memory import MIB, HeldBytes, count_matrices, count_parameters, process_memory, state_memory
 from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
 from heedful.files import duration, shortened
-from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
-from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of
+from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of, earlier_tokenizers
 from heedful.training.processes.collectives import all_reduce
-from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator, memory_of_machine
+from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
 from heedful.training.recipe import OptimizationRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder
+from heedful.training.speed.model_size import memory_of_machine
 from heedful.training.start_checks import check_start
-from heedful.training.tokenizers import earlier_tokenizers
 
 LOOKED_AT_UPDATES = 500  # of the first epoch, for padding and the largest micro-batch
 STREAMED_UPDATES = 20  # of a stream, whose epoch is not read to its end
@@ -237,16 +236,12 @@ class Rehearsal:
         self.accelerator, self.settings = accelerator, settings
         self.engine = make_engine(accelerator, model, settings)
         self.engine.model.train()
-        decay = settings.ema_decay
-        self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
 
     def take_update(self, parts: Parts) -> float:
         """Take an update as training does, and return its seconds, the mean over the ranks."""
         begun = self._now()
         self._accumulate(parts)
-        self.engine.step(0.0, self.engine.gradient_norm(self.settings.max_grad_norm))
-        if self.moving_average is not None:
-            self.moving_average.update(1)
+        self.engine.step(0.0, self.engine.gradient_norm(self.settings.max_grad_norm), number=1)
         return all_reduce(self.accelerator, self._now() - begun)[0] / self.accelerator.num_processes
 
     def _accumulate(self, parts: Parts, **options: Any) -> None:

@@ -48,7 +48,7 @@ def encoded(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> EncodedPairs:
 def loss_per_token(model: Any, rows: EncodedPairs) -> float:
     """Return the negative log-likelihood in nats per target token, </s> included, without label smoothing."""
     accelerator = make_accelerator(study_recipe({}).optimization)
-    return validation_loss(model, rows, TOKEN_BUDGET, model.config.pad_token_id, accelerator)
+    return validation_loss(model, rows, TOKEN_BUDGET, accelerator)
 
 
 def score(translator: Translator, pairs: Sequence[Pair], metric: str = "bleu") -> float:

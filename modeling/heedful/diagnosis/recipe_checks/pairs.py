@@ -15,7 +15,7 @@ from datasets import Dataset
 from heedful.data.cleaning import CleaningRules, clean_pairs
 from heedful.diagnosis.findings import EXAMPLES, Level, RecipeFinding, RowCheck, graded, percent
 from heedful.files import shortened
-from heedful.training.preparation import Cleaned
+from heedful.training.preparation import Splits
 
 NO_RULES = CleaningRules(drop_empty=False, drop_overlap=False)
 # A ratio this many times the usual one is an outlier, unless ratios spread so widely that it is ordinary here.
@@ -69,7 +69,7 @@ class Pairs:
         return [number for number in numbers if number not in left]
 
 
-def check_cleaning(train: Pairs, kept: Cleaned) -> Iterator[RecipeFinding]:
+def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:
     """Say which training pairs the recipe's rules drop, and why."""
     if not (count := kept.report.dropped.total()):
         return

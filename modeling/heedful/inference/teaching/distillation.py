@@ -16,8 +16,8 @@ from tqdm.auto import tqdm
 from heedful.checksums_heed import checksum
 from heedful.configuration_base_heed import IGNORED_LABEL, position_limit
 from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.teacher import ARRAYS, FACTS, key_of
 from heedful.data.mixture import both_ways
-from heedful.data.teacher import ARRAYS, FACTS, key_of
 from heedful.files import check_at_least, new_folder, write_text
 from heedful.inference.engines import logits_in_parts
 from heedful.inference.scoring import forced_batches

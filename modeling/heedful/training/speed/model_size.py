@@ -2,11 +2,11 @@
 
 import copy
 import math
+import os
+from contextlib import suppress
 from typing import Any
 
 import torch
-
-from heedful.training.processes.devices import memory_of_machine
 
 
 def check_memory(kind: Any, config: Any, is_alone: bool) -> None:
@@ -34,3 +34,10 @@ def parameters_of(kind: Any, config: Any) -> float:
             return math.inf
     per_layer = counts[2, 1] - counts[1, 1], counts[2, 2] - counts[2, 1]
     return counts[1, 1] + sum((depth - 1) * count for depth, count in zip(depths, per_layer, strict=True))
+
+
+def memory_of_machine() -> int | None:
+    """Return the bytes of memory that this machine has in all, `None` where that is not known."""
+    with suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

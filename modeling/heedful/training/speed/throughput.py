@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 # Dense bfloat16 operations per second, by a part of the card's name.
 PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
@@ -27,8 +28,12 @@ def peak_operations(device: torch.device) -> float | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def peak_memory(device: torch.device) -> float:
-    """Return the most GiB that tensors have taken on a GPU since the last call."""
-    most = torch.cuda.max_memory_allocated(device) / 2**30
-    torch.cuda.reset_peak_memory_stats(device)
-    return most
+def device_values(model: Any, window: dict[str, float], accelerator: Accelerator) -> dict[str, float]:
+    """Return a GPU's share of its peak in bfloat16, where that is known, and its peak of memory in GiB."""
+    values = {"train/peak_memory_gib": torch.cuda.max_memory_allocated(accelerator.device) / 2**30}
+    torch.cuda.reset_peak_memory_stats(accelerator.device)
+    if (peak := peak_operations(accelerator.device)) is not None:
+        tokens = window["tokens"] - window["target_tokens"], window["target_tokens"]
+        able = peak * accelerator.num_processes * max(window["seconds"], 1e-9)
+        values["train/model_flops_utilization"] = operations_of_pairs(model, *tokens) / able
+    return values

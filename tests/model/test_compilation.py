@@ -5,7 +5,7 @@ import torch
 from torch.export import Dim, export
 from transformers import CompileConfig
 
-from helpers import VARIANTS, assert_near, loss_and_gradients, padded, sentences, slow_but, tiny_model
+from helpers import VARIANTS, assert_near, loss_and_gradients, masked_batch, padded, sentences, slow_but, tiny_model
 
 # Source and target lengths, and with them batch sizes; all numbers differ, since torch takes equal sizes for one.
 SHAPES = [
@@ -34,12 +34,9 @@ def compiled(module, dynamic=None):
     return torch.compile(module, fullgraph=True, backend=backend, dynamic=dynamic), graphs
 
 
-def batches(sides=("left", "right")):
-    """Yield sources, targets and their masks, of the shapes, padded on alternating sides."""
-    torch.manual_seed(1)
-    for number, (sources, targets) in enumerate(SHAPES):
-        side = sides[number % len(sides)]
-        yield *padded(sentences(*sources), side), *padded(sentences(*targets), side)
+def batches():
+    """Return sources, masks and labels of the shapes."""
+    return [masked_batch(*shape) for shape in SHAPES]
 
 
 ENCODINGS = ["default", "rotary", "shaw", "t5"]
@@ -54,8 +51,7 @@ COMPILED = [
 def test_a_compiled_model_gives_the_loss_and_the_gradients_of_the_model_at_every_shape(variant, dynamic):
     model = tiny_model(**{"encoder_layers": 1, "decoder_layers": 1, **VARIANTS[variant]}).train()
     fast, graphs = compiled(model, dynamic)
-    for source, mask, target, target_mask in batches(["right"]):
-        given = {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(target_mask == 0, -100)}
+    for given in batches():
         assert_near(*(loss_and_gradients(called, given) for called in (fast, model)))
     assert 0 < len(graphs) <= (1 if dynamic else MOST_GRAPHS)
 
@@ -81,10 +77,8 @@ def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_logits(
 @pytest.mark.slow
 def test_the_default_backend_gives_the_loss_and_nearly_the_gradients_of_the_model():
     model = tiny_model(encoder_layers=1, decoder_layers=1).train()
-    source, mask, target, _ = next(batches(["right"]))
-    given = {"input_ids": source, "attention_mask": mask, "labels": target}
     roads = torch.compile(model, fullgraph=True), model
-    assert_near(*(loss_and_gradients(called, given) for called in roads), 1e-4)
+    assert_near(*(loss_and_gradients(called, batches()[0]) for called in roads), 1e-4)
 
 
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = (Dim(name, max=512) for name in ("batch", "source_length", "target_length"))
@@ -95,12 +89,7 @@ BATCH, SOURCE_LENGTH, TARGET_LENGTH = (Dim(name, max=512) for name in ("batch", 
 @pytest.mark.parametrize("variant", ENCODINGS)
 def test_an_exported_model_gives_the_loss_and_the_logits_of_the_model_at_other_shapes(variant, tmp_path):
     model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
-
-    def given(source, mask, target, target_mask):
-        labels = target.masked_fill(target_mask == 0, -100)
-        return {"input_ids": source, "attention_mask": mask, "labels": labels}
-
-    first, *others = (given(*batch) for batch in batches(["right"]))
+    first, *others = batches()
     source_shapes, target_shapes = {0: BATCH, 1: SOURCE_LENGTH}, {0: BATCH, 1: TARGET_LENGTH}
     shapes = {"input_ids": source_shapes, "attention_mask": source_shapes, "labels": target_shapes}
     torch.export.save(export(model, (), first, dynamic_shapes=shapes), tmp_path / "program.pt2")

@@ -493,7 +493,11 @@ SEEN = {
 @pytest.mark.parametrize("which", SEEN)
 def test_what_generate_computes_can_be_differentiated_where_somebody_sees_it(which, monkeypatch, request):
     modes, check = set(), modeling_heed.check_length
-    noting = lambda *args: modes.add(torch.is_inference_mode_enabled()) or check(*args)  # noqa: E731
+
+    def noting(*args):
+        modes.add(torch.is_inference_mode_enabled())
+        return check(*args)
+
     monkeypatch.setattr(modeling_heed, "check_length", noting)
     model, tokens, options = make_model().eval(), torch.randint(4, 50, (1, 6)), {}
     SEEN[which](model, options, request)

@@ -16,8 +16,8 @@ TARGET = torch.randint(14, 70, (3, 5))
 STACKS = ["model.encoder", "model.decoder"]
 EMBEDDINGS = [f"{stack}.embed_tokens" for stack in STACKS]
 LAYERS = [f"{stack}.layers.{number}" for stack in STACKS for number in range(2)]
-# Which weights lie on the disk; the others stay in memory.
 REST = [f"{stack}.{name}" for stack in STACKS for name in ("embed_positions", "embedding_norm", "norm", "dropout")]
+# Which weights lie on the disk; the others stay in memory.
 ON_DISK = {"layers": LAYERS, "embeddings": [*EMBEDDINGS, "lm_head"], "every_other_layer": LAYERS[1::2]}
 PLACES = {"everything": {"": "disk"}}
 for name, parts in ON_DISK.items():

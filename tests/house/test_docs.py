@@ -77,7 +77,7 @@ def check_command(command: str) -> None:
     if words[0] == "python":
         assert (ROOT / words[1]).is_file()
         return
-    subcommand = typer.main.get_command(app).commands[words[1]]
+    subcommand = typer.main.get_command(app).get_command(None, words[1])
     context = subcommand.make_context(words[1], words[2:], resilient_parsing=False)
     if words[1] in ("train", "doctor") and words[2] != "pairs.yaml":  # which `heedful init` writes
         read_recipe(context.params["recipe"], context.params["overrides"])

@@ -45,7 +45,7 @@ oldest-fast: .venv-oldest/developed
 newest:
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager ".[dev,all]"
-	.venv-newest/bin/python scripts/newest.py
+	.venv-newest/bin/python scripts/upkeep/newest.py
 
 conformance: $(DEVELOPED)
 	$(BIN)/python scripts/conformance/run.py

@@ -24,6 +24,7 @@ from helpers import (
     VARIANTS,
     assert_near,
     assert_refused,
+    closure_of,
     matrices_of,
     needs_peft_of_transformers,
     padded,
@@ -49,10 +50,10 @@ ADAPTERS = {
     "dora": peft.LoraConfig(**{**LORA, "target_modules": "all-linear"}, use_dora=True),
     "new_tokens": peft.LoraConfig(**LORA, trainable_token_indices=[20, 21]),
     "norms": peft.LNTuningConfig(**TASK, target_modules=["norm"]),  # of a post-norm model
-    "embeddings": peft.LoraConfig(**{**LORA, "target_modules": ["embed_tokens"]}),
+    "projections": peft.LoraConfig(**{**LORA, "target_modules": ["q_proj", "k_proj", "out_proj"]}),
+    "embeddings": peft.LoraConfig(**{**LORA, "target_modules": ["embed_tokens", "lm_head"]}),
     "ia3": peft.IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
 }
-# What has other linear layers than the default, and every way to share embeddings.
 PROMPTS = {
     "prompt": peft.PromptTuningConfig(**TASK, num_virtual_tokens=4),
     "prefix": peft.PrefixTuningConfig(**TASK, num_virtual_tokens=4),
@@ -90,7 +91,11 @@ OTHERS = ("modern", "additive", "grouped", "bart", "unequal_stacks", "shared_lay
 MERGED = [(name, {"tie_word_embeddings": name != "embeddings"}) for name in ADAPTERS | PROMPTS]
 MERGED += [("all_linear", changes) for changes in (*(VARIANTS[name] for name in OTHERS), *SHARINGS.values())]
 RECURRENT = {"family": "recurrent"}
-MERGED += [("all_linear", RECURRENT), ("embeddings", {**RECURRENT, "tie_word_embeddings": False})]
+MERGED += [
+    ("all_linear", RECURRENT),
+    ("projections", RECURRENT),
+    ("embeddings", {**RECURRENT, "tie_word_embeddings": False}),
+]
 
 
 @pytest.mark.parametrize(("name", "changes"), MERGED, ids=str)
@@ -114,8 +119,16 @@ def test_an_adapter_learns_the_model_under_it_stays_and_it_is_saved_loaded_and_m
         loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged")
         assert torch.equal(logits_of(loaded), logits_of(merged))
         assert matrices_of(loaded) == matrices_of(merged) == matrices
-        files = {path.name for path in (tmp_path / "merged").iterdir() if path.suffix != ".py"}
-        assert files == {"config.json", "generation_config.json", "model.safetensors", CHECKSUMS_FILE}
+        files = {"config.json", "generation_config.json", "model.safetensors", CHECKSUMS_FILE}
+        files |= closure_of(f"modeling_{plain.config.model_type}.py")
+        assert {path.name for path in (tmp_path / "merged").iterdir()} == files
+
+
+def test_all_linear_layers_have_an_adapter_but_the_output():
+    model = peft.get_peft_model(tiny_model(), ADAPTERS["all_linear"])
+    linear = {name for name, module in tiny_model().named_modules() if isinstance(module, torch.nn.Linear)}
+    found = {name.removeprefix("base_model.model.") for name in model.targeted_module_names}
+    assert found == linear - {"lm_head"}
 
 
 def gradient_of(model, batches):
@@ -152,17 +165,19 @@ def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(tr
     ]
     settings = {"max_steps": 2, "save_steps": 2, "learning_rate": 1e-2, "use_cpu": True}
     settings |= {"save_strategy": "steps", "report_to": "none", "disable_tqdm": True}
-    found = []
-    for size, parts in ((4, 1), (2, 2)):
+    found, losses = [], []
+    for size, parts in ((4, 1), (2, 2), (1, 4)):
         model, folder = adapted(ADAPTERS["attention"], updates=0), tmp_path / f"{size}"
         split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
         arguments = Seq2SeqTrainingArguments(output_dir=folder, **split, **settings)
-        trainer(model, arguments, train_dataset=rows, data_collator=lambda rows: collate(rows, PAD)).train()
+        runner = trainer(model, arguments, train_dataset=rows, data_collator=lambda rows: collate(rows, PAD))
+        losses.append(runner.train().training_loss)
         found.append(logits_of(model))
         # What the trainer saved is the adapter alone.
         assert not (folder / "checkpoint-2" / "model.safetensors").exists()
         assert torch.equal(logits_of(peft.PeftModel.from_pretrained(tiny_model(), folder / "checkpoint-2")), found[-1])
-    assert_near(*found, 1e-4)
+        assert_near(found[-1], found[0], 1e-4)
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +185,8 @@ def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(tr
     [
         (["embed_tokens"], "all_shared", [0, 1, 2]),
         (["lm_head"], "all_shared", [0, 0, 2]),
+        (["embed_tokens", "lm_head"], "all_shared", [0, 1, 2]),
+        (["lm_head"], "own_output", [0, 0, 2]),
         (["encoder.embed_tokens"], "separate_vocabularies", [0, 1, 1]),
         (["lm_head"], "separate_vocabularies", [0, 1, 2]),
     ],
@@ -190,6 +207,34 @@ def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_p
     loaded = HeedForConditionalGeneration.from_pretrained(tmp_path)
     assert matrices_of(loaded) == matrices
     assert torch.equal(logits_of(loaded), logits_of(merged))
+
+
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_an_adapter_on_a_tied_matrix_is_warned_of(target):
+    with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
+        peft.get_peft_model(tiny_model(), peft.LoraConfig(**{**LORA, "target_modules": [target]}))
+
+
+def test_several_adapters_are_switched_disabled_and_generate_what_the_merged_model_does():
+    model = adapted(ADAPTERS["attention"])
+    base, first = logits_of(tiny_model()), logits_of(model)
+    model.add_adapter("second", ADAPTERS["all_linear"])
+    model.set_adapter("second")
+    assert torch.equal(logits_of(model), base)  # untrained, it changes nothing
+    trained(model)
+    assert not torch.allclose(logits_of(model), first, atol=1e-2)
+    model.set_adapter("default")
+    assert torch.equal(logits_of(model), first)
+    with model.disable_adapter():
+        assert torch.equal(logits_of(model), base)
+    assert torch.equal(logits_of(model), first)
+    model.set_adapter("second")
+    inputs = {"input_ids": SOURCE, "attention_mask": MASK, "max_new_tokens": 8}
+    searches = [inputs, {**inputs, "num_beams": 3}, {**inputs, "num_beams": 3, "num_return_sequences": 2}]
+    found = [model.eval().generate(**search) for search in searches]
+    assert not torch.equal(found[0], tiny_model().generate(**inputs))
+    merged = model.merge_and_unload()
+    assert all(torch.equal(tokens, merged.generate(**search)) for tokens, search in zip(found, searches, strict=True))
 
 
 @needs_peft_of_transformers

@@ -117,17 +117,19 @@ generic.ModelOutput._replace_old_cache_name = lambda self, key: key
 import torch
 sys.path.insert(0, sys.argv[1])
 from helpers import FAMILIES, tiny_model
-from heedful import BeamSearch
+from heedful import BeamSearch, prepare_for_inference
+from heedful.diagnosis.verification import check_cache
 
 source = torch.tensor([[15, 16, 17], [18, 19, 0]])
 for family in FAMILIES:
     model = tiny_model(family=family)
     options = {"attention_mask": (source != 0).long(), "max_new_tokens": 3}
-    forms = [{}, {"num_beams": 2}, {"num_beams": 2, "custom_generate": BeamSearch()}]
-    forms += [{"cache_implementation": "static"}] if family == "transformer" else []
+    forms = [{}, {"num_beams": 2}, {"do_sample": True}, {"num_beams": 2, "custom_generate": BeamSearch()}]
+    forms += [{"cache_implementation": kind} for kind in ("static", "dynamic") if family == "transformer"]
     for form in forms:
         found = model.generate(source, **options, **{"do_sample": False, **form}, return_dict_in_generate=True)
         assert found.cache is not None and found.sequences.shape[1] > 1, form
+    check_cache(model).assert_passed()
     cache = model(source, decoder_input_ids=source, use_cache=True).cache
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -137,6 +139,8 @@ model = tiny_model()
 first = model.generate(source[:1], max_new_tokens=6, prompt_lookup_num_tokens=2, do_sample=False)
 second = model.generate(source[:1], max_new_tokens=6, assistant_model=tiny_model(seed=1), do_sample=False)
 assert torch.equal(first, second)
+with prepare_for_inference(model):
+    assert torch.equal(model.generate(source[:1], max_new_tokens=6, do_sample=False), first)
 """
 
 

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch.export import Dim, export
-from transformers import CompileConfig
+from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
-from helpers import VARIANTS, assert_near, loss_and_gradients, masked_batch, padded, sentences, slow_but, tiny_model
+import helpers
+from heedful.versions_heed import cache_of
+from helpers import assert_near, empty_cache, loss_and_gradients, masked_batch, padded, sentences, slow_but, tiny_model
 
 # Source and target lengths, and with them batch sizes; all numbers differ, since torch takes equal sizes for one.
 SHAPES = [
@@ -35,11 +37,12 @@ def compiled(module, dynamic=None):
 
 
 def batches():
-    """Return sources, masks and labels of the shapes."""
-    return [masked_batch(*shape) for shape in SHAPES]
+    """Return sources, padded on alternating sides, masks and labels of the shapes."""
+    return [masked_batch(*shape, side) for shape, side in zip(SHAPES, ("left", "right", "left"), strict=True)]
 
 
-ENCODINGS = ["default", "rotary", "shaw", "t5"]
+VARIANTS = {**helpers.VARIANTS, "eager": {"attention": "eager"}}
+ENCODINGS = ["default", "rotary", "shaw", "t5", "eager"]
 # Whether all shapes have one graph from the first on, or it is compiled anew where the second differs from the first.
 COMPILED = [
     ("default", True),
@@ -56,7 +59,30 @@ def test_a_compiled_model_gives_the_loss_and_the_gradients_of_the_model_at_every
     assert 0 < len(graphs) <= (1 if dynamic else MOST_GRAPHS)
 
 
-# The exported step of a growing cache is in tests/publishing/test_export_onnx.py.
+STEPS = [
+    (variant, *step) for variant in ("default", "neighbourhoods") for step in (("static", None), ("dynamic", True))
+]
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize(("variant", "cache", "dynamic"), [*STEPS, ("default", "static", True)])
+def test_the_compiled_step_of_the_decoder_gives_the_logits_of_the_whole_target(variant, cache, dynamic):
+    model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
+    step, graphs = compiled(model, dynamic)
+    for given in batches():
+        target = given.pop("labels").clamp(min=0)
+        given |= {"encoder_outputs": model.model.encoder(given.pop("input_ids"), given["attention_mask"])}
+        expected = model(**given, decoder_input_ids=target).logits
+        past = {"past_key_values": empty_cache(model, cache, given["attention_mask"].shape[1], 16), "use_cache": True}
+        model(**given, **past, decoder_input_ids=target[:, :1])
+        for at in range(1, target.shape[1]):
+            # As `generate()` makes it: a slice of a longer tensor has strides, for which torch compiles once more.
+            token = target[:, at : at + 1].clone(memory_format=torch.contiguous_format)
+            assert_near(step(**given, **past, decoder_input_ids=token).logits[:, 0], expected[:, at])
+    assert 0 < len(graphs) <= MOST_GRAPHS
+
+
 @pytest.mark.parametrize("variant", slow_but(["neighbourhoods"], ["default", "neighbourhoods"]))
 def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_logits(variant):
     model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
@@ -94,10 +120,53 @@ def test_an_exported_model_gives_the_loss_and_the_logits_of_the_model_at_other_s
     shapes = {"input_ids": source_shapes, "attention_mask": source_shapes, "labels": target_shapes}
     torch.export.save(export(model, (), first, dynamic_shapes=shapes), tmp_path / "program.pt2")
     run = torch.export.load(tmp_path / "program.pt2").module()
-    for batch in others:
+    for batch in [{name: value[:1, :1] for name, value in first.items()}, *others]:
         found, expected = run(**batch), model(**batch)
         assert_near(found.logits, expected.logits)
         assert_near(found.loss, expected.loss)
+
+
+class DecoderStep(torch.nn.Module):
+    """One step of decoding whose cache is plain tensors: a key and a value of each layer."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, states, mask, own, cross):
+        given = {"encoder_outputs": (states,), "attention_mask": mask, "decoder_input_ids": input_ids}
+        cache = EncoderDecoderCache(DynamicCache(own), DynamicCache(cross))
+        outputs = self.model(**given, past_key_values=cache, use_cache=True)
+        return outputs.logits, tensors(cache_of(outputs).self_attention_cache)
+
+
+def tensors(cache):
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", slow_but(["default"], ENCODINGS[:4]))
+def test_an_exported_step_of_the_decoder_continues_a_cache_of_any_length(variant):
+    model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
+
+    def example(batch):
+        mask, target = batch["attention_mask"], batch["labels"].clamp(min=0)
+        given = {"encoder_outputs": model.model.encoder(batch["input_ids"], mask), "attention_mask": mask}
+        past = cache_of(model(**given, decoder_input_ids=target[:, :-1], use_cache=True))
+        caches = tensors(past.self_attention_cache), tensors(past.cross_attention_cache)
+        expected = model(**given, decoder_input_ids=target).logits[:, -1:]
+        return (target[:, -1:].contiguous(), given["encoder_outputs"].last_hidden_state, mask, *caches), expected
+
+    source, caches = {0: BATCH, 1: SOURCE_LENGTH}, []
+    for length in (TARGET_LENGTH, SOURCE_LENGTH):
+        caches.append([({0: BATCH, 2: length}, {0: BATCH, 2: length})])
+    first, *others = batches()
+    run = export(DecoderStep(model), example(first)[0], dynamic_shapes=({0: BATCH}, source, source, *caches)).module()
+    for batch in others:
+        given, expected = example(batch)
+        logits, own = run(*given)
+        assert_near(logits, expected)
+        assert own[0][0].shape[2] == batch["labels"].shape[1]
 
 
 @pytest.mark.slow

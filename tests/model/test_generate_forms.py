@@ -3,6 +3,9 @@
 That the cache, padding and the batch change nothing is in test_generation.py.
 """
 
+import itertools
+from unittest.mock import Mock
+
 import pytest
 import torch
 from transformers import GenerationMixin, WatermarkingConfig
@@ -38,33 +41,41 @@ def model_and_batch(variant="default", side="right", **changes):
 
 
 @torch.no_grad()
-def next_logits(model, source, tokens):
-    """Return the logits of the next token, which may not be one that was there before."""
-    logits = model(input_ids=source[None], decoder_input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
-    return logits.index_fill(0, torch.tensor(sorted(set(tokens))), -torch.inf)
+def logits_of(model, source, tokens):
+    """Return the logits of the next token."""
+    return model(input_ids=source[None], decoder_input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
 
 
-def greedy(model, source, *, process=None, prompt=(START,), ends=ENDS):
-    """Take the best token again and again; `process(tokens, logits)` changes logits first."""
+def forbid(logits, tokens):
+    return logits.index_fill(0, torch.tensor(sorted(set(tokens)), dtype=torch.long), -torch.inf)
+
+
+def greedy(model, source, *, process=None, prompt=(START,), ends=ENDS, repeats=False):
+    """Take the best token, which is a new one, again and again; `process(tokens, logits)` changes logits first."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + LIMIT and (len(tokens) == len(prompt) or tokens[-1] not in ends):
-        logits = next_logits(model, source, tokens)
+        logits = forbid(logits_of(model, source, tokens), [] if repeats else tokens)
         tokens.append((process(tokens, logits) if process else logits).argmax().item())
     return tokens
 
 
-@torch.no_grad()
+def greedy_all(model, rows, **options):
+    return without_padding([greedy(model, row, **options) for row in rows])
+
+
 def log_probabilities(model, source, tokens):
     """Return the next token's log-probabilities, normalised before tokens are ruled out, as beams have them."""
-    outputs = model(input_ids=source[None], decoder_input_ids=torch.tensor([tokens]), use_cache=False)
-    logits = outputs.logits[0, -1].log_softmax(-1)
-    return logits.index_fill(0, torch.tensor(sorted(set(tokens))), -torch.inf)
+    return forbid(logits_of(model, source, tokens).log_softmax(-1), tokens)
 
 
-@pytest.mark.parametrize(("variant", "side"), each_once(VARIANTS, ["left", "right"], POSITIONS))
-def test_greedy_search(variant, side):
-    model, rows, batch = model_and_batch(variant, side)
-    assert without_padding(model.generate(**batch, do_sample=False)) == greedy_all(model, rows)
+CACHED = [("left", None), ("right", "dynamic"), ("left", "static")]
+
+
+@pytest.mark.parametrize(("variant", "form"), each_once(VARIANTS, CACHED, POSITIONS))
+def test_greedy_search(variant, form):
+    model, rows, batch = model_and_batch(variant, form[0])
+    found = model.generate(**batch, do_sample=False, cache_implementation=form[1])
+    assert without_padding(found) == greedy_all(model, rows)
 
 
 @pytest.mark.parametrize(("variant", "length_penalty"), each_once(VARIANTS, [0.0, 0.6, 2.0]))
@@ -88,34 +99,76 @@ def cut(row):
     return without_padding([row[: end + 1]])[0]
 
 
-def five_best_at_a_temperature(logits):
-    logits = logits / 0.7
-    return logits.masked_fill(logits < logits.sort(descending=True).values[4], -torch.inf)
+def test_beam_samples_are_the_draws_of_the_plainest_loop():
+    model, rows, _ = model_and_batch()
+    settings = {"do_sample": True, "top_k": 0, "num_beams": 3, "max_new_tokens": 5, "early_stopping": True}
+    found, by_order = [], {True: [], False: []}
+    for row in rows:
+        torch.manual_seed(11)
+        found.append(cut(model.generate(row[None], **settings)[0].tolist()))
+        for is_sorted, samples in by_order.items():
+            torch.manual_seed(11)
+            samples.append(beam_sample(model, row, is_sorted))
+    assert found in by_order.values()  # from transformers 5.24 on the best draws come first
 
 
-SAMPLING = {
-    "pure": ({"top_k": 0}, lambda logits: logits),
-    "filtered": ({"top_k": 5, "temperature": 0.7}, five_best_at_a_temperature),
+def beam_sample(model, source, is_sorted, beams=3, limit=5):
+    running, finished = [(0.0, [START])] + [(-1e9, [START])] * (beams - 1), []
+    for length in range(1, limit + 1):
+        totals = torch.stack([score + log_probabilities(model, source, tokens) for score, tokens in running])
+        drawn = torch.multinomial(totals.flatten().softmax(-1)[None], (1 + len(ENDS)) * beams)[0].tolist()
+        places = [divmod(place, totals.shape[1]) for place in drawn]
+        candidates = [(totals[beam, token].item(), [*running[beam][1], token]) for beam, token in places]
+        candidates = sorted(candidates, key=lambda entry: -entry[0]) if is_sorted else candidates
+        finished += [
+            (score / length, tokens) for score, tokens in candidates[:beams] if tokens[-1] in ENDS or length == limit
+        ]
+        if len(finished) >= beams:
+            break
+        going = [entry for entry in candidates if entry[1][-1] not in ENDS]
+        running = sorted(going, key=lambda entry: -entry[0])[:beams]
+    return max(finished)[1]
+
+
+def nucleus(logits):
+    values, order = logits.sort(descending=True)
+    mass_before = values.softmax(-1).cumsum(-1) - values.softmax(-1)
+    return forbid(logits, order[mass_before >= 0.8].tolist())
+
+
+# In the order in which they are applied.
+FILTERS = {
+    "temperature": (0.7, lambda logits: logits / 0.7),
+    "top_k": (5, lambda logits: logits.masked_fill(logits < logits.topk(5).values[-1], -torch.inf)),
+    "top_p": (0.8, nucleus),
+    "min_p": (0.1, lambda logits: logits.masked_fill(logits.softmax(-1) < 0.1 * logits.softmax(-1).max(), -torch.inf)),
 }
 
 
-def greedy_all(model, rows, **options):
-    return without_padding([greedy(model, row, **options) for row in rows])
+@pytest.mark.parametrize("names", [(), *((name,) for name in FILTERS), ("temperature", "top_k", "top_p")], ids=str)
+def test_samples_are_the_draws_of_the_plainest_loop_and_their_scores_the_filtered_logits(names):
+    model, rows, batch = model_and_batch()
+    options = {"do_sample": True, "top_k": 0} | {name: FILTERS[name][0] for name in names}
 
+    def filtered(row, tokens):
+        logits = forbid(logits_of(model, row, tokens), tokens)
+        for name in names:
+            logits = FILTERS[name][1](logits)
+        return logits
 
-@pytest.mark.parametrize("form", SAMPLING)
-def test_samples_are_the_draws_of_the_plainest_loop(form):
-    options, process = SAMPLING[form]
-    model, rows, _ = model_and_batch()
     for seed, row in enumerate(rows):
         torch.manual_seed(seed)
-        ours = model.generate(row[None], do_sample=True, max_new_tokens=LIMIT, **options)[0].tolist()
+        ours = model.generate(row[None], max_new_tokens=LIMIT, **options)[0].tolist()
         torch.manual_seed(seed)
         tokens = [START]
         while len(tokens) <= LIMIT and tokens[-1] not in ENDS:
-            shares = process(next_logits(model, row, tokens)).softmax(-1)
-            tokens.append(torch.multinomial(shares[None], 1).item())
+            tokens.append(torch.multinomial(filtered(row, tokens).softmax(-1)[None], 1).item())
         assert ours == tokens
+    found = model.generate(**batch, **FULL, num_return_sequences=4, **options)
+    assert names or len({tuple(row) for row in found.sequences[:4].tolist()}) > 1
+    for number, row in enumerate(found.sequences.tolist()):
+        if row[1] not in ENDS:
+            assert_near(found.scores[1][number].exp(), filtered(rows[number // 4], row[:2]).exp(), 2e-5)
 
 
 @torch.no_grad()
@@ -162,15 +215,18 @@ def test_transition_scores_are_those_that_transformers_computes(beams):
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_a_cache_of_the_users_own_is_filled(kind, beams):
+def test_a_cache_of_the_users_own_is_filled_and_reset(kind, beams):
     model, _, batch = model_and_batch()
     batch |= {"do_sample": False, "num_beams": beams}
     own = empty_cache(model, kind, 9, 16)
-    found = model.generate(**batch, past_key_values=own, return_dict_in_generate=True).sequences
-    assert torch.equal(found, model.generate(**batch, use_cache=False))
-    assert own.get_seq_length() > 0
-    # or it may be filled once more
-    # or it may be filled once more
+    plain = model.generate(**batch, use_cache=False)
+    for _ in range(2):
+        found = model.generate(**batch, past_key_values=own, return_dict_in_generate=True).sequences
+        assert torch.equal(found, plain)
+        assert own.get_seq_length() > 0
+        own.reset()
+        if own.get_seq_length():
+            break  # a dynamic cache keeps its length in transformers 5.17
 
 
 FOUR_OF_EACH = {
@@ -218,44 +274,95 @@ def test_a_prefix_is_kept_and_gone_on_with_and_gets_the_start_token(variant, bea
         assert cut(tokens) == cut(prompt + best[1:])
 
 
-def forbid(logits, tokens):
-    return logits.index_fill(0, torch.tensor(tokens, dtype=torch.long), -torch.inf)
+def only(logits, tokens):
+    return forbid(logits, {*range(len(logits))} - {*tokens})
 
 
-def only(logits, token):
-    return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor([token]), 0.0)
+def without_a_pair_twice(tokens, logits):
+    return forbid(logits, [second for first, second in itertools.pairwise(tokens) if first == tokens[-1]])
 
 
-PROCESSED = {
-    "forced_bos_token_id": (44, lambda tokens, logits: only(logits, 44) if len(tokens) == 1 else logits),
-    "forced_eos_token_id": (2, lambda tokens, logits: only(logits, 2) if len(tokens) == LIMIT else logits),
-    "bad_words_ids": (
-        [[95], [29], [18, 24], [40, 85]],
+def penalised(tokens, logits):
+    seen = torch.tensor(sorted(set(tokens)))
+    return logits.index_put((seen,), torch.minimum(logits[seen] * 3.0, logits[seen] / 3.0))
+
+
+# An option with its value and others beside it, and what it does to logits.
+PROCESSED = [
+    ({"forced_bos_token_id": 44}, lambda tokens, logits: only(logits, [44]) if len(tokens) == 1 else logits),
+    ({"forced_eos_token_id": 2}, lambda tokens, logits: only(logits, [2]) if len(tokens) == LIMIT else logits),
+    (
+        {"bad_words_ids": [[95], [29], [18, 24], [40, 85]]},
         lambda tokens, logits: forbid(logits, [95, 29, {18: 24, 40: 85}.get(tokens[-1], 95)]),
     ),
-    "min_new_tokens": (6, lambda tokens, logits: forbid(logits, ENDS) if len(tokens) < 7 else logits),
-}
+    (
+        {"suppress_tokens": [95, 18], "begin_suppress_tokens": [29]},
+        lambda tokens, logits: forbid(logits, [95, 18] + [29] * (len(tokens) == 1)),
+    ),
+    ({"min_new_tokens": 6}, lambda tokens, logits: forbid(logits, ENDS) if len(tokens) < 7 else logits),
+    (
+        {"sequence_bias": [[[40], 5.0], [[60], -5.0]]},
+        lambda tokens, logits: logits.index_add(0, torch.tensor([40, 60]), torch.tensor([5.0, -5.0])),
+    ),
+    ({"repetition_penalty": 3.0, "no_repeat_ngram_size": 0}, penalised),
+    ({"no_repeat_ngram_size": 2}, without_a_pair_twice),
+]
 
 
-@pytest.mark.parametrize("form", PROCESSED)
-def test_what_forbids_or_forces_tokens(form):
-    value, process = PROCESSED[form]
+@pytest.mark.parametrize(("options", "process"), PROCESSED, ids=[next(iter(row[0])) for row in PROCESSED])
+def test_what_forbids_or_forces_tokens_or_discourages_repetition(options, process):
     model, rows, batch = model_and_batch()
-    found = without_padding(model.generate(**batch, do_sample=False, **{form: value}))
-    assert found == greedy_all(model, rows, process=process)
-    assert found != greedy_all(model, rows), "the option changes nothing here"
+    found = without_padding(model.generate(**batch, do_sample=False, **options))
+    repeats = "no_repeat_ngram_size" in options
+    assert found == greedy_all(model, rows, process=process, repeats=repeats)
+    assert found != greedy_all(model, rows, repeats=repeats), "the option changes nothing here"
+
+
+def test_a_function_allows_tokens_and_criteria_end_each_sentence_by_itself():
+    model, rows, batch = model_and_batch()
+
+    def allowed(sentence, tokens):
+        return [15 + 10 * len(tokens), 50 + sentence, *range(60, 70)]
+
+    batch["do_sample"] = False
+    found = without_padding(model.generate(**batch, prefix_allowed_tokens_fn=allowed))
+    for number, row in enumerate(rows):
+
+        def process(tokens, logits, number=number):
+            return only(logits, allowed(number, tokens))
+
+        assert found[number] == greedy(model, row, process=process)
+    criteria = [lambda ids, scores, **kwargs: ids[:, -1] > 60]
+    found = without_padding(model.generate(**batch, stopping_criteria=criteria))
+    assert found == greedy_all(model, rows, ends=[*ENDS, *range(61, 99)])
+    assert len({len(row) for row in found}) > 1
+    assert model.generate(**batch, max_time=0.0).shape == (3, 2)
+
+
+def test_a_streamer_gets_each_token_as_it_comes():
+    model, rows, _ = model_and_batch()
+    for row in rows:
+        streamer = Mock()
+        found = model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, streamer=streamer)[0].tolist()
+        assert [call.args[0].flatten().tolist() for call in streamer.put.call_args_list] == [
+            [token] for token in found
+        ]
+        streamer.end.assert_called_once()
+        assert found == greedy(model, row)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_assisted_decoding_gives_what_greedy_search_gives(variant):
     model, rows, _ = model_and_batch(variant)
-    for assistant in (tiny_model(**VARIANTS[variant], seed=1), model):
+    smaller = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    for assistant in (tiny_model(seed=1, **VARIANTS[variant] | smaller), model):
         for row in rows[: 2 if variant in POSITIONS else 1]:
             found = model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, assistant_model=assistant)
             assert found[0].tolist() == greedy(model, row)
 
 
 SIZES_APART = {
+    "equal": {},
     "fewer_targets": VARIANTS["separate_vocabularies"],
     "more_targets": {"decoder_vocab_size": 120, "share_encoder_decoder_embeddings": False},
 }
@@ -268,9 +375,9 @@ def test_prompt_lookup_finds_tokens_of_the_targets_vocabulary(sizes):
     # The prompt repeats itself, so that there is something to look up.
     options = {"decoder_input_ids": torch.tensor([[START, 20, last, 22, 20, last]]), "no_repeat_ngram_size": 0}
     options |= {"do_sample": False, "max_new_tokens": LIMIT}
-    for given in (options, {"do_sample": False, "max_new_tokens": LIMIT}):
-        plain = model.generate(rows[0][None], **given)
-        assert torch.equal(model.generate(rows[0][None], prompt_lookup_num_tokens=3, **given), plain)
+    for row, given in itertools.product(rows, (options, {"do_sample": False, "max_new_tokens": LIMIT})):
+        plain = model.generate(row[None], **given)
+        assert torch.equal(model.generate(row[None], prompt_lookup_num_tokens=3, **given), plain)
 
 
 @pytest.mark.parametrize("sizes", SIZES_APART)

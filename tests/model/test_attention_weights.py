@@ -134,6 +134,10 @@ def test_output_attentions_gives_real_weights_under_every_kernel(kernel):
         silent = model(source, attention_mask=mask, decoder_input_ids=target)
         assert silent.encoder_attentions is None
         assert_near(silent.logits, outputs.logits)
+    # Only eager attention returns weights, so a call that asks for them runs under it; it may be chosen at any time.
+    model.set_attn_implementation("eager")
+    again = model(source, attention_mask=mask, decoder_input_ids=target, output_attentions=True)
+    assert torch.equal(again.cross_attentions[0], outputs.cross_attentions[0])
 
 
 @torch.no_grad()

@@ -34,11 +34,12 @@ def test_the_defaults_are_the_base_model_of_the_paper():
     assert {name: getattr(config, name) for name in paper} == paper
 
 
+OF_EACH_STACK = ("layers", "attention_heads", "ffn_dim", "neighbourhood")
 WRONG = [
-    *[({name: 0}, name) for name in ("vocab_size", "d_model", "encoder_layers", "decoder_attention_heads", "d_k")],
-    *[({name: -1}, name) for name in ("encoder_key_value_heads", "decoder_vocab_size", "max_position_embeddings")],
-    *[({name: 0}, name) for name in ("encoder_ffn_dim", "decoder_neighbourhood")],
-    *[({name: 1.0}, name) for name in ("dropout", "label_smoothing")],
+    *[({f"{stack}_{name}": 0}, f"{stack}_{name}") for stack in ("encoder", "decoder") for name in OF_EACH_STACK],
+    *[({name: 0}, name) for name in ("vocab_size", "d_model", "d_k", "d_v", "max_position_embeddings")],
+    *[({name: -1}, name) for name in ("encoder_key_value_heads", "decoder_key_value_heads", "decoder_vocab_size")],
+    *[({name: 1.0}, name) for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")],
     ({"dropout": -0.1}, "dropout"),
     ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
     ({"d_model": 33, "d_k": 8, "d_v": 8}, "d_model"),
@@ -61,11 +62,14 @@ WRONG = [
     ({"bos_token_id": -1}, "bos_token_id"),
     ({"eos_token_id": [2, 99]}, "eos_token_id"),
     ({"decoder_start_token_id": 99}, "decoder_start_token_id"),
+    ({"decoder_start_token_id": 71, "decoder_vocab_size": 71, "tie_word_embeddings": False}, "decoder_start_token_id"),
     ({"pad_token_id": 71, "decoder_vocab_size": 71, "tie_word_embeddings": False}, "pad_token_id"),
 ]
 
 
 WRONG_TYPES = {"d_model": "512", "dropout": "0.1", "attention_bias": 1, "attention_scoring": "cosine"}
+WRONG_TYPES |= {"position_encoding": "relative", "sinusoid_layout": "halves"}
+WRONG_TYPES |= {"norm_placement": "sandwich", "norm_type": "batchnorm"}
 # Fields of other models are not taken for misspelt ones.
 MISSPELT = {"droput": "dropout", "decoder_neighborhood": "decoder_neighbourhood"}
 MISSPELT |= {"share_embeddings": "share_encoder_decoder_embeddings", "static_position_embeddings": "position_encoding"}
@@ -87,7 +91,7 @@ def test_a_vocabulary_that_is_assigned_is_both_sides_where_they_are_one_also_whe
         ({"share_encoder_decoder_embeddings": False}, False),
         ({"tie_word_embeddings": False, "decoder_vocab_size": 71}, False),
     ):
-        config = tiny_config(family, eos_token_id=[2, 5], **changes)
+        config = tiny_config(family, eos_token_id=[2, 5], dropout=0.25, **changes)
         config.save_pretrained(tmp_path)
         loaded = type(config).from_pretrained(tmp_path)
         assert loaded.to_dict() == config.to_dict()

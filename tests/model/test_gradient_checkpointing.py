@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from heedful.versions_heed import cache_of
 from helpers import VARIANTS, assert_near, loss_and_gradients, masked_batch, pairwise, tiny_model
@@ -62,3 +63,15 @@ def test_without_labels_a_cache_beside_checkpointing_does_not_change_the_logits(
     torch.testing.assert_close(logits, expected)
     logits.sum().backward()
     assert model.model.encoder.layers[0].self_attn.q_proj.weight.grad.abs().max() > 0
+
+
+def test_the_trainer_checkpoints_where_its_arguments_say_so(tmp_path):
+    rows, losses = [{name: value[row] for name, value in BATCH.items()} for row in range(3)], []
+    settings = {"max_steps": 2, "per_device_train_batch_size": 3, "use_cpu": True, "disable_tqdm": True}
+    settings |= {"report_to": [], "save_strategy": "no", "output_dir": str(tmp_path)}
+    for checkpointing in (False, True):
+        model = dropping()
+        arguments = Seq2SeqTrainingArguments(gradient_checkpointing=checkpointing, **settings)
+        losses.append(Seq2SeqTrainer(model, arguments, train_dataset=rows).train().training_loss)
+        assert model.is_gradient_checkpointing == checkpointing
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)

@@ -1,10 +1,12 @@
 """Roads that lead to the same result, and wrong input that is refused by name."""
 
+import inspect
+
 import pytest
 import torch
 
 from heedful.versions_heed import cache_of
-from helpers import assert_near, assert_refused, padded, sentences, tiny_model
+from helpers import FAMILIES, assert_near, assert_refused, padded, sentences, tiny_model
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 TARGET = torch.tensor([[1, 13, 14], [1, 15, 16]])
@@ -38,12 +40,20 @@ def test_logits_to_keep_gives_those_positions_of_all_logits(model, kept):
     assert_near(some, every[:, -kept:] if isinstance(kept, int) else every[:, kept])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_signature_says_that_attention_can_be_recorded(family):
+    kwargs = inspect.signature(tiny_model(family=family).forward).parameters["kwargs"]
+    assert "output_attentions" in kwargs.annotation.__args__[0].__annotations__  # transformers' own tests look there
+
+
 @torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "t5", "learned"])
-def test_bfloat16_stays_near_float32(encoding):
+def test_bfloat16_stays_near_float32(encoding, kernel):
     source, mask = padded(sentences(6, 3))
     given = {"attention_mask": mask, "labels": TARGET}
-    expected, half = (tiny_model(position_encoding=encoding).to(dtype) for dtype in (torch.float32, torch.bfloat16))
+    options = {"position_encoding": encoding, "attention": kernel}
+    expected, half = (tiny_model(**options).to(dtype) for dtype in (torch.float32, torch.bfloat16))
     expected, found = expected(source, **given).logits, half(source, **given)
     assert (found.logits.dtype, found.loss.dtype) == (torch.bfloat16, torch.float32)
     assert (found.logits.float() - expected).abs().mean() < 0.1 * expected.std()

@@ -1,5 +1,6 @@
 """Every attention kernel computes the same, and what one cannot do is refused by name."""
 
+import importlib.util
 import itertools
 import threading
 import warnings
@@ -65,11 +66,31 @@ def test_a_kernel_gives_logits_loss_and_gradients_of_eager_attention_with_paddin
         assert_near(*(loss_and_gradients(model, whole) for model in models[::-1]), 2e-5)
 
 
+CACHED = ["default", "rotary", "t5", "neighbourhoods", "grouped"]
+CACHES = [("eager", "static"), ("sdpa", "dynamic"), ("sdpa", "static"), ("flex_attention", "dynamic")]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("variant", "form", "side"), pairwise(CACHED, CACHES, ["left", "right"]), ids=str)
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole_target(variant, form, side):
+    inputs, (kernel, cache), logits = batch(side), form, []
+    target, mask = inputs["decoder_input_ids"], inputs["decoder_attention_mask"]
+    expected = tiny_model(attention="eager", **VARIANTS[variant])(**inputs).logits
+    model = tiny_model(attention=kernel, **VARIANTS[variant])
+    with uncompiled(kernel):
+        given = {"attention_mask": inputs["attention_mask"], "past_key_values": empty_cache(model, cache, 9, 7)}
+        given["encoder_outputs"] = model.model.encoder(inputs["input_ids"], inputs["attention_mask"])
+        for start, end in itertools.pairwise([0, *range(2, 8)]):  # the first two at once, and the rest one by one
+            step = {"decoder_input_ids": target[:, start:end], "decoder_attention_mask": mask[:, :end]}
+            logits.append(model(**given, **step, use_cache=True).logits)
+    assert_near(torch.cat(logits, 1)[mask.bool()], expected[mask.bool()])
+
+
 @pytest.mark.parametrize(
     ("variant", "kernel_and_cache", "beams"),
     pairwise(
-        ["default", "rotary", "t5", "neighbourhoods", "grouped"],
-        [("eager", "static"), ("sdpa", None), ("sdpa", "static"), ("flex_attention", None)],
+        CACHED,
+        [("sdpa", None), ("sdpa", "static"), ("flex_attention", None)],
         [1, 3],
     ),
     ids=str,
@@ -319,15 +340,18 @@ def test_a_kernel_that_would_compute_something_else_is_refused_by_name(tmp_path)
 
     def by_a_folder(name, config):
         HeedForConditionalGeneration(config).save_pretrained(tmp_path)
-        AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation=name)
+        kind = next(classes)
+        kind.from_pretrained(tmp_path, attn_implementation=name)
 
+    classes = itertools.cycle([AutoModelForSeq2SeqLM, HeedForConditionalGeneration])
     roads = itertools.cycle([*ROADS, by_a_folder])
     for changes, name, message in REFUSED:
         for road in (by_the_constructor, next(roads)):  # all roads lead to one check
             with pytest.raises(ValueError, match=rf"`attn_implementation` must be .*{message}") as caught:
                 road(name, tiny_config(**changes))
             assert str(caught.value).endswith(f"is {name} instead.")
-    model = tiny_model(attention_scoring="additive")
+    model = HeedForConditionalGeneration(tiny_config(attention_scoring="additive"))
+    assert model.config._attn_implementation == "eager"
     model.config._attn_implementation = "sdpa"  # as nobody can forbid
     with pytest.raises(ValueError, match="must be eager where `attention_scoring` is additive, but is sdpa"):
         model(SOURCE, labels=TARGET)
@@ -335,6 +359,14 @@ def test_a_kernel_that_would_compute_something_else_is_refused_by_name(tmp_path)
     for heads, has_flash in ((4, True), (2, False)):
         model = HeedForConditionalGeneration(tiny_config(d_k=8, decoder_attention_heads=heads))
         assert model._supports_flash_attn is has_flash
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash_attn is installed")
+@pytest.mark.skipif(importlib.util.find_spec("kernels") is not None, reason="kernels fetches a substitute")
+@pytest.mark.parametrize("version", [2, 3])
+def test_flash_attention_without_its_package_is_an_error_that_says_so(version):
+    with pytest.raises(ImportError, match=f"FlashAttention{version}.*installed"):
+        tiny_model(attention=f"flash_attention_{version}")
 
 
 def test_encoder_and_decoder_have_one_kernel_and_two_are_refused():

@@ -93,7 +93,8 @@ def test_every_rule_of_the_plans_of_parallelism_names_modules_of_the_model(activ
     model = HeedForConditionalGeneration(tiny_config(activation_function=activation, position_encoding=encoding))
     modules = {re.sub(r"\.\d+\.", ".*.", name) for name, _ in model.named_modules()}
     plan = model._tp_plan
-    assert {"lm_head", "model.decoder.layers.*.cross_attn.out_proj"} <= {*plan} <= modules
+    cross = {f"model.decoder.layers.*.cross_attn.{name}_proj" for name in ("q", "k", "v", "out")}
+    assert {"lm_head", *cross} <= {*plan} <= modules
     # Attention that shares something among its heads is not split by heads.
     assert any("self_attn" in rule for rule in plan) == (encoding == "rotary")
     rows = {rule for rule, style in plan.items() if style == "rowwise"}

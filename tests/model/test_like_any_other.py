@@ -8,12 +8,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
+from accelerate.hooks import ModelHook, add_hook_to_module
 from peft import AdaLoraConfig, LoraConfig, get_peft_model
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import MarianConfig, MarianMTModel
 
 from heedful.versions_heed import cache_of
@@ -63,12 +66,40 @@ def train_step(model, **arguments):
     return outputs
 
 
+def logits_are_those_of_the_loss_by_name_and_by_place(model):
+    model.config.label_smoothing = 0.0
+    outputs = train_step(model)
+    expected = F.cross_entropy(outputs.logits.flatten(0, 1), make_batch()["labels"].flatten())
+    for found in (outputs.to_tuple(), model(**make_batch(), return_dict=False)):
+        torch.testing.assert_close(found[:2], (expected, outputs.logits))
+
+
 def hooks_on_linears(model, register):
     seen = set()
     for name, module in linears(model).items():
         register(module, lambda *_, name=name: seen.add(name))
     train_step(model)
     assert seen == linears(model).keys()
+
+
+def global_hooks(model, register):
+    seen = set()
+    handle = register(lambda module, *_: seen.add(module) and None)
+    try:
+        train_step(model)
+    finally:
+        handle.remove()
+    assert seen_modules(model) <= seen
+
+
+def hooks_of_accelerate(model):
+    seen, expected = [], seen_modules(model)
+    for module in expected:
+        hook = ModelHook()
+        hook.post_forward = lambda module, output: seen.append(module) or output
+        add_hook_to_module(module, hook)
+    train_step(model)
+    assert set(seen) == expected
 
 
 def forwards_of_ones_own(model):
@@ -89,6 +120,26 @@ def hooks_that_change_in_place(model):
         module.register_forward_hook(lambda module, inputs, output: output.mul_(1.5))
     train_step(model)
     assert all(module.weight.grad.isfinite().all() for module in linears(model).values())
+
+
+class HandWrittenLora(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a, self.b = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, states):
+        output = self.base(states)
+        output += self.b(self.a(states))
+        return output
+
+
+def hand_written_lora(model):
+    for name, module in linears(model).items():
+        if name != "lm_head":
+            model.set_submodule(name, HandWrittenLora(module))
+    train_step(model)
+    assert all(part.weight.grad.any() for name, part in linears(model).items() if name.endswith((".a", ".b")))
 
 
 def adapter(model, make, **options):
@@ -113,6 +164,23 @@ def loss_of(model, parameters, batch):
 
 def detached(model):
     return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def func_grad(model):
+    found = grad(functools.partial(loss_of, model))(detached(model), make_batch())
+    train_step(model)
+    wanted = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    torch.testing.assert_close({name: found[name] for name in wanted}, wanted, rtol=1e-4, atol=1e-5)
+
+
+def forward_mode(model):
+    with forward_ad.dual_level():
+        batch = make_batch()
+        embeddings = model.get_encoder().embed_tokens(batch.pop("input_ids")).detach()
+        dual = forward_ad.make_dual(embeddings, torch.randn_like(embeddings))
+        tangent = forward_ad.unpack_dual(model(inputs_embeds=dual, **batch).loss).tangent
+    assert tangent.abs() > 0
+    assert model.lm_head.weight.grad is None
 
 
 def func_jvp(model):
@@ -151,6 +219,15 @@ def second_derivatives(model):
     first = torch.autograd.grad(model(**make_batch()).loss, matrices(model), create_graph=True)
     second = torch.autograd.grad(sum(each.square().sum() for each in first), matrices(model))
     assert all(each.abs().max() > 0 for each in second)
+
+
+def counted_operations(model):
+    counts = []
+    for is_fast in (False, True):
+        with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=is_fast):
+            model(**make_batch()).loss.backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 1e5
 
 
 def dispatched_operations(model):
@@ -243,14 +320,18 @@ def onnx_by_tracing(model):
 CALLS = {
     function.__name__: function
     for function in (
-        *(forwards_of_ones_own, hooks_that_change_in_place, jit_trace, exported_program),
-        *(func_jvp, per_sample_gradients, batched_gradients, second_derivatives, onnx_by_tracing),
-        *(dispatched_operations, called_functions, dynamic_quantization),
+        *(logits_are_those_of_the_loss_by_name_and_by_place, hooks_of_accelerate, hand_written_lora),
+        *(forwards_of_ones_own, hooks_that_change_in_place, jit_trace, exported_program, onnx_by_tracing),
+        *(func_grad, func_jvp, forward_mode, per_sample_gradients, batched_gradients, second_derivatives),
+        *(counted_operations, dispatched_operations, called_functions, dynamic_quantization),
     )
 }
 for direction in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
     hook = f"register_{direction}_hook"
     CALLS[hook] = functools.partial(hooks_on_linears, register=getattr(nn.Module, hook))
+for direction in ("forward", "full_backward"):
+    hook = f"register_module_{direction}_hook"
+    CALLS[hook] = functools.partial(global_hooks, register=getattr(nn.modules.module, hook))
 CALLS["lora"] = functools.partial(adapter, make=LoraConfig)
 CALLS["adalora"] = functools.partial(adapter, make=AdaLoraConfig, total_step=10, tinit=1, tfinal=2)
 

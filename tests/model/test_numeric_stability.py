@@ -120,6 +120,23 @@ def test_rows_of_padding_alone_are_finite_and_leave_the_other_rows_as_they_are(v
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "side"),
+    pairwise(["eager", "sdpa", "flex_attention"], ["float32", *HALF], ["left", "right"]),
+)
+def test_a_thousand_tokens_of_padding_change_nothing(kernel, dtype, side):
+    model = tiny_model(attention=kernel).to(HALF.get(dtype, torch.float32))
+    torch.manual_seed(1)
+    source, target = torch.randint(14, 71, (1, 6)), torch.randint(14, 71, (1, 5))
+    padding = (1000, 0) if side == "left" else (0, 1000)
+    long, mask = (torch.nn.functional.pad(real, padding) for real in (source, torch.ones_like(source)))
+    with quietly(kernel):
+        expected = model(source, decoder_input_ids=target).logits
+        logits = model(long, attention_mask=mask, decoder_input_ids=target).logits
+    assert_near(logits.float(), expected.float(), 1e-5 if dtype == "float32" else 2e-2)
+
+
 @pytest.mark.parametrize(("kernel", "dtype"), each_once(["eager", "sdpa", "flex_attention"], HALF))
 def test_generate_in_half_precision_gives_whole_translations(kernel, dtype):
     model = tiny_model(attention=kernel, norm_placement="pre").to(HALF[dtype])

@@ -8,7 +8,7 @@ from accelerate import cpu_offload, disk_offload, init_empty_weights, load_check
 from transformers import AutoModelForSeq2SeqLM
 
 from heedful import HeedForConditionalGeneration
-from helpers import FAMILIES, SHARINGS, VARIANTS, assert_near, each_once, padded, pairwise, sentences, tiny_model
+from helpers import FAMILIES, SHARINGS, VARIANTS, assert_near, each_once, padded, sentences, tiny_model
 
 torch.manual_seed(0)
 SOURCE, MASK = padded(sentences(7, 4, 6))
@@ -74,9 +74,10 @@ def test_no_option_minds_the_disk(tmp_path, family, variant):
 
 
 @pytest.mark.parametrize(
-    ("sharing", "places", "shard"), pairwise(SHARINGS, ["layers", "every_other_layer"], ["20KB", "5GB"])[::2]
+    ("sharing", "place_and_shard"), each_once(SHARINGS, [("layers", "20KB"), ("every_other_layer", "5GB")]), ids=str
 )
-def test_an_empty_model_is_filled_and_dispatched(tmp_path, sharing, places, shard):
+def test_an_empty_model_is_filled_and_dispatched(tmp_path, sharing, place_and_shard):
+    places, shard = place_and_shard
     original = tiny_model(**SHARINGS[sharing])
     original.save_pretrained(tmp_path / "model", max_shard_size=shard)
     with init_empty_weights():

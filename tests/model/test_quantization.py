@@ -5,6 +5,7 @@ import torch
 from safetensors import safe_open
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import (
+    Int4WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
     IntxWeightOnlyConfig,
@@ -108,6 +109,9 @@ def test_what_cannot_be_quantized_or_saved_is_refused(tmp_path):
     tiny_model(**SIZES).save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=r"no weight could be quantized.*`group_size` must divide `d_model` \(64\)"):
         quantized(tmp_path / "model", PrototypeInt4WeightOnlyConfig(group_size=256))
+    for packing in ("plain", "plain_int32", "tile_packed_to_4d"):  # of graphics cards
+        with pytest.raises(RuntimeError):
+            quantized(tmp_path / "model", Int4WeightOnlyConfig(group_size=32, int4_packing_format=packing))
     model = quantized(tmp_path / "model", IN_MEMORY["int4"][0])
     with pytest.raises(ValueError, match="Int4OpaqueTensor"):
         model.save_pretrained(tmp_path / "small")

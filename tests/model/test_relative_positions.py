@@ -33,7 +33,7 @@ def equations_3_and_4(attention, states, clip):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("clip", [1, 3])
+@pytest.mark.parametrize("clip", [1, 3, 16])
 def test_shaws_attention_is_equations_3_and_4(clip):
     config = tiny_config(position_encoding="shaw", relative_attention_max_distance=clip, d_k=6, d_v=10)
     attention, states = HeedAttention(config, "encoder").eval(), torch.randn(1, 9, 32)

@@ -138,8 +138,9 @@ def test_new_rows_are_drawn_as_those_of_a_new_model_or_around_the_mean_of_the_ol
         assert not bias.any()
 
 
-def test_old_logits_stay_and_a_padded_size_is_kept():
-    model = tiny_model(**SHARINGS["separate_vocabularies"])
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_old_logits_stay_and_a_padded_size_is_kept(sharing):
+    model = tiny_model(**SHARINGS[sharing])
     before = logits_of(model)
     for asked in ({"pad_to_multiple_of": 64}, {}):
         assert model.resize_token_embeddings(**asked) is model.get_input_embeddings()

@@ -60,7 +60,8 @@ def test_it_generates_what_copies_of_the_layer_generate_with_cache_states_and_we
     for name, count in counts.items():
         found, expected = (each[name] if "encoder" in name else each[name][3] for each in (ours, theirs))
         assert len(found) == count
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        for one, other in zip(found, expected, strict=True):
+            assert_near(one, other)
 
 
 def test_the_saved_file_holds_the_layer_once(tmp_path):

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from accelerate import cpu_offload
 from torch import nn
 from torch.nn.utils import parametrize
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import BartConfig, BartForConditionalGeneration, LogitsProcessorList
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from heedful.fast_paths_heed import runs_known_code
 from helpers import FAMILIES, tiny_model
 
 SOURCE = torch.randint(14, 99, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -97,6 +98,13 @@ def hook(model, notes, patch):
     model.register_forward_hook(lambda module, args, kwargs, output: note_source(notes, kwargs), with_kwargs=True)
 
 
+def gate_in_a_processor(model, notes, patch):
+    """A copy gate: it mixes what a hook has seen of the source into the scores, a number for each row."""
+    hook(model, notes, patch)
+    gate = [lambda input_ids, scores: scores + 0.1 * notes[-1].mean(dim=(1, 2))[:, None]]
+    return {"logits_processor": LogitsProcessorList(gate)}
+
+
 def strategy(model, notes, patch):
     """Greedy search as it is written for BART, over all rows of the beams."""
 
@@ -147,6 +155,16 @@ def replaced_forward_below_accelerate(model, notes, patch):
     cpu_offload(model, execution_device=torch.device("cpu"))
 
 
+def patched(where, name, model, notes, patch):
+    plain = getattr(where, name)
+
+    def own(*args, **kwargs):
+        notes.append(plain(*args, **kwargs))
+        return notes[-1]
+
+    patch.setattr(where, name, own)
+
+
 def attention_function(model, notes, patch):
     def own(module, query, key, value, mask, scaling=None, dropout=0.0, **kwargs):
         weights = torch.softmax(query @ key.transpose(2, 3) * scaling + (0 if mask is None else mask), -1)
@@ -162,10 +180,12 @@ def attention_function(model, notes, patch):
 HABITS = {
     function.__name__: function
     for function in (
-        *(subclass, forward_of_the_class, forward_of_the_object, inputs_of_a_step, hook),
+        *(subclass, forward_of_the_class, forward_of_the_object, inputs_of_a_step, hook, gate_in_a_processor),
         *(strategy, layer_of_ones_own, parametrization, replaced_forward_below_accelerate, attention_function),
     )
 }
+HABITS["nn.Linear.forward"] = functools.partial(patched, nn.Linear, "forward")
+HABITS["F.linear"] = functools.partial(patched, F, "linear")
 
 
 @functools.cache
@@ -216,3 +236,12 @@ def test_a_function_of_torch_that_somebody_has_replaced_runs(which, is_training,
         with torch.set_grad_enabled(is_training):
             model(source, labels=source, skip_logits=True)
         assert len(calls) == len(wanted)
+
+
+def test_a_plain_model_runs_known_code_alone_also_after_attention_was_recorded():
+    for family in FAMILIES:
+        model = tiny_model(family=family)
+        assert runs_known_code(model)
+        model(SOURCE, decoder_input_ids=SOURCE, output_attentions=True)
+        assert runs_known_code(model)
+    assert not runs_known_code(make_model("bart"))

@@ -131,6 +131,11 @@ def test_the_equations_can_be_differentiated_twice(kind):
     cell = cell_of(kind, 2, 3).double()
     inputs = torch.randn(1, 3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda read: cell(read, is_fused=False)[0], inputs)
+    model = tiny_rnn(cell=kind, use_fused_cells=False).train()
+    loss = model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[8, 9]])).loss
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    sum(gradient.square().sum() for gradient in gradients).backward()
+    assert model.model.encoder.layers[0].first_cell.weight_hh_l0.grad.abs().max() > 0
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -165,7 +170,9 @@ def test_a_loaded_weight_is_not_drawn_anew_because_another_is_missing(tmp_path):
 def test_a_model_runs_in_16_bits_and_in_mixed_precision(kind):
     source, target = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
     for dtype in (torch.bfloat16, torch.float16):
-        outputs = tiny_rnn(cell=kind).to(dtype)(source, labels=target)
+        model = HeedRNNForConditionalGeneration._from_config(tiny_rnn_config(cell=kind), dtype=dtype)
+        assert {weight.dtype for weight in model.parameters()} == {dtype}
+        outputs = model(source, labels=target)
         assert outputs.logits.dtype == dtype
         assert outputs.loss.isfinite()
     model = tiny_rnn(cell=kind)

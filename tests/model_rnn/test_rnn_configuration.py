@@ -12,7 +12,8 @@ from helpers import SUTSKEVER, assert_refused, tiny_rnn_config
 
 MODELS = Path(__file__).parents[2] / "configuration" / "models"
 WRONG = [
-    *[({name: 0}, f"`{name}` must be at least 1, but is 0") for name in ("vocab_size", "encoder_layers")],
+    *[({name: 0}, f"`{name}` must be at least 1, but is 0") for name in ("vocab_size", "embedding_size")],
+    *[({name: 0}, f"`{name}` must be at least 1, but is 0") for name in ("encoder_layers", "decoder_layers")],
     ({"hidden_size": -2}, "`hidden_size` must be at least 1, but is -2"),
     ({"decoder_vocab_size": 0, "tie_word_embeddings": False}, "`decoder_vocab_size` must be at least 1"),
     *[({name: 1}, f"`{name}` must be at least 0 and below 1, but is 1") for name in ("dropout", "label_smoothing")],
@@ -22,6 +23,7 @@ WRONG = [
         ({"cell": cell, "activation_function": "relu"}, f"`activation_function` must be tanh with the cell {cell}")
         for cell in ("lstm", "gru")
     ],
+    *(({name: "tanh"}, name) for name in ("attention", "bridge")),
     ({"hidden_size": 15}, "`hidden_size` must be even with a bidirectional encoder.*but is 15"),
     ({"reverse_source": True}, "`reverse_source` must be False with a bidirectional encoder, but is True"),
     ({**SUTSKEVER, "bridge": "none"}, "`bridge` must be linear or copy without attention.*but is none"),
@@ -29,8 +31,11 @@ WRONG = [
     ({"decoder_bidirectional": True}, "`decoder_bidirectional` must be False, but is True.*about the encoder"),
     ({"decoder_vocab_size": 98}, "share_encoder_decoder_embeddings.*98 and 99"),
     ({"pad_token_id": 99}, "`pad_token_id` must be at least 0 and below 99, but is 99"),
+    ({"eos_token_id": [2, 99]}, "eos_token_id"),
+    ({"decoder_start_token_id": -1}, "decoder_start_token_id"),
     ({"format_version": 2}, "`format_version` must be at most 1, but is 2"),
     ({"cel": "gru"}, "`cel` is not a field of HeedRNNConfig; did you mean `cell`"),
+    ({"bidirectionnal": True}, "did you mean `bidirectional`"),
     ({"d_model": 18}, "`d_model` must be left out beside `hidden_size`.* are 18 and 16"),
 ]
 
@@ -40,9 +45,8 @@ def test_what_cannot_be_built_is_an_error_that_names_the_field():
 
 
 def test_a_field_by_its_other_name_and_an_assigned_one_are_checked_as_well(tmp_path):
-    assert (
-        HeedRNNConfig(d_model=32, num_hidden_layers=2).hidden_size == HeedRNNConfig(d_model=32, hidden_size=32).d_model
-    )
+    assert HeedRNNConfig(d_model=32, num_hidden_layers=2).hidden_size == 32
+    assert HeedRNNConfig(d_model=32, hidden_size=32).hidden_size == 32
     config = tiny_rnn_config()
     config.hidden_size = 15
     error = (ValueError, StrictDataclassError)
@@ -50,6 +54,14 @@ def test_a_field_by_its_other_name_and_an_assigned_one_are_checked_as_well(tmp_p
     cases = [({"d_model": 15}, r"`hidden_size` must be even.*but is 15")]
     cases += [({"num_hidden_layers": 0}, "`encoder_layers` must be at least 1, but is 0")]
     assert_refused(cases, lambda changes: HeedRNNConfig(**changes), error)
+
+
+def test_the_defaults_are_bahdanaus_model_in_luongs_order():
+    config = HeedRNNConfig()
+    assert (config.cell, config.attention, config.bidirectional) == ("gru", "additive", True)
+    assert (config.input_feeding, config.bridge, config.reverse_source) == (True, "linear", False)
+    assert config.d_model == config.hidden_size == 1024
+    assert config.get_text_config(decoder=True).num_hidden_layers == config.decoder_layers == 1
 
 
 def test_an_attention_function_is_refused():
@@ -97,7 +109,8 @@ def test_there_is_a_preset_for_each_of_the_three_papers_and_it_is_its_model():
         assert config.encoder_layers == config.decoder_layers == (1 if name == "rnn-gru-additive" else 4)
         with torch.device("meta"):
             model = HeedRNNForConditionalGeneration(config)
-        assert config.attention != "none" or not any("cross_attn" in name for name, _ in model.named_parameters())
+        unused = [name for name, _ in model.named_parameters() if "cross_attn" in name or "bridge" in name]
+        assert unused == [] or config.attention != "none"
         weights = model.named_parameters(remove_duplicate=False)
         embeddings = len({id(weight) for name, weight in weights if "embed" in name or "head" in name})
         assert model.num_parameters() == embeddings * 37000 * config.embedding_size + weights_of(config)

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -26,6 +28,24 @@ from helpers import RECURRENT_VARIANTS as VARIANTS
 from plain_strategies import without_padding
 
 LENGTHS = (9, 2, 6)
+
+
+@given(
+    source=st.lists(st.booleans(), min_size=6, max_size=6).filter(any),
+    target=st.lists(st.booleans(), min_size=5, max_size=5).filter(any),
+    variant=st.sampled_from(sorted(VARIANTS)),
+)
+@settings(max_examples=20, deadline=None)
+@torch.no_grad()
+def test_padding_anywhere_in_source_and_target_changes_nothing(source, target, variant):
+    model, ids, words = tiny_rnn(**VARIANTS[variant]), torch.stack(sentences(6, 6)), torch.stack(sentences(5, 5))
+    source_mask, target_mask = torch.tensor([source, [True] * 6]).long(), torch.tensor([target, [True] * 5]).long()
+    masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask}
+    together = model(ids, decoder_input_ids=words, **masks).logits
+    for row in range(2):
+        tokens, places = ids[row, source_mask[row] == 1], target_mask[row] == 1
+        alone = model(tokens[None], decoder_input_ids=words[row, places][None]).logits
+        assert_near(together[row, places], alone[0])
 
 
 @torch.no_grad()
@@ -59,10 +79,10 @@ def test_hidden_states_are_what_each_layer_reads_and_gives():
     assert torch.equal(outputs.decoder_hidden_states[0], model.model.decoder.embed_tokens(target))
 
 
-@pytest.mark.parametrize("settings", [{"assistant_model": tiny_rnn()}, {"prompt_lookup_num_tokens": 2}], ids=[*"ab"])
-def test_assisted_decoding_is_refused(settings):
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        tiny_rnn().generate(torch.tensor([[5, 6]]), max_length=9, **settings)
+def test_assisted_decoding_is_refused():
+    message = "assisted generation is not supported with stateful models"
+    cases = [({"assistant_model": tiny_rnn()}, message), ({"prompt_lookup_num_tokens": 2}, message)]
+    assert_refused(cases, lambda options: tiny_rnn().generate(torch.tensor([[5, 6]]), max_length=9, **options))
 
 
 def test_what_a_recurrent_model_cannot_read_is_refused_by_name():

@@ -10,7 +10,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, pipeline
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, pipeline
 
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.checksums_heed import CHECKSUMS_FILE
@@ -33,6 +33,7 @@ from helpers import (
     tiny_model,
 )
 from memorised import PAIRS, memorised_model
+from trainer_runs import make_trainer
 
 torch.manual_seed(0)
 ROWS = sentences(7, 4, 6)
@@ -163,15 +164,12 @@ def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(tr
         {"input_ids": source.tolist(), "labels": [label for label in labels.tolist() if label != -100]}
         for source, labels in zip([*ROWS, ROWS[0]], [*LABELS, LABELS[0]], strict=True)
     ]
-    settings = {"max_steps": 2, "save_steps": 2, "learning_rate": 1e-2, "use_cpu": True}
-    settings |= {"save_strategy": "steps", "report_to": "none", "disable_tqdm": True}
-    found, losses = [], []
+    settings = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
+    given, found, losses = {"train_dataset": rows, "data_collator": lambda rows: collate(rows, PAD)}, [], []
     for size, parts in ((4, 1), (2, 2), (1, 4)):
         model, folder = adapted(ADAPTERS["attention"], updates=0), tmp_path / f"{size}"
-        split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
-        arguments = Seq2SeqTrainingArguments(output_dir=folder, **split, **settings)
-        runner = trainer(model, arguments, train_dataset=rows, data_collator=lambda rows: collate(rows, PAD))
-        losses.append(runner.train().training_loss)
+        settings |= {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
+        losses.append(make_trainer(trainer, folder, model, given, **settings).train().training_loss)
         found.append(logits_of(model))
         # What the trainer saved is the adapter alone.
         assert not (folder / "checkpoint-2" / "model.safetensors").exists()

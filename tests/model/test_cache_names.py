@@ -144,6 +144,7 @@ with prepare_for_inference(model):
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.skipif(CACHE != "cache", reason="transformers from 5.24 on has the names to remove")
 def test_nothing_needs_the_old_names_when_transformers_removes_them():
     command = [sys.executable, "-c", FUTURE, str(Path(__file__).parents[1] / "support")]

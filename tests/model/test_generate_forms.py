@@ -78,17 +78,21 @@ def test_greedy_search(variant, form):
     assert without_padding(found) == greedy_all(model, rows)
 
 
+def beams_of(model, source, prompt=(START,), **options):
+    """Return the scores and tokens of four beams, best first."""
+
+    def next_token(after):
+        return log_probabilities(model, source, [*prompt, *after[1:]]), torch.ones(1)
+
+    return PlainBeamSearch(next_token, beams=4, limit=LIMIT, **options).search()
+
+
 @pytest.mark.parametrize(("variant", "length_penalty"), each_once(VARIANTS, [0.0, 0.6, 2.0]))
 def test_beam_search_and_its_n_best(variant, length_penalty):
     model, rows, batch = model_and_batch(variant)
     options = {"num_beams": 4, "num_return_sequences": 4, "do_sample": False, "length_penalty": length_penalty}
-    found, expected = model.generate(**batch, **FULL, **options), []
-    for row in rows:
-
-        def next_token(tokens, row=row):
-            return log_probabilities(model, row, tokens), torch.ones(1)
-
-        expected += PlainBeamSearch(next_token, beams=4, limit=LIMIT, alpha=length_penalty).search()
+    found = model.generate(**batch, **FULL, **options)
+    expected = [entry for row in rows for entry in beams_of(model, row, alpha=length_penalty)]
     assert [cut(row) for row in found.sequences.tolist()] == [cut(tokens) for _, tokens in expected]
     assert found.sequences_scores.tolist() == pytest.approx([score for score, _ in expected], abs=1e-4)
 
@@ -171,15 +175,21 @@ def test_samples_are_the_draws_of_the_plainest_loop_and_their_scores_the_filtere
             assert_near(found.scores[1][number].exp(), filtered(rows[number // 4], row[:2]).exp(), 2e-5)
 
 
+RECORDED = [(name, "dynamic") for name in ("default", "grouped", "separate_vocabularies", "neighbourhoods")]
+RECORDED.append(("neighbourhoods", "static"))
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("variant", ["default", "grouped", "separate_vocabularies", "neighbourhoods"])
-def test_scores_attention_and_states_are_those_of_one_pass(variant, beams):
+@pytest.mark.parametrize(("variant", "cache"), RECORDED)
+def test_scores_attention_and_states_are_those_of_one_pass_and_change_no_token(variant, cache, beams):
     model, _, batch = model_and_batch(variant)
     recorded = {"output_attentions": True, "output_hidden_states": True}
     options = FULL | {"no_repeat_ngram_size": 0, "do_sample": False, "num_beams": beams, "eos_token_id": None}
+    options["cache_implementation"] = cache
     found = model.generate(**batch, **options, **recorded)
     assert found.sequences.shape == (3, 1 + LIMIT)
+    assert torch.equal(found.sequences, model.generate(**batch, **options).sequences)
     del batch["max_new_tokens"]
     whole = model(**batch, decoder_input_ids=found.sequences[:, :-1], **recorded)
     parents = found.beam_indices if beams > 1 else torch.arange(3)[:, None].expand(-1, LIMIT)
@@ -193,8 +203,10 @@ def test_scores_attention_and_states_are_those_of_one_pass(variant, beams):
             *(whole.decoder_attentions, whole.cross_attentions),
             strict=True,
         ):
-            assert own.shape == (3 * beams, model.config.decoder_attention_heads, 1, step + 1)
-            assert_near(own[rows, :, 0], own_whole[:, :, step, : step + 1], 2e-5)
+            room = step + 1 if cache == "dynamic" else own.shape[-1]
+            assert own.shape == (3 * beams, model.config.decoder_attention_heads, 1, room)
+            assert not own[..., step + 1 :].any()
+            assert_near(own[rows, :, 0, : step + 1], own_whole[:, :, step, : step + 1], 2e-5)
             assert_near(cross[rows, :, 0], cross_whole[:, :, step], 2e-5)
         for one, other in zip(found.decoder_hidden_states[step], whole.decoder_hidden_states, strict=True):
             assert_near(one[rows, 0], other[:, step], 2e-5)
@@ -265,13 +277,8 @@ def test_a_prefix_is_kept_and_gone_on_with_and_gets_the_start_token(variant, bea
     if beams == 1:
         assert without_padding(found) == greedy_all(model, rows, prompt=prompt)
         return
-    for row, tokens in zip(rows, found.tolist(), strict=True):
-
-        def next_token(after, row=row):
-            return log_probabilities(model, row, prompt + after[1:]), torch.ones(1)
-
-        best = PlainBeamSearch(next_token, beams=4, limit=LIMIT).search()[0][1]
-        assert cut(tokens) == cut(prompt + best[1:])
+    best = [prompt + beams_of(model, row, prompt)[0][1][1:] for row in rows]
+    assert [cut(tokens) for tokens in found.tolist()] == [cut(tokens) for tokens in best]
 
 
 def only(logits, tokens):

@@ -106,20 +106,6 @@ def test_generation_continues_a_left_padded_decoder_prompt(name, cache):
         assert tokens[mask.shape[1] - len(prompt) :].tolist() == alone[: 12 - mask.shape[1] + len(prompt)].tolist()
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_asking_for_attention_weights_changes_no_token(cache):
-    model = tiny_model(attention="sdpa", decoder_neighbourhood=2)
-    ids, mask = padded(sentences(*LENGTHS))
-    settings = {"do_sample": False, "max_length": 9, "eos_token_id": None, "cache_implementation": cache}
-    plain = model.generate(ids, attention_mask=mask, **settings)
-    settings |= {"output_attentions": True, "return_dict_in_generate": True}
-    outputs = model.generate(ids, attention_mask=mask, **settings)
-    assert torch.equal(outputs.sequences, plain)
-    assert [step[0].shape[:3] for step in outputs.cross_attentions] == [(3, 4, 1)] * 8
-    last_step = outputs.decoder_attentions[-1][0][..., :8]
-    assert ((last_step > 0) == torch.tensor([False] * 5 + [True] * 3)).all()
-
-
 # transformers' own reads the source's vocabulary size, and is wrong without a word where it is the smaller one.
 MORE_TARGETS = {"decoder_vocab_size": 120, "share_encoder_decoder_embeddings": False}
 SCORED = [*((name, 4) for name in TRANSFORMERS), ("recurrent separate_vocabularies", 3)]

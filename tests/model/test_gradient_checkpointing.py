@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainer, default_data_collator
 
 from heedful.versions_heed import cache_of
 from helpers import VARIANTS, assert_near, loss_and_gradients, masked_batch, pairwise, tiny_model
+from trainer_runs import make_trainer
 
 BATCH = masked_batch((9, 4, 1), (5, 7, 2), "left")
 
@@ -66,12 +67,10 @@ def test_without_labels_a_cache_beside_checkpointing_does_not_change_the_logits(
 
 
 def test_the_trainer_checkpoints_where_its_arguments_say_so(tmp_path):
-    rows, losses = [{name: value[row] for name, value in BATCH.items()} for row in range(3)], []
-    settings = {"max_steps": 2, "per_device_train_batch_size": 3, "use_cpu": True, "disable_tqdm": True}
-    settings |= {"report_to": [], "save_strategy": "no", "output_dir": str(tmp_path)}
+    rows = [{name: value[row] for name, value in BATCH.items()} for row in range(3)]
+    given, losses = {"train_dataset": rows, "data_collator": default_data_collator}, []
     for checkpointing in (False, True):
-        model = dropping()
-        arguments = Seq2SeqTrainingArguments(gradient_checkpointing=checkpointing, **settings)
-        losses.append(Seq2SeqTrainer(model, arguments, train_dataset=rows).train().training_loss)
+        model, settings = dropping(), {"gradient_checkpointing": checkpointing, "learning_rate": 5e-5}
+        losses.append(make_trainer(Seq2SeqTrainer, tmp_path, model, given, **settings).train().training_loss)
         assert model.is_gradient_checkpointing == checkpointing
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)

@@ -3,8 +3,6 @@
 import importlib.util
 import itertools
 import threading
-import warnings
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -20,11 +18,11 @@ from helpers import (
     empty_cache,
     loss_and_gradients,
     masked_batch,
-    padded,
+    padded_batch,
     pairwise,
-    sentences,
     tiny_config,
     tiny_model,
+    uncompiled,
 )
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -33,17 +31,7 @@ GENERAL = [name for name in VARIANTS if name not in ("additive", "shaw")]
 
 
 def batch(side="right"):
-    torch.manual_seed(1)
-    found = {}
-    for name, lengths in (("", (9, 4, 1)), ("decoder_", (5, 7, 2))):
-        found[f"{name}input_ids"], found[f"{name}attention_mask"] = padded(sentences(*lengths), side)
-    return found
-
-
-def uncompiled(kernel):
-    """Run flex_attention without compiling it, which takes a minute: the same mask, and torch's own reference."""
-    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-    return torch.compiler.set_stance("force_eager") if kernel == "flex_attention" else nullcontext()
+    return padded_batch((9, 4, 1), (5, 7, 2), side)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +254,8 @@ def test_a_training_step_asks_an_accelerator_for_no_number(kernel):
     for number, changes in enumerate(VARIANTS.values()):
         if kernel != "eager" and changes.keys() & {"attention_scoring", "position_encoding"}:
             continue
-        model = tiny_model(attention=kernel, **changes).train().to("meta")
+        sizes = {"encoder_layers": 1, "decoder_layers": 1}
+        model = tiny_model(attention=kernel, **sizes | changes).train().to("meta")
         inputs = {name: value.to("meta") for name, value in batch().items()}
         inputs["labels"] = inputs["decoder_input_ids"]
         if number % 2:

@@ -278,8 +278,9 @@ class Logits(nn.Module):
 
 
 def traced_inputs():
+    """Return a source, its mask and a target, short ones, since traces unroll recurrent models."""
     batch = make_batch()
-    return batch["input_ids"], batch["attention_mask"], batch["labels"].clamp(min=14)
+    return batch["input_ids"][:, 2:], batch["attention_mask"][:, 2:], batch["labels"][:, :3]
 
 
 def assert_alike(ours, model, tolerance=1e-4):

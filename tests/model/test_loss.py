@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Seq2SeqTrainingArguments, Trainer
+from transformers import Trainer
 
 from heedful import HeedSeq2SeqTrainer
 from heedful.loss_heed import OutputLoss, smoothed_cross_entropy
 from heedful.versions_heed import cache_of
 from helpers import PAD, RECURRENT_VARIANTS, assert_near, assert_refused, collated, each_once, rows, tiny_model
+from trainer_runs import trained
 
 KINDS = {"transformer": {}} | {
     name: {"family": "recurrent", **options} for name, options in RECURRENT_VARIANTS.items()
@@ -101,18 +102,15 @@ def test_the_trainer_makes_the_same_step_with_and_without_accumulation(kind, tmp
     def weights(model):
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
-    settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1, "use_cpu": True}
-    settings |= {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
-    pairs, changes = rows(), []
+    settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1}
+    given, changes = {"train_dataset": rows(), "data_collator": collated}, []
     for size, parts in ((8, 1), (2, 4)):
-        split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
-        arguments = Seq2SeqTrainingArguments(output_dir=str(tmp_path), **split, **settings)
+        settings |= {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
         before = weights(model := training_model(kind))
-        trainer = {"transformer": Trainer, "default": HeedSeq2SeqTrainer}[kind]
-        trainer(model, arguments, train_dataset=pairs, data_collator=collated).train()
+        trained({"transformer": Trainer, "default": HeedSeq2SeqTrainer}[kind], tmp_path, model, given, **settings)
         changes.append(weights(model) - before)
     assert changes[0].abs().max() > 1e-3
-    assert_near(changes[1], changes[0], 2e-5)
+    assert_near(changes[1], changes[0], 1e-5)
 
 
 def test_what_a_recurrent_model_misses_or_cannot_learn_from_is_named():

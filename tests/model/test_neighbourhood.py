@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from heedful import masks_heed
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.masks_heed import WindowedMask
-from helpers import VARIANTS, assert_near, loss_and_gradients, padded, pairwise, sentences, tiny_model
+from helpers import VARIANTS, assert_near, loss_and_gradients, masked_batch, padded, pairwise, sentences, tiny_model
 
 RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}
 LONG = 70  # more than four blocks
@@ -44,12 +44,9 @@ class Sizes(TorchDispatchMode):
 
 
 def batch(*lengths, side="right"):
-    torch.manual_seed(1)
-    source, mask = padded(sentences(*lengths), side)
-    target, target_mask = padded(sentences(*reversed(lengths)), "right")
-    given = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
-    labels = target.roll(-1, 1).masked_fill(target_mask == 0, -100)
-    return {**given, "decoder_attention_mask": target_mask, "labels": labels}
+    given = masked_batch(lengths, lengths[::-1], side)
+    target = given["labels"].roll(1, 1).clamp(min=0)
+    return {**given, "decoder_input_ids": target, "decoder_attention_mask": (given["labels"] != -100).long()}
 
 
 def windows_used(model, given):

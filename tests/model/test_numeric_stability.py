@@ -2,8 +2,6 @@
 
 import math
 import re
-import warnings
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,10 +14,12 @@ from helpers import (
     loss_and_gradients,
     masked_batch,
     padded,
+    padded_batch,
     pairwise,
     sentences,
     tiny_config,
     tiny_model,
+    uncompiled,
 )
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -91,28 +91,18 @@ def test_depth_scaled_init_divides_the_matrices_of_layer_l_by_its_root_and_leave
     assert all(torch.equal(loaded[name], weight) for name, weight in scaled.state_dict().items())
 
 
-def quietly(kernel):
-    """Run flex_attention without compiling it, which takes a minute."""
-    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-    return torch.compiler.set_stance("force_eager") if kernel == "flex_attention" else nullcontext()
-
-
 @pytest.mark.parametrize(
     ("variant", "kernel", "dtype"),
     pairwise(["default", "rotary", "t5", "neighbourhoods"], ["eager", "sdpa", "flex_attention"], ["float32", *HALF]),
 )
 def test_rows_of_padding_alone_are_finite_and_leave_the_other_rows_as_they_are(variant, kernel, dtype):
     model = tiny_model(attention=kernel, **VARIANTS[variant]).to(HALF.get(dtype, torch.float32))
-    torch.manual_seed(1)
-    source, mask = padded(sentences(9, 4, 6), "left")
-    target, target_mask = padded(sentences(5, 7, 3), "left")
-    given = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
-    given["decoder_attention_mask"] = target_mask
-    with quietly(kernel), torch.set_grad_enabled(kernel != "flex_attention"):
+    given = padded_batch((9, 4, 6), (5, 7, 3), "left")
+    with uncompiled(kernel), torch.set_grad_enabled(kernel != "flex_attention"):
         expected = model(**given).logits
-        mask[2], target_mask[2] = 0, 0
-        real = target_mask.bool()
-        outputs = model(**given, labels=target.masked_fill(~real, -100))
+        given["attention_mask"][2], given["decoder_attention_mask"][2] = 0, 0
+        real = given["decoder_attention_mask"].bool()
+        outputs = model(**given, labels=given["decoder_input_ids"].masked_fill(~real, -100))
     assert outputs.logits.isfinite().all()
     assert_near(outputs.logits[real].float(), expected[real].float(), 1e-5 if dtype == "float32" else 2e-2)
     if kernel != "flex_attention":
@@ -131,7 +121,7 @@ def test_a_thousand_tokens_of_padding_change_nothing(kernel, dtype, side):
     source, target = torch.randint(14, 71, (1, 6)), torch.randint(14, 71, (1, 5))
     padding = (1000, 0) if side == "left" else (0, 1000)
     long, mask = (torch.nn.functional.pad(real, padding) for real in (source, torch.ones_like(source)))
-    with quietly(kernel):
+    with uncompiled(kernel):
         expected = model(source, decoder_input_ids=target).logits
         logits = model(long, attention_mask=mask, decoder_input_ids=target).logits
     assert_near(logits.float(), expected.float(), 1e-5 if dtype == "float32" else 2e-2)
@@ -144,7 +134,7 @@ def test_generate_in_half_precision_gives_whole_translations(kernel, dtype):
     source, mask = padded(sentences(9, 4, 1), "left")
     options = {"max_new_tokens": 8, "num_beams": 2}
     scored = {"return_dict_in_generate": True, "output_scores": True}
-    with quietly(kernel):
+    with uncompiled(kernel):
         output = model.generate(source, attention_mask=mask, **options, **scored)
         alone = model.generate(source[:1], attention_mask=mask[:1], **options)
     assert output.sequences.shape[1] > 4

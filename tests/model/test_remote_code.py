@@ -14,6 +14,7 @@ from transformers import WatermarkingConfig
 from helpers import FAMILIES, SOURCE, WITHOUT_HEEDFUL, closure_of, fresh_process, logits_of, shake, tiny_model
 from memorised import PAIRS, saved_model
 
+pytestmark = pytest.mark.multiprocess
 LOST = "model.encoder.layers.0.self_attn.q_proj.weight"
 FILE = sorted(closure_of("modeling_heed.py"))[0]  # the others fail as it does
 

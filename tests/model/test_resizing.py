@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
 from heedful import HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
-from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_special_ids
 from heedful.inference.translation import Translator
@@ -25,7 +24,7 @@ from helpers import (
     tiny_config,
     tiny_model,
 )
-from memorised import PAIRS, memorised_model
+from memorised import PAIRS, learn_by_heart, memorised_model
 
 BIAS = {"transformer": {"output_bias": True}, "recurrent": {}}  # recurrent models have none
 ONE_VOCABULARY = ("all_shared", "nothing_shared", "own_output")
@@ -212,7 +211,7 @@ def test_embeddings_on_the_disk_are_not_resized(tmp_path):
 def test_added_tokens_are_learned_saved_loaded_and_translated(tmp_path, joint):
     sizes = {"vocab_size": 272} if joint else {"vocab_size": 267, "target_vocab_size": 267, "joint": False}
     tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), **sizes)
-    model = memorised_model(tokenizers, PAIRS)
+    model = memorised_model(tokenizers, PAIRS, encoder_layers=1, decoder_layers=1)
     tokenizers.source.add_tokens(["고라니"])
     tokenizers.target.add_tokens(["water deer", "riverbank"])
     with pytest.raises(ValueError, match="vocab_size"):
@@ -224,13 +223,7 @@ def test_added_tokens_are_learned_saved_loaded_and_translated(tmp_path, joint):
         model.resize_decoder_token_embeddings(len(tokenizers.target))
     assert check_special_ids(model, tokenizers).figure == 0
     pairs = {**PAIRS, "고라니가 잔다.": "The water deer sleeps."}
-    rows = zip(tokenizers.encode_source(list(pairs)), tokenizers.encode_target(list(pairs.values())), strict=True)
-    batch = collate([{"input_ids": source, "labels": target} for source, target in rows], model.config.pad_token_id)
-    optimizer = torch.optim.Adam(model.train().parameters(), lr=5e-3)
-    for _ in range(60):
-        optimizer.zero_grad()
-        model(**batch).loss.backward()
-        optimizer.step()
+    learn_by_heart(model.train(), tokenizers, pairs)
     model.save_pretrained(tmp_path)
     tokenizers.save_pretrained(tmp_path)
     found = Translator.from_pretrained(tmp_path).translate(list(pairs), num_beams=3)

@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,21 @@ def masked_batch(sources: tuple[int, ...], targets: tuple[int, ...], side: str =
     source, mask = padded(sentences(*sources), side)
     labels, tokens = padded(sentences(*targets))
     return {"input_ids": source, "attention_mask": mask, "labels": labels.masked_fill(tokens == 0, -100)}
+
+
+def padded_batch(sources: tuple[int, ...], targets: tuple[int, ...], side: str = "right", seed: int = 1) -> dict:
+    """Return random sources and targets of the given lengths, all padded on one side, with a mask of each."""
+    torch.manual_seed(seed)
+    found = {}
+    for name, lengths in (("", sources), ("decoder_", targets)):
+        found[f"{name}input_ids"], found[f"{name}attention_mask"] = padded(sentences(*lengths), side)
+    return found
+
+
+def uncompiled(kernel: str):
+    """Return a context in which flex_attention runs without being compiled, which takes it a minute."""
+    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    return torch.compiler.set_stance("force_eager") if kernel == "flex_attention" else nullcontext()
 
 
 def loss_and_gradients(model, batch: dict, **arguments) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, pipeline
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.checksums_heed import CHECKSUMS_FILE
 from heedful.data.micro_batches import collate
-from heedful.data.tokenizer_training import train_tokenizers
+from heedful.data.tokenization import TokenizerPair
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator
 from helpers import (
@@ -32,7 +32,7 @@ from helpers import (
     slow_but,
     tiny_model,
 )
-from memorised import PAIRS, memorised_model
+from memorised import learn_by_heart, saved_model
 from trainer_runs import make_trainer
 
 torch.manual_seed(0)
@@ -66,14 +66,14 @@ def logits_of(model):
     return model.eval()(**BATCH).logits
 
 
-def trained(model, updates=6, learning_rate=2e-2, batch=BATCH):
+def trained(model, updates=6, learning_rate=2e-2):
     """Train what can be trained; return the losses."""
     model.train()
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=learning_rate)
     losses = []
     for _ in range(updates):
         optimizer.zero_grad()
-        losses.append(model(**batch).loss)
+        losses.append(model(**BATCH).loss)
         losses[-1].backward()
         optimizer.step()
     return [loss.item() for loss in losses]
@@ -333,17 +333,13 @@ TURNED = {"네.": "It rains.", "비가 온다.": "Yes."}
 def folders(tmp_path_factory):
     """A model that knows the pairs, and an adapter that turned two of them around."""
     place = tmp_path_factory.mktemp("adapters")
-    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
-    memorised_model(tokenizers, PAIRS).save_pretrained(place / "model")
-    model = AutoModelForSeq2SeqLM.from_pretrained(place / "model")
-    model = peft.get_peft_model(model, peft.LoraConfig(**{**LORA, "target_modules": "all-linear"}))
-    rows = zip(tokenizers.encode_source(list(TURNED)), tokenizers.encode_target(list(TURNED.values())), strict=True)
-    batch = collate([{"input_ids": source, "labels": target} for source, target in rows], model.config.pad_token_id)
-    trained(model, 60, 1e-2, batch)
+    saved_model(place / "model", vocab_size=272)
+    model, tokenizers = load_model(place / "model"), TokenizerPair.from_pretrained(place / "model")
+    model = peft.get_peft_model(model, peft.LoraConfig(**{**LORA, "target_modules": "all-linear"})).train()
+    learn_by_heart(model, tokenizers, TURNED, learning_rate=1e-2)
     model.save_pretrained(place / "adapter")
     model.eval().merge_and_unload().save_pretrained(place / "merged")
-    for name in ("model", "merged"):
-        tokenizers.save_pretrained(place / name)
+    tokenizers.save_pretrained(place / "merged")
     return place
 
 

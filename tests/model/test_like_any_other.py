@@ -74,22 +74,16 @@ def logits_are_those_of_the_loss_by_name_and_by_place(model):
         torch.testing.assert_close(found[:2], (expected, outputs.logits))
 
 
-def hooks_on_linears(model, register):
-    seen = set()
-    for name, module in linears(model).items():
-        register(module, lambda *_, name=name: seen.add(name))
-    train_step(model)
-    assert seen == linears(model).keys()
-
-
-def global_hooks(model, register):
-    seen = set()
-    handle = register(lambda module, *_: seen.add(module) and None)
+def hooks(model, register, is_global):
+    seen, expected = set(), seen_modules(model) if is_global else set(linears(model).values())
+    noting = [lambda module, *_: seen.add(module)]
+    handles = [register(*noting)] if is_global else [register(module, *noting) for module in expected]
     try:
         train_step(model)
     finally:
-        handle.remove()
-    assert seen_modules(model) <= seen
+        for handle in handles:
+            handle.remove()
+    assert expected <= seen
 
 
 def hooks_of_accelerate(model):
@@ -230,30 +224,27 @@ def counted_operations(model):
     assert counts[0] == counts[1] > 1e5
 
 
-def dispatched_operations(model):
+def seen_in_a_step(model, mode, name):
+    """Return the functions that a mode of torch is given during a training step."""
     seen = []
 
-    class Operations(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
+    def note(self, function, types, args=(), kwargs=None):
+        seen.append(function)
+        return function(*args, **(kwargs or {}))
 
-    with Operations():
+    with type("Noting", (mode,), {name: note})():
         train_step(model)
+    return seen
+
+
+def dispatched_operations(model):
+    seen = seen_in_a_step(model, TorchDispatchMode, "__torch_dispatch__")
     assert seen
-    assert not [name for name in seen if "mkldnn._linear" in name]
+    assert not [function for function in seen if "mkldnn._linear" in str(function)]
 
 
 def called_functions(model):
-    seen = []
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            seen.append(function)
-            return function(*args, **(kwargs or {}))
-
-    with Functions():
-        train_step(model)
+    seen = seen_in_a_step(model, TorchFunctionMode, "__torch_function__")
     assert seen.count(F.linear) >= len(linears(model))
 
 
@@ -329,10 +320,9 @@ CALLS = {
 }
 for direction in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
     hook = f"register_{direction}_hook"
-    CALLS[hook] = functools.partial(hooks_on_linears, register=getattr(nn.Module, hook))
-for direction in ("forward", "full_backward"):
-    hook = f"register_module_{direction}_hook"
-    CALLS[hook] = functools.partial(global_hooks, register=getattr(nn.modules.module, hook))
+    CALLS[hook] = functools.partial(hooks, register=getattr(nn.Module, hook), is_global=False)
+for hook in ("register_module_forward_hook", "register_module_full_backward_hook"):
+    CALLS[hook] = functools.partial(hooks, register=getattr(nn.modules.module, hook), is_global=True)
 CALLS["lora"] = functools.partial(adapter, make=LoraConfig)
 CALLS["adalora"] = functools.partial(adapter, make=AdaLoraConfig, total_step=10, tinit=1, tfinal=2)
 

@@ -34,22 +34,14 @@ def with_padding(rows, side="right"):
     return ids.masked_fill(mask == 0, PAD), mask
 
 
-def test_logits_and_loss_equal_theirs(models):
-    source, mask = with_padding(sentences(9, 4, 6))
-    target, _ = with_padding(sentences(5, 7, 2))
+@pytest.mark.parametrize("lengths", [((9, 4, 6), (5, 7, 2)), ((64, 64), (64, 64))], ids=["short", "longest"])
+def test_logits_and_loss_equal_theirs(models, lengths):
+    (source, mask), (target, _) = (with_padding(sentences(*each)) for each in lengths)
     inputs, kept = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}, target != PAD
     ours, theirs = (model(**inputs, labels=target.masked_fill(~kept, -100)) for model in models)
     assert theirs.logits.std() > 0.5
     assert_near(ours.logits[kept], theirs.logits[kept])
     assert_near(ours.loss, theirs.loss)
-
-
-def test_logits_of_a_long_sequence_equal_theirs(models):
-    ours, theirs = models
-    length = 64
-    source, target = (torch.randint(4, 99, (2, length)) for _ in range(2))
-    our_logits, their_logits = (model(input_ids=source, decoder_input_ids=target).logits for model in (ours, theirs))
-    assert_near(our_logits, their_logits)
 
 
 def test_sources_padded_on_the_left_are_what_they_are_alone(models):

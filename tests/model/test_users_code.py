@@ -36,7 +36,9 @@ def make_model(name):
 class Notes(list):
     """The tensors that a user's code was given, and what it saw of the rows."""
 
-    rows: set
+    def __init__(self):
+        super().__init__()
+        self.rows = set()
 
     def see(self, encoded, mask):
         self.append(encoded[0] if isinstance(encoded, tuple | dict) else encoded)
@@ -192,7 +194,6 @@ HABITS["F.linear"] = functools.partial(patched, F, "linear")
 def notes_of(name, habit):
     with pytest.MonkeyPatch.context() as patch:
         model, notes = make_model(name), Notes()
-        notes.rows = set()
         options = HABITS[habit](model, notes, patch) or {}
         model.generate(SOURCE, attention_mask=torch.ones_like(SOURCE), **CALL, **options)
     return notes

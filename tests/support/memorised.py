@@ -50,11 +50,11 @@ def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: 
     return model.eval()
 
 
-def learn_by_heart(model, tokenizers: TokenizerPair, pairs: dict[str, str], language: str | None = None):
+def learn_by_heart(model, tokenizers: TokenizerPair, pairs: dict[str, str], language=None, learning_rate=5e-3):
     """Train a model until it translates the pairs."""
     columns = tokenizers.encode_source(list(pairs), language), tokenizers.encode_target(list(pairs.values()))
     rows = [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
-    batch, optimizer = collate(rows, model.config.pad_token_id), torch.optim.Adam(model.parameters(), lr=5e-3)
+    batch, optimizer = collate(rows, model.config.pad_token_id), torch.optim.Adam(model.parameters(), learning_rate)
     for _ in range(60):
         model(**batch).loss.backward()
         optimizer.step()

@@ -79,7 +79,8 @@ def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, corpus, kin
 
 def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(tmp_path, corpus):
     options, kernel = {**OPTIONS, "cell": "lstm", "attention": "general"}, {"model.attn_implementation": "sdpa"}
-    result = train(tiny_recipe(tmp_path / "run", {**CHANGES, "model.options": options}))
+    changes = {"model.options": options, "data.test": {"small": "builtin:test:5"}}
+    result = train(tiny_recipe(tmp_path / "run", {**CHANGES, **changes}))
     assert 0 < result.metrics["validation"]["loss"] < 7
     card = write_run_card(result).read_text()
     assert "Recurrent encoder-decoder (1 + 1 lstm layers, hidden size 12, embeddings of 8, general attention" in card
@@ -89,21 +90,20 @@ def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(
     start = {"model": {"start_from": str(checkpoint_path(tmp_path / "run" / "checkpoints", 6))}}
     model = make_model(tiny_recipe(tmp_path / "second", start).model, corpus.tokenizers)
     assert isinstance(model, HeedRNNForConditionalGeneration)
+    misspelt = {"model.options": {**OPTIONS, "model_type": "heed_rrn"}}
     unused = [
-        (
-            {"model.options": {**OPTIONS, "model_type": "heed_rrn"}},
-            "`model.options.model_type` must be heed or heed_rnn",
-        ),
+        (misspelt, "`model.options.model_type` must be heed or heed_rnn"),
         ({"model.options": {**OPTIONS, "cel": "gru"}}, "`cel` is not a field of HeedRNNConfig.*`cell`"),
         ({"model.options": {**OPTIONS, "vocab_size": 5}}, "`model.options.vocab_size` must be left to the tokenizer"),
         (kernel, "`model.attn_implementation` must be empty for a recurrent model"),
         ({"model.gradient_checkpointing": True}, "`model.gradient_checkpointing` must be false for a recurrent model"),
         ({**start, **kernel}, "`attn_implementation` must be eager for a recurrent model"),
     ]
-    base = {"model.options": OPTIONS}
-    assert_refused(
-        unused, lambda changes: make_model(tiny_recipe(tmp_path, {**base, **changes}).model, corpus.tokenizers)
-    )
+
+    def make(changes):
+        make_model(tiny_recipe(tmp_path, {"model.options": OPTIONS, **changes}).model, corpus.tokenizers)
+
+    assert_refused(unused, make)
     with pytest.raises(ValueError, match="does not support"):
         model.gradient_checkpointing_enable()
 

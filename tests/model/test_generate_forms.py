@@ -29,7 +29,7 @@ from plain_strategies import PlainBeamSearch, without_padding
 
 LENGTHS = (9, 2, 6)
 START_OF_THREE = torch.full((3, 1), START)
-LIMIT = 6
+LIMIT = 8
 FULL = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 
 
@@ -308,7 +308,7 @@ PROCESSED = [
         {"suppress_tokens": [95, 18], "begin_suppress_tokens": [29]},
         lambda tokens, logits: forbid(logits, [95, 18] + [29] * (len(tokens) == 1)),
     ),
-    ({"min_new_tokens": 4}, lambda tokens, logits: forbid(logits, ENDS) if len(tokens) < 5 else logits),
+    ({"min_new_tokens": 6}, lambda tokens, logits: forbid(logits, ENDS) if len(tokens) < 7 else logits),
     (
         {"sequence_bias": [[[40], 5.0], [[60], -5.0]]},
         lambda tokens, logits: logits.index_add(0, torch.tensor([40, 60]), torch.tensor([5.0, -5.0])),

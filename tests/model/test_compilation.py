@@ -106,9 +106,8 @@ def test_the_default_backend_gives_the_loss_and_nearly_the_gradients_of_the_mode
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = (Dim(name, max=512) for name in ("batch", "source_length", "target_length"))
 
 
-@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("variant", ENCODINGS)
+@pytest.mark.parametrize("variant", slow_but(["default"], ENCODINGS))
 def test_an_exported_model_gives_the_loss_and_the_logits_of_the_model_at_other_shapes(variant, tmp_path):
     model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
     first, *others = batches()

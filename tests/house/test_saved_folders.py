@@ -44,6 +44,7 @@ def test_the_package_computes_and_generates_what_the_code_in_the_folder_did(name
     assert beams.tolist() == EXPECTED[name]["beams"]
 
 
+@pytest.mark.multiprocess
 def test_a_folder_that_is_loaded_and_saved_again_generates_the_same_where_heedful_is_not_installed(tmp_path):
     pieces, values = {}, {"source": SOURCE.tolist()}
     for name, folder in FOLDERS.items():
@@ -53,6 +54,7 @@ def test_a_folder_that_is_loaded_and_saved_again_generates_the_same_where_heedfu
     assert fresh_process(pieces, values, tmp_path / "work", WITHOUT_HEEDFUL) == {}
 
 
+@pytest.mark.multiprocess
 def test_verifying_says_that_code_is_old_and_how_to_renew_it_which_does(tmp_path):
     folder = tmp_path / "model"
     model = AutoModelForSeq2SeqLM.from_pretrained(FOLDERS["transformer"])

@@ -9,7 +9,7 @@ import torch
 from heedful.studies.complexity import measurement
 from heedful.studies.complexity.counts import Sizes
 from heedful.studies.complexity.layers import make_layer
-from heedful.studies.complexity.measurement import KINDS, exponent, held_bytes, machine, measure
+from heedful.studies.complexity.measurement import KINDS, exponent, held_bytes, measure
 
 TINY = Sizes(d_model=16, heads=2, neighbourhood=16, kernel_width=3, cell="lstm")
 LENGTHS = (8, 16, 32)
@@ -29,11 +29,6 @@ def test_additive_scores_are_measured_as_far_as_they_fit(monkeypatch):
     assert list(found["additive"]) == [4, 8, 16]
     assert list(found["plain"]) == [4, 8, 16, 32]
     assert all(min(cost) > 0 for costs in found.values() for cost in costs.values())
-
-
-def test_no_tensor_of_restricted_self_attention_is_as_large_as_all_pairs():
-    layer = make_layer("restricted", TINY)
-    assert held_bytes(layer, torch.randn(1, 8192, 16)) < 8192**2 / 8  # a bit for each pair
 
 
 def test_the_exponent_is_that_of_the_upper_half():
@@ -57,9 +52,7 @@ def test_layers_take_turns_and_medians_are_given(monkeypatch):
     torch.set_num_threads(2)
     found = measure(TINY, LENGTHS, 3, 0)
     assert torch.get_num_threads() == 2
-    turn = order[: len(KINDS)]
-    assert [length for _, length in turn] == [8] * len(KINDS)
-    assert len({layer for layer, _ in turn}) == len(KINDS)
+    assert len({layer for layer, _ in order[: len(KINDS)]}) == len(KINDS)
     assert [length for _, length in order] == [n for n in LENGTHS for _ in KINDS] * 3
     whole = len(order) // 3
     for place, kind in enumerate(KINDS):
@@ -99,9 +92,3 @@ def test_a_call_is_timed_in_seconds_of_one_call(monkeypatch):
     # Looks after the 1st, 2nd, 3rd and 4th call, which is the first at 20 ms; one more when it has ended.
     assert len(calls) == 4
     assert seconds == pytest.approx(0.025 / 4)
-
-
-def test_the_machine_is_described():
-    found = machine()
-    assert found["cores"] >= 1
-    assert found["processor"]

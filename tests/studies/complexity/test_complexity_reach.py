@@ -33,7 +33,7 @@ def stacked(kind, depth):
     return reached(outputs, inputs)
 
 
-def test_outputs_see_as_far_as_the_layers_reach():
+def test_outputs_see_as_far_as_the_layers_reach_and_dilation_multiplies_it():
     for kind, backwards, forwards in (
         ("self_attention", 100, 100),
         ("restricted", 3, 3),
@@ -44,9 +44,6 @@ def test_outputs_see_as_far_as_the_layers_reach():
         for depth in (1, 2, 3):
             expected = (depth * backwards >= DISTANCE) & (-depth * forwards <= DISTANCE)
             assert torch.equal(stacked(kind, depth), expected), (kind, depth)
-
-
-def test_dilation_multiplies_what_a_stack_reaches():
     assert torch.equal(stacked("dilated", 1), (DISTANCE >= 0) & (DISTANCE <= 4))
     assert torch.equal(stacked("dilated", 2), DISTANCE >= 0)
 
@@ -78,27 +75,16 @@ def test_gradients_too_small_for_float64_are_gradients_all_the_same(monkeypatch)
 
 
 class OnlyLast(nn.Module):
-    """Lets the last position alone see all others."""
+    """Lets the last position alone see all others, so that the ends meet."""
 
     def forward(self, states):
         return torch.cat([states[:, :-1], states.sum(1, keepdim=True)], dim=1)
 
 
-def test_ends_that_meet_are_not_enough(monkeypatch):
-    monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes: OnlyLast())
-    with pytest.raises(RuntimeError, match="causal"):
-        layers_until_all_meet("causal", 5, asked(), 0)
-
-
-def test_layers_that_never_meet_are_an_error(monkeypatch):
-    monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes: nn.Tanh())
-    with pytest.raises(RuntimeError, match="5 layers of the kind causal leave inputs that do not reach all outputs"):
-        layers_until_all_meet("causal", 5, asked(), 0)
-
-
-def test_what_looks_ahead_is_not_taken_for_causal(monkeypatch):
+def test_layers_that_do_not_let_all_meet_or_look_ahead_are_an_error(monkeypatch):
     attention = layer_at("self_attention", 0, asked())
-    monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes: attention)
+    for layer in (OnlyLast(), nn.Tanh(), attention):
+        monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes, layer=layer: layer)
+        with pytest.raises(RuntimeError, match="5 layers of the kind causal leave inputs that do not reach all"):
+            layers_until_all_meet("causal", 5, asked(), 0)
     assert layers_until_all_meet("self_attention", 5, asked(), 0) == 1
-    with pytest.raises(RuntimeError, match="causal"):
-        layers_until_all_meet("causal", 5, asked(), 0)

@@ -9,7 +9,7 @@ from heedful.studies.catalogue import find_study
 from heedful.studies.complexity import complexity
 from heedful.studies.complexity.complexity import FORMULAS, NAMES, PAPER, Measurements, outcome_of
 from heedful.studies.complexity.counts import Sizes, operations
-from heedful.studies.complexity.measurement import KINDS, Cost
+from heedful.studies.complexity.measurement import KINDS, Cost, machine
 from heedful.studies.complexity.reach import KINDS as REACHING
 from heedful.studies.study import Lab
 from small_studies import SMALLEST, rows_of
@@ -38,6 +38,7 @@ def test_the_settings_are_those_of_the_command(small):
     assert "n = 32, with d = 16, 2 heads, r = 4, k = 3 and the cell lstm" in found["tables"][0]["title"]
     assert Lab(STUDY, changed=["lengths=64, 128,256"]).settings()["lengths"] == [64, 128, 256]
     assert Lab(STUDY).settings() == STUDY.settings
+    assert machine()["processor"]
 
 
 def test_a_setting_out_of_range_is_an_error_that_names_it(monkeypatch):

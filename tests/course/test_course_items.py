@@ -110,7 +110,7 @@ FEW = [f"model.options={json.dumps(SMALL)}", "tokenizer.vocab_size=400", "optimi
 FEW += ["optimization.tokens_per_update=512", "optimization.device=cpu", "decoding.max_length=4"]
 # Each command of the table that is no study: arguments with which it takes seconds, and what it says.
 COMMANDS = {
-    "heedful embeddings": (["embeddings", "model", "이모는", "--sentence", SENTENCE], "layer 1"),
+    "heedful embeddings": (["embeddings", "model", "이모는", "--sentence", SENTENCE], "layer 0"),
     "heedful attention-numbers": (["attention-numbers", "model", SENTENCE], "softmax"),
     "heedful attention --grid --scores": (["attention", "model", SENTENCE, "--grid", "--scores", "-o=a.svg"], "a.svg"),
     "heedful train quickstart --dry-run": (

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.studies.attention import dilution
 from heedful.studies.catalogue import find_study
 from heedful.studies.study import Lab
@@ -29,16 +30,10 @@ def test_entropy_over_equal_scores_grows_by_one_and_of_a_sharp_head_not_at_all()
     assert dilution.growth(spread) == pytest.approx(1)
     assert dilution.growth([(n, 0.7) for n, _ in spread]) == pytest.approx(0)
     assert dilution.growth([(n, 0.25 * value) for n, value in spread]) == pytest.approx(0.25)
-
-
-def test_rows_are_gathered_by_length():
-    points = [(10, 1.0), (10, 3.0), (80, 4.0)]
-    assert dilution.by_length(points) == [(10, 2.0), (80, 4.0)]
+    assert dilution.by_length([(10, 1.0), (10, 3.0), (80, 4.0)]) == [(10, 2.0), (80, 4.0)]
 
 
 def test_joined_texts_are_sentences_one_after_the_other():
-    from heedful.data.korean_english.pairs import korean_english_pairs
-
     singles = [pair["en"] for pair in korean_english_pairs("test", 6, 2)]
     texts = [target for _, target in dilution.texts("test", (1, 2), 4, 2)]
     assert texts == [singles[0], " ".join(singles[1:3]), singles[3], " ".join(singles[4:6])]
@@ -47,8 +42,7 @@ def test_joined_texts_are_sentences_one_after_the_other():
 def test_entropies_are_those_of_the_weights_row_by_row(tmp_path, monkeypatch):
     """A model whose queries are zero looks at all it may alike, in decoder rows at one more each."""
     monkeypatch.setattr(dilution, "PAIRS", {"train": 300, "validation": 5, "test": 4})
-    lab = Lab(find_study("dilution"), updates=1, folder=tmp_path / "trainings")
-    training = dilution.train_on_texts(lab)
+    training = dilution.train_on_texts(Lab(find_study("dilution"), updates=1, folder=tmp_path / "trainings"))
     translator = training.translator()
     for name, weight in translator.model.named_parameters():
         if "q_proj" in name:

@@ -12,15 +12,12 @@ SOURCE, TARGET, OTHER_TOKEN = [12, 40, 7, 33, 21, 2], [50, 8, 19, 64, 31, 11, 2]
 
 @pytest.fixture(params=["eager", "sdpa"])
 def model(request):
-    torch.manual_seed(0)
-    model = tiny_model(decoder_layers=2).eval()
-    model.set_attn_implementation(request.param)
-    return model
+    return tiny_model(attention=request.param)
 
 
-def logits(model, target):
-    with torch.no_grad():
-        return model(input_ids=torch.tensor([SOURCE]), decoder_input_ids=torch.tensor([target])).logits[0]
+@torch.no_grad()
+def logits(model, target, **inputs):
+    return model(input_ids=torch.tensor([SOURCE]), decoder_input_ids=torch.tensor([target]), **inputs).logits[0]
 
 
 def test_minus_infinity_before_the_softmax_keeps_the_sum_and_zeros_after_it_do_not():
@@ -54,12 +51,9 @@ def test_without_the_mask_a_prediction_depends_on_later_tokens_and_only_meanwhil
 
 
 def test_without_the_causal_mask_padding_is_still_hidden(model):
-    pad = torch.tensor([[*TARGET, 0, 0]])
     mask = torch.tensor([[1] * len(TARGET) + [0, 0]])
-    with torch.no_grad(), masking.seeing_all():
-        padded = model(
-            input_ids=torch.tensor([SOURCE]), decoder_input_ids=pad, decoder_attention_mask=mask, use_cache=False
-        ).logits[0]
+    with masking.seeing_all():
+        padded = logits(model, [*TARGET, 0, 0], decoder_attention_mask=mask, use_cache=False)
         torch.testing.assert_close(padded[: len(TARGET)], logits(model, TARGET), atol=1e-5, rtol=1e-5)
 
 

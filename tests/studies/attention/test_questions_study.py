@@ -1,5 +1,7 @@
 """Nouns are asked for their adjectives: measured on sentences that can be checked by hand, and the study's table."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -31,11 +33,8 @@ def test_adjectives_are_known_by_the_form_that_stands_before_a_noun():
 def test_a_head_that_looks_at_the_token_before_asks_of_all_words_alike(translator, monkeypatch):
     def before(translator, pairs, kinds):
         length = len(translator.tokenizers.encode_source(pairs[0][:1])[0])
-        yield {
-            Head("encoder", layer, head): torch.diag(torch.ones(length - 1), -1)
-            for layer in (0, 1)
-            for head in range(4)
-        }
+        heads = [Head("encoder", layer, head) for layer in (0, 1) for head in range(4)]
+        yield dict.fromkeys(heads, torch.diag(torch.ones(length - 1), -1))
 
     monkeypatch.setattr(questions, "attention_by_head", before)
     monkeypatch.setattr(questions, "token_words", lambda _, ids: [*list(range(len(ids) - 1)), None])
@@ -45,11 +44,7 @@ def test_a_head_that_looks_at_the_token_before_asks_of_all_words_alike(translato
 
 
 def test_translated_adjectives_are_counted_by_their_english(translator, monkeypatch):
-    class Best:
-        def __init__(self, text):
-            self.text = text
-
     texts = ["The brave painter sleeps.", "The painter eats the big apple."]
-    monkeypatch.setattr(translator, "translate", lambda sources: [[Best(text)] for text in texts])
+    monkeypatch.setattr(translator, "translate", lambda sources: [[SimpleNamespace(text=text)] for text in texts])
     pairs = [("용감한 화가는 잔다.", ""), ("용감한 화가는 큰 사과를 먹는다.", "")]
     assert questions.translated_adjectives(translator, pairs) == pytest.approx(200 / 3)

@@ -5,21 +5,18 @@ import math
 import pytest
 import torch
 
+from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.studies.attention import scaling
 
 
-def test_the_variance_of_a_product_is_d_k_and_divided_by_its_root_one():
-    for d_k in (16, 256):
-        assert scaling.softmax_of_random(d_k, False, 1).variance == pytest.approx(d_k, rel=0.03)
-        assert scaling.softmax_of_random(d_k, True, 1).variance == pytest.approx(1, rel=0.03)
-
-
-def test_unscaled_weights_saturate_with_the_width_and_scaled_ones_do_not():
+def test_products_have_the_variance_d_k_and_saturate_with_the_width_and_scaled_ones_have_one_and_do_not():
     narrow, wide = (scaling.softmax_of_random(d_k, False, 2) for d_k in (16, 1024))
+    assert (narrow.variance, wide.variance) == (pytest.approx(16, rel=0.03), pytest.approx(1024, rel=0.03))
     assert wide.largest > 0.9 > narrow.largest
     assert wide.entropy < 0.2 * narrow.entropy
     assert wide.gradient < 0.3 * narrow.gradient
     narrow, wide = (scaling.softmax_of_random(d_k, True, 2) for d_k in (16, 1024))
+    assert (narrow.variance, wide.variance) == (pytest.approx(1, rel=0.03), pytest.approx(1, rel=0.03))
     assert wide.largest == pytest.approx(narrow.largest, abs=0.02)
     assert wide.gradient == pytest.approx(narrow.gradient, abs=0.02)
 
@@ -41,14 +38,9 @@ def test_the_derivatives_norm_is_autograds(monkeypatch):
 @pytest.mark.parametrize("scoring", scaling.SCORINGS)
 def test_the_trained_models_have_queries_of_the_width_and_of_variance_one(scoring, d_k):
     """Fresh ones, at inputs of variance 1: so that q·k has variance d_k."""
-    from heedful import HeedConfig
-    from heedful.modeling_heed import HeedForConditionalGeneration
-
-    torch.manual_seed(0)
-    heads = scaling.D_MODEL // d_k
-    options = {"encoder_attention_heads": heads, "decoder_attention_heads": heads, "attention_scoring": scoring}
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), scaling.D_MODEL // d_k)
     sizes = {"d_model": scaling.D_MODEL, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 10}
-    model = HeedForConditionalGeneration(HeedConfig(**sizes, **options))
+    model = HeedForConditionalGeneration(HeedConfig(**sizes, **heads, attention_scoring=scoring))
     attention = model.get_encoder().layers[0].self_attn
     assert attention.d_k == d_k
     assert attention.scaling == (d_k**-0.5 if scoring == "scaled_dot" else 1)

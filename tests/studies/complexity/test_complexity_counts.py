@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from heedful.studies.complexity.counts import (
-    Sizes,
-    operations,
-    path_length,
-    sequential_steps,
-    term_of_table_1,
-)
+from heedful.studies.complexity.counts import Sizes, operations, path_length, sequential_steps, term_of_table_1
 from heedful.studies.complexity.layers import make_layer
 from heedful.studies.complexity.measurement import KINDS
 

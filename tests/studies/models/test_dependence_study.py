@@ -1,6 +1,7 @@
 """The study of long-range dependence: its data, its measures, and the whole at a small size."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 from heedful.studies.measures import score
 from heedful.studies.models import dependence
@@ -32,9 +33,8 @@ def test_sequences_are_grouped_by_their_number_of_symbols():
 
 
 def test_an_exact_match_has_every_symbol_in_its_place():
-    class Echo:
-        def translate(self, sources):
-            return [[type("Found", (), {"text": " ".join(reversed(source.split()))})()] for source in sources]
+    def translate(sources):
+        return [[SimpleNamespace(text=" ".join(reversed(source.split())))] for source in sources]
 
     pairs = [("a b", "b a"), ("a b", "a b"), ("a b", "b"), ("a", "a")]
-    assert score(Echo(), pairs, "exact_match") == 50
+    assert score(SimpleNamespace(translate=translate), pairs, "exact_match") == 50

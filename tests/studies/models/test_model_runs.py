@@ -77,24 +77,18 @@ def test_all_models_of_markov_foretell_the_same_tokens_with_the_same_tokenizer(s
 def test_perplexity_is_of_all_tokens_together_and_counts_are_of_the_training_targets(small, held_out):
     lab, results = small("markov")
     table = {row[0]: row for row in rows_of(results)["perplexity"]}
-    for training, name, nothing in (
-        (lab.trainings[0], "Transformer with the source", False),
-        (lab.trainings[-1], "Transformer without the source", True),
+    sources, targets = zip(*held_out, strict=True)
+    for training, name, read in (
+        (lab.trainings[0], "Transformer with the source", sources),
+        (lab.trainings[-1], "Transformer without the source", [markov.NOTHING] * len(sources)),
     ):
         translator = training.translator()
-        loss, tokens = 0.0, 0
-        for source, target in held_out:
-            sources, targets = ([markov.NOTHING if nothing else source], [target])
-            row = {
-                "input_ids": translator.tokenizers.encode_source(sources)[0],
-                "labels": translator.tokenizers.encode_target(targets)[0],
-            }
-            batch = collate([row], 0)
-            with torch.no_grad():
-                logits = translator.model(**batch).logits[0]
-            loss += torch.nn.functional.cross_entropy(logits, batch["labels"][0], reduction="sum").item()
-            tokens += len(row["labels"])
-        assert table[name][4] == pytest.approx(math.exp(loss / tokens), rel=1e-5)
+        encoded = translator.tokenizers.encode_source(list(read)), translator.tokenizers.encode_target(list(targets))
+        batch = collate([{"input_ids": ids, "labels": labels} for ids, labels in zip(*encoded, strict=True)], 0)
+        with torch.no_grad():
+            logits = translator.model(**batch).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        assert table[name][4] == pytest.approx(math.exp(loss), rel=1e-5)
     rows = translator.tokenizers.encode_target([target for _, target in markov.training_pairs(lab)])
     assert len(rows) == 400
     assert table["unigram"][2] == len({token for row in rows for token in row})
@@ -118,10 +112,8 @@ def test_dependence_trains_each_model_on_both_tasks_and_scores_it_by_length(smal
     names = [training.name for training in lab.trainings]
     assert names == [f"{task}, {name}" for task in ("joined", "reversal") for name in dependence.MODELS]
     bleu, gradients, reversal, reversal_gradients = results["tables"]
-    lengths, symbols = (
-        [f"{low + 1} to {high}" for low, high in pairwise((0, *ends))]
-        for ends in (dependence.GROUPS, dependence.SEQUENCE_GROUPS)
-    )
+    groups = dependence.GROUPS, dependence.SEQUENCE_GROUPS
+    lengths, symbols = ([f"{low + 1} to {high}" for low, high in pairwise((0, *ends))] for ends in groups)
     assert bleu["columns"] == gradients["columns"] == ["model", *lengths]
     assert reversal_gradients["columns"] == ["model", *symbols]
     assert reversal["columns"] == ["model", "BLEU", *(f"exact in %, {span}" for span in symbols)]
@@ -141,9 +133,7 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
     for training in lab.trainings[:3]:
         translator, embedded, shares = training.translator(), [], []
         model, tokenizers = translator.model, translator.tokenizers
-        hook = model.get_input_embeddings().register_forward_hook(
-            lambda _, __, output, kept=embedded: kept.append(output)
-        )
+        hook = model.get_input_embeddings().register_forward_hook(lambda *given, kept=embedded: kept.append(given[-1]))
         for source, target in pairs:
             embedded.clear()
             labels = torch.tensor([list(tokenizers.encode_target([target])[0])])

@@ -17,10 +17,13 @@ def test_one_matrix_turns_every_position_into_the_one_k_further(position, offset
     assert torch.allclose(positions.shift_matrix(offset, width) @ here, there, atol=1e-9)
 
 
-def test_the_formula_is_the_models():
+def test_the_formula_is_the_models_and_the_error_is_rounding():
     numbers = torch.arange(300)
     ours, theirs = positions.encodings(numbers, 64), sinusoids(numbers, 64, "interleaved")
     assert torch.allclose(ours.float(), theirs, atol=1e-4)
+    exact, own = positions.shift_errors(100)
+    assert exact < 1e-12
+    assert 1e-9 < own < 1e-3
 
 
 def test_the_matrix_is_a_rotation_and_two_shifts_are_one():
@@ -29,12 +32,6 @@ def test_the_matrix_is_a_rotation_and_two_shifts_are_one():
     assert torch.allclose(matrix @ positions.shift_matrix(5, 16), positions.shift_matrix(12, 16))
     outside = matrix.masked_fill(torch.block_diag(*[torch.ones(2, 2, dtype=torch.bool)] * 8), 0)
     assert not outside.any()
-
-
-def test_the_error_is_rounding():
-    exact, own = positions.shift_errors(100)
-    assert exact < 1e-12
-    assert 1e-9 < own < 1e-3
 
 
 def test_reversal_is_reversed_never_twice_the_same_and_as_long_as_asked():

@@ -33,9 +33,8 @@ def test_sigmoid_vanishes_by_a_quarter_or_more_and_relu_with_positive_weights_ex
     sigmoid = gradients.gradient_by_distance("sigmoid", gradients.ORTHOGONAL, 1)
     assert sigmoid[30] < 4.0**-29
     assert gradients.gradient_by_distance("relu", gradients.POSITIVE, 1)[30] > 1e20
-    opened, fresh = (
-        gradients.gradient_by_distance(cell, gradients.ORTHOGONAL, 1)[100] for cell in ("gru, open", "gru")
-    )
+    cells = "gru, open", "gru"
+    opened, fresh = (gradients.gradient_by_distance(cell, gradients.ORTHOGONAL, 1)[100] for cell in cells)
     assert fresh < 1e-6 < 0.01 < opened
 
 

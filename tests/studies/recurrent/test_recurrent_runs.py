@@ -18,9 +18,8 @@ def test_each_cell_has_its_score_and_each_gate_its_shares(small):
     rows = rows_of(results)
     assert [row[0] for row in rows["quality"]] == list(recurrent_models())
     gates = {"LSTM": ["forget", "input", "output"], "GRU": ["reset", "update"]}
-    assert [row[:2] for row in rows["gates"]] == [
-        [name, gate] for name in cells.GATED for gate in gates[name.split()[0]]
-    ]
+    expected = [[name, gate] for name in cells.GATED for gate in gates[name.split()[0]]]
+    assert [row[:2] for row in rows["gates"]] == expected
     assert [row[:2] for row in rows["few"]] == [["LSTM", 123], ["GRU", 141], ["GRU", 123]]
     large, as_large, as_wide = (row[2] for row in rows["few"])
     assert as_wide < 0.9 * large < as_large

@@ -90,8 +90,11 @@ SMALLEST = {
 }
 
 
-def run_smallest(name: str, folder: Path) -> tuple[Lab, dict[str, Any]]:
-    """Run a study at its smallest, check what every study promises, and return what it ran in and its results."""
+def run_smallest(name: str, folder: Path) -> tuple[Lab, dict[str, Any], dict[str, list[list[Any]]]]:
+    """Run a study at its smallest, check what every study promises, and return what it ran in, its results, and rows.
+
+    The rows are those of each table, by its name.
+    """
     smallest, study = SMALLEST[name], find_study(name)
     (room,) = (room for room, names in ROOMS.items() if name in names)
     module = import_module(f"heedful.studies.{room}.{name}")
@@ -110,7 +113,7 @@ def run_smallest(name: str, folder: Path) -> tuple[Lab, dict[str, Any]]:
         written = run_study(lab, folder / "out")
     results = json.loads((written / "results.json").read_text(encoding="utf-8"))
     check_promises(lab, results, written)
-    return lab, results
+    return lab, results, rows_of(results)
 
 
 def check_promises(lab: Lab, results: dict[str, Any], written: Path) -> None:

@@ -13,7 +13,7 @@ from heedful.studies.catalogue import ROOMS
 from heedful.studies.models import dependence, ladder, markov, positions
 from heedful.studies.pairs import corpus_pairs
 from heedful.studies.training import train_model
-from small_studies import SMALLEST, rows_of, run_smallest
+from small_studies import SMALLEST, run_smallest
 
 
 @pytest.mark.parametrize("name", ROOMS["models"])
@@ -22,8 +22,8 @@ def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
 
 
 def test_positions_trains_every_encoding_on_both_tasks(small):
-    _, results = small("positions")
-    assert [row[0] for row in rows_of(results)["quality"]] == list(positions.ENCODINGS)
+    _, results, rows = small("positions")
+    assert [row[0] for row in rows["quality"]] == list(positions.ENCODINGS)
     trainings = results["trainings"]
     used = [(one["changes"]["model.options.position_encoding"], one["changes"]["data.train"]) for one in trainings]
     assert len(set(used)) == 8
@@ -34,15 +34,15 @@ def test_positions_trains_every_encoding_on_both_tasks(small):
 @pytest.mark.slow
 def test_learned_positions_have_parameters_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("small_studies.stand_in_training", train_model)
-    _, results = run_smallest("positions", tmp_path)
+    _, results, _ = run_smallest("positions", tmp_path)
     trainings = results["trainings"][1::2]
     sizes = {one["changes"]["model.options.position_encoding"]: one["parameters"] for one in trainings}
     assert sizes["learned"] > sizes["sinusoidal"] == sizes["none"]
 
 
 def test_sharing_adds_vocabulary_times_width_for_every_further_matrix(small):
-    _, results = small("sharing")
-    rows = rows_of(results)["quality"]
+    _, results, rows = small("sharing")
+    rows = rows["quality"]
     fewest, matrix = rows[0][2], 400 * 64
     assert [(row[2] - fewest) // matrix + 1 for row in rows] == [row[1] for row in rows] == [1, 2, 2, 3]
     assert results["values"]["saved"] == pytest.approx(2 * matrix / rows[-1][2])
@@ -59,13 +59,13 @@ def held_out():
 
 
 def test_all_models_of_markov_foretell_the_same_tokens_with_the_same_tokenizer(small, held_out):
-    lab, results = small("markov")
+    lab, results, rows = small("markov")
     tokenizers = [training.translator().tokenizers for training in lab.trainings]
     encoded = [one.encode_target([target for _, target in held_out]) for one in tokenizers]
     assert len(lab.trainings) == 5
     assert all(rows == encoded[0] for rows in encoded)
     assert all(row[-1] == tokenizers[0].special_ids()["eos_token_id"] for row in encoded[0])
-    assert [row[0] for row in rows_of(results)["perplexity"]] == [
+    assert [row[0] for row in rows["perplexity"]] == [
         *("unigram", "first-order Markov", "window of 2", "window of 3", "window of 4"),
         *("GRU without the source", "Transformer without the source"),
         *("GRU, the source through its state", "GRU with additive attention", "Transformer with the source"),
@@ -75,8 +75,8 @@ def test_all_models_of_markov_foretell_the_same_tokens_with_the_same_tokenizer(s
 
 
 def test_perplexity_is_of_all_tokens_together_and_counts_are_of_the_training_targets(small, held_out):
-    lab, results = small("markov")
-    table = {row[0]: row for row in rows_of(results)["perplexity"]}
+    lab, _, rows = small("markov")
+    table = {row[0]: row for row in rows["perplexity"]}
     sources, targets = zip(*held_out, strict=True)
     for training, name, read in (
         (lab.trainings[0], "Transformer with the source", sources),
@@ -89,15 +89,15 @@ def test_perplexity_is_of_all_tokens_together_and_counts_are_of_the_training_tar
             logits = translator.model(**batch).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
         assert table[name][4] == pytest.approx(math.exp(loss), rel=1e-5)
-    rows = translator.tokenizers.encode_target([target for _, target in markov.training_pairs(lab)])
-    assert len(rows) == 400
-    assert table["unigram"][2] == len({token for row in rows for token in row})
-    assert table["first-order Markov"][3] == sum(map(len, rows))
+    learned = translator.tokenizers.encode_target([target for _, target in markov.training_pairs(lab)])
+    assert len(learned) == 400
+    assert table["unigram"][2] == len({token for row in learned for token in row})
+    assert table["first-order Markov"][3] == sum(map(len, learned))
     assert table["first-order Markov"][4] < 0.5 * table["unigram"][4]
 
 
 def test_models_without_the_source_are_trained_on_the_same_targets(small):
-    lab, _ = small("markov")
+    lab, *_ = small("markov")
     blind = [training for training in lab.trainings if "without" in training.name]
     assert len(blind) == 2
     for training in blind:
@@ -108,7 +108,7 @@ def test_models_without_the_source_are_trained_on_the_same_targets(small):
 
 
 def test_dependence_trains_each_model_on_both_tasks_and_scores_it_by_length(small):
-    lab, results = small("dependence")
+    lab, results, _ = small("dependence")
     names = [training.name for training in lab.trainings]
     assert names == [f"{task}, {name}" for task in ("joined", "reversal") for name in dependence.MODELS]
     bleu, gradients, reversal, reversal_gradients = results["tables"]
@@ -128,7 +128,7 @@ def test_dependence_trains_each_model_on_both_tasks_and_scores_it_by_length(smal
 
 
 def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
-    lab, _ = small("dependence")
+    lab, *_ = small("dependence")
     pairs = dependence.joined_sentences("test", 9, seed=1)[:2]
     for training in lab.trainings[:3]:
         translator, embedded, shares = training.translator(), [], []
@@ -148,7 +148,7 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
 
 
 def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_updates(small):
-    lab, results = small("ladder")
+    lab, results, rows = small("ladder")
     assert [one.name for one in lab.trainings] == [rung["name"] for rung in ladder.RUNGS]
     own = ("model.options", "model.attn_implementation", "optimization.learning_rate")
     shared = [{key: value for key, value in one.changes.items() if key not in own} for one in lab.trainings]
@@ -159,15 +159,15 @@ def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_upda
     assert [getattr(config, "cell", config.model_type) for config in configs] == ["rnn", "lstm", "gru", "gru", "heed"]
     assert [config.attention for config in configs[:4]] == ["none", "none", "none", "additive"]
     assert [config.bidirectional for config in configs[:4]] == [False, False, False, True]
-    rows = rows_of(results)["ladder"]
+    rows = rows["ladder"]
     assert [row[-1] for row in rows] == ["none", "13.8", "20.6", "28.3", "36.5"]
     assert results["values"]["ahead"] == sum(row[3] > float(row[-1]) for row in rows[1:])
     assert results["values"]["compared"] == 4
 
 
 def test_paths_measures_every_model_at_every_length(small):
-    _, results = small("paths")
-    rows = rows_of(results)["paths"]
+    *_, tables = small("paths")
+    rows = tables["paths"]
     lengths = SMALLEST["paths"].parts["LENGTHS"]
     assert len(rows) == 5 * len(lengths)
     assert rows[0] == ["LSTM", 2, 3, 4]

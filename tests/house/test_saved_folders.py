@@ -33,7 +33,7 @@ assert model.generate(source, num_beams=3, num_return_sequences=2, **options).to
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", FOLDERS)
-def test_the_package_computes_and_generates_what_the_code_in_the_folder_did(name):
+def test_the_package_computes_and_generates_what_the_code_in_the_folder_did_and_text_goes_in_and_out(name):
     model = AutoModelForSeq2SeqLM.from_pretrained(FOLDERS[name]).eval()
     assert type(model) is (HeedRNNForConditionalGeneration if "recurrent" in name else HeedForConditionalGeneration)
     options = {"attention_mask": (SOURCE != 0).long(), "max_new_tokens": 8, "do_sample": False}
@@ -42,6 +42,14 @@ def test_the_package_computes_and_generates_what_the_code_in_the_folder_did(name
     assert model.generate(SOURCE, **options).tolist() == EXPECTED[name]["greedy"]
     beams = model.generate(SOURCE, num_beams=3, num_return_sequences=2, **options)
     assert beams.tolist() == EXPECTED[name]["beams"]
+    tokenizer = AutoTokenizer.from_pretrained(FOLDERS[name])
+    inputs = tokenizer(["나는 책을 읽는다."], return_tensors="pt")
+    generated = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+    place = FOLDERS[name] / "target_tokenizer"
+    target = AutoTokenizer.from_pretrained(place) if place.is_dir() else tokenizer
+    translator = Translator.from_pretrained(FOLDERS[name])
+    ((translation,),) = translator.translate(["나는 책을 읽는다."], max_new_tokens=5)
+    assert [translation.text] == target.batch_decode(generated, skip_special_tokens=True)
 
 
 @pytest.mark.multiprocess
@@ -70,16 +78,3 @@ def test_verifying_says_that_code_is_old_and_how_to_renew_it_which_does(tmp_path
     path.unlink()
     (folder / "generation_heed.py").write_text("# as it was before there was that file\n")
     assert "knows transformers up to 5.23;" in check_remote_code(folder, model).message
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_text_goes_in_and_out(name):
-    tokenizer = AutoTokenizer.from_pretrained(FOLDERS[name])
-    model = AutoModelForSeq2SeqLM.from_pretrained(FOLDERS[name])
-    inputs = tokenizer(["나는 책을 읽는다."], return_tensors="pt")
-    generated = model.generate(**inputs, max_new_tokens=5, do_sample=False)
-    place = FOLDERS[name] / "target_tokenizer"
-    target = AutoTokenizer.from_pretrained(place) if place.is_dir() else tokenizer
-    (text,) = target.batch_decode(generated, skip_special_tokens=True)
-    ((translation,),) = Translator.from_pretrained(FOLDERS[name]).translate(["나는 책을 읽는다."], max_new_tokens=5)
-    assert translation.text == text

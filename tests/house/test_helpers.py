@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from helpers import WITHOUT_HEEDFUL, assert_refused, each_once, fresh_process, pairwise
+from helpers import WITHOUT_HEEDFUL, assert_refused, fresh_process, pairwise
 
 
 @pytest.mark.parametrize("sizes", [(3,), (2, 3), (13, 3, 2), (2, 2, 2, 2, 2)], ids=str)
@@ -30,10 +30,6 @@ def test_whatever_is_not_refused_as_it_should_be_is_named():
         "b: invalid literal for int() with base 10: 'b' does not say 'c'",
         "3 is accepted",
     ]
-
-
-def test_each_value_has_one_of_the_others_in_turn_and_a_thorough_one_all():
-    assert each_once("abcd", [1, 2], thorough="b") == [("a", 1), ("b", 1), ("b", 2), ("c", 2), ("d", 1)]
 
 
 def test_tests_and_the_processes_that_they_start_see_no_graphics_card():

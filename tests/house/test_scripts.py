@@ -66,15 +66,11 @@ def test_the_quickstart_goes_on_to_its_scores_where_no_picture_can_be_drawn(tmp_
         run_script(load("quickstart"), "--help")
 
 
-def finetune(model_folder: Path, output: Path):
+def test_finetuning_lowers_the_loss_and_saves_an_ordinary_folder_which_it_then_refuses(model_folder, tmp_path, capsys):
     settings = {"train": "builtin:train:96", "validation": "builtin:validation:8", "source": "ko", "target": "en"}
     settings |= {"epochs": 3.0, "batch_size": 16, "accumulation": 2, "learning_rate": 1e-2, "warmup_steps": 1}
-    load("finetune").finetune(model=model_folder, output=output, **settings)
-
-
-def test_finetuning_with_the_trainer_lowers_the_loss_and_saves_an_ordinary_folder(model_folder, tmp_path, capsys):
-    output = tmp_path / "finetuned"
-    finetune(model_folder, output)
+    output, script = tmp_path / "finetuned", load("finetune")
+    script.finetune(model=model_folder, output=output, **settings)
     scores = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{'eval_loss'")]
     assert ast.literal_eval(scores[-1])["eval_loss"] < 0.98 * math.log(400)  # 400 tokens: guessing costs log 400
     tuned = AutoModelForSeq2SeqLM.from_pretrained(output)
@@ -82,14 +78,9 @@ def test_finetuning_with_the_trainer_lowers_the_loss_and_saves_an_ordinary_folde
     assert tuned.generate(**inputs, max_new_tokens=5).shape[0] == 1
     before = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
     assert not tuned.lm_head.weight.equal(before.lm_head.weight)
-
-
-def test_finetuning_refuses_a_folder_that_holds_something(model_folder, tmp_path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="`--output` must be an empty folder"):
-        finetune(model_folder, tmp_path / "full")
-    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+        script.finetune(model=model_folder, output=output, **settings)
+    assert AutoModelForSeq2SeqLM.from_pretrained(output).lm_head.weight.equal(tuned.lm_head.weight)
 
 
 def test_generating_prints_what_the_model_translates(model_folder, capsys):
@@ -101,23 +92,19 @@ def test_generating_prints_what_the_model_translates(model_folder, capsys):
         assert capsys.readouterr().out == "\n".join(expected) + "\n"
 
 
-class RecordedHub:
-    """The part of HfApi that a push asks, which remembers what it was asked."""
+def test_publishing_checks_the_folder_pushes_it_and_names_the_revision(model_folder, tmp_path, monkeypatch, capsys):
+    asked = []
 
-    def __init__(self, token=None):
-        RecordedHub.asked = []
-
-    def create_repo(self, name, **options):
-        self.asked.append((name, options["private"]))
+    def create_repo(name, **options):
+        asked.append((name, options["private"]))
         return SimpleNamespace(repo_id=name)
 
-    def upload_folder(self, repo_id, folder_path, **options):
-        self.asked.append((repo_id, (folder_path / "README.md").read_text(encoding="utf-8")))
+    def upload_folder(repo_id, folder_path, **options):
+        asked.append((repo_id, (folder_path / "README.md").read_text(encoding="utf-8")))
         return SimpleNamespace(oid="abc123", commit_url="https://hub/me/model/commit/abc123")
 
-
-def test_publishing_checks_the_folder_pushes_it_and_tells_the_revision(model_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("huggingface_hub.HfApi", RecordedHub)
+    hub = SimpleNamespace(create_repo=create_repo, upload_folder=upload_folder)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda token=None: hub)
     folder = shutil.copytree(model_folder, tmp_path / "model")
     publish = load("publish").publish
     with pytest.raises(FileNotFoundError, match=r"README\.md"):
@@ -125,8 +112,8 @@ def test_publishing_checks_the_folder_pushes_it_and_tells_the_revision(model_fol
     facts = json.loads((SCRIPTS.parent / "tests/publishing/quickstart_facts.json").read_text(encoding="utf-8"))
     write_model_card(folder, CardFacts(**facts))
     publish(folder, "me/model", private=True)
-    assert RecordedHub.asked[0] == ("me/model", True)
-    assert 'repository = "me/model"' in RecordedHub.asked[1][1]
+    assert asked[0] == ("me/model", True)
+    assert 'repository = "me/model"' in asked[1][1]
     printed = capsys.readouterr().out
     assert "pipeline_tag: translation" in printed
     assert "from_pretrained('me/model', revision='abc123')" in printed
@@ -232,11 +219,10 @@ def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_p
 
 def test_spaces_are_scored_where_they_stand_among_the_letters_of_the_reference():
     script = load("spacing_f1")
-    for text, counts in (
-        ("나는 학교에 간다.", (2, 2, 2)),
-        ("나는학교에 간 다.", (1, 2, 2)),
-        ("나는 교에 간다.", (1, 2, 2)),  # the space after the first one is lost
-        ("나는학교에간다.", (0, 0, 2)),
-    ):
-        assert script.counts(text, "나는 학교에 간다.") == counts
+    reference = "나는 학교에 간다."
+    found = [
+        script.counts(text, reference)
+        for text in (reference, "나는학교에 간 다.", "나는 교에 간다.", "나는학교에간다.")
+    ]
+    assert found == [(2, 2, 2), (1, 2, 2), (1, 2, 2), (0, 0, 2)]  # the third has lost a letter behind its first space
     assert script.spacing_scores([("a b c", "a b c"), ("ab cd", "a bcd")]) == pytest.approx([200 / 3] * 3)

@@ -1,5 +1,6 @@
 """A headless Chromium, driven over a pipe by the DevTools protocol, and a server of local files for it."""
 
+import base64
 import json
 import os
 import re
@@ -22,13 +23,23 @@ CDN = "https://cdn.jsdelivr.net/npm/"
 MODULES = Path(__file__).parents[2] / ".node" / "node_modules"
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
-    *("--no-default-browser-check", "--remote-debugging-pipe", "--window-size=1200,1500", "about:blank"),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-extensions",
+        "--no-default-browser-check",
+    ),
+    *("--remote-debugging-pipe", "--window-size=1200,1500", "about:blank"),
 )
 
 
 class Chromium:
-    """A browser with one open page, whose profile lies in an empty folder."""
+    """A browser with one open page.
+
+    Args:
+        folder: An empty folder for its profile.
+
+    """
 
     def __init__(self, folder: Path):
         to_browser, self._write = os.pipe()
@@ -98,18 +109,19 @@ class Chromium:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def move_to(self, element: str) -> list[float]:
-        """Move the mouse over the middle of what a JavaScript expression gives, and return where that is."""
+    def move_to(self, element: str) -> None:
+        """Move the mouse over the middle of what a JavaScript expression gives."""
         place = self.run(
             f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
             f" return [b.x + b.width / 2, b.y + b.height / 2]; }})({element})"
         )
         self("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
-        return place
+        self._place = place
 
     def click(self, element: str) -> None:
         """Move there and click."""
-        x, y = self.move_to(element)
+        self.move_to(element)
+        x, y = self._place
         for kind in ("mousePressed", "mouseReleased"):
             self("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
@@ -122,6 +134,11 @@ class Chromium:
     def prefer(self, scheme: str) -> None:
         """Set the system's colours: light or dark."""
         self("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def screenshot(self, path: Path) -> None:
+        """Write a picture of the whole page."""
+        found = self("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(found["data"]))
 
     def requests(self) -> list[str]:
         """Return the addresses that were asked for since the page was opened."""

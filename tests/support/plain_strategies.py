@@ -65,11 +65,19 @@ def assert_same(ours, theirs):
 @torch.no_grad()
 def ask(model, source, tokens):
     """Return log-probabilities of the next token that repeat none, attention to the source, and hidden states."""
-    asked = {"output_attentions": True, "output_hidden_states": True, "use_cache": False}
-    outputs = model(input_ids=source[None], decoder_input_ids=torch.tensor([tokens]), **asked)
+    outputs = model(
+        input_ids=source[None],
+        decoder_input_ids=torch.tensor([tokens]),
+        output_attentions=True,
+        output_hidden_states=True,
+        use_cache=False,
+    )
     log_probabilities = outputs.logits[0, -1].log_softmax(-1)
-    attention = outputs.cross_attentions[-1][0, :, -1].mean(0)
-    return without(log_probabilities, tokens), attention, outputs.decoder_hidden_states[-1][0]
+    return (
+        without(log_probabilities, tokens),
+        outputs.cross_attentions[-1][0, :, -1].mean(0),
+        outputs.decoder_hidden_states[-1][0],
+    )
 
 
 def without(log_probabilities, tokens):

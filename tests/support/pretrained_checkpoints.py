@@ -66,16 +66,6 @@ def randomized(model):
     return model.eval()
 
 
-def saved(folder: Path, model_class, config, tokenizer, **settings) -> Path:
-    """Save a randomized model with its tokenizer and with settings of generation."""
-    torch.manual_seed(0)
-    model = randomized(model_class(config))
-    model.generation_config.update(max_length=24, num_beams=4, **settings)
-    for each in (model, tokenizer):
-        each.save_pretrained(folder)
-    return folder
-
-
 def marian(folder: Path, separate: bool = False) -> Path:
     """Like Helsinki-NLP/opus-mt-en-de: padding is the last token of one vocabulary, or of two that are separate."""
     folder.mkdir()
@@ -94,13 +84,18 @@ def marian(folder: Path, separate: bool = False) -> Path:
         union = list(dict.fromkeys([*source[:-20], *target]))
         write_vocabulary(folder / "vocab.json", ["</s>", "<unk>", *union, "<pad>"])
         sizes = {"vocab_size": len(union) + 3, "pad_token_id": len(union) + 2}
+    torch.manual_seed(0)
     config = MarianConfig(
         **{**SIZES, **sizes, "activation_function": "swish", "scale_embedding": True, "eos_token_id": 0},
         **{"bos_token_id": 0, "decoder_start_token_id": sizes["pad_token_id"]},
         **{"share_encoder_decoder_embeddings": not separate},
     )
-    settings = {"bad_words_ids": [[config.pad_token_id]], "forced_eos_token_id": 0}
-    return saved(folder, MarianMTModel, config, MarianTokenizer(**names, separate_vocabs=separate), **settings)
+    model = randomized(MarianMTModel(config))
+    settings = {"max_length": 24, "num_beams": 4, "bad_words_ids": [[config.pad_token_id]], "forced_eos_token_id": 0}
+    model.generation_config.update(**settings)
+    model.save_pretrained(folder)
+    MarianTokenizer(**names, separate_vocabs=separate).save_pretrained(folder)
+    return folder
 
 
 def pegasus(folder: Path) -> Path:
@@ -109,8 +104,12 @@ def pegasus(folder: Path) -> Path:
     special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103)), "<unk>"]
     pieces = [(token, 0.0) for token in special] + [each for each in unigram_pieces(folder) if each[0] not in special]
     tokenizer = PegasusTokenizer(vocab=pieces)
-    config = PegasusConfig(**SIZES, vocab_size=len(tokenizer))
-    return saved(folder, PegasusForConditionalGeneration, config, tokenizer, forced_eos_token_id=1)
+    torch.manual_seed(0)
+    model = randomized(PegasusForConditionalGeneration(PegasusConfig(**SIZES, vocab_size=len(tokenizer))))
+    model.generation_config.update(max_length=24, num_beams=4, forced_eos_token_id=1)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def bart(folder: Path) -> Path:
@@ -122,22 +121,29 @@ def bart(folder: Path) -> Path:
     folder.mkdir()
     bytes_.save_model(str(folder))
     tokenizer = BartTokenizer.from_pretrained(folder)
-    config, forced = (
-        BartConfig(**SIZES, vocab_size=len(tokenizer)),
-        {"forced_bos_token_id": 0, "forced_eos_token_id": 2},
-    )
-    return saved(folder, BartForConditionalGeneration, config, tokenizer, **forced)
+    torch.manual_seed(0)
+    model = randomized(BartForConditionalGeneration(BartConfig(**SIZES, vocab_size=len(tokenizer))))
+    model.generation_config.update(max_length=24, num_beams=4, forced_bos_token_id=0, forced_eos_token_id=2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def mbart(folder: Path, fifty: bool = True) -> Path:
     """Like facebook/mbart-large-50, or like mbart-large-en-ro, whose decoder starts with the language."""
     folder.mkdir()
     kind = MBart50Tokenizer if fifty else MBartTokenizer
-    special = [(token, 0.0) for token in FAIRSEQ[: 3 if fifty else 4]]
-    tokenizer = kind(vocab=special + unigram_pieces(folder), src_lang="ko_KR", tgt_lang="en_XX")
+    pieces = unigram_pieces(folder)
+    pieces = [(token, 0.0) for token in FAIRSEQ] + pieces if not fifty else [*[(t, 0.0) for t in FAIRSEQ[:3]], *pieces]
+    tokenizer = kind(vocab=pieces, src_lang="ko_KR", tgt_lang="en_XX")
     start = 2 if fifty else tokenizer.convert_tokens_to_ids("en_XX")
+    torch.manual_seed(0)
     config = MBartConfig(**SIZES, vocab_size=len(tokenizer), scale_embedding=True, decoder_start_token_id=start)
-    return saved(folder, MBartForConditionalGeneration, config, tokenizer, forced_eos_token_id=2)
+    model = randomized(MBartForConditionalGeneration(config))
+    model.generation_config.update(max_length=24, num_beams=4, forced_eos_token_id=2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def nllb(folder: Path) -> Path:
@@ -150,7 +156,10 @@ def nllb(folder: Path) -> Path:
     state = json.loads(pieces._tokenizer.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
     tokenizer = NllbTokenizer(vocab=state["vocab"], merges=merges, src_lang="kor_Hang", tgt_lang="eng_Latn")
-    return saved(folder, M2M100ForConditionalGeneration, m2m100_config(len(tokenizer) + 2), tokenizer)
+    model = m2m100_model(len(tokenizer) + 2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def m2m100(folder: Path, counted: bool = True) -> Path:
@@ -164,12 +173,18 @@ def m2m100(folder: Path, counted: bool = True) -> Path:
     if counted:  # as the published files have them
         tokenizer = M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en", additional_special_tokens=languages)
         assert tokenizer.convert_tokens_to_ids("__en__") == tokenizer.lang_token_to_id["__en__"]
-    config = m2m100_config(tokenizer.encoder_size + len(languages) + 8)
-    return saved(folder, M2M100ForConditionalGeneration, config, tokenizer)
+    model = m2m100_model(tokenizer.encoder_size + len(languages) + 8)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
-def m2m100_config(vocab_size: int) -> M2M100Config:
-    return M2M100Config(**SIZES, vocab_size=vocab_size, attention_dropout=0.0)
+def m2m100_model(vocab_size: int) -> M2M100ForConditionalGeneration:
+    torch.manual_seed(0)
+    config = M2M100Config(**SIZES, vocab_size=vocab_size, attention_dropout=0.0)
+    model = randomized(M2M100ForConditionalGeneration(config))
+    model.generation_config.update(max_length=24, num_beams=4)
+    return model
 
 
 def unigram_pieces(folder: Path) -> list[tuple[str, float]]:

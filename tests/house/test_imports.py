@@ -58,15 +58,10 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-def home_of(name: str) -> str:
-    """Return the module of a dotted name: of a public name where it is defined, of a name in a module the module."""
-    parts = name.split(".")
-    return heedful._HOMES.get(parts[1], name) if parts[0] == "heedful" and len(parts) > 1 else name
-
-
 def floor_of(name: str) -> int | None:
     """Return the floor of a dotted name, or `None` for the package itself and everything outside."""
-    path = home_of(name).removeprefix("heedful.").replace(".", "/") + "/"
+    home = heedful._HOMES.get(room_of(name), name)  # of a public name
+    path = home.removeprefix("heedful.").replace(".", "/") + "/"
     if not room_of(name) or path.startswith("__"):
         return None
     # A flat file belongs to the floor that names it most exactly.

@@ -56,19 +56,16 @@ def test_products_in_a_row_grow_with_the_length_where_steps_wait_for_each_other(
         assert long == (2 * short if kind == "recurrent" else short), kind
 
 
-POWERS = {  # of length, d_model, neighbourhood and kernel_width
-    "self_attention": (2, 1, 0, 0),
-    "restricted": (1, 1, 1, 0),
-    "recurrent": (1, 2, 0, 0),
-    "convolutional": (1, 2, 0, 1),
-}
-
-
 def test_the_terms_have_the_powers_of_table_1():
-    for kind, powers in POWERS.items():
+    for kind, length, *powers in (
+        ("self_attention", 2, 1, 0, 0),
+        ("restricted", 1, 1, 1, 0),
+        ("recurrent", 1, 2, 0, 0),
+        ("convolutional", 1, 2, 0, 1),
+    ):
         once = term_of_table_1(kind, 10, Sizes(**SMALL))
-        assert term_of_table_1(kind, 30, Sizes(**SMALL)) == once * 3 ** powers[0]
-        for name, power in zip(("d_model", "neighbourhood", "kernel_width"), powers[1:], strict=True):
+        assert term_of_table_1(kind, 30, Sizes(**SMALL)) == once * 3**length
+        for name, power in zip(("d_model", "neighbourhood", "kernel_width"), powers, strict=True):
             more = Sizes(**{**SMALL, name: 3 * SMALL[name]})
             assert term_of_table_1(kind, 10, more) == once * 3**power, (kind, name)
 
@@ -83,20 +80,17 @@ def test_a_layer_computes_a_bounded_multiple_of_the_term():
         assert ratios == pytest.approx([expected] * len(ratios)), kind
 
 
-BY_HAND = {
-    "self_attention": {100: 1},
-    "plain": {100: 1},
-    "recurrent": {100: 100},
-    "restricted": {6: 1, 7: 2, 11: 2, 12: 3},
-    "masked": {12: 3},
-    "convolutional": {2: 1, 12: 11},
-    "causal": {3: 1, 4: 2},
-    "dilated": {3: 1, 4: 2, 28: 4},
-}
-
-
 def test_path_lengths_by_hand():
-    for kind, expected in BY_HAND.items():
+    for kind, expected in (
+        ("self_attention", {100: 1}),
+        ("plain", {100: 1}),
+        ("recurrent", {100: 100}),
+        ("restricted", {6: 1, 7: 2, 11: 2, 12: 3}),
+        ("masked", {12: 3}),
+        ("convolutional", {2: 1, 12: 11}),
+        ("causal", {3: 1, 4: 2}),
+        ("dilated", {3: 1, 4: 2, 28: 4}),
+    ):
         assert {n: path_length(kind, n, Sizes(**SMALL)) for n in expected} == expected, kind
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from heedful.studies.complexity import reach
 from heedful.studies.complexity.counts import Sizes, path_length
@@ -62,28 +61,24 @@ def test_one_recurrent_layer_reaches_everything_before_through_every_cell_betwee
         assert cells_between_ends(9, asked(cell=cell), 0) == 9
 
 
-class Faint(nn.Module):
-    """Hands on a position and the one before it, so faintly that two layers in a row would leave nothing."""
-
-    def forward(self, states):
-        return 1e-200 * (states + F.pad(states, (0, 0, 1, 0))[:, :-1])
+def faint(states):
+    """Hand on a position and the one before it, so faintly that two layers in a row would leave nothing."""
+    return 1e-200 * (states + F.pad(states, (0, 0, 1, 0))[:, :-1])
 
 
 def test_gradients_too_small_for_float64_are_gradients_all_the_same(monkeypatch):
-    monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes: Faint())
+    monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes: faint)
     assert layers_until_all_meet("causal", 6, asked(), 0) == 5
 
 
-class OnlyLast(nn.Module):
-    """Lets the last position alone see all others, so that the ends meet."""
-
-    def forward(self, states):
-        return torch.cat([states[:, :-1], states.sum(1, keepdim=True)], dim=1)
+def only_last(states):
+    """Let the last position alone see all others, so that the ends meet."""
+    return torch.cat([states[:, :-1], states.sum(1, keepdim=True)], dim=1)
 
 
 def test_layers_that_do_not_let_all_meet_or_look_ahead_are_an_error(monkeypatch):
     attention = layer_at("self_attention", 0, asked())
-    for layer in (OnlyLast(), nn.Tanh(), attention):
+    for layer in (only_last, torch.tanh, attention):
         monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes, layer=layer: layer)
         with pytest.raises(RuntimeError, match="5 layers of the kind causal leave inputs that do not reach all"):
             layers_until_all_meet("causal", 5, asked(), 0)

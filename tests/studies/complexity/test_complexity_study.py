@@ -7,7 +7,7 @@ import pytest
 
 from heedful.studies.catalogue import find_study
 from heedful.studies.complexity import complexity
-from heedful.studies.complexity.complexity import FORMULAS, NAMES, PAPER, Measurements, outcome_of
+from heedful.studies.complexity.complexity import NAMES, PAPER, Measurements, outcome_of
 from heedful.studies.complexity.counts import Sizes, operations
 from heedful.studies.complexity.measurement import KINDS, Cost, machine
 from heedful.studies.complexity.reach import KINDS as REACHING
@@ -108,9 +108,3 @@ def test_a_path_that_is_not_the_formula_s_and_costs_that_are_missing_are_shown_a
     assert rows["time"][-1] == (32, *[32.0] * 6, "–")
     *_, additive = rows["growth"]
     assert (additive[1], additive[-1]) == ("–", "–")  # a growth needs three lengths
-
-
-def test_every_kind_has_a_name_and_every_path_a_formula():
-    assert {*NAMES} == {*KINDS, *REACHING}
-    assert {*FORMULAS} == {*REACHING}
-    assert {*PAPER} == {*KINDS} & {*REACHING}

@@ -51,25 +51,13 @@ def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)}
 
 
-def check_config_call(name: str) -> None:
-    values = {given.arg: ast.literal_eval(given.value) for given in ast.parse(name, mode="eval").body.keywords}
-    config = HeedConfig(**values)
-    assert values
-    assert values.keys() <= HeedConfig.__dataclass_fields__.keys()
-    assert {field: getattr(config, field) for field in values} == values
-
-
-def check_recipe_key(name: str) -> None:
-    kind = Recipe
-    for part in name.split("."):
-        assert part in {entry.name for entry in fields(kind)}
-        kind = get_type_hints(kind)[part]
-
-
 def check(name: str) -> None:
     """Raise unless something of this name exists."""
     if name.startswith("HeedConfig("):
-        check_config_call(name)
+        values = {given.arg: ast.literal_eval(given.value) for given in ast.parse(name, mode="eval").body.keywords}
+        config = HeedConfig(**values)
+        assert values.keys() <= HeedConfig.__dataclass_fields__.keys()
+        assert {field: getattr(config, field) for field in values} == values
     elif name.startswith("HeedConfig."):
         assert name.removeprefix("HeedConfig.") in HeedConfig.__dataclass_fields__
     elif name.startswith("heedful "):
@@ -83,7 +71,10 @@ def check(name: str) -> None:
         assert (ROOT / name).exists()
     else:
         assert "." in name
-        check_recipe_key(name)
+        kind = Recipe
+        for part in name.split("."):
+            assert part in {entry.name for entry in fields(kind)}
+            kind = get_type_hints(kind)[part]
 
 
 def test_every_section_equation_table_and_figure_of_the_paper_is_in_the_map_and_nothing_else():

@@ -68,13 +68,7 @@ SMALLEST = {
         **OF_ITS_OWN,
     ),
     "ladder": Smallest(
-        {
-            ("DESCRIPTION", "recurrent"): {
-                **ladder.DESCRIPTION["recurrent"],
-                "embedding_size": 32,
-                "hidden_size": 32,
-            }
-        },
+        {("DESCRIPTION", "recurrent"): ladder.DESCRIPTION["recurrent"] | {"embedding_size": 32, "hidden_size": 32}},
         {**SHORT, "tokenizer.vocab_size": 500, "optimization.mixed_precision": "no", "decoding.num_beams": 1},
         data=None,
     ),

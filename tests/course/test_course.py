@@ -120,17 +120,14 @@ def site(tmp_path_factory) -> Path:
 
 
 @pytest.mark.multiprocess
-def test_the_site_offers_every_chapter_as_a_notebook_and_has_the_reference_and_both_languages(site):
+def test_the_site_offers_every_chapter_as_a_notebook_has_the_reference_and_both_languages_and_is_searched(site):
     assert len(list(site.glob("course/*/*.ipynb"))) == 2 * len(CHAPTERS)
     assert "heedful.modeling_heed.HeedModel" in (site / "reference" / "index.html").read_text(encoding="utf-8")
     for language, contents, search in (("ko", "목차", "검색"), ("en", "Table of contents", "Search")):
         for page in (site / "course" / language).glob("*.html"):
             html = page.read_text(encoding="utf-8")
             assert all(words in html for words in (f'<html lang="{language}"', contents, f'placeholder="{search}"'))
-
-
-@pytest.mark.multiprocess
-def test_the_search_knows_korean_and_finds_a_chapter_before_those_that_come_later(site):
+    # The search knows Korean, and finds a chapter before those that come later.
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert index["config"]["lang"] == ["en", "ko"]
     boosts = {entry["location"].split("#")[0]: entry.get("boost", 1) for entry in index["docs"]}

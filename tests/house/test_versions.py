@@ -26,9 +26,7 @@ def pins(name: str) -> dict[str, str]:
 
 
 def run(python: Path, action: str, folder: Path) -> dict:
-    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT / "tests" / "support")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environment["HF_MODULES_CACHE"] = str(folder / "modules")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_MODULES_CACHE": str(folder / "modules")}
     results = folder / "results.json"
     command = [str(python), str(ROOT / "tests" / "support" / "version_process.py"), action, str(folder), str(results)]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,6 +1,5 @@
 """The wheel holds all that the package needs, `configuration/` included, and asks for all that it imports."""
 
-import ast
 import os
 import re
 import shutil
@@ -11,6 +10,9 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+
+import heedful
+from helpers import load_script
 
 pytestmark = pytest.mark.multiprocess
 ROOT = Path(__file__).parents[2]
@@ -61,27 +63,15 @@ def test_recipes_and_sizes_are_found_in_an_installed_wheel(wheel, tmp_path):
     assert printed.split() == [str(tmp_path / "site/heedful/configuration/models"), "paper-base", "256"]
 
 
-def imported_at_once(path):
-    """Return the outer names that a file imports when it is imported itself: not inside functions."""
-    found = set()
-    nodes = list(ast.parse(path.read_text(encoding="utf-8")).body)
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module)
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            nodes += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-    return {name.split(".")[0] for name in found}
-
-
 def test_what_training_evaluation_and_translation_need_is_asked_for_without_an_extra(wheel):
     archive = ZipFile(wheel)
     (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
     required = message_from_string(archive.read(metadata).decode()).get_all("Requires-Dist")
     core = {re.match(r"[\w-]+", entry)[0] for entry in required if "extra ==" not in entry}
     assert core >= {"torch", "transformers", "accelerate", "datasets", "evaluate", "sacrebleu", "pyyaml", "typer"}
-    imported = set.union(*map(imported_at_once, (ROOT / "modeling" / "heedful").rglob("*.py")))
+    imports_of = load_script("scripts/upkeep/house.py").module_level_imports
+    imported = {
+        name.split(".")[0] for path in Path(heedful.__file__).parent.rglob("*.py") for name in imports_of(path)
+    }
     needed = {DISTRIBUTIONS.get(name, name) for name in imported - set(sys.stdlib_module_names) - {"heedful"}}
     assert needed - core <= THEIRS | DRAWING

@@ -1,14 +1,13 @@
 """The studies of models at their smallest."""
 
-import json
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 
 from heedful.data.micro_batches import collate
+from heedful.data.sources import read_pairs
 from heedful.studies.catalogue import ROOMS
 from heedful.studies.models import dependence, ladder, markov, positions
 from heedful.studies.pairs import corpus_pairs
@@ -101,8 +100,7 @@ def test_models_without_the_source_are_trained_on_the_same_targets(small):
     blind = [training for training in lab.trainings if "without" in training.name]
     assert len(blind) == 2
     for training in blind:
-        lines = Path(training.changes["data.train"]).read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = read_pairs(training.changes["data.train"], "source", "target")
         assert {row["source"] for row in rows} == {markov.NOTHING}
         assert [row["target"] for row in rows] == [target for _, target in markov.training_pairs(lab)]
 
@@ -120,11 +118,12 @@ def test_dependence_trains_each_model_on_both_tasks_and_scores_it_by_length(smal
     for table in results["tables"]:
         assert [row[0] for row in table["rows"]] == list(dependence.MODELS)
     assert all(value > 0 for table in (gradients, reversal_gradients) for row in table["rows"] for value in row[1:])
-    changes, longest = lab.trainings[-1].changes, {}
-    for split, path in {"train": changes["data.train"], **changes["data.test"]}.items():
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        longest[split] = max(len(json.loads(line)["source"].split()) for line in lines)
-    assert longest == {"train": dependence.SEEN, "test": dependence.LONGEST}
+    changes = lab.trainings[-1].changes
+    for path, longest in (
+        (changes["data.train"], dependence.SEEN),
+        (changes["data.test"]["test"], dependence.LONGEST),
+    ):
+        assert max(len(pair["source"].split()) for pair in read_pairs(path, "source", "target")) == longest
 
 
 def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):

@@ -119,13 +119,10 @@ def importing(*outer: str) -> list[str]:
     return [name_of(path) for path in FILES if {name.split(".")[0] for name in imports_of(path)} & {*outer}]
 
 
-def test_one_module_reads_yaml_only_the_command_line_parses_arguments_and_no_script_is_imported():
+def test_one_module_reads_yaml_only_the_command_line_parses_arguments_and_prints_and_no_script_is_imported():
     assert len(importing("yaml")) == 1
     assert {*map(room_of, importing("argparse", "typer", "click"))} == {"cli"}
     assert not importing("scripts", "tests", "helpers", *(path.stem for path in SCRIPTS.rglob("*.py")))
-
-
-def test_only_the_command_line_prints():
     printing = [path for path in FILES if re.search(r"(?<![\w.])print\(", path.read_text())]
     assert {room_of(name_of(path)) for path in printing} == {"cli"}
 

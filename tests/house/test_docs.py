@@ -99,6 +99,14 @@ def test_the_quickstart_installs_what_it_uses_and_the_tests_the_rest(tmp_path):
         assert installed == [["torch", '".[plots]"'], *[["torch", '".[plots]"', '".[dev,all]"']] * 2]
 
 
+def test_every_test_that_a_document_names_exists():
+    texts = "".join(map(Path.read_text, [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]))
+    named = sorted(set(re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", texts)))
+    assert len(named) > 150
+    assert [file for file, _ in named if not (ROOT / file).is_file()] == []
+    assert [name for file, name in named if name and f"\ndef {name}(" not in (ROOT / file).read_text("utf-8")] == []
+
+
 def test_every_link_to_a_file_leads_somewhere():
     for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):

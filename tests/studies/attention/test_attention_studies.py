@@ -1,6 +1,7 @@
-"""What the studies of dilution, scaling and questions measure, on what can be checked by hand."""
+"""What the studies of dilution, scaling, questions, homonyms and masking measure, on what can be checked by hand."""
 
 import math
+from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.studies.attention import dilution, questions, scaling
+from heedful.inference.attention.recording import record_attention
+from heedful.studies.attention import dilution, masking, questions, scaling
+from heedful.studies.attention.homonyms import (
+    WORDS,
+    Meaning,
+    sentences,
+    separation,
+    split_meanings,
+    translated_meanings,
+)
 from heedful.studies.catalogue import find_study
 from heedful.studies.measures import Head
 from heedful.studies.study import Lab
@@ -134,3 +144,135 @@ def test_translated_adjectives_are_counted_by_their_english(translator, monkeypa
     monkeypatch.setattr(translator, "translate", lambda sources: [[SimpleNamespace(text=text)] for text in texts])
     pairs = [("용감한 화가는 잔다.", ""), ("용감한 화가는 큰 사과를 먹는다.", "")]
     assert questions.translated_adjectives(translator, pairs) == pytest.approx(200 / 3)
+
+
+def test_a_verb_or_a_modifier_decides_the_meaning():
+    word = WORDS[0]
+    pear, _, belly = (sentences(word["form"], meaning) for meaning in word["meanings"])
+    assert ("나는 배를 먹었다.", "I ate the pear.") in pear[0]
+    assert ("어제 소녀는 배를 문질렀다.", "The girl rubbed her belly yesterday.") in belly[0]
+    assert ("지난주에 의사는 잘 익은 배를 기억했다.", "The doctor remembered the ripe pear last week.") in pear[6]
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: word["form"])
+def test_nothing_else_tells_the_meanings_apart(word):
+    form, rests = f" {word['form']} ", []
+    for meaning in word["meanings"]:
+        rest, deciding = set(), [korean for korean, _ in (*meaning["verbs"], *meaning["modifiers"])]
+        for decides, own in zip(deciding, sentences(word["form"], meaning), strict=True):
+            assert all(source.count(form) == 1 for source, _ in own)
+            assert all(f" {decides}{form}" in source or f"{form}{decides}." in source for source, _ in own)
+            rest |= {source.replace(f" {decides}{form}", form).replace(f"{form}{decides}.", form) for source, _ in own}
+        rests.append((rest, set(deciding)))
+    (first, one), (second, other) = rests[:2]
+    assert first == second
+    assert one.isdisjoint(other)
+
+
+def test_held_out_sentences_are_not_learned_from_and_meanings_have_equally_many():
+    meanings = split_meanings(WORDS[0], seed=1)
+    assert [meaning.noun for meaning in meanings] == ["pear", "ship", "belly"]
+    for meaning in meanings:
+        assert [(len(own), len(held)) for own, held in zip(meaning.train, meaning.test, strict=True)] == [(40, 10)] * 9
+        assert len({pair for some in (*meaning.train, *meaning.test) for pair in some}) == 9 * 50
+    assert split_meanings(WORDS[0], seed=1) == meanings != split_meanings(WORDS[0], seed=2)
+
+
+def test_one_vector_cannot_be_told_apart_and_two_can():
+    torch.manual_seed(0)
+    same, one, other = torch.randn(3, 8)
+    states = torch.stack([torch.stack([same, own]).repeat(2, 3, 1, 1) for own in (one, other)])
+    states[1, :, :, 0] += 2e-3 * torch.randn(8)  # less than what counts
+    before, after = separation(states, 2 * states)
+    assert tuple(before) == pytest.approx((0.5, 0.5, 1, 1), abs=1e-4)
+    cosine = torch.cosine_similarity(one, other, dim=0).item()
+    assert tuple(after) == pytest.approx((1, 1, 1, cosine), abs=1e-5)
+    assert separation(states, states.flip(0))[1][:2] == (0, 0)
+
+
+def test_what_a_meaning_has_in_common_is_told_of_unseen_words_and_what_one_word_has_is_not():
+    torch.manual_seed(0)
+    own = torch.randn(2, 4, 1, 1, 50).expand(2, 4, 3, 1, 50)  # of each deciding word
+    (layer,) = separation(own, own)
+    assert layer.seen == 1
+    flat = own.reshape(2, 12, 50)
+    cosines = [torch.cosine_similarity(one, other, dim=0) for each in flat for one, other in combinations(each, 2)]
+    assert layer.within == pytest.approx(float(torch.stack(cosines).mean()), abs=1e-5)
+    common = torch.randn(2, 1, 1, 1, 50).expand(2, 4, 3, 1, 50)
+    (layer,) = separation(own + 3 * common, own + 3 * common)
+    assert (layer.seen, layer.unseen) == (1, 1)
+    # A centroid without the deciding word is the mean of the others'.
+    near = own.clone()
+    near[0, 0], near[1, 0] = own[1, 1], own[0, 1]
+    (layer,) = separation(near, near)
+    assert layer.unseen < 1
+
+
+def test_translations_are_right_wrong_or_neither():
+    said = {"a": "I ate the pear.", "b": "I ate the ship.", "c": "I ate the pears."}
+    translator = SimpleNamespace(translate=lambda texts: [[SimpleNamespace(text=said[text])] for text in texts])
+    meanings = [Meaning("pear", [], [[("a", ""), ("b", "")], [("c", "")]]), Meaning("ship", [], [[("b", "")]])]
+    assert translated_meanings(translator, meanings) == (2 / 4, 1 / 4)
+
+
+SOURCE, TARGET, OTHER_TOKEN = [12, 40, 7, 33, 21, 2], [50, 8, 19, 64, 31, 11, 2], 77
+
+
+@pytest.fixture(params=["eager", "sdpa"])
+def model(request):
+    return tiny_model(attention=request.param)
+
+
+@torch.no_grad()
+def logits(model, target, **inputs):
+    return model(input_ids=torch.tensor([SOURCE]), decoder_input_ids=torch.tensor([target]), **inputs).logits[0]
+
+
+def test_minus_infinity_before_the_softmax_keeps_the_sum_and_zeros_after_it_do_not():
+    scores = torch.tensor(masking.SCORES)
+    hidden, zeroed = (weigh(scores) for weigh in masking.WAYS.values())
+    torch.testing.assert_close(hidden.sum(-1), torch.ones(3))
+    assert (zeroed.sum(-1)[:2] < 0.8).all()
+    assert zeroed.sum(-1)[2] == pytest.approx(1)  # the last row hides nothing
+    assert hidden.triu(1).abs().max() == zeroed.triu(1).abs().max() == 0
+    torch.testing.assert_close(hidden, zeroed / zeroed.sum(-1, keepdim=True))
+
+
+def test_the_scores_masked_by_minus_infinity_give_the_models_own_weights(model):
+    fed = [model.config.decoder_start_token_id, *TARGET[:-1]]
+    own = torch.stack(record_attention(model, SOURCE, fed, ["decoder"])["decoder"])
+    found = masking.scores_of(model, SOURCE, fed)
+    torch.testing.assert_close(masking.WAYS["−∞ before"](found), own, atol=1e-6, rtol=1e-5)
+    sums = masking.WAYS["0 after"](found).sum(-1)
+    assert sums.max() < 1 + 1e-5
+    assert sums[..., :-1].mean() < 0.9
+
+
+def test_without_the_mask_a_prediction_depends_on_later_tokens_and_only_meanwhile(model):
+    changed = [*TARGET[:-1], OTHER_TOKEN]
+    before = logits(model, TARGET)
+    torch.testing.assert_close(logits(model, changed)[:-1], before[:-1])
+    with masking.seeing_all():
+        seen = logits(model, TARGET)
+        assert (logits(model, changed)[:-1] - seen[:-1]).abs().amax(-1).min() > 1e-4
+    torch.testing.assert_close(logits(model, TARGET), before)
+
+
+def test_without_the_causal_mask_padding_is_still_hidden(model):
+    mask = torch.tensor([[1] * len(TARGET) + [0, 0]])
+    with masking.seeing_all():
+        padded = logits(model, [*TARGET, 0, 0], decoder_attention_mask=mask, use_cache=False)
+        torch.testing.assert_close(padded[: len(TARGET)], logits(model, TARGET), atol=1e-5, rtol=1e-5)
+
+
+def test_one_pass_gives_the_loss_and_gradient_of_one_by_one_with_the_mask_alone(model):
+    gradients = []
+    for is_one_pass in (True, False):
+        model.zero_grad()
+        loss = masking.next_token_loss(model, SOURCE, TARGET, is_one_pass)
+        loss.backward()
+        gradients.append((loss.detach(), torch.cat([one.grad.flatten() for one in model.parameters()])))
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+    with torch.no_grad(), masking.seeing_all():
+        once, by_one = (masking.next_token_loss(model, SOURCE, TARGET, way).item() for way in (True, False))
+    assert once != pytest.approx(by_one, abs=1e-4)

@@ -1,6 +1,6 @@
 """Folders, recipes and outputs made by somebody who means harm: no code of theirs runs, and nothing elsewhere is read.
 
-Each case changes a sound folder. Code that ran would leave a file behind; what lies outside says so where it is read.
+Each case changes a sound folder; code that ran would leave a file behind.
 """
 
 import ast
@@ -33,47 +33,30 @@ from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TASK
 from heedful.publishing.hub import check_folder
 from heedful.training.run_folder.checkpoints import load_state
-from helpers import assert_refused, tiny_model
+from helpers import ending_model, tiny_model
 from memorised import PAIRS
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
-CARD = "---\nlicense: mit\nlanguage: [ko, en]\nlibrary_name: transformers\n---\n"
 EVIL = "from pathlib import Path\nPath({marker!r}).touch()\nclass X:\n    pass\n"
 WEIGHTS, INDEX, SETTINGS = "model.safetensors", "model.safetensors.index.json", "tokenizer_config.json"
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A folder with nothing wrong in it; nobody may change it."""
-    folder = tmp_path_factory.mktemp("whole")
-    model = tiny_model(vocab_size=272)
-    model.generation_config.eos_token_id = 2
-    model.save_pretrained(folder)
-    train_tokenizers(KOREAN, ENGLISH, vocab_size=272).save_pretrained(folder)
-    (folder / "README.md").write_text(CARD)
-    return folder
-
-
-class Answers(io.StringIO):
-    """Standard input with the user's text, of which a line would be an answer if somebody asked."""
-
-    def __init__(self):
-        super().__init__("y\n" * 9)
-
-
 @pytest.fixture
 def place(whole, tmp_path, monkeypatch):
-    """A folder `model` to spoil, and `outside` what must not be read; the user's text is on standard input."""
+    """A folder `model` to spoil, and `outside` what must not be read; standard input has the user's text."""
     shutil.copytree(whole, tmp_path / "model")
     shutil.copytree(whole, tmp_path / "outside")
     (tmp_path / "evil.py").write_text(EVIL.format(marker=str(tmp_path / "ran")))
-    monkeypatch.setattr(sys, "stdin", Answers())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     yield tmp_path
     assert not (tmp_path / "ran").exists(), "code of the folder ran"
     assert sys.stdin.tell() == 0, "somebody asked the user's text"
-    outside = {path.name: path.read_bytes() for path in (tmp_path / "outside").iterdir() if path.is_file()}
-    assert outside == {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()}
+    outside, before = (
+        {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        for folder in (tmp_path / "outside", whole)
+    )
+    assert outside == before
 
 
 def change(path, **fields):
@@ -155,10 +138,10 @@ PICKLE = r"its weights \(\.bin\) are broken, or hold more than tensors, which co
 NAMES_OUT = "must name files in the model's folder, but names"
 LINK = "must be a file in the model's folder, but is a link to"
 REFUSED = {
-    "code, two tokenizers": (lambda p: code_in_the_tokenizer(p, ["evil.X", "evil.X"]), NEEDS_CODE),
-    "code, one tokenizer": (lambda p: code_in_the_tokenizer(p, "evil.X"), NEEDS_CODE),
-    "code, fast alone": (lambda p: code_in_the_tokenizer(p, [None, "evil.X"]), NEEDS_CODE),
-    "code, of another repository": (lambda p: code_in_the_tokenizer(p, ["a/b--evil.X", None]), NEEDS_CODE),
+    **{
+        f"code, {reference}": (lambda p, reference=reference: code_in_the_tokenizer(p, reference), NEEDS_CODE)
+        for reference in (["evil.X", "evil.X"], "evil.X", [None, "evil.X"], ["a/b--evil.X", None])
+    },
     "code, by a path": (lambda p: code_in_the_tokenizer(p, [f"{p}/evil.X", None]), NEEDS_CODE),
     "code, of the target": (code_in_the_targets_tokenizer, NEEDS_CODE),
     "code, of a model": (lambda p: code_in_the_model(p, "evil", "evil.X"), MODEL_CODE),
@@ -169,7 +152,6 @@ REFUSED = {
     ),
     "pickle, that runs": (lambda p: pickled(p, pickle.dumps(Bomb(p / "ran"))), PICKLE),
     "pickle, garbage": (lambda p: pickled(p, b"garbage" * 99), PICKLE),
-    "pickle, empty": (lambda p: pickled(p, b""), PICKLE),
     "pickle, in shards": (pickled_shards, PICKLE),
     "index, above": (lambda p: sharded(p, f"../outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
     "index, absolute": (lambda p: sharded(p, f"{p}/outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
@@ -186,20 +168,20 @@ REFUSED = {
         lambda p: change(p / "model" / SETTINGS, fast_tokenizer_files=["../outside/tokenizer.4.0.json"]),
         f"`fast_tokenizer_files` of .*{NAMES_OUT}",
     ),
-    "link, weights": (lambda p: linked(p, WEIGHTS), LINK),
-    "link, config": (lambda p: linked(p, "config.json"), LINK),
-    "link, tokenizer": (lambda p: linked(p, "tokenizer.json"), LINK),
-    "link, checksums": (lambda p: linked(p, CHECKSUMS_FILE), LINK),
-    "link, generation": (lambda p: linked(p, "generation_config.json"), LINK),
+    **{
+        f"link, {name}": (lambda p, name=name: linked(p, name), LINK)
+        for name in (WEIGHTS, "config.json", "tokenizer.json", CHECKSUMS_FILE, "generation_config.json")
+    },
     "link, target": (lambda p: linked(p, TARGET_FOLDER, p / "outside"), LINK),
     "link, relative": (lambda p: linked(p, WEIGHTS, f"../outside/{WEIGHTS}"), LINK),
     "link, to a link": (linked_by_a_link, LINK),
     "link, to nothing": (lambda p: linked(p, "vocab.txt", "/no/such/file"), LINK),
     "cache, blobs elsewhere": (lambda p: false_cache(p, "models--a--b"), LINK),
     "cache, none": (lambda p: false_cache(p, "backups"), LINK),
-    "deep, config": (lambda p: deep(p, "config.json"), r"config.json must be JSON"),
-    "deep, tokenizer": (lambda p: deep(p, SETTINGS), r"tokenizer_config.json must be JSON"),
-    "deep, checksums": (lambda p: deep(p, CHECKSUMS_FILE), f"{CHECKSUMS_FILE} must be JSON"),
+    **{
+        f"deep, {name}": (lambda p, name=name: deep(p, name), f"{name} must be JSON")
+        for name in ("config.json", SETTINGS, CHECKSUMS_FILE)
+    },
     "checksums, a list": (lambda p: (p / "model" / CHECKSUMS_FILE).write_text("[]"), "must be a JSON object"),
     "checksums, a number": (lambda p: change(p / "model" / CHECKSUMS_FILE, weights=3), "must hold the checksums"),
     "checksums, of others": (
@@ -221,24 +203,24 @@ def test_a_hostile_folder_is_refused_by_name(place, case):
             road(place / "model")
 
 
-EVALUATED = ["--data", "builtin:test:2", "--source", "ko", "--target", "en"]
-COMMANDS = (["translate"], ["attention", "네.", "-o", "a.html"], ["evaluate", *EVALUATED], ["score", *EVALUATED[1:]])
-
-
 def test_no_command_takes_the_users_text_for_an_answer(place, heedful_command):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
-    for name, *more in COMMANDS:
+    languages = ["--source", "ko", "--target", "en"]
+    for name, *more in (
+        ["translate"],
+        ["attention", "네.", "-o", "a.html"],
+        ["evaluate", "--data", "builtin:test:2", *languages],
+        ["score", "builtin:test:2", *languages],
+    ):
         code, output, errors = heedful_command(name, place / "model", *more)
         assert (code, output) == (2, ""), name
         assert "needs code of its own" in errors
 
 
-def test_who_trusts_a_tokenizer_says_so_and_gets_it(whole, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    folder = shutil.copytree(whole, tmp_path / "model")
-    (folder / "own.py").write_text(
-        "from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast): pass\n"
-    )
+def test_who_trusts_a_tokenizer_says_so_and_gets_it(place):
+    folder = place / "model"
+    code = "from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast): pass\n"
+    (folder / "own.py").write_text(code)
     change(folder / SETTINGS, tokenizer_class="Own", auto_map={"AutoTokenizer": [None, "own.Own"]})
     pair = TokenizerPair.from_pretrained(folder, trust_remote_code=True)
     assert type(pair.source).__name__ == "Own"
@@ -289,14 +271,11 @@ def test_the_pipeline_runs_no_code_of_a_target_tokenizer(place):
         pipeline(TASK, model=model, tokenizer=source, target_tokenizer=str(place / "model"), device="cpu")
 
 
-def test_an_adapter_is_no_pickle_that_runs(place):
-    folder = place / "adapter"
-    folder.mkdir()
-    base = str(place / "outside")
-    change(folder / "adapter_config.json", peft_type="LORA", target_modules=["q_proj"], base_model_name_or_path=base)
-    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(place / "ran")))
+def test_an_adapter_is_no_pickle_that_runs(place, adapter):
+    (adapter / "adapter_model.safetensors").unlink()
+    (adapter / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(place / "ran")))
     with pytest.raises(ValueError, match=f"The adapter in .* cannot be loaded: {PICKLE}"):
-        load_model(folder)
+        load_model(adapter)
 
 
 @pytest.fixture
@@ -317,15 +296,20 @@ def test_an_adapter_is_judged_as_a_model_is(adapter):
     path = adapter / "adapter_model.safetensors"
     weights = load_file(path)
     assert load_model(adapter)
-    save_file({name: weight * math.nan for name, weight in weights.items()}, path)
-    with pytest.raises(ValueError, match=r"weights in .*adapter must be finite numbers, but are not in .*q_proj"):
-        load_model(adapter)
-    save_file({name.replace("q_proj", "qq_proj"): weight for name, weight in weights.items()}, path)
-    with pytest.raises(ValueError, match=r"weights in .*adapter lack .*q_proj\.lora_A.* and \d+ more"):
-        load_model(adapter)
-    save_file(weights | {"base_model.model.model.x.lora_A.weight": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match=r"weights in .*adapter have, unknown to the model, .*model\.x\.lora_A"):
-        load_model(adapter)
+    for changed, message in (
+        ({name: weight * math.nan for name, weight in weights.items()}, "must be finite numbers, but are not in .*q_"),
+        (
+            {name.replace("q_proj", "qq_proj"): weight for name, weight in weights.items()},
+            r"lack .*q_proj\.lora_A.* and \d+ more",
+        ),
+        (
+            weights | {"base_model.model.model.x.lora_A.weight": torch.zeros(2)},
+            r"have, unknown to the model, .*model\.x\.lora_A",
+        ),
+    ):
+        save_file(changed, path)
+        with pytest.raises(ValueError, match=f"weights in .*adapter {message}"):
+            load_model(adapter)
 
 
 def test_adapters_that_are_trained_on_each_other_are_no_model(place, adapter):
@@ -404,15 +388,15 @@ def test_what_a_link_leads_to_is_not_pushed(place):
         (place / "model" / name).unlink()
 
 
-@pytest.mark.parametrize("road", ["path", "repository", "adapter"])
-def test_verifying_runs_no_code_that_lies_elsewhere(place, road):
+def test_verifying_runs_no_code_that_lies_elsewhere(place):
     folder = place / "model"
     shutil.copy(Path(options.__file__).parents[1] / "modeling_heed.py", folder)  # the installed package's
-    if road == "adapter":
-        change(folder / "adapter_config.json", base_model_name_or_path=str(place / "outside"))
-    else:
-        reference = f"{place}/evil.X" if road == "path" else "a/b--evil.X"
+    sound = (folder / "config.json").read_text()
+    for reference in (f"{place}/evil.X", "a/b--evil.X"):
         change(folder / "config.json", auto_map=dict.fromkeys(("AutoConfig", "AutoModelForSeq2SeqLM"), reference))
+        assert check_remote_code(folder, tiny_model()).level == "skipped"
+    (folder / "config.json").write_text(sound)
+    change(folder / "adapter_config.json", base_model_name_or_path=str(place / "outside"))
     assert check_remote_code(folder, tiny_model()).level == "skipped"
 
 
@@ -494,13 +478,9 @@ def test_weights_beside_the_saved_ones_are_told(place):
 @pytest.mark.parametrize("side", ["", TARGET_FOLDER])
 def test_the_tokenizer_of_another_model_is_told(place, side):
     folder = place / "model"
-    sizes = {"vocab_size": 264, "share_encoder_decoder_embeddings": False}
-    model = tiny_model(**sizes)
-    model.generation_config.eos_token_id = 2
-    model.save_pretrained(folder)
-    pairs = [train_tokenizers(k, e, vocab_size=264, joint=False) for k, e in ((KOREAN, ENGLISH), (ENGLISH, KOREAN))]
-    pairs[0].save_pretrained(folder)
-    pairs[1].save_pretrained(place / "other")
+    ending_model(vocab_size=264, share_encoder_decoder_embeddings=False).save_pretrained(folder)
+    for where, texts in ((folder, (KOREAN, ENGLISH)), (place / "other", (ENGLISH, KOREAN))):
+        train_tokenizers(*texts, vocab_size=264, joint=False).save_pretrained(where)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Translator.from_pretrained(folder)
@@ -512,13 +492,12 @@ def test_the_tokenizer_of_another_model_is_told(place, side):
     assert check_files(folder).level == "pass"
 
 
-def test_who_saves_anew_by_any_road_is_not_locked_out(whole, tmp_path):
-    folder = shutil.copytree(whole, tmp_path / "model")
+@pytest.mark.filterwarnings("error", "ignore:.*cut off")
+def test_who_saves_anew_by_any_road_is_not_locked_out(place):
+    folder = place / "model"
     model, tokenizer = HeedForConditionalGeneration.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tokenizer.save_pretrained(folder)  # by transformers, unchanged
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Translator.from_pretrained(folder)
+    Translator.from_pretrained(folder)
     tokenizer.add_tokens(["<new>"])
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(folder)
@@ -529,11 +508,10 @@ def test_who_saves_anew_by_any_road_is_not_locked_out(whole, tmp_path):
     assert changed_files(folder, "weights") == changed_files(folder, "tokenizer") == []
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_folder_of_old_has_no_checksums_and_loads(place):
     (place / "model" / CHECKSUMS_FILE).unlink()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert Translator.from_pretrained(place / "model")
+    assert Translator.from_pretrained(place / "model")
     assert check_files(place / "model").level == "skipped"
 
 
@@ -543,16 +521,14 @@ def test_weights_are_readable_by_whoever_may_read_the_config(whole):
 
 
 def test_the_hubs_cache_is_no_link_out_of_the_folder(whole, tmp_path):
-    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
-    (tmp_path / "models--a--b" / "blobs").mkdir(parents=True)
-    snapshot.mkdir(parents=True)
+    snapshot, blobs = (tmp_path / "models--a--b" / name for name in ("snapshots/0123", "blobs"))
+    blobs.mkdir(parents=True)
+    (snapshot / "target_tokenizer").mkdir(parents=True)
     for number, path in enumerate(sorted(whole.iterdir())):
-        shutil.copy(path, tmp_path / "models--a--b" / "blobs" / str(number))
+        shutil.copy(path, blobs / str(number))
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
-    target = snapshot / "target_tokenizer"  # one folder deeper
-    target.mkdir()
-    for path in snapshot.glob("tokenizer*.json"):
-        (target / path.name).symlink_to(f"../{path.readlink()}")
+        if path.name.startswith("tokenizer"):
+            (snapshot / "target_tokenizer" / path.name).symlink_to(f"../../../blobs/{number}")
     (snapshot / CHECKSUMS_FILE).unlink()
     assert Translator.from_pretrained(snapshot).translate(["네."])
     (tmp_path / "latest").symlink_to(snapshot)
@@ -610,6 +586,12 @@ def test_warnings_are_shown_and_messages_have_an_end(tmp_path, capsys):
     assert len(shown) < 3000
 
 
+def output_of(code, **options):
+    """Run code in a process, and return its output and errors."""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, **options)
+    return finished.stdout, finished.stderr
+
+
 def test_messages_begin_a_line_where_a_bar_stands():
     code = """
 import logging, sys, warnings
@@ -623,8 +605,8 @@ def command():
         warnings.warn("something", stacklevel=1)
 main.run(command)
 """
-    written = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stderr.decode()
-    shown = [line.rpartition("\r")[2] for line in written.split("\n")]  # what a terminal still shows of each line
+    lines = output_of(code)[1].decode().split("\n")
+    shown = [line.rpartition("\r")[2] for line in lines]  # what a terminal still shows of each line
     assert shown[:2] == ["a line of the log", "warning: something"]
 
 
@@ -637,18 +619,15 @@ def command():
     options.print_result({"text": "→😀", "bleu": 12.5}, "", True)
 main.run(command)
 """
-    environment = os.environ | {"PYTHONIOENCODING": encoding}
-    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
+    output, _ = output_of(code, env=os.environ | {"PYTHONIOENCODING": encoding})
     first, rest = output.decode(encoding).split("\n", 1)
     assert first == f"a {arrow} b 12.5"
     assert json.loads(rest) == {"text": "→😀", "bleu": 12.5}
 
 
-def test_hostile_numbers_and_names_of_data_are_refused(tmp_path):
-    (tmp_path / "pairs.pkl").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
-    (tmp_path / "pairs.py").write_text(EVIL.format(marker=str(tmp_path / "ran")))
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(place=tmp_path))
-    cases = [([f"data.train={tmp_path / name}"], "data|file|end") for name in ("pairs.pkl", "pairs.py")]
-    assert_refused(cases, lambda overrides: train(recipe, *overrides))
-    assert not (tmp_path / "ran").exists()
+def test_a_file_of_data_is_no_code_that_runs(place):
+    (place / "pairs.pkl").write_bytes(pickle.dumps(Bomb(place / "ran")))
+    (place / "recipe.yaml").write_text(RECIPE.format(place=place))
+    for name in ("pairs.pkl", "evil.py"):
+        with pytest.raises(ValueError, match="must be a file of a known kind"):
+            train(place / "recipe.yaml", f"data.train={place / name}")

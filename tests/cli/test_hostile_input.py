@@ -572,7 +572,7 @@ def test_names_in_errors_and_logs_are_shown(tmp_path, capsys):
     assert "\x1b" not in shown
 
 
-def test_warnings_are_shown_and_messages_have_an_end(tmp_path, capsys):
+def test_warnings_are_shown_without_code_and_messages_have_an_end(capsys):
     def command():
         sys.stderr.write(warnings.formatwarning("a file called \x1b]0;TITLE\x07", UserWarning, "file.py", 1))
         raise ValueError("x" * 500_000)
@@ -580,8 +580,7 @@ def test_warnings_are_shown_and_messages_have_an_end(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.run(command)
     shown = capsys.readouterr().err
-    assert "warning: a file called \\u001b]0;TITLE\\u0007" in shown
-    assert "\x1b" not in shown
+    assert shown.startswith("warning: a file called \\u001b]0;TITLE\\u0007\nheedful: x")
     assert "x… (500,000 characters)" in shown
     assert len(shown) < 3000
 

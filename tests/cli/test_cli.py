@@ -96,7 +96,6 @@ def test_training_learns_and_tells_what_it_made(trained):
     assert "3000 training pairs" in finished.stderr
 
 
-# What `heedful train` tells: its data, its bar, its validations, its warnings, its weights.
 def test_training_writes_no_line_that_is_not_ours(trained):
     # Its data, its bar, its validations, its warnings, its weights.
     ours = ["training the tokenizer", "`vocab_size` is ", "3000 training pairs", "kept ", r".*% *\|", r"update \d+ \("]

@@ -22,7 +22,7 @@ from heedful.training.processes.collectives import ProcessLostError
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run_folder.folder import foreign_files
 from helpers import CODE
-from tiny_runs import logged, tiny_tree
+from tiny_runs import logged, recipe_file
 
 SIZES = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
 SIZES |= {"encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "encoder_layers": 1, "decoder_layers": 1}
@@ -42,18 +42,12 @@ LEARNING = {
 }
 
 
-def write_recipe(folder, changes=None):
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(tiny_tree(folder / "run", changes), allow_unicode=True), encoding="utf-8")
-    return path
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A finished `heedful train`, with the process's answer and the folder of the run."""
     folder = tmp_path_factory.mktemp("trained")
     settings = ["optimization.max_updates=210", "seed=3", "publish.also=[transformers]"]
-    command = [sys.executable, "-m", "heedful", "train", write_recipe(folder, LEARNING), *settings]
+    command = [sys.executable, "-m", "heedful", "train", recipe_file(folder, LEARNING), *settings]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=200)
     assert finished.returncode == 0, finished.stderr[-3000:]
@@ -395,11 +389,11 @@ def test_a_module_that_is_missing_is_told_with_its_command(monkeypatch, refused,
 
 
 def test_an_unknown_key_is_refused(refused, tmp_path):
-    message = refused("train", write_recipe(tmp_path, {"optimization.max_update": 5}))
+    message = refused("train", recipe_file(tmp_path, {"optimization.max_update": 5}))
     assert message == (
         "heedful: `optimization.max_update` is not a key of a recipe; did you mean `optimization.max_updates`?"
     )
-    assert "did you mean `seed`" in refused("train", write_recipe(tmp_path), "sed=5")
+    assert "did you mean `seed`" in refused("train", recipe_file(tmp_path), "sed=5")
 
 
 def test_data_and_sizes_that_cannot_be_trained_on_are_named(refused, tmp_path):
@@ -420,16 +414,16 @@ def test_data_and_sizes_that_cannot_be_trained_on_are_named(refused, tmp_path):
         ({"model.options.dropout": "much"}, "dropout"),
 
     ):
-        found = refused("train", write_recipe(tmp_path, changes))
+        found = refused("train", recipe_file(tmp_path, changes))
         assert all(message in found for message in messages), found
 
 
 def test_an_output_folder_that_is_not_empty_is_refused(refused, trained, tmp_path):
-    message = refused("train", write_recipe(tmp_path), f"output={trained[1]}")
+    message = refused("train", recipe_file(tmp_path), f"output={trained[1]}")
     assert "resume=true" in message
     assert "overwrite=true" in message
     (tmp_path / "run").write_text("")
-    assert "`output` must be a folder" in refused("train", write_recipe(tmp_path))
+    assert "`output` must be a folder" in refused("train", recipe_file(tmp_path))
 
 
 def test_what_the_machine_or_the_model_cannot_follow_is_refused(refused, tmp_path, model, monkeypatch):
@@ -437,7 +431,7 @@ def test_what_the_machine_or_the_model_cannot_follow_is_refused(refused, tmp_pat
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert "`optimization.device`" in refused("train", write_recipe(tmp_path), "optimization.device=cuda")
+    assert "`optimization.device`" in refused("train", recipe_file(tmp_path), "optimization.device=cuda")
     assert "`--device` must be one that this machine has" in refused("translate", model, "x", "--device", "cuda")
     assert "`--to`" in refused("translate", model, "x", "--to", "xx")
 
@@ -489,7 +483,7 @@ def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatc
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(TrainingEngine, "step", step_and_be_told)
-    code, output, errors = heedful_command("train", write_recipe(tmp_path))
+    code, output, errors = heedful_command("train", recipe_file(tmp_path))
     assert (code, output) == (130, "")
     assert "heedful: stopped after update 2; continue with resume=true" in errors
 

@@ -41,7 +41,7 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
         *([("error", "optimization.warmup_updates")], ["25 % of its peak"]),
     ),
     *(
-        (PLAN, {limit: value}, [("warning", "optimization.max_updates")], ["after 600 updates", limit, "44 % of its"])
+        (PLAN, {limit: value}, [("warning", "optimization.max_updates")], ["after 600 updates", f"`{limit}`", "44 %"])
         for limit, value in (("optimization.max_epochs", 6), ("optimization.max_minutes", 5))
     ),
     (PLAN, {"optimization.max_epochs": 60}, [], []),

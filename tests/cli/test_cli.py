@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import warnings
 from functools import partial
 from pathlib import Path
 
@@ -143,7 +142,9 @@ def test_translations_keep_the_order_from_arguments_and_from_a_pipe(model, heedf
     assert (code, output.split("\n")) == (0, ["", alone[0], "", ""])  # an empty line stays one
 
 
-def test_a_file_that_is_not_quite_clean_is_translated_and_what_is_wrong_told_with_its_line(model, heedful_command, tmp_path):
+def test_a_file_that_is_not_quite_clean_is_translated_and_what_is_wrong_told_with_its_line(
+    model, heedful_command, tmp_path
+):
     alone = heedful_command("translate", model, *SENTENCES)[1].splitlines()
     first, broken, _, *rest = (sentence.encode() for sentence in SENTENCES)
     text = b"\n".join([b"\xef\xbb\xbf" + first, broken[:3] + b"\xff" + broken[3:], b"x" * 10_000, *rest, b""])
@@ -190,9 +191,15 @@ def test_what_a_command_could_not_end_with_is_told_before_the_model_is_loaded(re
     missing, pairs = tmp_path / "no" / "out.txt", tmp_path / "pairs.tsv"
     data = ["--data", "builtin:test:20", "--source", "ko", "--target", "en"]
     sentences = ["none", tmp_path / "out", "--sentences", tmp_path / "none.txt"]
-    no_model, both = "nowhere must be a folder with a model", f"must be another file than those that are read, but {pairs}"
+    no_model, both = (
+        "nowhere must be a folder with a model",
+        f"must be another file than those that are read, but {pairs}",
+    )
     for arguments, message in (
-        (["evaluate", "none", *data, "--predictions", "no/folder/x"], "`--predictions` must lie in an existing folder"),
+        (
+            ["evaluate", "none", *data, "--predictions", "no/folder/x"],
+            "`--predictions` must lie in an existing folder",
+        ),
         (["evaluate", "none", *data, "--tokenize", "nope"], "`--tokenize` must be one of"),
         (["evaluate", "none", *data, "--bootstrap", 3], "`--bootstrap` must be 0 or at least 40"),
         (["translate", "none", "x", "--output", missing], "`--output` must lie in an existing folder"),
@@ -268,7 +275,9 @@ def test_a_sentence_may_begin_with_a_dash(model, heedful_command):
     assert "comes last, after --" in errors
 
 
-def test_who_gives_a_files_name_as_a_text_is_told_how_its_lines_are_read(model, heedful_command, tmp_path, monkeypatch):
+def test_who_gives_a_files_name_as_a_text_is_told_how_its_lines_are_read(
+    model, heedful_command, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text(SENTENCES[0])
     with pytest.warns(UserWarning, match=r"in\.txt is taken as a text.*`--input in\.txt`") as told:
@@ -412,7 +421,6 @@ def test_data_and_sizes_that_cannot_be_trained_on_are_named(refused, tmp_path):
         (same, "must leave at least one pair", "overlap"),
         ({"model.options.encoder_attention_heads": 5}, "`d_model` must be divisible by `encoder_attention_heads`"),
         ({"model.options.dropout": "much"}, "dropout"),
-
     ):
         found = refused("train", recipe_file(tmp_path, changes))
         assert all(message in found for message in messages), found

@@ -37,12 +37,9 @@ def test_signatures_tell_the_tokenizer_and_the_case():
 
 
 def test_lowercase_counts_for_bleu_chrf_and_exact_match():
-    plain = score_translations(["THE CAT SAT THERE"], ["the cat sat there"])
-    lowered = score_translations(["THE CAT SAT THERE"], ["the cat sat there"], lowercase=True)
+    plain, lowered = (score_translations(["THE CAT SAT THERE"], ["the cat sat there"], lowercase=on) for on in (0, 1))
     assert (plain["bleu"], plain["exact_match"]) == (0.0, 0.0)
-    assert lowered["bleu"] == pytest.approx(100)
-    assert lowered["chrf"] == pytest.approx(100)
-    assert lowered["exact_match"] == 100.0
+    assert [lowered[name] for name in ("bleu", "chrf", "exact_match")] == pytest.approx([100, 100, 100])
 
 
 def test_intervals_surround_the_scores_and_repeat():
@@ -56,39 +53,28 @@ def test_intervals_surround_the_scores_and_repeat():
     assert scores == score_translations(predictions, references, bootstrap=200)
 
 
-def test_the_interval_is_the_one_that_sacrebleu_prints():
+def test_the_interval_is_the_one_that_sacrebleu_prints_within_the_scale():
     scores = score_translations(PREDICTIONS * 5, REFERENCES * 5, bootstrap=100)
     printed = BLEU().corpus_score(PREDICTIONS * 5, [REFERENCES * 5], n_bootstrap=100).format(width=3)
     low, high = scores["bleu_interval"]
     assert f"μ = {(low + high) / 2:.3f} ± {(high - low) / 2:.3f}" in printed
-
-
-def test_an_interval_stays_within_the_scale():
     predictions, references = ["a b c d e f"] * 9 + ["x"], ["a b c d e f"] * 10
     mean_and_width = BLEU().corpus_score(predictions, [references], n_bootstrap=100)
     assert mean_and_width._mean + mean_and_width._ci > 100
     assert score_translations(predictions, references, bootstrap=100)["bleu_interval"][1] == 100.0
+    nothing_right = score_translations(["x"] * 5, ["a b c d e"] * 5, bootstrap=40)
+    assert nothing_right["bleu_interval"] == (0.0, 0.0)
+    assert nothing_right["exact_match_interval"][0] == 0.0 < nothing_right["exact_match_interval"][1]
 
 
-def test_an_interval_of_nothing_right_is_zero():
-    scores = score_translations(["x"] * 5, ["a b c d e"] * 5, bootstrap=40)
-    assert scores["bleu_interval"] == (0.0, 0.0)
-    assert scores["exact_match_interval"][0] == 0.0
-    assert scores["exact_match_interval"][1] > 0
-
-
-def test_several_references_per_prediction_are_transposed_for_sacrebleu():
+def test_several_references_per_prediction_are_transposed_for_sacrebleu_and_may_differ_in_number():
     references = [["The cat sat on the mat.", "A cat sat there."], ["The dog runs.", "A dog runs in a park."]]
     scores = score_translations(PREDICTIONS[:2], references)
     streams = [["The cat sat on the mat.", "The dog runs."], ["A cat sat there.", "A dog runs in a park."]]
     assert scores["bleu"] == BLEU().corpus_score(PREDICTIONS[:2], streams).score
     assert "nrefs:2" in scores["bleu_signature"]
-
-
-def test_the_number_of_references_may_differ_between_predictions():
     scores = score_translations(["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]])
-    assert scores["bleu"] == pytest.approx(100)
-    assert scores["exact_match"] == 100.0
+    assert (scores["bleu"], scores["exact_match"]) == (pytest.approx(100), 100.0)
 
 
 def test_wrong_sentences_are_named():
@@ -141,10 +127,8 @@ def test_wilsons_interval_has_the_published_width():
 
 
 def test_the_function_does_without_the_evaluate_library():
-    code = (
-        "import sys; import heedful.evaluation.metrics as m; m.score_translations(['a'], ['a']);"
-        " assert 'evaluate' not in sys.modules and 'datasets' not in sys.modules"
-    )
+    code = "import sys; import heedful.evaluation.metrics as m; m.score_translations(['a'], ['a']);"
+    code += " assert 'evaluate' not in sys.modules and 'datasets' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -172,8 +156,10 @@ def test_ter_is_left_out_where_it_takes_long_unless_it_is_asked_for(caplog):
 
 def test_a_bar_counts_the_sentences_of_ter(monkeypatch):
     counted = []
-    monkeypatch.setattr(
-        metrics, "tqdm", lambda texts, total, **_: (counted.append((text, total)) or text for text in texts)
-    )
+
+    def bar(texts, total, **_):
+        return (counted.append((text, total)) or text for text in texts)
+
+    monkeypatch.setattr(metrics, "tqdm", bar)
     score_translations(PREDICTIONS, REFERENCES, metrics=("ter",))
     assert counted[-len(PREDICTIONS) :] == [(text, len(PREDICTIONS)) for text in PREDICTIONS]

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-from collections import Counter
 from itertools import permutations
 from random import Random
 from types import SimpleNamespace
@@ -26,6 +25,11 @@ PAIRS = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 60)]
 def write(data, output, *columns, **named):
     """Write a first recipe, and return its path and what was told."""
     return SimpleNamespace(told=write_first_recipe(data, output, *columns, **named), path=output)
+
+
+# Words and their sounds: of the source single words, of the target few symbols.
+WORDS = ["".join(letters) for letters in permutations("abcd")]
+SPELLINGS = [(word, " ".join(word.upper())) for word in WORDS]
 
 
 def table(path, rows, separator="\t"):
@@ -76,11 +80,10 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
 
 def test_texts_that_are_alike_are_kept_where_they_are_what_there_is_to_learn(tmp_path):
     alike = [(ko, ko) for ko, _ in PAIRS]
-    for rows, drops in (([("no", "ko"), *PAIRS, *alike[:2]], True), (PAIRS + alike, False)):
-        path = tmp_path / f"{drops}.yaml"
-        write(table(tmp_path / "a.tsv", rows), path)
-        assert read_recipe(path).data.cleaning.drop_identical is drops
-    assert read_recipe(tmp_path / "True.yaml").card.source_language == "no"  # which YAML reads as false
+    for rows, drops in ((PAIRS + alike, False), ([("no", "ko"), *PAIRS, *alike[:2]], True)):
+        recipe = read_recipe(write(table(tmp_path / "a.tsv", rows), tmp_path / f"{drops}.yaml").path)
+        assert recipe.data.cleaning.drop_identical is drops
+    assert recipe.card.source_language == "no"  # which YAML reads as false
 
 
 def test_what_cannot_be_looked_at_is_refused(tmp_path):
@@ -108,25 +111,19 @@ def test_a_first_recipe_trains_a_model_that_translates(tmp_path):
 
 
 def test_a_recipe_of_spelling_to_sound_has_characters_and_symbols_with_reasons(tmp_path):
-    rows = [(word, " ".join(word.upper())) for word in ("".join(letters) for letters in permutations("abcd"))]
-    path = write(table(tmp_path / "a.tsv", rows), tmp_path / "a.yaml").path
+    path = write(table(tmp_path / "a.tsv", SPELLINGS), tmp_path / "a.yaml").path
     recipe = read_recipe(path)
     assert recipe.tokenizer.sides == (("character", None), ("word", None))
     written = path.read_text()
     assert "algorithm: character  # of the source: single words" in written
     assert "target_algorithm: word  # of the target: few different symbols between spaces" in written
     assert not diagnose(recipe).has_errors
-
-
-def test_who_names_an_algorithm_gets_it(tmp_path):
-    rows = [(word, " ".join(word.upper())) for word in ("".join(letters) for letters in permutations("abcd"))]
-    table(tmp_path / "a.tsv", rows)
-    path = tmp_path / "a.yaml"
-    sides = []
-    for more in ("", "tokenizer: {algorithm: bpe}\n"):
+    for more, sides in (
+        ("", (("character", None), ("word", None))),
+        ("tokenizer: {algorithm: bpe}\n", (("bpe", 300), ("bpe", 300))),  # who names one gets it
+    ):
         path.write_text(f"data: {{train: a.tsv, source: 1, target: 2}}\n{more}")
-        sides.append(read_recipe(path, complete=complete).tokenizer.sides)
-    assert sides == [(("character", None), ("word", None)), (("bpe", 300), ("bpe", 300))]
+        assert read_recipe(path, complete=complete).tokenizer.sides == sides
 
 
 KOREAN = [korean for korean, _ in PAIRS]
@@ -141,19 +138,10 @@ SIDES = [
 ]
 # What two columns are called, and whether that says which is the source.
 TITLES = [
-    (("ko", "en"), False),
-    (("English", "Korean"), False),
-    (("en_US", "ko-KR"), False),
-    (("source", "target"), True),
-    (("질문", "답변"), True),
-    (("원문", "번역문"), True),
-    (("한국어", "영어"), False),
-    (("text", "summary"), True),
-    (("고객 질문", "상담원 답변"), True),
-    (("source_text", "target_text"), True),
-    (("sentence1", "sentence2"), False),
-    (("Satz A", "Satz B"), False),
-    (("lhs", "rhs"), False),
+    *((names, False) for names in (("ko", "en"), ("English", "Korean"), ("en_US", "ko-KR"), ("한국어", "영어"))),
+    *((names, False) for names in (("sentence1", "sentence2"), ("Satz A", "Satz B"), ("lhs", "rhs"))),
+    *((names, True) for names in (("source", "target"), ("질문", "답변"), ("원문", "번역문"), ("text", "summary"))),
+    *((names, True) for names in (("고객 질문", "상담원 답변"), ("source_text", "target_text"))),
 ]
 OTHERS = {
     "id": lambda number, _: str(number),
@@ -209,7 +197,6 @@ def made_table(random, path):
 
 
 def test_of_tables_made_at_random_hardly_any_is_refused_and_none_is_taken_wrongly(tmp_path):
-    found = Counter()
     wrong, refused = [], []
     for number in range(200):
         random = Random(number)
@@ -222,19 +209,16 @@ def test_of_tables_made_at_random_hardly_any_is_refused_and_none_is_taken_wrongl
             refused.append((str(error)[:300], beginning))
             continue
         pairs = len(read_pairs(str(path), *columns))
-        found["right"] += (tuple(columns), pairs) == (expected, count)
         if (tuple(columns), pairs) != (expected, count):
             wrong.append((columns, why, pairs, expected, count, beginning))
     assert wrong == []
     assert all("must say which columns to take" in told for told, _ in refused)
-    assert found["right"] >= 190, refused
+    assert len(refused) <= 10, refused
 
 
 def test_numbers_of_columns_of_a_table_with_names_become_these(tmp_path):
-    rows = [
-        ("번호", "고객 질문", "날짜", "답변"),
-        *((str(n), ko, "2024-01-02", en) for n, (ko, en) in enumerate(PAIRS)),
-    ]
+    rows = [("번호", "고객 질문", "날짜", "답변")]
+    rows += [(str(number), ko, "2024-01-02", en) for number, (ko, en) in enumerate(PAIRS)]
     data = table(tmp_path / "a.csv", rows, ",")
     written = write(data, tmp_path / "a.yaml", "2", "4")
     recipe = read_recipe(written.path)
@@ -258,49 +242,42 @@ def test_a_first_line_that_may_be_names_or_a_pair_is_asked_for(tmp_path):
         assert told.startswith(f"{60 + number} pairs")
 
 
-EVIL = "ko\noutput: /tmp/somewhere\noverwrite: true\r\x85\u2028#"
-
-
-@pytest.mark.parametrize("place", ["key", "file", "recipe"])
-def test_what_strangers_call_things_stays_text_in_a_recipe(place, tmp_path):
-    key = EVIL if place == "key" else "ko"
-    name = EVIL.replace("/", ":") if place != "key" else "a"
-    data = tmp_path / (f"{name}.jsonl" if place == "file" else "a.jsonl")
-    data.write_text("\n".join(json.dumps({key: korean, "en": english}) for korean, english in PAIRS))
-    path = write(data, tmp_path / (f"{name}.yaml" if place == "recipe" else "a.yaml")).path
-    recipe = read_recipe(path)
-    assert (recipe.data.source, recipe.overwrite) == (key, False)
-    assert recipe.data.locations.train == str(data)
-    assert recipe.output.startswith("runs/")
-    assert len(path.read_text().splitlines()) == len(
-        write(table(tmp_path / "plain.tsv", [("ko", "en"), *PAIRS]), tmp_path / "plain.yaml")
-        .path.read_text()
-        .splitlines()
-    )
+def test_what_strangers_call_things_stays_text_in_a_recipe(tmp_path):
+    evil = "ko\noutput: /tmp/somewhere\noverwrite: true\r\x85\u2028#"
+    name = evil.replace("/", ":")
+    plain = write(table(tmp_path / "plain.tsv", [("ko", "en"), *PAIRS]), tmp_path / "plain.yaml").path
+    for key, file, output in ((evil, "a", "a"), ("ko", name, "b"), ("ko", "a", name)):
+        data = tmp_path / f"{file}.jsonl"
+        data.write_text("\n".join(json.dumps({key: korean, "en": english}) for korean, english in PAIRS))
+        path = write(data, tmp_path / f"{output}.yaml").path
+        recipe = read_recipe(path)
+        assert (recipe.data.source, recipe.overwrite) == (key, False)
+        assert recipe.data.locations.train == str(data)
+        assert recipe.output.startswith("runs/")
+        assert len(path.read_text().splitlines()) == len(plain.read_text().splitlines())
 
 
 def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, heedful_command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for side, name in enumerate(("my corpus.xaa", "corpus.xbb")):
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
-    arguments = ["init", "--data", "my corpus.xaa", "--data", "corpus.xbb", "--source", "ko", "--target", "en"]
-    code, output, _ = heedful_command(*arguments)
-    assert code == 0
-    assert output.splitlines()[0].startswith("60 pairs in my corpus.xaa and corpus.xbb, source 'ko', target 'en'")
-    assert output.splitlines()[-1] == "Now: heedful train 'my corpus.yaml'"
+    arguments = ["--data", "my corpus.xaa", "--data", "corpus.xbb", "--source", "ko", "--target", "en"]
+    code, output, _ = heedful_command("init", *arguments)
+    first, *_, last = output.splitlines()
+    assert (code, last) == (0, "Now: heedful train 'my corpus.yaml'")
+    assert first.startswith("60 pairs in my corpus.xaa and corpus.xbb, source 'ko', target 'en'")
     recipe = read_recipe(tmp_path / "my corpus.yaml")
     assert recipe.data.locations.train == [str(tmp_path / "my corpus.xaa"), str(tmp_path / "corpus.xbb")]
     assert recipe.card.target_language == "en"
     assert "#   heedful train 'my corpus.yaml'" in (tmp_path / "my corpus.yaml").read_text()
 
 
-def test_long_texts_are_kept_and_what_is_generated_is_as_long_as_its_targets(tmp_path, caplog):
+def test_long_texts_are_kept_and_what_is_generated_is_as_long_as_its_targets(tmp_path):
     random = Random(3)
     words = ["".join(random.choices("bcdfgklmaeiou", k=6)) for _ in range(3000)]
     texts = [" ".join(random.choices(words, k=random.randint(250, 400))) for _ in range(60)]
     rows = [("text", "summary"), *((text, " ".join(text.split()[:8])) for text in texts)]
-    path = write(table(tmp_path / "a.csv", rows, ","), tmp_path / "a.yaml").path
-    recipe = read_recipe(path)
+    recipe = read_recipe(write(table(tmp_path / "a.csv", rows, ","), tmp_path / "a.yaml").path)
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
     assert corpus.too_long == 0
     assert corpus.validation.target_lengths.max() < recipe.validation.max_new_tokens < 80
@@ -322,12 +299,12 @@ def test_outputs_in_scripts_of_many_bytes_are_not_cut(tmp_path):
 
 
 def test_a_recipe_says_which_exports_its_tokenizers_allow(tmp_path):
-    spellings = [("".join(letters), " ".join("".join(letters).upper())) for letters in permutations("abcd")]
-    sounds = [(sound, sound[::-1]) for _, sound in spellings]
     told = {
         "byte pairs of both sides, which `heedful page` and every export take": PAIRS,
-        "joint: true  # one vocabulary, which all exports but web take; pages need byte pairs": sounds,
-        "joint: false  # a vocabulary for each side, which of the exports onnx and ctranslate2 take": spellings,
+        "joint: true  # one vocabulary, which all exports but web take; pages need byte pairs": [
+            (sound, sound[::-1]) for _, sound in SPELLINGS
+        ],
+        "joint: false  # a vocabulary for each side, which of the exports onnx and ctranslate2 take": SPELLINGS,
     }
     for number, (note, rows) in enumerate(told.items()):
         path = write(table(tmp_path / "a.tsv", rows), tmp_path / f"{number}.yaml").path

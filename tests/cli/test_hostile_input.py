@@ -33,8 +33,9 @@ from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TASK
 from heedful.publishing.hub import check_folder
 from heedful.training.run_folder.checkpoints import load_state
-from helpers import ending_model, tiny_model
+from helpers import assert_refused, ending_model, tiny_model
 from memorised import PAIRS
+from tiny_runs import recipe_file
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
 EVIL = "from pathlib import Path\nPath({marker!r}).touch()\nclass X:\n    pass\n"
@@ -144,8 +145,10 @@ REFUSED = {
     },
     "code, by a path": (lambda p: code_in_the_tokenizer(p, [f"{p}/evil.X", None]), NEEDS_CODE),
     "code, of the target": (code_in_the_targets_tokenizer, NEEDS_CODE),
-    "code, of a model": (lambda p: code_in_the_model(p, "evil", "evil.X"), MODEL_CODE),
-    "code, of a model elsewhere": (lambda p: code_in_the_model(p, "evil", "a/b--evil.X"), MODEL_CODE),
+    **{
+        f"code, of a model by {reference}": (lambda p, name=reference: code_in_the_model(p, "evil", name), MODEL_CODE)
+        for reference in ("evil.X", "a/b--evil.X")
+    },
     "code, of a model by a path": (
         lambda p: code_in_the_model(p, "evil", f"{p}/evil.X"),
         f"{MODEL_CODE}|`auto_map` and .* must name a file in the folder",
@@ -153,13 +156,13 @@ REFUSED = {
     "pickle, that runs": (lambda p: pickled(p, pickle.dumps(Bomb(p / "ran"))), PICKLE),
     "pickle, garbage": (lambda p: pickled(p, b"garbage" * 99), PICKLE),
     "pickle, in shards": (pickled_shards, PICKLE),
-    "index, above": (lambda p: sharded(p, f"../outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
     "index, absolute": (lambda p: sharded(p, f"{p}/outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
-    "index, by a folder": (lambda p: sharded(p, f"x/../../outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
-    "index, backslashes": (lambda p: sharded(p, f"..\\outside\\{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
+    **{
+        f"index, {name}": (lambda p, name=name: sharded(p, name), f"`weight_map` of .*{NAMES_OUT}")
+        for name in (f"../outside/{WEIGHTS}", f"x/../../outside/{WEIGHTS}", f"..\\outside\\{WEIGHTS}", ["a"])
+    },
     "index, a drive": (lambda p: sharded(p, "C:a"), f"`weight_map` of .*{NAMES_OUT} 'C:a'"),
     "index, a number": (lambda p: sharded(p, 7), f"`weight_map` of .*{NAMES_OUT} 7"),
-    "index, a list": (lambda p: sharded(p, ["a"]), f"`weight_map` of .*{NAMES_OUT}"),
     "config, other weights": (
         lambda p: change(p / "model/config.json", transformers_weights="../outside/model.safetensors"),
         f"`transformers_weights` of .*{NAMES_OUT}",
@@ -314,11 +317,11 @@ def test_an_adapter_is_judged_as_a_model_is(adapter):
 
 def test_adapters_that_are_trained_on_each_other_are_no_model(place, adapter):
     shutil.copytree(adapter, place / "other")
-    for folder, base in (("adapter", "adapter"), ("adapter", "other"), ("other", "adapter")):
-        change(place / folder / "adapter_config.json", base_model_name_or_path=str(place / base))
-        if folder == base or folder == "other":
-            with pytest.raises(ValueError, match="must lead to a model, but leads to an adapter that leads back"):
-                load_model(adapter)
+    for bases in ({"adapter": "adapter"}, {"adapter": "other", "other": "adapter"}):
+        for folder, base in bases.items():
+            change(place / folder / "adapter_config.json", base_model_name_or_path=str(place / base))
+        with pytest.raises(ValueError, match="must lead to a model, but leads to an adapter that leads back"):
+            load_model(adapter)
 
 
 def test_sizes_without_bounds_are_refused_before_memory_is_taken(place):
@@ -331,8 +334,7 @@ def test_sizes_without_bounds_are_refused_before_memory_is_taken(place):
 
 def test_another_vocabulary_beside_an_exported_model_is_told(place):
     folder = place / "model"
-    (folder / WEIGHTS).rename(folder / "model.bin")
-    change(folder / "heed.json", format_version=1)
+    as_exported(folder)
     (folder / "shared_vocabulary.json").write_text('["<pad>", "a", "b"]')
     for part in ("weights", "engine"):
         write_checksums(folder, part)
@@ -415,35 +417,27 @@ def test_a_recipe_is_data(place):
             train(recipe, f"data={tag}")
 
 
-RECIPE = """
-name: a
-output: {place}/run
-data: {{train: "builtin:train:20", validation: "builtin:validation:2", source: ko, target: en}}
-optimization: {{max_updates: 1, tokens_per_update: 100, device: cpu, schedule: constant, learning_rate: 0.1}}
-"""
-
-
 def test_what_a_recipe_names_runs_no_code(place):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
-    (place / "recipe.yaml").write_text(RECIPE.format(place=place))
-    for key in ("tokenizer.path", "model.start_from"):
-        with pytest.raises(ValueError, match="needs code of its own"):
-            train(place / "recipe.yaml", f"{key}={place / 'model'}")
+    (place / "pairs.pkl").write_bytes(pickle.dumps(Bomb(place / "ran")))
+    recipe = recipe_file(place, {"optimization.max_updates": 1})
+    cases = [(f"{key}={place / 'model'}", "needs code of its own") for key in ("tokenizer.path", "model.start_from")]
+    cases += [(f"data.train={place / name}", "must be a file of a known kind") for name in ("pairs.pkl", "evil.py")]
+    assert_refused(cases, lambda override: train(recipe, override))
 
 
 # Checksums
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
 
 
 def in_shards(folder):
     model = HeedForConditionalGeneration.from_pretrained(folder)
     (folder / WEIGHTS).unlink()
     model.save_pretrained(folder, max_shard_size=40_000)
+
+
+def as_exported(folder):
+    (folder / WEIGHTS).rename(folder / "model.bin")
+    change(folder / "heed.json", format_version=1)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "model-00001-of-00002.safetensors", "model.bin"])
@@ -454,10 +448,11 @@ def test_a_flipped_bit_is_told_by_the_file(place, name):
         name = sorted(path.name for path in folder.glob("model-*"))[0]
         assert load_model(folder)
     if name == "model.bin":
-        (folder / WEIGHTS).rename(folder / name)
-        (folder / "heed.json").write_text(json.dumps({"format_version": 1}))
+        as_exported(folder)
         write_checksums(folder, "weights")
-    flip(folder / name)
+    content = bytearray((folder / name).read_bytes())
+    content[-100] ^= 1
+    (folder / name).write_bytes(content)
     message = f"model in .* must be the one that was saved there, but {name} changed since.*delete {CHECKSUMS_FILE}"
     with pytest.raises(ValueError, match=message):
         ExportedModel(folder, torch.device("cpu")) if name == "model.bin" else load_model(folder)
@@ -468,11 +463,10 @@ def test_a_flipped_bit_is_told_by_the_file(place, name):
 
 
 def test_weights_beside_the_saved_ones_are_told(place):
-    folder = place / "model"
-    in_shards(folder)
-    shutil.copy(place / "outside" / WEIGHTS, folder)  # which transformers would prefer to the shards
+    in_shards(place / "model")
+    shutil.copy(place / "outside" / WEIGHTS, place / "model")  # which transformers would prefer to the shards
     with pytest.raises(ValueError, match=f"{WEIGHTS} changed since"):
-        load_model(folder)
+        load_model(place / "model")
 
 
 @pytest.mark.parametrize("side", ["", TARGET_FOLDER])
@@ -622,11 +616,3 @@ main.run(command)
     first, rest = output.decode(encoding).split("\n", 1)
     assert first == f"a {arrow} b 12.5"
     assert json.loads(rest) == {"text": "→😀", "bleu": 12.5}
-
-
-def test_a_file_of_data_is_no_code_that_runs(place):
-    (place / "pairs.pkl").write_bytes(pickle.dumps(Bomb(place / "ran")))
-    (place / "recipe.yaml").write_text(RECIPE.format(place=place))
-    for name in ("pairs.pkl", "evil.py"):
-        with pytest.raises(ValueError, match="must be a file of a known kind"):
-            train(place / "recipe.yaml", f"data.train={place / name}")

@@ -77,27 +77,27 @@ def code_in_the_tokenizer(place, reference, folder=""):
     change(place / "model" / folder / SETTINGS, tokenizer_class="EvilTok", auto_map={"AutoTokenizer": reference})
 
 
-def code_in_the_targets_tokenizer(place):
+def code_in_the_targets_tokenizer(place, reference):
     shutil.copytree(place / "outside", place / "model" / TARGET_FOLDER, ignore=shutil.ignore_patterns("*.py"))
-    code_in_the_tokenizer(place, ["evil.X", None], TARGET_FOLDER)
+    code_in_the_tokenizer(place, reference, TARGET_FOLDER)
 
 
-def code_in_the_model(place, model_type, reference):
+def code_in_the_model(place, reference, model_type="evil"):
     shutil.copy(place / "evil.py", place / "model")
     auto_map = dict.fromkeys(("AutoConfig", "AutoModelForSeq2SeqLM"), reference)
     change(place / "model" / "config.json", model_type=model_type, auto_map=auto_map)
 
 
-def pickled(place, content):
+def pickled(place, kind):
     (place / "model" / WEIGHTS).unlink()
-    (place / "model" / "pytorch_model.bin").write_bytes(content)
-
-
-def pickled_shards(place):
-    pickled(place, b"")
-    (place / "model" / "pytorch_model.bin").rename(place / "model" / "a.bin")
-    torch.save({"a": Bomb(place / "ran")}, place / "model" / "a.bin")
-    change(place / "model" / "pytorch_model.bin.index.json", metadata={}, weight_map={"a": "a.bin"})
+    name = "a.bin" if kind == "in shards" else "pytorch_model.bin"
+    torch.save({"a": Bomb(place / "ran")}, place / "model" / name)
+    if kind == "in shards":
+        change(place / "model" / "pytorch_model.bin.index.json", metadata={}, weight_map={"a": name})
+    if kind == "garbage":
+        (place / "model" / name).write_bytes(b"garbage" * 99)
+    if kind == "alone":
+        (place / "model" / name).write_bytes(pickle.dumps(Bomb(place / "ran")))
 
 
 def sharded(place, name):
@@ -112,13 +112,14 @@ def linked(place, name, target=None):
     path.symlink_to(target or place / "outside" / name)
 
 
-def linked_by_a_link(place):
-    linked(place, "one.json", place / "outside" / "config.json")
-    linked(place, "config.json", place / "model" / "one.json")
+def written(place, texts):
+    for name, text in texts.items():
+        (place / "model" / name).write_text(text)
 
 
-def deep(place, name):
-    (place / "model" / name).write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+def changed(place, fields):
+    for name, changes in fields.items():
+        change(place / "model" / name, **changes)
 
 
 def false_cache(place, name):
@@ -131,76 +132,54 @@ def false_cache(place, name):
     linked(place, WEIGHTS, Path("../../blobs") / WEIGHTS)
 
 
-NEEDS_CODE = (
-    r"needs code of its own \(`auto_map` of tokenizer_config.json\).*`TokenizerPair.from_pretrained\(….*trust_rem"
-)
+NEEDS_CODE = r"needs code of its own \(`auto_map` of tokenizer_config.json\).*`TokenizerPair.from_pretrained\(….*trust"
 MODEL_CODE = r"needs code of its own, which Heedful does not run unasked.*trust_remote_code=True.*--trust-remote-code"
 PICKLE = r"its weights \(\.bin\) are broken, or hold more than tensors, which could run code.*as \.safetensors"
 NAMES_OUT = "must name files in the model's folder, but names"
 LINK = "must be a file in the model's folder, but is a link to"
-REFUSED = {
-    **{
-        f"code, {reference}": (lambda p, reference=reference: code_in_the_tokenizer(p, reference), NEEDS_CODE)
-        for reference in (["evil.X", "evil.X"], "evil.X", [None, "evil.X"], ["a/b--evil.X", None])
-    },
-    "code, by a path": (lambda p: code_in_the_tokenizer(p, [f"{p}/evil.X", None]), NEEDS_CODE),
-    "code, of the target": (code_in_the_targets_tokenizer, NEEDS_CODE),
-    **{
-        f"code, of a model by {reference}": (lambda p, name=reference: code_in_the_model(p, "evil", name), MODEL_CODE)
-        for reference in ("evil.X", "a/b--evil.X")
-    },
-    "code, of a model by a path": (
-        lambda p: code_in_the_model(p, "evil", f"{p}/evil.X"),
-        f"{MODEL_CODE}|`auto_map` and .* must name a file in the folder",
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+REFUSED = [  # how a folder is spoiled, the message, and by what; {place} is where "model" and "outside" are
+    (code_in_the_tokenizer, NEEDS_CODE, ["evil.X", "evil.X"], "evil.X", [None, "evil.X"], ["a/b--evil.X", None]),
+    (code_in_the_tokenizer, NEEDS_CODE, ["{place}/evil.X", None]),
+    (code_in_the_targets_tokenizer, NEEDS_CODE, ["evil.X", None]),
+    (code_in_the_model, MODEL_CODE, "evil.X", "a/b--evil.X"),
+    (code_in_the_model, f"{MODEL_CODE}|`auto_map` and .* must name a file in the folder", "{place}/evil.X"),
+    (pickled, PICKLE, "alone", "in shards", "garbage"),
+    (sharded, f"`weight_map` of .*{NAMES_OUT}", f"../outside/{WEIGHTS}", f"x/../../outside/{WEIGHTS}", ["a"]),
+    (sharded, f"`weight_map` of .*{NAMES_OUT}", "{place}/outside/model.safetensors", f"..\\outside\\{WEIGHTS}"),
+    (sharded, f"`weight_map` of .*{NAMES_OUT} 'C:a'", "C:a"),
+    (sharded, f"`weight_map` of .*{NAMES_OUT} 7", 7),
+    (
+        *(changed, f"`transformers_weights` of .*{NAMES_OUT}"),
+        {"config.json": {"transformers_weights": f"../outside/{WEIGHTS}"}},
     ),
-    "pickle, that runs": (lambda p: pickled(p, pickle.dumps(Bomb(p / "ran"))), PICKLE),
-    "pickle, garbage": (lambda p: pickled(p, b"garbage" * 99), PICKLE),
-    "pickle, in shards": (pickled_shards, PICKLE),
-    "index, absolute": (lambda p: sharded(p, f"{p}/outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
-    **{
-        f"index, {name}": (lambda p, name=name: sharded(p, name), f"`weight_map` of .*{NAMES_OUT}")
-        for name in (f"../outside/{WEIGHTS}", f"x/../../outside/{WEIGHTS}", f"..\\outside\\{WEIGHTS}", ["a"])
-    },
-    "index, a drive": (lambda p: sharded(p, "C:a"), f"`weight_map` of .*{NAMES_OUT} 'C:a'"),
-    "index, a number": (lambda p: sharded(p, 7), f"`weight_map` of .*{NAMES_OUT} 7"),
-    "config, other weights": (
-        lambda p: change(p / "model/config.json", transformers_weights="../outside/model.safetensors"),
-        f"`transformers_weights` of .*{NAMES_OUT}",
+    (
+        *(changed, f"`fast_tokenizer_files` of .*{NAMES_OUT}"),
+        {SETTINGS: {"fast_tokenizer_files": ["../outside/tokenizer.4.0.json"]}},
     ),
-    "versions of the tokenizer": (
-        lambda p: change(p / "model" / SETTINGS, fast_tokenizer_files=["../outside/tokenizer.4.0.json"]),
-        f"`fast_tokenizer_files` of .*{NAMES_OUT}",
+    (linked, LINK, WEIGHTS, "config.json", "tokenizer.json", CHECKSUMS_FILE, "generation_config.json"),
+    (lambda place, names: linked(place, *names), LINK, [TARGET_FOLDER, "{place}/outside"]),
+    (lambda place, names: linked(place, *names), LINK, [WEIGHTS, f"../outside/{WEIGHTS}"], ["vocab.txt", "/no/such"]),
+    (
+        *(lambda place, names: [linked(place, *each) for each in names], LINK),
+        [["one.json", "{place}/outside/config.json"], ["config.json", "{place}/model/one.json"]],
     ),
-    **{
-        f"link, {name}": (lambda p, name=name: linked(p, name), LINK)
-        for name in (WEIGHTS, "config.json", "tokenizer.json", CHECKSUMS_FILE, "generation_config.json")
-    },
-    "link, target": (lambda p: linked(p, TARGET_FOLDER, p / "outside"), LINK),
-    "link, relative": (lambda p: linked(p, WEIGHTS, f"../outside/{WEIGHTS}"), LINK),
-    "link, to a link": (linked_by_a_link, LINK),
-    "link, to nothing": (lambda p: linked(p, "vocab.txt", "/no/such/file"), LINK),
-    "cache, blobs elsewhere": (lambda p: false_cache(p, "models--a--b"), LINK),
-    "cache, none": (lambda p: false_cache(p, "backups"), LINK),
-    **{
-        f"deep, {name}": (lambda p, name=name: deep(p, name), f"{name} must be JSON")
-        for name in ("config.json", SETTINGS, CHECKSUMS_FILE)
-    },
-    "checksums, a list": (lambda p: (p / "model" / CHECKSUMS_FILE).write_text("[]"), "must be a JSON object"),
-    "checksums, a number": (lambda p: change(p / "model" / CHECKSUMS_FILE, weights=3), "must hold the checksums"),
-    "checksums, of others": (
-        lambda p: (
-            change(p / "model" / CHECKSUMS_FILE, weights={"../outside/model.safetensors": "0"}),
-            change(p / "model" / "config.json", _weights_checksums={}),
-        ),
-        r"must be the one that was saved there, but ../outside/model.safetensors, model.safetensors changed",
+    (false_cache, LINK, "models--a--b", "backups"),
+    *((written, f"{name} must be JSON", {name: DEEP}) for name in ("config.json", SETTINGS, CHECKSUMS_FILE)),
+    (written, "must be a JSON object", {CHECKSUMS_FILE: "[]"}),
+    (written, "must hold the checksums", {CHECKSUMS_FILE: '{"weights": 3}'}),
+    (
+        *(changed, f"must be the one that was saved there, but ../outside/{WEIGHTS}, {WEIGHTS} changed"),
+        {CHECKSUMS_FILE: {"weights": {f"../outside/{WEIGHTS}": "0"}}, "config.json": {"_weights_checksums": {}}},
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_hostile_folder_is_refused_by_name(place, case):
-    spoil, message = REFUSED[case]
-    spoil(place)
+@pytest.mark.parametrize(
+    ("spoil", "message", "how"), [(spoil, message, how) for spoil, message, *ways in REFUSED for how in ways]
+)
+def test_a_hostile_folder_is_refused_by_name(place, spoil, message, how):
+    spoil(place, json.loads(json.dumps(how).replace("{place}", str(place))))
     for road in (Translator.from_pretrained, check_folder):
         with pytest.raises((ValueError, OSError), match=message):
             road(place / "model")
@@ -244,7 +223,7 @@ def hostile_pipeline(place):
 
 
 PASSED_OVER = {
-    "local class": lambda p: code_in_the_model(p, "heed", "evil.X"),
+    "local class": lambda p: code_in_the_model(p, "evil.X", "heed"),
     "generation": custom_generate,
     "pipeline": hostile_pipeline,
     "template": lambda p: (p / "model/chat_template.jinja").write_text("{{ ''.__class__.__mro__[1]() }}"),

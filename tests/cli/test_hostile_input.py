@@ -399,7 +399,7 @@ def test_a_recipe_is_data(place):
 def test_what_a_recipe_names_runs_no_code(place):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
     (place / "pairs.pkl").write_bytes(pickle.dumps(Bomb(place / "ran")))
-    recipe = recipe_file(place, {"optimization.max_updates": 1})
+    recipe = recipe_file(place, {"model.options": {}, "optimization.max_updates": 1})
     cases = [(f"{key}={place / 'model'}", "needs code of its own") for key in ("tokenizer.path", "model.start_from")]
     cases += [(f"data.train={place / name}", "must be a file of a known kind") for name in ("pairs.pkl", "evil.py")]
     assert_refused(cases, lambda override: train(recipe, override))

@@ -62,20 +62,20 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     rows = [*PAIRS, *PAIRS[:20], ("하나", "an answer that is more than twenty times as long as what was asked for")]
     data = table(tmp_path / "my pairs.tsv", rows)
     (tmp_path / "recipes").mkdir()
-    written = write(data, tmp_path / "recipes" / "mine.yaml")
-    recipe = read_recipe(written.path)
+    path = write(data, tmp_path / "recipes" / "mine.yaml").path
+    recipe, text = read_recipe(path), path.read_text()
     assert recipe.name == "my-pairs"
     assert recipe.data.locations.train == str(tmp_path / "recipes" / ".." / "my pairs.tsv")
     assert (recipe.data.source, recipe.data.target) == ("1", "2")
     assert recipe.data.cleaning.drop_duplicates
-    assert "25 % of the pairs came before" in written.path.read_text()
+    assert "25 % of the pairs came before" in text
     # Only Korean is written in its letters; Latin ones say nothing. And nobody's license but the user's own.
     assert (recipe.card.source_language, recipe.card.target_language, recipe.card.license) == ("ko", None, None)
-    lines = [line for line in written.path.read_text().splitlines() if re.match(r"  \w+: \S", line)]
+    lines = [line for line in text.splitlines() if re.match(r"  \w+: \S", line)]
     assert sum("  # " in line for line in lines) > len(lines) / 2
     assert not diagnose(recipe).has_errors
     with pytest.raises(ValueError, match=r"`--output` must be .* does not exist yet"):
-        write(data, written.path)
+        write(data, path)
 
 
 def test_texts_that_are_alike_are_kept_where_they_are_what_there_is_to_learn(tmp_path):
@@ -163,37 +163,34 @@ OTHERS = {
 
 def made_table(random, path):
     """Write a table of a random kind, and return the right columns, by names or numbers, and the number of pairs."""
-    sources, targets = random.choice(SIDES)
-    count = random.randint(25, len(sources))
-    rows = random.sample(list(zip(sources, targets, strict=True)), count)
+    sides = random.choice(SIDES)
+    count = random.randint(25, len(sides[0]))
+    rows = random.sample(list(zip(*sides, strict=True)), count)
     names, has_roles = random.choice(TITLES)
-    has_names = random.random() < 0.6
-    columns = [(name, [row[side] for row in rows], name) for side, name in enumerate(names)]
+    has_names = random.random() < 0.6 or path.suffix == ".jsonl"
+    columns = [(name, [row[side] for row in rows], True) for side, name in enumerate(names)]
     others = random.sample(sorted(OTHERS), random.choice([0, 0, 1, 1, 2, 3]))
-    columns += [(other, [OTHERS[other](number, random) for number in range(1, count + 1)], "") for other in others]
+    columns += [(other, [OTHERS[other](number, random) for number in range(1, count + 1)], False) for other in others]
     random.shuffle(columns)
-    places = [1 + number for number, (*_, text) in enumerate(columns) if text]
-    lines = [[cells[number] for _, cells, _ in columns] for number in range(count)]
+    header = [name for name, *_ in columns]
+    places = [number for number, (*_, is_text) in enumerate(columns) if is_text]
+    expected = [header[place] if has_names else str(place + 1) for place in places]
+    lines = [list(line) for line in zip(*(cells for _, cells, _ in columns), strict=True)]
+    end = "\n"
     if path.suffix == ".jsonl":
-        texts = [json.dumps(dict(zip([name for name, *_ in columns], line, strict=True))) for line in lines]
-        expected = [columns[place - 1][0] for place in places]
+        texts = [json.dumps(dict(zip(header, line, strict=True))) for line in lines]
+    elif path.suffix == ".csv":
+        separator, buffer = random.choice(",,;"), io.StringIO()
+        quoting = random.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+        writer = csv.writer(buffer, delimiter=separator, lineterminator="\n", quoting=quoting)
+        writer.writerows([header] * has_names + lines)
+        texts = [f"sep={separator}"] * (random.random() < 0.2) + buffer.getvalue().splitlines()
+        end = random.choice(["\n", "\r\n", "\r"])
     else:
-        lines = [[name for name, *_ in columns]] * has_names + lines
-        separator = random.choice({".csv": ",,;"}.get(path.suffix, "\t\t;|"))
-        expected = [columns[place - 1][0] if has_names else str(place) for place in places]
-        if path.suffix == ".csv":
-            buffer = io.StringIO()
-            quoting = random.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-            csv.writer(buffer, delimiter=separator, lineterminator="\n", quoting=quoting).writerows(lines)
-            texts = buffer.getvalue().splitlines()
-            texts = [f"sep={separator}"] * (random.random() < 0.2) + texts
-        else:
-            texts = [separator.join(line) for line in lines]
-    if has_roles and (has_names or path.suffix == ".jsonl"):
-        expected = list(names)
-    end = random.choice(["\n", "\r\n", "\r"]) if path.suffix == ".csv" else "\n"
+        separator = random.choice("\t\t;|")
+        texts = [separator.join(line) for line in [header] * has_names + lines]
     path.write_bytes((random.choice(["", "\ufeff"]) + "".join(text + end for text in texts)).encode())
-    return tuple(expected), count
+    return tuple(names if has_roles and has_names else expected), count
 
 
 def test_of_tables_made_at_random_hardly_any_is_refused_and_none_is_taken_wrongly(tmp_path):
@@ -290,8 +287,8 @@ def test_outputs_in_scripts_of_many_bytes_are_not_cut(tmp_path):
         texts = [
             " ".join("".join(random.choices(letters, k=5)) for _ in range(random.randint(3, 30))) for _ in range(80)
         ]
-        rows = list(zip([text.split()[0] + " ok." for text in texts], texts, strict=True))
-        recipe = read_recipe(write(table(tmp_path / "a.tsv", rows), tmp_path / f"{first}.yaml").path)
+        data = table(tmp_path / "a.tsv", [(f"{text.split()[0]} ok.", text) for text in texts])
+        recipe = read_recipe(write(data, tmp_path / f"{first}.yaml").path)
         corpus = prepare_corpus(recipe, tmp_path / f"tokenizer{first}")
         longest = max(corpus.validation.target_lengths.max(), corpus.rows.target_lengths.max())
         assert longest <= recipe.validation.max_new_tokens < 5 * longest

@@ -98,7 +98,7 @@ def test_every_pair_is_kept_or_counted(pairs, held_out):
     assert second.to_dict()["dropped"] == {}
 
 
-def test_the_report_is_a_readable_table():
+def test_the_report_is_a_readable_table_with_which_a_corpus_of_nothing_is_refused():
     _, report = clean([("good", "gut"), *(("x" * 100, str(number)) for number in range(1200))], EVERYTHING)
     assert str(report).splitlines()[:3] == [
         "kept                  1  of 1,201",
@@ -107,9 +107,6 @@ def test_the_report_is_a_readable_table():
     ]
     assert len(report.examples["too_long"]) == 3
     assert "duplicate" not in str(report)
-
-
-def test_a_corpus_of_which_nothing_is_left_is_refused_with_the_report():
     pairs = Dataset.from_list(rows(("a", ""), ("", "b")))
     with pytest.raises(ValueError, match=r"must leave at least one pair, but leave none:\nkept +0  of 2\nempty +2"):
         clean_pairs(pairs, CleaningRules())

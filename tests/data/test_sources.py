@@ -135,7 +135,7 @@ def test_a_changed_file_is_seen_and_nothing_is_left_behind_nor_shown(tmp_path, c
     assert capfd.readouterr() == ("", "")
 
 
-def test_missing_files_are_named(tmp_path):
+def test_missing_files_are_named_and_a_url_is_refused_as_one(tmp_path):
     path = str(tmp_path / "no.jsonl")
     for location, message in (
         (path, r"no\.jsonl does not"),
@@ -146,6 +146,9 @@ def test_missing_files_are_named(tmp_path):
         (str(tmp_path / "none"), "does not|can't be"),
     ):
         check_refused(location, message, error=FileNotFoundError)
+    for location in ("https://example.org/pairs.tsv", "s3://bucket/train.jsonl"):
+        for where in (location, [write(tmp_path / "a.txt", "a"), location]):
+            check_refused(where, rf"but is the URL {location}: download it first")
 
 
 def test_a_missing_column_is_named_with_those_that_are_there_and_what_it_nearly_is(tmp_path):
@@ -292,12 +295,6 @@ def test_a_folder_that_datasets_saved(tmp_path):
         read_pairs(str(tmp_path / "split"), "en", "ko", split="test")
 
 
-def test_a_url_is_refused_as_one(tmp_path):
-    for location in ("https://example.org/pairs.tsv", "s3://bucket/train.jsonl"):
-        for where in (location, [write(tmp_path / "a.txt", "a"), location]):
-            check_refused(where, rf"but is the URL {location}: download it first")
-
-
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A stand-in for the Hub: the dataset me/corpus with the config en-ko and the splits train and test."""
@@ -331,9 +328,6 @@ def test_a_dataset_on_the_hub(hub, capfd):
     ):
         assert rows_in_both_ways(location, "en", "ko", **split) == rows
     assert capfd.readouterr().err == ""
-
-
-def test_what_is_wrong_with_a_dataset_on_the_hub_is_told(hub):
     check_refused("me/corpus:en-ko:dev", "'me/corpus' with config 'en-ko' and split 'dev' can't be loaded: .*dev")
     check_refused("me/corpus:en-de", "config 'en-de' and split 'train' can't be loaded: .*en-de")
     check_refused("me/corpus", "must have the language or column 'fr', but has .*en.* instead", "en", "fr")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from heedful import Translator
 from heedful.evaluation.error_rates import ERROR_RATES, commonest_confusions, confusions_table
 from heedful.evaluation.metrics import score_translations
-from heedful.evaluation.translation_metric import TranslationMetric
 from helpers import assert_refused
 from memorised import PAIRS, saved_model
 
@@ -46,10 +45,16 @@ TEXTS = st.lists(st.sampled_from(["a", "b", "ab", "c"]), max_size=6).map(" ".joi
 
 
 @given(st.lists(st.tuples(TEXTS, st.lists(TEXTS, min_size=1, max_size=3)), min_size=1, max_size=5))
-def test_rates_are_those_of_a_plain_count_of_edits_to_the_nearest_reference(pairs):
+def test_rates_are_those_of_a_plain_count_of_edits_to_the_nearest_reference_and_confusions_are_all_of_these(pairs):
     predictions, references = map(list, zip(*pairs, strict=True))
     plain = [plain_rate(predictions, references, cut) for cut in (str.split, list)]
     assert rates(predictions, references) == pytest.approx(tuple(plain))
+    found = commonest_confusions(predictions, references, predictions, 1000, lowercase=False)
+    counts = [each["count"] for each in found]
+    assert counts == sorted(counts, reverse=True)
+    assert (sum(counts) > 0) == (plain[0] > 0)
+    alone = [rates([prediction], [texts])[0] for prediction, texts in pairs if all(texts)]
+    assert sum(counts) >= sum(rate > 0 for rate in alone)
 
 
 def test_of_several_references_the_one_with_the_fewest_edits_for_its_length_counts():
@@ -116,16 +121,10 @@ def test_an_expression_that_is_none_or_leaves_nothing_is_refused():
     assert score_translations(["a", "b"], ["a", "b"], ignore="a")["exact_match"] == 100
 
 
-def test_the_metric_of_the_evaluate_library_has_them_too(tmp_path):
-    metric = TranslationMetric(cache_dir=str(tmp_path))
-    scores = metric.compute(predictions=["a 1", "b"], references=[["x", "a 2"], "b"], ignore="[0-9]")
-    assert (scores["token_error_rate"], scores["ignore"]) == (0, "[0-9]")
-
-
 SOURCES = ["eins", "zwei", "drei"]
 
 
-def test_confusions_are_counted_with_the_first_pair_that_has_them():
+def test_confusions_are_counted_and_the_commonest_stands_first_and_is_shown_with_its_source():
     predictions, references = ["A B D", "X B", "A C"], [["A C D"], ["A B C"], ["A B", "Z Z"]]
     found = commonest_confusions(predictions, references, SOURCES, 9, lowercase=False)
     edits = [(each["edit"], each["reference"], each["prediction"], each["count"]) for each in found]
@@ -137,9 +136,6 @@ def test_confusions_are_counted_with_the_first_pair_that_has_them():
     ]
     assert found[1]["example"] == {"number": 2, "source": "zwei", "reference": "A B C", "prediction": "X B"}
     assert len(commonest_confusions(predictions, references, SOURCES, 2, lowercase=False)) == 2
-
-
-def test_the_commonest_confusion_stands_first_and_is_shown_with_its_source():
     predictions, references = ["a y", "b Y", "z b"], [["a x"], ["b X"], ["b"]]
     found = commonest_confusions(predictions, references, SOURCES, 9, lowercase=True)
     assert [(each["edit"], each["count"]) for each in found] == [("substitution", 2), ("insertion", 1)]
@@ -148,17 +144,6 @@ def test_the_commonest_confusion_stands_first_and_is_shown_with_its_source():
         "       1  – → z                 3: drei | b | z b",
     ]
     assert "none" in confusions_table(commonest_confusions(["a"], [["a"]], ["x"], 9, lowercase=False))
-
-
-@given(st.lists(st.tuples(TEXTS, st.lists(TEXTS, min_size=1, max_size=3)), min_size=1, max_size=5))
-def test_confusions_are_all_the_edits_that_the_rate_counts(pairs):
-    predictions, references = map(list, zip(*pairs, strict=True))
-    found = commonest_confusions(predictions, references, predictions, 1000, lowercase=False)
-    counts = [each["count"] for each in found]
-    assert counts == sorted(counts, reverse=True)
-    assert (sum(counts) > 0) == (rates(predictions, references)[0] > 0)
-    alone = [rates([prediction], [texts])[0] for prediction, texts in pairs if all(texts)]
-    assert sum(counts) >= sum(rate > 0 for rate in alone)
 
 
 # The command

@@ -33,7 +33,8 @@ def test_batches_give_the_scores_of_the_whole_and_references_may_be_nested_and_m
 
 
 def test_settings_reach_the_scores(metric):
-    settings = {"tokenize": "char", "lowercase": True, "bootstrap": 40, "metrics": ("bleu",)}
+    chosen = ("bleu", "token_error_rate")
+    settings = {"tokenize": "char", "lowercase": True, "bootstrap": 40, "metrics": chosen, "ignore": "[.]"}
     scores = metric.compute(predictions=PREDICTIONS, references=REFERENCES, **settings)
     assert scores == whole(PREDICTIONS, REFERENCES, **settings)
     # Without BLEU there is no `score`; and what was computed before is forgotten.

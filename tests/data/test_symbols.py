@@ -188,12 +188,12 @@ def test_a_symbol_that_a_given_tokenizer_lacks_is_named_in_training_data(sounds,
 
 
 def test_symbols_of_pairs_that_are_held_out_of_the_training_data_are_known(sounds, tmp_path):
-    train_pairs = [(f"{number}", f"S{number}") for number in range(60)]
-    changes = {"data.train": pairs_file(tmp_path / "once.tsv", train_pairs), "data.validation": None, "data.test": {}}
-    recipe = tiny_recipe(tmp_path / "run", sounds | changes)
-    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    once = pairs_file(tmp_path / "once.tsv", [(f"{number}", f"S{number}") for number in range(60)])
+    changes = sounds | {"data.train": once, "data.validation": None, "data.test": {}}
+    corpus = prepared(tmp_path, changes)
     assert len(symbols_of(corpus.tokenizers.target)) == 60 > corpus.pairs
-    assert "unknown_tokens" not in {finding.check for finding in diagnose(recipe).findings}
+    findings = diagnose(tiny_recipe(tmp_path / "run", changes)).findings
+    assert "unknown_tokens" not in {finding.check for finding in findings}
 
 
 def test_words_of_a_closed_source_are_not_changed_in_training(sounds, tmp_path):
@@ -263,8 +263,8 @@ def test_exports_name_what_they_cannot_take(symbols):
     for pair, kind in ((PAIRS["jamo"], "characters"), (train("word"), "words"), (train("word", 8), "words")):
         with pytest.raises(ValueError, match=rf"must be bpe or unigram for transformers.js, but is of {kind} instead"):
             check_pattern(pair)
-    check_pattern(train("bpe", 270))
-    check_pattern(train("unigram", 270))
+    for algorithm in ("bpe", "unigram"):
+        check_pattern(train(algorithm, 270))
     with pytest.raises(ValueError, match=r"Sentence 2 of those to compare on .* but 'Hello' is none"):
         comparison.encode(symbols, ["a b", "Hello"], None)
 

@@ -81,45 +81,42 @@ def test_shipped_recipes_have_no_error(name, overrides, tmp_path):
     assert diagnosis.looked_at == diagnosis.total == 900
 
 
-BROKEN = {
-    "too large": ({"model.options.d_model": 10**9}, ("error", "model", "model.options")),
-    "beams": ({"decoding.num_beams": 500}, ("error", "model", "decoding.num_beams")),
-    "scores": ({"decoding.bleu_tokenizer": "13b"}, ("error", "installed", "decoding.bleu_tokenizer")),
-    "references": ({"decoding.ignore": "."}, ("error", "references", "decoding.ignore")),
-    "warm-up": ({"optimization.warmup_updates": 4000}, ("error", "schedule", "optimization.warmup_updates")),
-    "vocabulary": ({"tokenizer.vocab_size": 90000}, ("warning", "tokenizer", "tokenizer.vocab_size")),
-    "too short": ({"data.max_source_tokens": 3}, ("error", "lengths", "data.max_source_tokens")),
-    "ids": ({"model.options.pad_token_id": 7}, ("error", "model", "model.options.pad_token_id")),
-    "heads": ({"model.options.encoder_attention_heads": 5}, ("error", "model", "model")),
-    "cut off": ({"decoding.max_length": 3}, ("error", "decoding_lengths", "decoding.max_length")),
-    "characters": ({"data.cleaning.max_characters": 1}, ("error", "cleaning", "data.cleaning")),
-    "huge update": (
-        {"optimization.tokens_per_update": 10**6},
-        ("warning", "epochs", "optimization.tokens_per_update"),
-    ),
-    "never validated": ({"validation.every_updates": 61}, ("warning", "intervals", "validation.every_updates")),
-    "positions": (
+BROKEN = [  # changes of the recipe, and what is found
+    ({"model.options.d_model": 10**9}, ("error", "model", "model.options")),
+    ({"decoding.num_beams": 500}, ("error", "model", "decoding.num_beams")),
+    ({"decoding.bleu_tokenizer": "13b"}, ("error", "installed", "decoding.bleu_tokenizer")),
+    ({"decoding.ignore": "."}, ("error", "references", "decoding.ignore")),
+    ({"optimization.warmup_updates": 4000}, ("error", "schedule", "optimization.warmup_updates")),
+    ({"tokenizer.vocab_size": 90000}, ("warning", "tokenizer", "tokenizer.vocab_size")),
+    ({"data.max_source_tokens": 3}, ("error", "lengths", "data.max_source_tokens")),
+    ({"model.options.pad_token_id": 7}, ("error", "model", "model.options.pad_token_id")),
+    ({"model.options.encoder_attention_heads": 5}, ("error", "model", "model")),
+    ({"decoding.max_length": 3}, ("error", "decoding_lengths", "decoding.max_length")),
+    ({"data.cleaning.max_characters": 1}, ("error", "cleaning", "data.cleaning")),
+    ({"optimization.tokens_per_update": 10**6}, ("warning", "epochs", "optimization.tokens_per_update")),
+    ({"validation.every_updates": 61}, ("warning", "intervals", "validation.every_updates")),
+    (
         {"model.options.position_encoding": "learned", "model.options.max_position_embeddings": 4},
         ("error", "positions", "data.train"),
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_is_wrong_is_named_by_its_key(severe, name):
-    changes, expected = BROKEN[name]
+@pytest.mark.parametrize(("changes", "expected"), BROKEN)
+def test_what_is_wrong_is_named_by_its_key(severe, changes, expected):
     assert expected in severe(changes)
 
 
-def test_a_test_set_that_is_trained_on_is_an_error(severe):
+def test_a_test_set_that_is_trained_on_swapped_files_and_a_tokenizer_of_other_words_are_errors(severe, tmp_path):
     changes = {"data.test": {"leak": "builtin:train:40"}, "data.cleaning": {"drop_overlap": False}}
     assert ("error", "overlap", "data.test.leak") in severe(changes)
     assert severe({**changes, "data.cleaning": {"drop_overlap": True}}) == []
-
-
-def test_swapped_validation_files_are_an_error(severe, tmp_path):
     pairs = corpus(tmp_path, [(target, source) for source, target in PAIRS[:30]])
     assert ("error", "scripts", "data.validation") in severe({"data.validation": pairs})
+    foreign = [f"Wort{number}" for number in range(50)]
+    train_tokenizers(foreign, foreign, vocab_size=None, algorithm="word").save_pretrained(tmp_path / "words")
+    found = severe({"tokenizer.path": str(tmp_path / "words")})
+    assert ("error", "unknown_tokens", "data.validation") in found
 
 
 def test_broken_pairs_are_named_by_the_row_of_their_file_although_cleaning_drops_rows_before(diagnosed, tmp_path):
@@ -127,13 +124,6 @@ def test_broken_pairs_are_named_by_the_row_of_their_file_although_cleaning_drops
     found = {finding.check: finding for finding in diagnosed({"data.train": corpus(tmp_path, pairs)}).findings}
     for check, row in {"cleaning": 1, "control_characters": 11, "replacement_characters": 603}.items():
         assert found[check].examples[0].startswith(f"train row {row}: ")
-
-
-def test_a_given_tokenizer_that_does_not_know_the_words_is_an_error(severe, tmp_path):
-    foreign = [f"Wort{number}" for number in range(50)]
-    train_tokenizers(foreign, foreign, vocab_size=None, algorithm="word").save_pretrained(tmp_path / "words")
-    found = severe({"tokenizer.path": str(tmp_path / "words")})
-    assert ("error", "unknown_tokens", "data.validation") in found
 
 
 def test_a_model_to_start_from_is_checked_with_its_tokenizer(severe, tmp_path):
@@ -229,15 +219,12 @@ def test_an_unusable_recipe_ends_with_2_and_one_line(heedful_command, tmp_path):
         assert "Traceback" not in errors
 
 
-def test_findings_are_sorted_by_severity_and_counted():
+def test_findings_are_sorted_by_severity_and_counted_and_shares_graded_and_written():
     findings = [RecipeFinding("check", level, "Told.", f"key{n}") for n, level in enumerate(LEVELS[::-1] * 2)]
     diagnosis = Diagnosis(findings, 5, 5)
     assert [finding.level for finding in diagnosis.findings] == ["error"] * 2 + ["warning"] * 2 + ["note"] * 2
     assert [finding.where for finding in diagnosis.findings[:2]] == ["key2", "key5"]
     assert "2 errors, 2 warnings, 2 notes" in str(diagnosis)
-
-
-def test_shares_are_graded_and_written():
     assert [graded(share, 0.1, 0.5) for share in (0.09, 0.1, 0.5)] == ["note", "warning", "error"]
     assert graded(1.0, 0.1) == "warning"
     expected = {0: "0 %", 0.0001: "less than 0.1 %", 0.0042: "0.42 %", 0.034: "3.4 %", 0.5: "50 %"}

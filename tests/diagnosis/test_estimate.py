@@ -36,25 +36,18 @@ def rehearsal_of(recipe, corpus):
     return Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
 
 
-def test_the_plan_is_that_of_training(corpus):
+def test_the_plan_is_that_of_training_and_counts_tokens_and_padding(corpus):
     plan = plan_batches(corpus, token_budget=500)
     updates = [split_update(update, 500, 1) for update in corpus.updates(0)]
     assert plan.updates_per_epoch == plan.looked_at == len(updates)
     assert plan.first == updates[:12]
     assert plan.micro_batches == max(len(part) for (part,) in updates)
-
-
-def test_the_plan_counts_tokens_and_padding(corpus):
-    plan = plan_batches(corpus, token_budget=500)
-    updates = list(corpus.updates(0))
-    batches = [rows for update in updates for rows in split_update(update, 500, 1)[0]]
+    batches = [batch for (part,) in updates for batch in part]
     rows = [row for batch in batches for row in batch]
     numbers = iter(range(len(rows)))
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
-    assert plan.padding == pytest.approx(
-        padding_share([[next(numbers) for _ in batch] for batch in batches], *lengths)
-    )
-    assert plan.padding > 0
+    padding = padding_share([[next(numbers) for _ in batch] for batch in batches], *lengths)
+    assert plan.padding == pytest.approx(padding) > 0
     assert plan.target_tokens == pytest.approx(sum(lengths[1]) / len(updates))
     assert plan.padded_tokens == pytest.approx(sum(map(sum, lengths)) / (1 - plan.padding) / len(updates))
 
@@ -181,21 +174,22 @@ def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path):
     result = dry_run(recipe)
     text = str(result)
     assert list(tmp_path.iterdir()) == []
-    yaml_part = text.split("--- recipe\n")[1].split("\n\n--- ")[0]
-    assert yaml.safe_load(yaml_part) == yaml.safe_load(to_yaml(recipe))
+    parts = dict(part.split("\n", 1) for part in f"\n\n{text}".split("\n\n--- ")[1:])
+    assert yaml.safe_load(parts["recipe"]) == yaml.safe_load(to_yaml(recipe))
     per_epoch = result.batches.updates_per_epoch
-    assert f"updates per epoch    {per_epoch}" in text
-    assert f"updates of the run   {4 * per_epoch} (`optimization.max_epochs`)" in text
-    assert "epochs of the run    4.0" in text
     first = result.batches.first[0][0][0][0]
-    assert " ".join(map(str, first["input_ids"])) in text
-    assert result.corpus.tokenizers.decode_target([first["labels"]])[0] in text
-    assert "update         1  0.0015" in text
-    total = sum(result.memory.values()) / 2**20
-    assert f"{total:,.0f} MiB" in text.split("together")[-1]
-    assert "an update on CPU" in text
-    model = text.split("--- model\n")[1].split("\n\n--- ")[0]
-    told = {line[:20].rstrip(): int(line[20:34].replace(",", "")) for line in model.splitlines()[:-1]}
+    for line in (
+        f"updates per epoch    {per_epoch}",
+        f"updates of the run   {4 * per_epoch} (`optimization.max_epochs`)",
+        "epochs of the run    4.0",
+        " ".join(map(str, first["input_ids"])),
+        result.corpus.tokenizers.decode_target([first["labels"]])[0],
+        "update         1  0.0015",
+        "an update on CPU",
+    ):
+        assert line in text
+    assert f"{sum(result.memory.values()) / 2**20:,.0f} MiB" in text.split("together")[-1]
+    told = {line[:20].rstrip(): int(line[20:34].replace(",", "")) for line in parts["model"].splitlines()[:-1]}
     assert sum(count for name, count in told.items() if not name.startswith(" ")) == result.parameters["together"]
     assert "  W_V, value down" in told
 

@@ -56,21 +56,6 @@ def test_a_run_is_validated_and_saved_and_its_schedule_ends_with_it():
         assert settings["checkpoints.every_updates"] == settings["validation.every_updates"]
 
 
-def test_facts_are_those_of_the_texts():
-    pairs = [{"source": "가" * 2, "target": f"ab {number}{number}"} for number in range(10, 99)]
-    pairs += [{"source": "x" * 500, "target": "y z"}]
-    # The words that come five times are 가가 and ab.
-    facts = DataFacts(90, (89 * 13 + 503) / 90, (500, 7), ("bpe", "bpe"), 0.0, 2)
-    assert survey(pairs, algorithms=("bpe", "bpe")) == facts
-    facts = survey(pairs, 5000, ("character", "bpe"))
-    assert facts == DataFacts(5000, (89 * 7 + 3) / 90, (500, 7), ("character", "bpe"), (89 * 2 + 500) / 90, 2)
-    # One that is far longer than the others sets no limit.
-    longer = [*pairs * 3, {"source": "x" * 9000, "target": "z"}]
-    assert survey(longer, algorithms=("bpe", "bpe")).longest[0] == 1000
-    with pytest.raises(ValueError, match="must hold at least one pair"):
-        survey([])
-
-
 LETTERS, PHONEMES = "abdefiklmnoprstu", [f"P{number}" for number in range(30)]
 generator = random.Random(0)
 SPELLINGS = ["".join(generator.choices(LETTERS, k=generator.randint(3, 9))) for _ in range(400)]
@@ -114,7 +99,19 @@ def test_tokens_that_fit_are_found_and_make_a_recipe(sources, targets, expected,
     assert settings["decoding.max_length"] > max(len(units[each](text)) for each, side in texts for text in side)
 
 
-def test_a_recipe_for_the_cpu_is_proposed_no_gpu(monkeypatch):
+def test_facts_are_those_of_the_texts_and_the_machine(monkeypatch):
+    pairs = [{"source": "가" * 2, "target": f"ab {number}{number}"} for number in range(10, 99)]
+    pairs += [{"source": "x" * 500, "target": "y z"}]
+    # The words that come five times are 가가 and ab.
+    facts = DataFacts(90, (89 * 13 + 503) / 90, (500, 7), ("bpe", "bpe"), 0.0, 2)
+    assert survey(pairs, algorithms=("bpe", "bpe")) == facts
+    facts = survey(pairs, 5000, ("character", "bpe"))
+    assert facts == DataFacts(5000, (89 * 7 + 3) / 90, (500, 7), ("character", "bpe"), (89 * 2 + 500) / 90, 2)
+    # One that is far longer than the others sets no limit.
+    longer = [*pairs * 3, {"source": "x" * 9000, "target": "z"}]
+    assert survey(longer, algorithms=("bpe", "bpe")).longest[0] == 1000
+    with pytest.raises(ValueError, match="must hold at least one pair"):
+        survey([])
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert (this_machine().has_gpu, this_machine("cpu").has_gpu) == (True, False)
     assert this_machine().cores >= 1

@@ -108,12 +108,15 @@ def test_english_inflection_follows_spelling():
         assert " ".join(map(inflect, words.split())) == expected
 
 
-def test_the_lexicon_is_large_and_no_word_is_ambiguous():
+def test_the_lexicon_is_large_no_word_is_ambiguous_and_every_class_that_one_asks_for_has_nouns():
     assert (len(NOUNS) >= 200, len(VERBS) >= 60, len(ADJECTIVES) >= 40) == (True, True, True)
-    words = [*NOUNS, *VERBS, *ADJECTIVES]
     for language in ("korean", "english"):
-        counts = Counter(getattr(word, language) for word in words)
+        counts = Counter(getattr(word, language) for word in (*NOUNS, *VERBS, *ADJECTIVES))
         assert [word for word, count in counts.items() if count > 1] == []
+    known = set().union(*(noun.classes for noun in NOUNS))
+    asked = [name for verb in VERBS for names in (verb.objects, *verb.combines.values()) for name in names]
+    asked += [name for adjective in ADJECTIVES for name in adjective.describes]
+    assert set(asked) - known == set()
 
 
 def test_no_two_predicates_share_a_conjugated_form():
@@ -123,13 +126,6 @@ def test_no_two_predicates_share_a_conjugated_form():
         for text in korean_forms(word.korean, tense, kind, adjective=word in ADJECTIVES):
             owners.setdefault(text, set()).add(word.korean)
     assert {text: words for text, words in owners.items() if len(words) > 1} == {}
-
-
-def test_every_class_that_a_word_asks_for_has_nouns():
-    known = set().union(*(noun.classes for noun in NOUNS))
-    asked = [name for verb in VERBS for names in (verb.objects, *verb.combines.values()) for name in names]
-    asked += [name for adjective in ADJECTIVES for name in adjective.describes]
-    assert set(asked) - known == set()
 
 
 def test_the_same_arguments_give_the_same_pairs_and_another_seed_gives_others():
@@ -211,14 +207,15 @@ def test_no_held_out_combination_is_in_the_training_text(train):
 
 
 def test_every_word_of_compositional_sentences_is_in_training(train, others):
-    known = {word for pair in train for word in pair["en"][:-1].lower().split()}
-    words = {word for pair in others["compositional"] for word in pair["en"][:-1].lower().split()}
+    known, words = (
+        {word for pair in pairs for word in pair["en"][:-1].lower().split()}
+        for pairs in (train, others["compositional"])
+    )
     assert words - known == set()
     # Korean words carry particles, so it is the noun or the stem that must be known.
     text = " " + " ".join(pair["ko"] for pair in train)
-    words = {word for pair in others["compositional"] for word in pair["ko"][:-1].split()}
     nouns = sorted((noun.korean for noun in NOUNS), key=len, reverse=True)
-    for word in words:
+    for word in {word for pair in others["compositional"] for word in pair["ko"][:-1].split()}:
         if f" {word}" not in text:
             assert any(word.startswith(noun) and f" {noun}" in text for noun in nouns), word
 

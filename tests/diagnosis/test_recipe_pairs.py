@@ -2,7 +2,6 @@
 
 import unicodedata
 
-import pytest
 from datasets import Dataset
 
 from heedful.data.cleaning import CleaningRules
@@ -30,8 +29,7 @@ OFF = CleaningRules(drop_empty=False, drop_overlap=False)
 
 
 def dataset(pairs):
-    rows = [{"source": source, "target": target, "row": row} for row, (source, target) in enumerate(pairs, start=1)]
-    return Dataset.from_list(rows)
+    return Dataset.from_list([{"source": pair[0], "target": pair[1], "row": row} for row, pair in enumerate(pairs, 1)])
 
 
 def split(pairs, name="train", key="data.train") -> Pairs:
@@ -72,14 +70,12 @@ def test_clean_pairs_give_no_finding():
         assert list(found) == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "pair"), [("empty", (" ", "Hello.")), ("identical", ("PyTorch", "PyTorch")), ("duplicate", CLEAN[3])]
-)
-def test_pairs_that_teach_nothing_are_told_with_their_rows(kind, pair):
-    finding = only(check_pointless_pairs(with_pairs(pair), OFF), kind)
-    assert "1 of 401 train pairs" in finding.message
-    assert finding.where.startswith(f"data.cleaning.drop_{kind}")
-    assert finding.examples[0].startswith("train row 101: ")
+def test_pairs_that_teach_nothing_are_told_with_their_rows():
+    for kind, pair in (("empty", (" ", "Hello.")), ("identical", ("PyTorch", "PyTorch")), ("duplicate", CLEAN[3])):
+        finding = only(check_pointless_pairs(with_pairs(pair), OFF), kind)
+        assert "1 of 401 train pairs" in finding.message
+        assert finding.where.startswith(f"data.cleaning.drop_{kind}")
+        assert finding.examples[0].startswith("train row 101: ")
 
 
 def test_pairs_that_the_rules_drop_are_not_complained_about():
@@ -191,14 +187,15 @@ def test_the_script_of_a_text_is_that_of_most_letters_and_names_commands_and_ger
     assert list(check_scripts(split(pairs), [split(pairs, "validation")], ("command", "actions"))) == []
 
 
-@pytest.mark.parametrize("every", [3, 20])
-def test_pairs_the_wrong_way_round_are_told_however_many_they_are(every):
-    pairs = [pair[::-1] if number % every == 1 else pair for number, pair in enumerate(CLEAN)]
-    finding = only(check_scripts(split(pairs), [], ("ko", "en")), "scripts")
-    assert finding.level == "warning"
-    assert f"{len(range(1, 400, every))} of 400 training pairs" in finding.message
-    assert "go from Latin to Hangul script, and most others from Hangul to Latin: they are swapped." in finding.message
-    assert finding.examples[0].startswith("train row 2: ")
+def test_pairs_the_wrong_way_round_are_told_however_many_they_are():
+    for every in (3, 20):
+        pairs = [pair[::-1] if number % every == 1 else pair for number, pair in enumerate(CLEAN)]
+        finding = only(check_scripts(split(pairs), [], ("ko", "en")), "scripts")
+        assert finding.level == "warning"
+        assert f"{len(range(1, 400, every))} of 400 training pairs" in finding.message
+        told = "go from Latin to Hangul script, and most others from Hangul to Latin: they are swapped."
+        assert told in finding.message
+        assert finding.examples[0].startswith("train row 2: ")
 
 
 NUMBERS = [str(number) for number in range(len(CLEAN))]
@@ -207,7 +204,7 @@ SENTENCES = [english for _, english in CLEAN]
 
 def test_what_a_column_holds_is_found():
     shortened = ["The same ten sentences, each of them forty times."[: 20 + number % 10] for number in range(400)]
-    for texts, kind in [
+    for texts, kind in (
         (NUMBERS, "numbers"),
         ([f"{number / 7:.5f}" for number in range(400)], "numbers"),
         ([f"2024-01-{number % 28 + 1:02}" for number in range(400)], "numbers"),
@@ -223,7 +220,7 @@ def test_what_a_column_holds_is_found():
         ([text.split()[0] + str(number) + " a" for number, text in enumerate(SENTENCES)], None),
         (shortened, None),
         (["".join(word) for word in zip(SENTENCES, SENTENCES[::-1], strict=True)], None),
-    ]:
+    ):
         assert kind_of(texts) == kind, texts[:3]
 
 

@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
     settings = ["optimization.max_updates=210", "seed=3", "publish.also=[transformers]"]
     command = [sys.executable, "-m", "heedful", "train", recipe_file(folder, LEARNING), *settings]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=200)
+    finished = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=280)
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished, folder / "run"
 

@@ -29,32 +29,24 @@ def model(tmp_path_factory) -> Path:
     return folder
 
 
-def evaluate(model: Path, processes: int, folder: Path) -> tuple[dict, list[list[str]]]:
-    """Run `heedful evaluate` on 11 pairs, which two processes cannot share evenly.
-
-    Return its scores, which are there once, and which sentences each process translated.
-    """
-    folder.mkdir()
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+def test_two_processes_share_a_test_set_and_tell_what_one_tells(model, tmp_path, heedful_command):
+    data = ["--data", "builtin:test:11", *KO_EN]  # which two processes cannot share evenly
+    settings = [*data, "--max-new-tokens", "8", "--bootstrap", "40", "--json", "--predictions"]
+    code, one, errors = heedful_command("evaluate", model, *settings, tmp_path / "one.txt")
+    assert code == 0, errors
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     script = Path(__file__).parents[1] / "support" / "evaluate_run.py"
-    command = [sys.executable, *(launcher if processes > 1 else []), script, folder, "evaluate", model, *KO_EN]
-    command += ["--data", "builtin:test:11", "--max-new-tokens", "8", "--bootstrap", "40", "--json"]
-    command += ["--predictions", folder / "predictions.txt"]
+    command = [sys.executable, *launcher, script, tmp_path, "evaluate", model, *settings, tmp_path / "two.txt"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert finished.returncode == 0, finished.stderr[-3000:]
-    shares = [json.loads(file.read_text()) for file in sorted(folder.glob("sentences-*.json"))]
-    return json.loads(finished.stdout), shares
-
-
-def test_two_processes_share_a_test_set_and_tell_what_one_tells(model, tmp_path):
-    (one, (every,)), (two, shares) = (evaluate(model, number, tmp_path / str(number)) for number in (1, 2))
     # Each sentence was translated by one process.
+    shares = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("sentences-*.json"))]
     assert [len(share) for share in shares] == [6, 5]
-    assert sorted(chain(*shares)) == sorted(every)
-    assert two == one
-    assert two["count"] == 11
-    ours, theirs = ((tmp_path / name / "predictions.txt").read_text(encoding="utf-8") for name in "21")
+    assert sorted(chain(*shares)) == sorted(pair["ko"] for pair in korean_english_pairs("test", 11))
+    assert json.loads(finished.stdout) == json.loads(one)  # it is there once, although two processes ran
+    assert json.loads(one)["count"] == 11
+    ours, theirs = ((tmp_path / f"{name}.txt").read_text(encoding="utf-8") for name in ("two", "one"))
     assert ours == theirs
     assert len(set(ours.splitlines())) > 5
 

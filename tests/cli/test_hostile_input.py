@@ -534,18 +534,14 @@ def test_what_a_model_emits_is_shown_at_a_terminal(whole, capsys, monkeypatch):
     assert capsys.readouterr().out == SHOWN.replace("\n", " ") + "\n"
 
 
-def test_names_in_errors_and_logs_are_shown(tmp_path, capsys):
+def test_names_and_warnings_are_shown_without_code_and_messages_have_an_end(tmp_path, heedful_command, capsys):
     data = "data: {train: a.tsv, validation: b.tsv, source: a, target: b}"
     recipe = f'"\\e[31mname": 1\n{data}\noptimization: {{max_updates: 1}}\n'
     (tmp_path / "recipe.yaml").write_text(recipe)
-    with pytest.raises(SystemExit):
-        cli.run(lambda: cli.app(["train", str(tmp_path / "recipe.yaml")], standalone_mode=False))
-    shown = capsys.readouterr().err
+    shown = heedful_command("train", tmp_path / "recipe.yaml")[2]
     assert r"`\x1b[31mname` is not a key of a recipe" in shown
     assert "\x1b" not in shown
 
-
-def test_warnings_are_shown_without_code_and_messages_have_an_end(capsys):
     def command():
         sys.stderr.write(warnings.formatwarning("a file called \x1b]0;TITLE\x07", UserWarning, "file.py", 1))
         raise ValueError("x" * 500_000)

@@ -47,7 +47,8 @@ def test_the_plan_is_that_of_training_and_counts_tokens_and_padding(corpus):
     numbers = iter(range(len(rows)))
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
     padding = padding_share([[next(numbers) for _ in batch] for batch in batches], *lengths)
-    assert plan.padding == pytest.approx(padding) > 0
+    assert plan.padding == pytest.approx(padding)
+    assert plan.padding > 0
     assert plan.target_tokens == pytest.approx(sum(lengths[1]) / len(updates))
     assert plan.padded_tokens == pytest.approx(sum(map(sum, lengths)) / (1 - plan.padding) / len(updates))
 

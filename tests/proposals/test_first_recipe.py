@@ -213,7 +213,7 @@ def test_of_tables_made_at_random_hardly_any_is_refused_and_none_is_taken_wrongl
     assert len(refused) <= 10, refused
 
 
-def test_numbers_of_columns_of_a_table_with_names_become_these(tmp_path):
+def test_numbers_of_columns_of_a_table_with_names_become_these_and_what_may_be_names_or_a_pair_is_asked_for(tmp_path):
     rows = [("번호", "고객 질문", "날짜", "답변")]
     rows += [(str(number), ko, "2024-01-02", en) for number, (ko, en) in enumerate(PAIRS)]
     data = table(tmp_path / "a.csv", rows, ",")
@@ -226,14 +226,10 @@ def test_numbers_of_columns_of_a_table_with_names_become_these(tmp_path):
     table(data, rows[1:], ",")
     written = write(data, tmp_path / "b.yaml", "2", "4")
     assert (read_recipe(written.path).data.source, written.told[0][:8]) == ("2", "60 pairs")
-
-
-def test_a_first_line_that_may_be_names_or_a_pair_is_asked_for(tmp_path):
-    rows = [("Satz A", "Satz B"), *((english, english[::-1]) for english in ENGLISH)]
-    data = table(tmp_path / "a.tsv", rows)
+    data = table(tmp_path / "a.tsv", [("Satz A", "Satz B"), *((english, english[::-1]) for english in ENGLISH)])
     message = r"by names where the first line of .*a\.tsv, 'Satz A', 'Satz B', has these, or else by numbers"
     with pytest.raises(ValueError, match=message):
-        write(data, tmp_path / "a.yaml")
+        write(data, tmp_path / "c.yaml")
     for number, columns in enumerate([("Satz A", "Satz B"), ("1", "2")]):
         told = write(data, tmp_path / f"{number}.yaml", *columns).told[0]
         assert told.startswith(f"{60 + number} pairs")

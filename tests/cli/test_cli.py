@@ -388,20 +388,19 @@ def test_data_and_sizes_that_cannot_be_trained_on_are_named(refused, tmp_path):
     assert "did you mean `seed`" in refused("train", recipe_file(tmp_path), "sed=5")
 
 
-def test_an_output_folder_that_is_not_empty_is_refused(refused, trained, tmp_path):
-    message = refused("train", recipe_file(tmp_path), f"output={trained[1]}")
+def test_an_output_folder_in_use_and_what_the_machine_or_the_model_lacks_are_refused(
+    refused, trained, model, tmp_path, monkeypatch
+):
+    recipe = recipe_file(tmp_path)
+    message = refused("train", recipe, f"output={trained[1]}")
     assert "resume=true" in message
     assert "overwrite=true" in message
     (tmp_path / "run").write_text("")
-    assert "`output` must be a folder" in refused("train", recipe_file(tmp_path))
-
-
-def test_what_the_machine_or_the_model_cannot_follow_is_refused(refused, tmp_path, model, monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert "`optimization.device`" in refused("train", recipe_file(tmp_path), "optimization.device=cuda")
+    assert "`output` must be a folder" in refused("train", recipe)
+    (tmp_path / "run").unlink()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert "`optimization.device`" in refused("train", recipe, "optimization.device=cuda")
     assert "`--device` must be one that this machine has" in refused("translate", model, "x", "--device", "cuda")
     assert "`--to`" in refused("translate", model, "x", "--to", "xx")
 
@@ -454,12 +453,12 @@ def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatc
 
     step = TrainingEngine.step
 
-    def step_and_be_told(engine, rate, norm, number):
+    def step_and_be_stopped(engine, rate, norm, number):
         step(engine, rate, norm, number)
         if number == 2:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(TrainingEngine, "step", step_and_be_told)
+    monkeypatch.setattr(TrainingEngine, "step", step_and_be_stopped)
     code, output, errors = heedful_command("train", recipe_file(tmp_path))
     assert (code, output) == (130, "")
     assert "heedful: stopped after update 2; continue with resume=true" in errors

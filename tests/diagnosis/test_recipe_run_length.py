@@ -78,12 +78,9 @@ def test_a_warm_up_that_the_data_end_first_is_an_error(findings):
     assert "after 300 updates (`optimization.max_epochs`)" in told
 
 
-def test_what_the_speed_of_this_machine_decides_is_no_error(findings):
+def test_what_the_speed_of_this_machine_decides_is_no_error_and_an_update_larger_than_the_data_a_warning(findings):
     found, told = findings(**{"optimization.max_minutes": 0.5, "validation.patience": None})
     assert {level for level, _ in found} == {"warning"}
     assert "by the speed measured here" in told
-
-
-def test_an_update_larger_than_the_data_is_a_warning(findings):
     found, _ = findings(plan=RunPlan(updates_per_epoch=1))
     assert ("warning", "optimization.tokens_per_update") in found

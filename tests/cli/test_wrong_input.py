@@ -338,7 +338,7 @@ def test_errors_of_commands_name_what_was_typed(tmp_path, heedful_command, whole
         (["score", whole, missing], "`PAIRS` must be a file that exists"),
         (
             ["translate", whole, "네.", "--n-best=9", "--num-beams=2"],
-            "`--n-best` must be at most `--num-beams` (2), but",
+            "`--n-best` must be at most `--num-beams` (2), but is 9",
         ),
         (["page", whole, "-o", tmp_path / "page.txt"], "`--output` must end in one of .html"),
         (["export", "onnx", whole, tmp_path], f"`OUT` must be a folder that does not exist yet, but {tmp_path} does"),

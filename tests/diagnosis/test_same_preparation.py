@@ -41,7 +41,8 @@ def refusals_of_doctor(recipe):
     except (ValueError, FileNotFoundError) as error:
         return [str(error)]
     errors = [finding for finding in findings if finding.level == "error" and finding.check not in RUIN]
-    return [each.message for each in errors if " drop " not in each.message and "are unknown" not in each.message]
+    refused = [each for each in errors if " drop " not in each.message and "are unknown" not in each.message]
+    return ["\n".join([each.message, *each.examples]) for each in refused]
 
 
 def test_what_training_leaves_out_of_a_test_and_what_it_holds_out_after_cleaning_is_no_error(tmp_path):

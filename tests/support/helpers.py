@@ -133,6 +133,13 @@ def tiny_model(config=None, seed: int = 0, attention: str | None = None, family:
     return model.eval()
 
 
+def ending_model(**changes):
+    """Return a tiny model whose sentences end at token 2, as those of a trained tokenizer do."""
+    model = tiny_model(**changes)
+    model.generation_config.eos_token_id = 2
+    return model
+
+
 def tiny_rnn(seed: int = 0, **changes) -> HeedRNNForConditionalGeneration:
     """Return a tiny recurrent model."""
     return tiny_model(family="recurrent", seed=seed, **changes)

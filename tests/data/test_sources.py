@@ -209,6 +209,7 @@ WRONG = [  # the name of a file, what is in it, and the message
     ("c.json", f'[{PAIR}, "c"]', "array of JSON objects, but entry 2 is another value"),
     ("c.json", f'[{PAIR}, {{"source": "a"}}]', r"'target' must be text .* row 2 of .*c\.json"),
     ("c.json", "[]", EMPTY),
+    ("c.json", '[{"source": "\\ud83d", "target": "a"}]', "must hold a JSON array, but is broken: .*surrogates"),
     ("c.json", "[" * 100_000, "must hold a JSON array, but is broken: it is nested too deeply"),
     ("c.tsv", "source\ttarget\na\tb\nc\n", r"c\.tsv must have 2 cells in every line, .* has 1 in line 3"),
     ("c.csv", "source,target\na,b,c\n", r"c\.csv must have 2 cells .* has 3 in line 2"),

@@ -107,6 +107,13 @@ def test_what_is_wrong_is_named_by_its_key(severe, changes, expected):
     assert expected in severe(changes)
 
 
+def test_a_refusal_says_what_to_do_and_that_nothing_behind_it_was_checked(diagnosed):
+    (finding,) = diagnosed({"data.cleaning.max_characters": 1}).findings
+    assert finding.message == "The cleaning rules must leave at least one pair, but leave none:"
+    assert finding.examples[0].split() == ["kept", "0", "of", "600"]
+    assert finding.advice == "Nothing behind it could be checked."
+
+
 def test_a_test_set_that_is_trained_on_swapped_files_and_a_tokenizer_of_other_words_are_errors(severe, tmp_path):
     changes = {"data.test": {"leak": "builtin:train:40"}, "data.cleaning": {"drop_overlap": False}}
     assert ("error", "overlap", "data.test.leak") in severe(changes)

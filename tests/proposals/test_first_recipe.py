@@ -65,6 +65,13 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     path = write(data, tmp_path / "recipes" / "mine.yaml").path
     recipe, text = read_recipe(path), path.read_text()
     assert recipe.name == "my-pairs"
+    (tmp_path / "yes.tsv").write_text("ein Satz\ta sentence\n" * 40)
+    told = write(tmp_path / "yes.tsv", tmp_path / "yes.yaml", "1", "2").told
+    assert told[2:4] == [
+        "limits: 256 source tokens, 256 target tokens",
+        "duplicates: 98 % of the pairs; source and target alike: 0 % of the pairs",
+    ]
+    assert read_recipe(tmp_path / "yes.yaml").name == "yes"
     assert recipe.data.locations.train == str(tmp_path / "recipes" / ".." / "my pairs.tsv")
     assert (recipe.data.source, recipe.data.target) == ("1", "2")
     assert recipe.data.cleaning.drop_duplicates

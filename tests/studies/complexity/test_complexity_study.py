@@ -62,6 +62,7 @@ def test_the_earlier_command_runs_the_study_and_says_so(heedful_command, tmp_pat
     code, output, errors = heedful_command("complexity", "--heads", 7)
     assert (code, output) == (2, "")
     assert "`heads` must divide `d_model`, but they are 7 and 512 instead." in errors
+    assert "Each option must have a value, but --rounds has none." in heedful_command("complexity", "--rounds")[2]
     assert "complexity" not in heedful_command("--help")[1].replace("study", "")
 
 

@@ -67,13 +67,6 @@ def folder(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "checkpoints")
 
 
-def test_checkpoints_are_listed_oldest_first(folder):
-    (folder / ".update-00000030.abcdefgh.partial").mkdir()
-    (folder / "notes").mkdir()
-    assert list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7, 20)]
-    assert list_checkpoints(folder / "nowhere") == []
-
-
 def test_a_whole_checkpoint_has_every_file_in_its_manifest_and_nothing_is_left_beside_it(saved):
     assert sorted(path.name for path in saved.iterdir()) == ["update-00000003", "update-00000007", "update-00000020"]
     path = checkpoint_path(saved, 20)
@@ -105,15 +98,9 @@ NO_MANIFEST = "manifest.json is missing or unreadable"
 DAMAGE = {
     "truncated": (truncate, r"model.safetensors has \d+ bytes instead of \d+"),
     "a flipped bit": (flip_a_bit, "model.safetensors has another checksum"),
-    "a flipped bit in the state": (
-        lambda path: flip_a_bit(path, "training_state/optimizer.pt"),
-        "training_state/optimizer.pt has another checksum",
-    ),
     "a missing file": (lambda path: (path / "config.json").unlink(), "config.json is missing"),
     "no manifest": (lambda path: (path / MANIFEST).unlink(), NO_MANIFEST),
     "half a manifest": (write_manifest(lambda text: text[:50]), NO_MANIFEST),
-    "a flipped bit in the manifest": (write_manifest(lambda text: text.replace('"size"', '"sixe"')), NO_MANIFEST),
-    "an empty folder": (lambda path: [shutil.rmtree(path), path.mkdir()], NO_MANIFEST),
     "a manifest of nothing": (write_manifest(lambda text: "{}"), NO_MANIFEST),
     "a manifest of files elsewhere": (write_manifest(lambda text: '{"../x": {"size": 1, "sha256": ""}}'), NO_MANIFEST),
     "a manifest that is a folder": (lambda path: [(path / MANIFEST).unlink(), (path / MANIFEST).mkdir()], NO_MANIFEST),
@@ -136,11 +123,14 @@ def test_a_damaged_checkpoint_is_found_and_the_newest_whole_one_used(folder, cap
     assert re.fullmatch(description, find_damage(checkpoint_path(folder, 3)))
 
 
-def test_the_newest_whole_checkpoint_is_that_of_the_last_update_and_never_a_half_written_one(folder):
+def test_checkpoints_are_listed_oldest_first_and_the_newest_is_never_a_half_written_one(folder):
     assert newest_whole_checkpoint(folder / "nowhere") is None
+    assert list_checkpoints(folder / "nowhere") == []
+    (folder / "notes").mkdir()
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 20)
     checkpoint_path(folder, 20).rename(folder / ".update-00000020.abcdefgh.partial")
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
+    assert list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7)]
 
 
 def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokenizers, tmp_path, monkeypatch):
@@ -203,21 +193,6 @@ def test_a_checkpoint_that_cannot_be_deleted_now_is_left_for_later(folder, monke
     assert [update for update, _ in list_checkpoints(folder)] == [20]
 
 
-def test_a_checkpoint_is_an_ordinary_model_folder(saved):
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-    path = checkpoint_path(saved, 20)
-    model = AutoModelForSeq2SeqLM.from_pretrained(path)
-    weights = load_file(path / "model.safetensors")
-    state = model.state_dict()
-    assert all(torch.equal(state[name], weight) for name, weight in weights.items())
-    assert AutoTokenizer.from_pretrained(path)("a b")["input_ids"][-1] == 2
-
-
-def test_progress_comes_back(saved):
-    assert load_progress(checkpoint_path(saved, 7)) == Progress(update=7, best=[(1.5, 3)], window={"loss": 0.1 + 0.2})
-
-
 @pytest.mark.parametrize(
     ("written", "way"), [(3, "upgrade it"), (1, "resume with the version that wrote it, or .*`model.start_from`")]
 )
@@ -228,7 +203,7 @@ def test_another_format_is_refused_with_the_way_out(folder, written, way):
         load_progress(checkpoint_path(folder, 7))
 
 
-def test_moving_average_and_scaler_come_back(tokenizers, tmp_path):
+def test_progress_moving_average_and_scaler_come_back(tokenizers, tmp_path):
     model = tiny_model(**SIZES)
     average = {name: weight.detach() + 1 for name, weight in model.named_parameters()}
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
@@ -236,17 +211,17 @@ def test_moving_average_and_scaler_come_back(tokenizers, tmp_path):
     state = state_of(model, torch.optim.Adam(model.parameters()), 4)
     state = replace(state, moving_average=average, scaler=scaler.state_dict())
     loaded = load_state(save_checkpoint(tmp_path, model, state, tokenizers, RECIPE))
-    assert loaded.scaler == state.scaler
-    assert loaded.scaler["scale"] == 128
+    assert load_progress(checkpoint_path(tmp_path, 4)) == loaded.progress == state.progress
+    assert (loaded.scaler, loaded.scaler["scale"]) == (state.scaler, 128)
     assert loaded.moving_average.keys() == average.keys()
     assert all(torch.equal(loaded.moving_average[name], value) for name, value in average.items())
 
 
-@pytest.mark.parametrize("size", [0, 600, 5000, 10_000, 20_000])
+@pytest.mark.parametrize("size", [0, 5000, 20_000])
 def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tokenizers, tmp_path, size):
     whole = save(tmp_path, tokenizers, 1)
     sizes = {file.stat().st_size for file in whole.rglob("*") if file.is_file()}
-    assert min(sizes) < 600 < 20_000 < max(sizes)
+    assert min(sizes) < 5000 < 20_000 < max(sizes)
     with pytest.raises(OSError, match="update-00000002 could not be written: "), FileTooLarge(size):
         save(tmp_path, tokenizers, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
@@ -278,15 +253,6 @@ def test_the_average_is_the_mean_of_every_weight(saved):
         expected = torch.stack([weights[name].double() for weights in by_hand]).mean(0).float()
         assert weight.dtype == torch.float32
         torch.testing.assert_close(weight, expected, rtol=1e-6, atol=0)
-    assert not torch.equal(
-        average["model.encoder.embed_tokens.weight"], by_hand[0]["model.encoder.embed_tokens.weight"]
-    )
-
-
-def test_the_average_of_one_is_itself(saved):
-    path = checkpoint_path(saved, 3)
-    average, weights = average_weights([path]), load_file(path / "model.safetensors")
-    assert all(torch.equal(average[name], weight) for name, weight in weights.items())
 
 
 def test_weights_in_several_files_are_averaged_together(folder):

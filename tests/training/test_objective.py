@@ -62,7 +62,7 @@ def test_the_loss_of_distillation_is_the_papers():
     assert (r_drop, added) == (0, pytest.approx((expected - cross_entropies).item(), rel=1e-5))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 200), st.integers(1, 9), st.integers(2, 40)),  # tokens, width, vocabulary
     smoothing=st.sampled_from([0.0, 0.1, 0.9]),
@@ -122,32 +122,28 @@ def change_of_one_update(make_loop, folder, token_budget, **more):
     changes |= {"optimization.learning_rate": 1e3, "optimization.token_budget": token_budget, **more}
     loop = make_loop(changes, folder)
     network = with_stand_in_for_dropout(loop).engine.network
-    before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    before = torch.cat([weight.detach().flatten() for weight in network.parameters()])
     loop.run()
-    change = torch.cat([(weight - before[name]).flatten() for name, weight in network.named_parameters()])
-    values = [logged(folder, f"train/{name}") for name in ("loss", "r_drop", "distillation")]
-    return [value[0] for value in values if value], change.detach().double()
+    change = torch.cat([weight.detach().flatten() for weight in network.parameters()]) - before
+    return [logged(folder, f"train/{name}")[0] for name in ("loss", "r_drop", "distillation")], change.double()
 
 
-@pytest.mark.parametrize("has_teacher", [False, True])
-def test_loss_and_gradient_do_not_depend_on_the_split(make_loop, tmp_path, has_teacher, distillation):
-    kind = R_DROP | (distillation if has_teacher else {})
+def test_loss_and_gradient_do_not_depend_on_the_split(make_loop, tmp_path, distillation):
+    kind = R_DROP | distillation
     losses, change = change_of_one_update(make_loop, tmp_path / "whole", None, **kind)
-    assert len(losses) == 2 + has_teacher
+    assert len(losses) == 3
     assert min(map(abs, losses)) > 0.01
     assert change.norm() > 0.01
-    for budget in (1000, 300, 1):
-        other_losses, other = change_of_one_update(make_loop, tmp_path / str(budget), budget, **kind)
-        assert other_losses == pytest.approx(losses, rel=1e-5)
-        assert (other - change).norm() / change.norm() < 2e-5
     # Recomputed layers, whose packing steps aside for nothing, give the same too.
-    kind["model.gradient_checkpointing"] = True
-    recomputed = change_of_one_update(make_loop, tmp_path / "again", 300, **kind)
-    assert (recomputed[1] - change).norm() / change.norm() < 2e-5
+    for budget, recomputes in ((1000, False), (300, True), (1, False)):
+        more = {"model.gradient_checkpointing": recomputes}
+        other_losses, other = change_of_one_update(make_loop, tmp_path / str(budget), budget, **kind, **more)
+        assert other_losses == pytest.approx(losses, rel=1e-5), budget
+        assert (other - change).norm() / change.norm() < 2e-5, budget
 
 
 def test_a_micro_batch_has_half_of_the_tokens_since_it_passes_twice(make_loop):
-    loop = make_loop({**R_DROP, "optimization.token_budget": 700})
+    loop = make_loop({**R_DROP, "optimization.token_budget": 700, "optimization.max_updates": 2})
     assert loop.token_budget == 350
     tokens, forward = [], loop.engine.network.forward
     loop.engine.network.forward = lambda **batch: (
@@ -192,9 +188,6 @@ def test_a_model_without_dropout_is_refused_before_anything_is_read(make_loop, t
     with pytest.raises(ValueError, match="must be empty for a model without `dropout`"):
         make_loop({**R_DROP, "model.options.dropout": 0.0})
     check_model(tiny_recipe(tmp_path, {**R_DROP, "model.options": {"dropout": 0.0, "source_word_dropout": 0.1}}), None)
-
-
-@pytest.mark.parametrize("weight", [0, float("inf")])
-def test_a_weight_must_be_above_0_and_finite(tmp_path, weight):
-    with pytest.raises(ValueError, match=f"`optimization.r_drop` must be above 0 and finite, but is {weight}"):
-        tiny_recipe(tmp_path, {"optimization.r_drop": weight})
+    for weight in (0, float("inf")):
+        with pytest.raises(ValueError, match=f"`optimization.r_drop` must be above 0 and finite, but is {weight}"):
+            tiny_recipe(tmp_path, {"optimization.r_drop": weight})

@@ -83,14 +83,6 @@ def test_targets_that_a_tokenizer_does_not_give_back_end_a_run_before_it_begins(
     assert findings["round_trip"].level == "error"
 
 
-def test_few_targets_that_are_changed_are_a_warning(tmp_path, caplog):
-    lower = [(korean, english.lower()) for korean, english in PAIRS]
-    where = jsonl(tmp_path / "a.jsonl", [*lower, *PAIRS[:5]])
-    changes = {"data.validation": where, "tokenizer.path": made_by_others(tmp_path / "given", lowers=True)}
-    check(tmp_path, changes)
-    assert "but changes 5 of 65, such as" in caplog.text
-
-
 def test_a_tokenizer_that_puts_no_end_is_refused_by_training_and_an_error_of_the_doctor(tmp_path):
     changes = {"tokenizer.path": made_by_others(tmp_path / "given", ends=False)}
     recipe = tiny_recipe(tmp_path / "run", changes)
@@ -129,15 +121,11 @@ def test_rows_longer_than_the_models_positions_are_told_before_the_run(key, tmp_
     check(tmp_path, changes)  # sinusoids have no end
     if key == "data.train":
         check(tmp_path, {**changes, "data.max_source_tokens": 64}, **POSITIONS)
-
-
-def test_the_doctor_shows_the_rows_that_are_too_long(tmp_path):
-    where = jsonl(tmp_path / "a.jsonl", [*PAIRS, TOO_LONG])
-    options = {f"model.options.{name}": value for name, value in POSITIONS.items()}
-    findings = diagnose(tiny_recipe(tmp_path / "run", {"data.train": where, **options, **LONG})).findings
-    (finding,) = (finding for finding in findings if finding.check == "positions")
-    assert (finding.level, finding.where) == ("error", "data.train")
-    assert finding.examples[0].startswith("train row 61: ")
+        options = {f"model.options.{name}": value for name, value in POSITIONS.items()}
+        findings = diagnose(tiny_recipe(tmp_path / "run", {**changes, **options, **LONG})).findings
+        (finding,) = (finding for finding in findings if finding.check == "positions")
+        assert (finding.level, finding.where) == ("error", "data.train")
+        assert finding.examples[0].startswith("train row 61: ")
 
 
 def test_a_stream_whose_rows_may_be_longer_than_the_positions_is_refused(tmp_path):

@@ -23,7 +23,7 @@ from tiny_runs import logged, tiny_recipe
 def test_a_student_comes_nearer_to_its_teacher_the_more_weight_it_has(make_loop, tmp_path, distillation):
     distances = []
     for weight in (0.01, 1.0):
-        changes = {**distillation, "optimization.distillation_weight": weight, "optimization.max_updates": 12}
+        changes = {**distillation, "optimization.distillation_weight": weight, "optimization.max_updates": 8}
         make_loop(changes, tmp_path / str(weight)).run()
         added, loss = (logged(tmp_path / str(weight), f"train/{name}")[-1] for name in ("distillation", "loss"))
         distances.append(loss + added / weight)  # CE(teacher)
@@ -91,28 +91,22 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
         prepare()
 
 
-def test_settings_that_a_teacher_excludes_are_named(tmp_path):
-    teacher = {"optimization.distillation": "tokens"}
+def test_settings_that_a_teacher_excludes_are_named_and_it_is_found_beside_the_recipe(tmp_path):
+    teacher, weight = {"optimization.distillation": "tokens"}, "optimization.distillation_weight"
+    tagged = {"data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}}
     cases = [
-        ({"optimization.distillation_weight": 0.3}, "`optimization.distillation_weight` must be 0.5 where"),
-        ({**teacher, "optimization.distillation_weight": 0.0}, "must be above 0 and at most 1, but is 0.0"),
-        ({**teacher, "optimization.distillation_weight": 1.1}, "must be above 0 and at most 1, but is 1.1"),
+        ({weight: 0.3}, f"`{weight}` must be 0.5 where"),
+        ({**teacher, weight: 0.0}, "must be above 0 and at most 1, but is 0.0"),
+        ({**teacher, weight: 1.1}, "must be above 0 and at most 1, but is 1.1"),
         (
             {**teacher, "data.augmentation": {"typos": 0.1}},
             "`data.augmentation` must be empty where .+ {'typos': 0.1}",
         ),
-        (
-            {**teacher, "data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}},
-            "`data.mixture.x.tag` must be empty where .+, but is bt",
-        ),
+        ({**teacher, **tagged}, "`data.mixture.x.tag` must be empty where .+, but is bt"),
         ({**teacher, "data.streaming": True}, "`data.streaming` must be false where .+, but is True instead"),
     ]
     assert_refused(cases, lambda changes: tiny_recipe(tmp_path, changes))
-
-
-def test_a_teacher_beside_the_recipe_is_found_from_anywhere(tmp_path):
     (tmp_path / "tokens").mkdir()
-    recipe = tiny_recipe(tmp_path, {"optimization.distillation": "tokens", "optimization.distillation_weight": 0.7})
-    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    (tmp_path / "recipe.yaml").write_text(to_yaml(tiny_recipe(tmp_path, {**teacher, weight: 0.7})))
     assert read_recipe(tmp_path / "recipe.yaml").optimization.distillation == str(tmp_path / "tokens")
     assert read_recipe(tmp_path / "recipe.yaml", ["optimization.distillation=x"]).optimization.distillation == "x"

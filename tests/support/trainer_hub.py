@@ -13,9 +13,9 @@ from transformers import Seq2SeqTrainer
 from heedful import HeedSeq2SeqTrainer
 from trainer_runs import SEPARATE, encoded_pairs, fresh_model, make_trainer, separate_tokenizers
 
-# transformers' trainer is a measure of what ours sends, once before the end and there.
+# transformers' trainer is a measure of what ours sends before the end.
 PUSHES = [*product([HeedSeq2SeqTrainer], ("every_save", "checkpoint", "all_checkpoints", "end"))]
-PUSHES += [*product([Seq2SeqTrainer], ("every_save", "end"))]
+PUSHES.append((Seq2SeqTrainer, "every_save"))
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

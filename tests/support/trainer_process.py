@@ -19,7 +19,7 @@ WHOLE = (contract.PAIRS, 1)  # pairs of a micro-batch, and micro-batches of an u
 # How one process splits an update, the smoothing, and whether buckets of tokens are its micro-batches: every pair of
 # choices occurs. The first two are what all others are compared to. Micro-batches of one pair are left to one process.
 SPLITS = [(WHOLE, 0.0, False), (WHOLE, 0.1, False), (WHOLE, 0.1, True), ((8, 6), 0.0, True), ((8, 6), 0.1, False)]
-OF_ONE_PAIR = [((1, contract.PAIRS), 0.0, False), ((1, contract.PAIRS), 0.1, True)]
+OF_ONE_PAIR = [((1, contract.PAIRS), 0.1, True)]
 
 
 class Stream(IterableDataset):
@@ -127,10 +127,8 @@ def measure(folder: Path) -> dict:
     found = {name: measure_column(contract.column(name, folder)) for name in ("loop", "trainer")}
     heedful, found["world"] = contract.column("trainer", folder), world
     found["losses"] = losses(heedful, folder / f"across-{world}")
-    by_tokens = {
-        "tokens_per_update": contract.tokens_per_update(heedful.rows["training"]) // 3,
-        "buckets_per_update": 2,
-    }
+    tokens = contract.tokens_per_update(heedful.rows["training"]) // 3
+    by_tokens = {"tokens_per_update": tokens, "buckets_per_update": 2}
     found["losses by tokens"] = losses(heedful, folder / f"tokens-{world}", **by_tokens)
     found["losses after one process"] = losses(heedful, folder / "unused", folder / "across-1" / "checkpoint-4")
     rows = heedful.rows["training"][:22]

@@ -111,8 +111,7 @@ def trainer_of(place: Path, family: str, output: Path, pads_rows: bool, smoothin
     return trainer, rows
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("family", "form"), zip(FAMILIES, FORMS, strict=True))
 def test_a_folder_is_trained_evaluated_and_saved_as_the_script_does_it(place, tmp_path, family, form):
     trainer, rows = trainer_of(place, family, tmp_path, **FORMS[form], max_steps=2)
     trained = trainer.train()

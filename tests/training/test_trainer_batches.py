@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from heedful import HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.training.trainer.batches import divide_update
+from helpers import assert_refused
 from row_lengths import lengths, natural_lengths, padding_share, rows_of, several
 from trainer_runs import (
     SOURCES,
@@ -41,7 +42,7 @@ def test_an_update_is_divided_into_so_many_micro_batches(rows, buckets, parts):
             assert all(any(set(part) <= set(bucket) for bucket in update) for part in divided)
 
 
-@pytest.mark.parametrize("parts", [4, 6, 8])
+@pytest.mark.parametrize("parts", [4, 6])
 def test_the_micro_batches_of_an_update_are_padded_no_more_than_its_buckets(parts):
     source, target = natural_lengths(20_000)
     updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=4)).epoch(0)
@@ -124,12 +125,12 @@ class Divided(Sized):
 def test_a_stream_gives_the_same_pairs_in_the_same_order_with_any_number_of_workers(kind, tmp_path, caplog):
     transformers_logging.enable_propagation()
     losses = []
-    for workers in (0, 1, 2):
+    for workers in (0, 2):
         given = {"train_dataset": kind(encoded_pairs())}
         options = {"per_device_train_batch_size": 2, "max_steps": 3, "dataloader_num_workers": workers}
         assert "One worker reads" not in caplog.text
         losses.append(logged(trained(HeedSeq2SeqTrainer, tmp_path, given=given, **options)))
-    assert losses[0] == losses[1] == losses[2]
+    assert losses[0] == losses[1]
     assert "One worker reads a stream (`dataloader_num_workers`)" in caplog.text
 
 
@@ -142,8 +143,9 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["steps", "epoch"])
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("left over", "steps"), ("even", "epoch"), ("workers", "epoch"), ("sized", "steps")]
+)
 def test_a_stream_is_resumed_at_the_right_pair_in_every_epoch(name, strategy, tmp_path):
     stream, options = STREAMS[name]
     options = {**options, "per_device_train_batch_size": 2, "save_strategy": strategy, "save_steps": 1}
@@ -179,18 +181,14 @@ def test_a_stream_that_cannot_be_found_again_is_refused(tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
+def test_a_stream_that_cannot_be_divided_is_refused(tmp_path):
+    cases = [
         (Sized(encoded_pairs(), 9), "the length that it says, which is 5 batches, but has 3"),
         (Sized(encoded_pairs(), 3), "the length that it says, which is 2 batches, but has more"),
         ((row for row in encoded_pairs()), "must have a length or be an IterableDataset, but is generator"),
-    ],
-)
-def test_a_stream_that_cannot_be_divided_is_refused(rows, message, tmp_path):
+    ]
     options = {"per_device_train_batch_size": 2, "max_steps": 9}
-    with pytest.raises(ValueError, match=message):
-        trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options)
+    assert_refused(cases, lambda rows: trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options))
 
 
 def test_nothing_is_trained_after_the_last_update_is_resumed(tmp_path):

@@ -9,7 +9,6 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import IterableDataset
 from transformers import (
     EarlyStoppingCallback,
     GenerationConfig,
@@ -34,12 +33,10 @@ def same_weights(one, other) -> bool:
 # Loss
 
 
-@both
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_accumulated_updates_are_those_of_one_batch(kind, smoothing, tmp_path):
+def test_accumulated_updates_of_transformers_trainer_are_those_of_one_batch(tmp_path):
     def run(size: int, parts: int):
         settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
-        return trained(kind, tmp_path, label_smoothing_factor=smoothing, **settings)
+        return trained(Seq2SeqTrainer, tmp_path, label_smoothing_factor=0.2, **settings)
 
     whole = run(6, 1)
     for split in (run(2, 3), run(4, 2)):
@@ -113,19 +110,15 @@ def test_bf16_computes_in_it_and_keeps_float32_weights(kind, tmp_path):
     assert logged(trainer)[0] == pytest.approx(smoothed_loss(0.1), rel=1e-2)
 
 
-def test_fp16_is_refused_on_the_cpu_where_it_would_be_ignored(tmp_path):
-    with pytest.raises(ValueError, match="`fp16` must be False on the CPU"):
-        make_trainer(HeedSeq2SeqTrainer, tmp_path, fp16=True)
-
-
-@both
-def test_a_compiled_model_trains_alike_and_is_saved_under_its_own_names(kind, tmp_path):
+def test_a_compiled_model_trains_alike_and_is_saved_under_its_own_names(tmp_path):
+    frames = torch._dynamo.utils.counters["frames"]
     torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    plain = trained(kind, tmp_path)
-    assert torch._dynamo.utils.counters["frames"]["ok"] == 0
-    trainer = trained(kind, tmp_path, torch_compile=True, torch_compile_backend="eager", save_strategy="steps")
-    assert torch._dynamo.utils.counters["frames"]["ok"] > 0
+    frames.clear()
+    plain = trained(HeedSeq2SeqTrainer, tmp_path)
+    assert frames["ok"] == 0
+    options = {"torch_compile": True, "torch_compile_backend": "eager", "save_strategy": "steps"}
+    trainer = trained(HeedSeq2SeqTrainer, tmp_path, **options)
+    assert frames["ok"] > 0
     assert logged(trainer) == pytest.approx(logged(plain), rel=1e-5)
     saved = type(plain.model).from_pretrained(tmp_path / "checkpoint-2")
     assert saved.state_dict().keys() == plain.model.state_dict().keys()
@@ -146,16 +139,16 @@ def test_the_cache_is_emptied_as_often_as_asked_and_tokens_that_were_seen_are_co
 
 @both
 def test_the_optimizer_its_schedule_and_its_gradients_are_those_asked_for(kind, tmp_path):
-    for name, expected in {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "adafactor": "Adafactor"}.items():
-        trainer = trained(kind, tmp_path, optim=name, max_steps=4, learning_rate=1e-2)
+    for name, expected in {"adamw_torch_fused": "AdamW", "adafactor": "Adafactor"}.items():
+        trainer = trained(kind, tmp_path, optim=name, learning_rate=1e-2)
         optimizer = trainer.optimizer.optimizer
         assert type(optimizer).__name__ == expected
         assert bool(optimizer.defaults.get("fused")) == (name == "adamw_torch_fused")
         assert logged(trainer)[-1] < logged(trainer)[0]
     with pytest.raises(ImportError, match="bitsandbytes"):
         trained(kind, tmp_path, optim="paged_adamw_8bit")
-    trainer = trained(kind, tmp_path, lr_scheduler_type="inverse_sqrt", warmup_steps=3, max_steps=8, learning_rate=0.5)
-    expected = [0.5 * min(step / 3, (3 / max(step, 1)) ** 0.5) for step in range(8)]  # as the paper has it
+    trainer = trained(kind, tmp_path, lr_scheduler_type="inverse_sqrt", warmup_steps=2, max_steps=5, learning_rate=0.5)
+    expected = [0.5 * min(step / 2, (2 / max(step, 1)) ** 0.5) for step in range(5)]  # as the paper has it
     assert logged(trainer, "learning_rate") == pytest.approx(expected, abs=1e-6)
     model = fresh_model()
     before = torch.cat([weight.detach().flatten() for weight in model.parameters()])
@@ -165,33 +158,29 @@ def test_the_optimizer_its_schedule_and_its_gradients_are_those_asked_for(kind, 
     assert logged(trainer, "grad_norm")[0] > 0.1
 
 
-@both
-def test_weights_decay_and_biases_and_norms_do_not(kind, tmp_path):
+def test_weights_decay_and_biases_and_norms_do_not(tmp_path):
     modern = {"norm_placement": "pre", "norm_type": "rmsnorm", "activation_function": "swiglu"}
     biased = {"position_encoding": "learned", "embedding_norm": True, "output_bias": True, "attention_bias": True}
     for options in ({}, modern, biased):
         model = fresh_model(**options)
-        optimizer = make_trainer(kind, tmp_path, model, weight_decay=0.1).create_optimizer()
+        optimizer = make_trainer(HeedSeq2SeqTrainer, tmp_path, model, weight_decay=0.1).create_optimizer()
         decays = {id(weight): group["weight_decay"] for group in optimizer.param_groups for weight in group["params"]}
-        expected = {name: 0.1 if weight.dim() > 1 else 0.0 for name, weight in model.named_parameters()}
-        assert {name: decays[id(weight)] for name, weight in model.named_parameters()} == expected
-        assert {0.0, 0.1} == set(expected.values())
+        for name, weight in model.named_parameters():
+            assert decays[id(weight)] == (0.1 if weight.dim() > 1 else 0.0), name
 
 
 # Order, seeds, and going on
 
 
-@both
-def test_runs_of_one_seed_are_alike_and_of_another_seed_not(kind, tmp_path):
+def test_runs_of_one_seed_are_alike_and_of_another_seed_not(tmp_path):
     def run(**options):
-        return logged(trained(kind, tmp_path, fresh_model(dropout=0.2), **RANDOM | {"max_steps": 2}, **options))
+        options |= RANDOM | {"max_steps": 2}
+        return logged(trained(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), **options))
 
     first = run(seed=1, data_seed=1)
-    assert first == run(seed=1, data_seed=1)
-    assert first != run(seed=2, data_seed=1)
-    assert first != run(seed=1, data_seed=2)
+    assert first not in (run(seed=2, data_seed=1), run(seed=1, data_seed=2))
     try:
-        assert run(full_determinism=True) == run(full_determinism=True)
+        assert run(seed=1, data_seed=1, full_determinism=True) == first
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -216,26 +205,24 @@ class Terminated(TrainerCallback):
             time.sleep(0.3)  # a timer of no seconds asks for the checkpoint
 
 
-@both
-def test_a_terminated_run_saves_at_once_and_goes_on_from_there(kind, tmp_path):
-    whole = trained(kind, tmp_path / "whole", fresh_model(dropout=0.2), **RANDOM)
+def test_a_terminated_run_saves_at_once_and_goes_on_from_there(tmp_path):
+    whole = trained(HeedSeq2SeqTrainer, tmp_path / "whole", fresh_model(dropout=0.2), **RANDOM)
     given, saving = {"callbacks": [Terminated()]}, {"enable_jit_checkpoint": True, **RANDOM}
-    stopped = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), given, **saving)
+    stopped = make_trainer(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), given, **saving)
     managers = [getattr(callback, "jit_manager", None) for callback in stopped.callback_handler.callbacks]
     next(manager for manager in managers if manager).kill_wait = 0
     stopped.train()
     assert stopped.state.global_step < 5
-    resumed = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), **RANDOM)
+    resumed = make_trainer(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), **RANDOM)
     resumed.train(resume_from_checkpoint=True)
     assert len(logged(resumed)) == 5
     assert same_weights(resumed.model, whole.model)
 
 
-@both
-def test_training_stops_early_where_nothing_gets_better(kind, tmp_path):
+def test_training_stops_early_where_nothing_gets_better(tmp_path):
     options = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss", "save_strategy": "best"}
     given = {"callbacks": [EarlyStoppingCallback(early_stopping_patience=2)]}
-    trainer = trained(kind, tmp_path, given=given, learning_rate=0.0, max_steps=9, **options)
+    trainer = trained(HeedSeq2SeqTrainer, tmp_path, given=given, learning_rate=0.0, max_steps=9, **options)
     assert trainer.state.global_step == 3
 
 
@@ -274,28 +261,11 @@ def test_what_would_be_ignored_is_refused_before_a_folder_is_made(tmp_path):
         setattr(arguments, name, value)
         with pytest.raises(ValueError, match=f"`{name}` must be {must}"):
             HeedSeq2SeqTrainer(fresh_model(), arguments, collator(), encoded_pairs(), encoded_pairs())
-        assert not (tmp_path / "run").exists()
-
-
-def test_arguments_of_another_trainer_are_refused(tmp_path):
     with pytest.raises(ValueError, match="`args` must be Seq2SeqTrainingArguments, but is TrainingArguments instead"):
-        HeedSeq2SeqTrainer(fresh_model(), TrainingArguments(output_dir=str(tmp_path), use_cpu=True))
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(encoded_pairs())
-
-
-def test_pairs_of_a_stream_may_be_left_unskipped(tmp_path):
-    given = {"train_dataset": Stream()}
-    assert trained(HeedSeq2SeqTrainer, tmp_path, given=given, ignore_data_skip=True).state.global_step == 2
-
-
-@both
-def test_fsdp_needs_several_processes(kind, tmp_path):
-    with pytest.raises(ValueError, match="fsdp only works in distributed training"):
-        make_trainer(kind, tmp_path, fsdp="full_shard")
+        HeedSeq2SeqTrainer(fresh_model(), TrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True))
+    with pytest.raises(ValueError, match="`fp16` must be False on the CPU"):
+        make_trainer(HeedSeq2SeqTrainer, tmp_path / "run", fp16=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_our_trainer_asks_for_no_logits_and_transformers_trainer_after_a_switch(tmp_path):

@@ -1,46 +1,33 @@
-"""What the contract promises, measured for Heed's loop, for HeedSeq2SeqTrainer, and for Marian with Seq2SeqTrainer.
+"""What the contract promises, measured for HeedSeq2SeqTrainer, and for Marian with Seq2SeqTrainer.
 
-Three columns are measured by the same code, on tiny models of equal sizes with random weights. The tests assert what
-is found, and `scripts/benchmarks/contract.py` prints it.
+Columns are measured by the same code, on tiny models of equal sizes with random weights. The tests assert what is
+found for the trainers; `scripts/benchmarks/contract.py` adds Heed's loop, and prints it all.
 """
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
-from accelerate import Accelerator
 from transformers import (
     AutoModelForSeq2SeqLM,
     MarianConfig,
     MarianMTModel,
-    Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
 )
 
-from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair
 from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.encoding import EncodedPairs
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import score_translations
-from heedful.training.loop.loop import TrainingLoop
-from heedful.training.loop.validation import translate_on_ranks, validation_loss
-from heedful.training.preparation import prepare_corpus
-from heedful.training.processes.devices import make_accelerator
-from heedful.training.recipe_file import make_recipe
-from heedful.training.run_folder.checkpoints import checkpoint_path
 
 PAIRS, EVALUATION_PAIRS = 48, 21
-EVALUATION_SIZES = (1, 8, 48)
 SIZES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 400}
 HUGE = 10**6  # padded tokens
@@ -238,10 +225,8 @@ class WithTrainer:
         elif self.is_ours:
             options = {"tokens_per_update": tokens_per_update(self.rows["training"]) // 3}
         else:
-            arguments |= {
-                "train_sampling_strategy": "group_by_length",
-                "per_device_train_batch_size": 12 // self.world,
-            }
+            arguments |= {"train_sampling_strategy": "group_by_length"}
+            arguments |= {"per_device_train_batch_size": 12 // self.world}
         for start in (None, True):
             torch.manual_seed(3)
             model = AutoModelForSeq2SeqLM.from_pretrained(self.folder / self.model, dropout=0.1)
@@ -252,135 +237,9 @@ class WithTrainer:
         return relative_difference(weights[1], weights[0])
 
 
-@dataclass
-class WithLoop(WithTrainer):
-    """A Heed model with Heed's own loop."""
-
-    def recipe(self, name: str, **optimization):
-        """Make a recipe of few updates."""
-        settings = {"schedule": "constant", "learning_rate": 0.001, "warmup_updates": 0, "max_updates": END}
-        settings |= {"tokens_per_update": HUGE, "device": "cpu", **optimization}
-        data = {"train": "builtin:train:300", "validation": "builtin:validation:20", "source": "ko", "target": "en"}
-        tree = {
-            "name": name,
-            "output": str(self.folder / f"{name}-{self.world}"),
-            "data": data,
-            "tokenizer": {"vocab_size": 400},
-            "model": {"start_from": str(self.folder / self.model)},
-            "optimization": settings,
-            "validation": {"every_updates": 100, "sentences": 0},
-            "checkpoints": {"every_updates": 100},
-            "logging": {"every_updates": 100},
-        }
-        recipe = make_recipe(tree)
-        recipe.folder.mkdir(exist_ok=True)
-        return recipe
-
-    def loop(self, recipe) -> TrainingLoop:
-        """Make the loop of a recipe."""
-        accelerator = make_accelerator(recipe.optimization)
-        corpus = prepare_corpus(recipe, self.folder / "tokenizer", accelerator)
-        return TrainingLoop(recipe, corpus, accelerator)
-
-    def update(self, micro: int, accumulation: int, smoothing: float, by_tokens: bool):
-        """Return loss and gradient of one update on all training rows."""
-        rows, found = self.rows["training"], []
-        loop = self.loop(self.recipe("update", token_budget=1 if micro == 1 else HUGE))
-        model = loop.accelerator.unwrap_model(loop.engine.model)
-        model.config.label_smoothing = smoothing
-        size = micro * self.world if accumulation == 1 else micro
-        update = [rows[start : start + size] for start in range(0, len(rows), size)]
-        if by_tokens:
-            lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
-            batches = UpdateBatches(*lengths, BatchingSettings(tokens_per_update(rows), buckets_per_update=6))
-            update = [[rows[number] for number in bucket] for bucket in batches.epoch(0)[0]]
-        loop.engine.optimizer.step = lambda *_: found.append(gradient_of(model))
-        loop.engine.model.train()
-        loop._train_on(loop._made(0, 1, update))
-        window = loop.progress.window
-        return window["loss"] / window["target_tokens"], found[0]
-
-    def evaluate(self, size: int) -> dict[str, Any]:
-        """Evaluate in batches of about `size`."""
-        rows, accelerator = self.rows[self.model], Accelerator(cpu=True)
-        translator = Translator.from_pretrained(self.folder / self.model, "cpu")
-        budget = 1 if size == 1 else 30 * size
-        pad = translator.model.config.pad_token_id
-        sources, references = ([row[side] for row in rows] for side in ("ko", "en"))
-        texts = translate_on_ranks(translator, sources, accelerator, num_beams=1, token_budget=budget)
-        scores = score_translations(texts, references)
-        return {
-            "loss": validation_loss(translator.model, EncodedPairs(rows), budget, pad, accelerator),
-            "scores": [scores["bleu"], scores["chrf"]],
-            "predictions": texts,
-            "in_order": True,
-        }
-
-    def resume(self, by_length: bool) -> float:
-        """Return how far weights are off after training with a stop in the second epoch."""
-        weights = []
-        for name, end, resume in (("straight", END, False), ("stopped", STOP, False), ("stopped", END, True)):
-            recipe = self.recipe(f"{name}-{by_length}", tokens_per_update=2000, max_updates=end)
-            recipe.resume = resume
-            loop = self.loop(recipe)
-            loop.accelerator.unwrap_model(loop.engine.model).config.dropout = 0.1
-            loop.run()
-            model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint_path(recipe.folder / "checkpoints", end))
-            weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]).double())
-        return relative_difference(weights[2], weights[0])
-
-
-def column(name: str, folder: Path) -> WithTrainer:
-    """Return a column that measures."""
-    if name == "loop":
-        return WithLoop(folder, HeedSeq2SeqTrainer, "heed")
-    ours = name == "trainer"
-    return WithTrainer(folder, HeedSeq2SeqTrainer if ours else Seq2SeqTrainer, "heed" if ours else "marian")
-
-
 # Measuring
 
 
 def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """Return the length of a difference, relative to what is compared to."""
     return ((ours - theirs).norm() / theirs.norm()).item()
-
-
-def measure(folder: Path, names: list[str]) -> dict[str, Any]:
-    """Measure columns on these processes; what is found is saved too, one file per process."""
-    torch.set_num_threads(1)
-    Accelerator(cpu=True)
-    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    rank = torch.distributed.get_rank() if world > 1 else 0
-    assert world == int(os.environ.get("WORLD_SIZE", "1"))
-    found: dict[str, Any] = {"world": world}
-    for name in names:
-        measured = column(name, folder)
-        splits = [(PAIRS // world, 1), (8, 6 // world), (1, PAIRS // world)]
-        token_choices = (False,) if name == "marian" else (False, True)
-        updates = {
-            (*split, smoothing, by_tokens): measured.update(*split, smoothing, by_tokens)
-            for split, smoothing, by_tokens in product(splits, (0.0, 0.1), token_choices)
-        }
-        found[name] = {
-            "updates": updates,
-            "evaluations": {size: measured.evaluate(size) for size in EVALUATION_SIZES},
-            "resumed": [measured.resume(by_length) for by_length in (False, True)],
-        }
-    torch.save(found, folder / f"measured-{world}-{rank}.pt")
-    return found
-
-
-def launch(script: Path, world: int, *arguments: object, timeout: float = 280) -> None:
-    """Run a script on `world` processes.
-
-    Raises:
-        RuntimeError: If it fails, with the end of what it said.
-    """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    environment["TOKENIZERS_PARALLELISM"] = "false"
-    command += [str(script), *map(str, arguments)]
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
-    if finished.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{finished.stdout[-1000:]}\n{finished.stderr[-5000:]}")

@@ -105,17 +105,16 @@ def stops_at_a_loss_that_is_not_finite(column, folder: Path) -> bool:
 
 
 def measure_column(column) -> dict:
-    """Measure updates, evaluations and resumed runs of the loop or of the trainer."""
+    """Measure updates, evaluations and resumed runs of the trainer."""
     world = column.world
     updates = []
     for (pairs, parts), smoothing, by_tokens in SPLITS + (OF_ONE_PAIR if world == 1 else []):
         split = (pairs, parts // world) if parts > 1 else (pairs // world, 1)
         updates.append((smoothing, column.update(*split, smoothing, by_tokens)))
-    orders = (False, True) if type(column) is contract.WithTrainer else (False,)  # random, and by length
     return {
         "updates": updates,
         "evaluations": {size: column.evaluate(size) for size in ((1, 8, 48) if world == 1 else (8,))},
-        "resumed": [column.resume(by_length) for by_length in orders],
+        "resumed": [column.resume(by_length) for by_length in (False, True)],  # random, and by length
     }
 
 
@@ -124,8 +123,8 @@ def measure(folder: Path) -> dict:
     Accelerator(cpu=True)
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     assert world == int(os.environ.get("WORLD_SIZE", "1"))
-    found = {name: measure_column(contract.column(name, folder)) for name in ("loop", "trainer")}
-    heedful, found["world"] = contract.column("trainer", folder), world
+    heedful = contract.WithTrainer(folder, HeedSeq2SeqTrainer, "heed")
+    found = measure_column(heedful) | {"world": world}
     found["losses"] = losses(heedful, folder / f"across-{world}")
     tokens = contract.tokens_per_update(heedful.rows["training"]) // 3
     by_tokens = {"tokens_per_update": tokens, "buckets_per_update": 2}

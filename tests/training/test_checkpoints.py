@@ -10,9 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from full_disk import FileTooLarge
-from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.training.loop.averaging import average_weights
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import (
@@ -133,20 +131,6 @@ def test_checkpoints_are_listed_oldest_first_and_the_newest_is_never_a_half_writ
     assert list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7)]
 
 
-def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokenizers, tmp_path, monkeypatch):
-    save(tmp_path, tokenizers, 1)
-
-    def die(folder):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoints, "write_manifest", die)
-    with pytest.raises(KeyboardInterrupt):
-        save(tmp_path, tokenizers, 2)
-    assert newest_whole_checkpoint(tmp_path) == checkpoint_path(tmp_path, 1)
-    monkeypatch.undo()
-    assert newest_whole_checkpoint(save(tmp_path, tokenizers, 2).parent) == checkpoint_path(tmp_path, 2)
-
-
 def test_what_a_killed_run_left_is_deleted_and_what_is_damaged_put_aside(folder):
     (folder / ".update-00000008.abcdefgh.partial" / "training_state").mkdir(parents=True)
     (folder / "update-00000020.damaged").mkdir()
@@ -217,31 +201,16 @@ def test_progress_moving_average_and_scaler_come_back(tokenizers, tmp_path):
     assert all(torch.equal(loaded.moving_average[name], value) for name, value in average.items())
 
 
-@pytest.mark.parametrize("size", [0, 5000, 20_000])
-def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tokenizers, tmp_path, size):
+@pytest.mark.parametrize("size", [0, 600, 5000, 20_000])
+def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, tmp_path, size):
     whole = save(tmp_path, tokenizers, 1)
     sizes = {file.stat().st_size for file in whole.rglob("*") if file.is_file()}
-    assert min(sizes) < 5000 < 20_000 < max(sizes)
+    assert min(sizes) < 600 < 20_000 < max(sizes)  # the small files, the tokenizer, the weights
     with pytest.raises(OSError, match="update-00000002 could not be written: "), FileTooLarge(size):
         save(tmp_path, tokenizers, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
     assert newest_whole_checkpoint(tmp_path) == whole
     assert find_damage(save(tmp_path, tokenizers, 2)) is None
-
-
-@pytest.mark.parametrize("writer", [TokenizerPair, HeedForConditionalGeneration, torch])
-def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, tmp_path, monkeypatch, writer):
-    name = "save" if writer is torch else "save_pretrained"
-    write = getattr(writer, name)
-
-    def write_with_little_room(*arguments, **options):
-        with FileTooLarge(2000):
-            return write(*arguments, **options)
-
-    monkeypatch.setattr(writer, name, write_with_little_room)
-    with pytest.raises(OSError, match="update-00000002 could not be written: "):
-        save(tmp_path, tokenizers, 2)
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_average_is_the_mean_of_every_weight(saved):

@@ -161,13 +161,20 @@ def test_an_update_that_is_not_a_number_is_skipped_and_counted_where_the_recipe_
     assert all(0 < loss < 10 for loss in logged(tmp_path / "run", "train/loss"))
 
 
-def test_more_updates_in_a_row_than_allowed_stop_the_run(make_loop, monkeypatch, saved_updates, tmp_path):
-    loop = make_loop({"optimization.skip_nonfinite_updates": 2, "checkpoints.every_updates": 1})
+@pytest.mark.parametrize(
+    ("allowed", "message"), [(0, "learning rate may be too high"), (2, "skip_nonfinite_updates`")]
+)
+def test_more_updates_in_a_row_than_allowed_stop_the_run(
+    make_loop, monkeypatch, saved_updates, tmp_path, allowed, message
+):
+    changes = {"optimization.skip_nonfinite_updates": allowed, "checkpoints.every_updates": 1}
+    loop = make_loop({**changes, "logging.every_updates": 100})
     spoil(loop, monkeypatch, {2, 3, 4})
-    with pytest.raises(FloatingPointError, match=r"diverged at update 4 .*`optimization.skip_nonfinite_updates`"):
+    with pytest.raises(FloatingPointError, match=rf"diverged at update {2 + allowed} .*{message}"):
         loop.run()
-    assert saved_updates(tmp_path / "run") == [1, 2, 3]
+    assert saved_updates(tmp_path / "run") == [1, 2, 3][: 1 + allowed]
     assert all(weight.isfinite().all() for weight in loop.engine.model.parameters())
+    assert make_loop({**changes, "resume": True}).run().update == 6
 
 
 def test_poisoned_weights_are_never_saved(make_loop, monkeypatch, saved_updates, tmp_path):

@@ -125,17 +125,19 @@ def change_of_one_update(make_loop, folder, token_budget, **more):
     before = torch.cat([weight.detach().flatten() for weight in network.parameters()])
     loop.run()
     change = torch.cat([weight.detach().flatten() for weight in network.parameters()]) - before
-    return [logged(folder, f"train/{name}")[0] for name in ("loss", "r_drop", "distillation")], change.double()
+    values = [logged(folder, f"train/{name}") for name in ("loss", "r_drop", "distillation")]
+    return [value[0] for value in values if value], change.double()
 
 
-def test_loss_and_gradient_do_not_depend_on_the_split(make_loop, tmp_path, distillation):
-    kind = R_DROP | distillation
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_loss_and_gradient_do_not_depend_on_the_split(make_loop, tmp_path, distillation, is_plain):
+    kind = {} if is_plain else R_DROP | distillation
     losses, change = change_of_one_update(make_loop, tmp_path / "whole", None, **kind)
-    assert len(losses) == 3
+    assert len(losses) == (1 if is_plain else 3)
     assert min(map(abs, losses)) > 0.01
     assert change.norm() > 0.01
     # Recomputed layers, whose packing steps aside for nothing, give the same too.
-    for budget, recomputes in ((1000, False), (300, True), (1, False)):
+    for budget, recomputes in ((300, True), (1, False)):
         more = {"model.gradient_checkpointing": recomputes}
         other_losses, other = change_of_one_update(make_loop, tmp_path / str(budget), budget, **kind, **more)
         assert other_losses == pytest.approx(losses, rel=1e-5), budget

@@ -1,4 +1,4 @@
-"""HeedSeq2SeqTrainer and the loop: the same results for any batch size, accumulation and number of processes."""
+"""HeedSeq2SeqTrainer: the same results for any batch size, accumulation and number of processes."""
 
 import re
 from itertools import product
@@ -21,11 +21,11 @@ from transformers.utils import logging as transformers_logging
 import contract_measures as contract
 import forked
 import trainer_process
+from heedful import HeedSeq2SeqTrainer
 from heedful.training.trainer.batches import without_padding
 from helpers import assert_refused, tiny_model
 
 TOLERANCE = 1e-5
-each_column = pytest.mark.parametrize("column", ["loop", "trainer"])
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +64,20 @@ def assert_same_updates(updates, references):
         assert contract.relative_difference(gradient, their_gradient) < TOLERANCE
 
 
-@each_column
-def test_loss_and_gradient_do_not_depend_on_micro_batches_accumulation_or_token_buckets(one, column):
-    updates = one[column]["updates"]
+def test_loss_and_gradient_do_not_depend_on_micro_batches_accumulation_or_token_buckets(one):
+    updates = one["updates"]
     assert len(updates) == 6
-    assert_same_updates(updates, one["trainer"]["updates"])
+    assert_same_updates(updates, one["updates"])
     (_, plain), (_, smoothed) = updates[:2]
     assert abs(smoothed[0] / plain[0] - 1) > 1e-3
     assert contract.relative_difference(smoothed[1], plain[1]) > 1e-2
 
 
 @pytest.mark.multiprocess
-@each_column
-def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(one, several, column):
+def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(one, several):
     for run in several:
-        assert len(run[column]["updates"]) == 5
-        assert_same_updates(run[column]["updates"], one["trainer"]["updates"])
+        assert len(run["updates"]) == 5
+        assert_same_updates(run["updates"], one["updates"])
 
 
 @pytest.mark.multiprocess
@@ -96,9 +94,8 @@ def assert_same_evaluation(ours, theirs):
     assert ours["in_order"]
 
 
-@each_column
-def test_evaluation_does_not_depend_on_the_batch_size(one, column):
-    evaluations = one[column]["evaluations"]
+def test_evaluation_does_not_depend_on_the_batch_size(one):
+    evaluations = one["evaluations"]
     assert list(evaluations) == [1, 8, 48]
     assert len(evaluations[1]["predictions"]) == 21
     assert len(set(evaluations[1]["predictions"])) > 10
@@ -106,15 +103,14 @@ def test_evaluation_does_not_depend_on_the_batch_size(one, column):
     assert 5 < bleu < 95
     assert 5 < chrf < 95
     for evaluation in evaluations.values():
-        assert_same_evaluation(evaluation, one["trainer"]["evaluations"][1])
+        assert_same_evaluation(evaluation, one["evaluations"][1])
 
 
 @pytest.mark.multiprocess
-@each_column
-def test_evaluation_does_not_depend_on_the_number_of_processes(one, several, column):
+def test_evaluation_does_not_depend_on_the_number_of_processes(one, several):
     for run in several:
-        for evaluation in run[column]["evaluations"].values():
-            assert_same_evaluation(evaluation, one["trainer"]["evaluations"][1])
+        for evaluation in run["evaluations"].values():
+            assert_same_evaluation(evaluation, one["evaluations"][1])
 
 
 @pytest.mark.multiprocess
@@ -167,17 +163,15 @@ def test_a_run_of_one_process_is_resumed_by_several(one, several):
         assert run["losses after one process"] == pytest.approx(one["losses"], rel=1e-4)
 
 
-@each_column
-def test_a_resumed_run_ends_with_the_same_weights(one, column):
-    assert set(one[column]["resumed"]) == {0.0}
+def test_a_resumed_run_ends_with_the_same_weights(one):
+    assert set(one["resumed"]) == {0.0}
 
 
 @pytest.mark.multiprocess
-@each_column
-def test_a_resumed_run_of_several_processes_ends_with_the_same_weights(several, column):
+def test_a_resumed_run_of_several_processes_ends_with_the_same_weights(several):
     for run in several:
         # With three, also because DDP has settled the order of its sums before the first update.
-        assert max(run[column]["resumed"]) == 0.0
+        assert max(run["resumed"]) == 0.0
 
 
 @pytest.mark.multiprocess
@@ -196,7 +190,7 @@ def test_a_resumed_run_ends_with_the_same_weights_where_ddp_builds_its_buckets_a
 
 @pytest.fixture
 def column(folder):
-    return contract.column("trainer", folder)
+    return contract.WithTrainer(folder, HeedSeq2SeqTrainer, "heed")
 
 
 def test_a_weight_that_is_not_finite_is_not_saved(column, tmp_path):

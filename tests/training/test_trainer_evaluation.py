@@ -4,7 +4,6 @@ from copy import deepcopy
 from unittest.mock import patch
 
 import datasets
-import evaluate
 import numpy as np
 import pytest
 import torch
@@ -36,18 +35,6 @@ def learned():
     return memorised_model(joint_tokenizers(), PAIRS)
 
 
-class SameLength(evaluate.Metric):
-    """A metric of one's own, as the documentation of evaluate has it: the share of outputs as long as they should."""
-
-    def _info(self):
-        features = datasets.Features({name: datasets.Value("string") for name in ("predictions", "references")})
-        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
-
-    def _compute(self, predictions, references):
-        same = [len(one) == len(other) for one, other in zip(predictions, references, strict=True)]
-        return {"same_length": sum(same) / len(same)}
-
-
 def scores(results) -> dict[str, float]:
     """Compute metrics as transformers' example run_translation.py does."""
     tokenizer = joint_tokenizers().target
@@ -55,8 +42,8 @@ def scores(results) -> dict[str, float]:
     predictions = np.where(predictions != -100, predictions, tokenizer.pad_token_id)
     labels = np.where(results.label_ids != -100, results.label_ids, tokenizer.pad_token_id)
     texts, references = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (predictions, labels))
-    found = evaluate.combine([TranslationMetric(), SameLength()]).compute(predictions=texts, references=references)
-    return {name: found[name] for name in ("bleu", "exact_match", "same_length")}
+    found = TranslationMetric().compute(predictions=texts, references=references)
+    return {name: found[name] for name in ("bleu", "exact_match")}
 
 
 # Generation
@@ -67,8 +54,8 @@ def test_what_is_generated_is_scored(kind, learned, tmp_path):
     options = {"predict_with_generate": True, "per_device_eval_batch_size": 4}
     trainer = make_trainer(kind, tmp_path, learned, {"compute_metrics": scores}, **options)
     found = trainer.evaluate()
-    values = [found[f"eval_{name}"] for name in ("bleu", "exact_match", "same_length")]
-    assert values == [pytest.approx(100.0), 100.0, 1.0]
+    values = [found[f"eval_{name}"] for name in ("bleu", "exact_match")]
+    assert values == [pytest.approx(100.0), 100.0]
     output = trainer.predict(encoded_pairs())
     assert joint_tokenizers().decode_target(output.predictions) == TARGETS
     assert output.metrics["test_exact_match"] == 100.0
@@ -100,21 +87,6 @@ def test_what_a_generation_config_leaves_open_is_the_models(learned, tmp_path):
     assert max(len(row["labels"]) for row in encoded_pairs()) > 20
     tokens, beams = predicted(HeedSeq2SeqTrainer)
     assert (joint_tokenizers().decode_target(tokens), beams) == (TARGETS, 2)
-
-
-@both
-def test_generation_uses_the_cache_during_training_and_after_it(kind, tmp_path):
-    trainer = trained(kind, tmp_path, predict_with_generate=True)
-    trainer.save_model(tmp_path / "saved")
-    for model in (trainer.model, HeedForConditionalGeneration.from_pretrained(tmp_path / "saved")):
-        widths = []
-        decoder = model.model.decoder
-        hook = decoder.register_forward_pre_hook(
-            lambda module, args, kwargs, widths=widths: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-        )
-        model.generate(torch.tensor([[20, 30, 2]]), max_new_tokens=4, min_new_tokens=4)
-        hook.remove()
-        assert widths == [1] * 4
 
 
 # Choosing the best
@@ -177,20 +149,6 @@ def test_metrics_are_given_sources_and_the_loss_of_every_pair(size, by_batch, tm
     make_trainer(HeedSeq2SeqTrainer, tmp_path, model, {"compute_metrics": note}, **options).evaluate()
     assert losses == pytest.approx(one_loss_per_pair(model), rel=1e-5)
     assert sources == [row["input_ids"] for row in encoded_pairs()]
-
-
-@both
-def test_metrics_are_summed_up_over_batches(kind, tmp_path):
-    seen = []
-
-    def count(results, compute_result):
-        seen.append((len(results.predictions), compute_result))
-        return {"count": sum(number for number, _ in seen)} if compute_result else {}
-
-    options = {"batch_eval_metrics": True, "predict_with_generate": True, "per_device_eval_batch_size": 4}
-    trainer = make_trainer(kind, tmp_path, given={"compute_metrics": count}, **options)
-    assert trainer.evaluate()["eval_count"] == 6
-    assert seen == [(4, False), (2, True)]
 
 
 @both

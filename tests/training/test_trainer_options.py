@@ -58,12 +58,9 @@ def test_labels_are_smoothed_once(kind, of_config, factor, used, tmp_path):
     assert logged(trainer)[0] == pytest.approx(smoothed_loss(used), rel=1e-5)
 
 
-def test_the_evaluation_loss_is_smoothed_by_transformers_trainer_and_not_by_ours(tmp_path):
+def test_the_evaluation_loss_is_smoothed_by_transformers_trainer_which_needs_a_collator_with_the_model(tmp_path):
     values = [make_trainer(kind, tmp_path, label_smoothing_factor=0.3).evaluate()["eval_loss"] for kind in TRAINERS]
     assert values == pytest.approx([smoothed_loss(0.3), smoothed_loss(0.0)], rel=1e-5)
-
-
-def test_labels_that_transformers_trainer_takes_away_are_asked_for_clearly(tmp_path):
     given = {"data_collator": collator()}
     with pytest.raises(ValueError, match="give the data collator the model"):
         trained(Seq2SeqTrainer, tmp_path, given=given, label_smoothing_factor=0.1)
@@ -124,14 +121,6 @@ def test_a_compiled_model_trains_alike_and_is_saved_under_its_own_names(tmp_path
     assert saved.state_dict().keys() == plain.model.state_dict().keys()
     for name, weight in saved.state_dict().items():
         torch.testing.assert_close(weight, plain.model.state_dict()[name], rtol=0, atol=1e-5)
-
-
-@both
-def test_the_cache_is_emptied_as_often_as_asked_and_tokens_that_were_seen_are_counted(kind, tmp_path):
-    with patch("transformers.trainer.clear_device_cache") as clear:
-        trainer = trained(kind, tmp_path, torch_empty_cache_steps=1, include_num_input_tokens_seen="non_padding")
-    assert clear.call_count == 2
-    assert trainer.state.num_input_tokens_seen == 2 * sum(len(row["input_ids"]) for row in encoded_pairs())
 
 
 # Optimizer

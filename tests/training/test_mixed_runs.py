@@ -45,23 +45,29 @@ def corpora(tmp_path, monkeypatch):
     table("french-test.tsv", EN[:2], FR[:2], ("en", "fr"))
     made = [{"source": f"Made {number}.", "target": text} for number, text in enumerate([*DE, "Neu."])]
     Path("made.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in made), encoding="utf-8")
-    tree = tiny_tree(tmp_path, {"optimization.max_updates": 30, "optimization.learning_rate": 0.01})
+    tree = tiny_tree(tmp_path, {"optimization.max_updates": 8, "optimization.learning_rate": 0.01})
     tree |= {"name": "pairs", "output": "runs/pairs", **yaml.safe_load(text)}
     tree["tokenizer"]["vocab_size"] = 300
     Path("pairs.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
     return tree
 
 
-def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpora, heedful_command):
-    _, told, _ = heedful_command("train", "pairs.yaml", "--dry-run")
-    assert "of data.train 10\n  of data.mixture.synthetic 6\n  of data.mixture.french 4\n" in told
-    commands = re.findall("^heedful (.*)$", section("Several corpora in one model"), re.MULTILINE)
+def outputs_of(commands, heedful_command) -> list[str]:
+    """Return what commands print that end well."""
     outputs = []
     for command in commands:
         code, output, errors = heedful_command(*shlex.split(command))
         assert code == 0, errors
         outputs.append(output)
+    return outputs
+
+
+def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpora, heedful_command):
+    (told,) = outputs_of(["train pairs.yaml --dry-run"], heedful_command)
+    assert "of data.train 10\n  of data.mixture.synthetic 6\n  of data.mixture.french 4\n" in told
+    commands = re.findall("^heedful (.*)$", section("Several corpora in one model"), re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["train", "translate", "evaluate"]
+    outputs = outputs_of(commands, heedful_command)
     assert outputs[2].startswith("2 pairs")
     card = Path("runs/pairs/model/README.md").read_text(encoding="utf-8")
     # The sixth German text is the validation's target, so the pair that was made for it is dropped.
@@ -75,19 +81,15 @@ def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpo
     assert code == 2
     assert "`--to` must be one of" in errors
     log = [json.loads(line) for line in Path("runs/pairs/log.jsonl").read_text().splitlines()]
-    assert log[-1]["update"] == 30
+    assert log[-1]["update"] == 8
 
 
 def test_the_guides_commands_diversify_and_make_noise(corpora, heedful_command):
     tree = {**corpora, "data": {key: corpora["data"][key] for key in ("train", "validation", "source", "target")}}
-    tree["optimization"]["max_updates"] = 12  # so that the made pairs differ from the given ones
     Path("pairs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     titles = ("More pairs out of the same pairs", "Noise that users make")
     commands = [line for title in titles for line in re.findall("^heedful (.*)$", section(title), re.MULTILINE)]
-    assert len(commands) == 6
-    for command in commands:
-        code, _, errors = heedful_command(*shlex.split(command))
-        assert code == 0, errors
+    assert len(outputs_of(commands, heedful_command)) == 6
     assert len(Path("forward.de").read_text(encoding="utf-8").splitlines()) == 10
     assert {pair["target"] for pair in read_pairs("backward.jsonl", "source", "target")} <= set(DE)
     card = Path("runs/diverse/model/README.md").read_text(encoding="utf-8")
@@ -184,7 +186,6 @@ WRONG = [
     ({"data.mixture": {"a": {**PART, "to": "a b"}}}, r"`data.mixture.a.to` must be a language's code"),
     ({"data.mixture": {"a": {**PART, "to": "fr"}}, "data.target": "the text"}, r"`data.target` must be a language's"),
     ({"data.mixture": {"a": {**PART, "tag": "unk"}}}, r"`data.mixture.a.tag` must be letters, .* but is 'unk'"),
-    ({"data.mixture": {"a": {**PART, "tag": "2de"}}}, r"`data.mixture.a.tag` must be letters, .* but is '2de'"),
     ({"data.mixture": {"a": {**PART, "tag": "b>t"}}}, r"`data.mixture.a.tag` must be letters, .* but is 'b>t'"),
     (
         {"data.mixture": {"a": PART}, "data.validation": None},
@@ -208,19 +209,15 @@ def test_an_empty_part_is_named(parts, tmp_path):
     table(tmp_path / "none.tsv", [], [])
     with pytest.raises(ValueError, match=r"none.tsv must hold at least one row, but is empty"):
         parts(empty)
-    with pytest.raises(FileNotFoundError, match=r"`location` must be a file that exists, but .*no.tsv does not"):
-        parts({"none": {"train": str(tmp_path / "no.tsv")}})
 
 
 def test_files_and_columns_of_parts_are_those_beside_the_recipe(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()
-    tree = tiny_tree(
-        tmp_path, {"data.train": "a.tsv", "data.mixture": {"b": {"train": "b.tsv", "source": 1, "target": 2}}}
-    )
+    part = {"train": "b.tsv", "source": 1, "target": 2}
+    tree = tiny_tree(tmp_path, {"data.train": "a.tsv", "data.mixture": {"b": part}})
     for name in ("a.tsv", "b.tsv"):
         table(tmp_path / "recipes" / name, EN, DE)
-    path = tmp_path / "recipes" / "mine.yaml"
-    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    (tmp_path / "recipes" / "mine.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     part = read_recipe("recipes/mine.yaml", ["data.mixture.b.tag=bt"]).data.mixture["b"]
     assert (part.train, part.source, part.target, part.tag) == ("recipes/b.tsv", "1", "2", "bt")

@@ -47,8 +47,8 @@ def place(tmp_path_factory) -> Path:
     for family in FAMILIES:
         tokenizers = joint_tokenizers()
         sizes = {"vocab_size": len(tokenizers.source), "encoder_layers": 1, "decoder_layers": 1}
-        lengths = {"max_position_embeddings": LONGEST} if family == "transformer" else {}
-        tiny_model(family=family, **sizes, **lengths, **tokenizers.special_ids()).save_pretrained(place / family)
+        sizes |= {"max_position_embeddings": LONGEST} if family == "transformer" else {}
+        tiny_model(family=family, **sizes, **tokenizers.special_ids()).save_pretrained(place / family)
         tokenizers.save_pretrained(place / family)
     return place
 

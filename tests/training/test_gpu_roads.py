@@ -72,23 +72,19 @@ def test_a_compiled_step_learns_what_the_plain_one_does_from_one_program(make_lo
     assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})
 
 
-def test_a_compiled_step_on_rows_end_to_end_does_too(make_loop, quick_compiler, packed, tmp_path):
-    make_loop(COMPILED | NO_DROPOUT | {"model.attn_implementation": "sdpa"}).run()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_of_recipe, "may_pack", lambda *_: False)
-        make_loop(NO_DROPOUT, folder=tmp_path / "plain").run()
-    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
-    assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})
-    padding = logged(tmp_path / "run", "train/padding_share")
-    assert all(0 <= share < 0.5 for share in padding)
+R_DROP = {"optimization.r_drop": 3.0, "model.options.dropout": 1e-9}
 
 
-def test_r_drop_on_rows_end_to_end_learns_what_it_does_on_padded_ones(make_loop, packed, monkeypatch, tmp_path):
-    changes = {"optimization.r_drop": 3.0, "model.attn_implementation": "sdpa", "model.options.dropout": 1e-9}
+@pytest.mark.parametrize("changes", [COMPILED | NO_DROPOUT, R_DROP], ids=["compiled", "r_drop"])
+def test_rows_end_to_end_teach_what_padded_ones_do(make_loop, quick_compiler, packed, monkeypatch, tmp_path, changes):
+    changes |= {"model.attn_implementation": "sdpa", "optimization.max_updates": 3}
     make_loop(changes).run()
+    graphs = 1 if "optimization.compile" in changes else 0
+    assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (graphs, {})
     monkeypatch.setattr(model_of_recipe, "may_pack", lambda *_: False)
-    make_loop(changes, folder=tmp_path / "padded").run()
+    make_loop(changes | {"optimization.compile": False}, folder=tmp_path / "padded").run()
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "padded"), rel=1e-5)
+    assert all(0 <= share < 0.5 for share in logged(tmp_path / "run", "train/padding_share"))
 
 
 def equal(ours, theirs):
@@ -189,11 +185,10 @@ def test_graphs_are_for_one_process_and_few_shapes_and_shards_are_not_compiled(m
     monkeypatch.setattr(compilation, "peak_operations", lambda device: None)
     long = {"optimization.max_updates": 20_000}
     assert not body_of(make_loop, long, processes=2).uses_graphs
-    with caplog.at_level(logging.INFO):
-        assert body_of(make_loop, {}, is_sharded=True) is None
-        assert body_of(make_loop, long, packs=False) is None
-    assert "the step is not compiled: weights are sharded" in caplog.text
-    assert "the step is not compiled: rows are padded" in caplog.text
+    for given, reason in (({"is_sharded": True}, "weights are sharded"), ({"packs": False}, "rows are padded")):
+        with caplog.at_level(logging.INFO):
+            assert body_of(make_loop, long, **given) is None
+        assert f"the step is not compiled: {reason}" in caplog.text
 
 
 def test_a_hook_keeps_a_model_from_being_compiled_and_packed_and_an_old_card_from_packing(
@@ -320,14 +315,14 @@ def spoil(loop, monkeypatch, updates):
 def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(
     make_loop, late, monkeypatch, weights_of, tmp_path, caplog
 ):
-    changes = {"optimization.skip_nonfinite_updates": 1, "logging.every_updates": 3}
+    changes = {"optimization.skip_nonfinite_updates": 1, "logging.every_updates": 2, "optimization.max_updates": 4}
     for make, name in ((make_loop, "waiting"), (late, "run")):
         loop = make(changes, folder=tmp_path / name)
-        spoil(loop, monkeypatch, {2, 5})
+        spoil(loop, monkeypatch, {1, 3})
         progress = loop.run()
-        assert (progress.skipped_updates, progress.update) == (2, 6)
-    assert caplog.text.count("update 5 is skipped: the norm of its gradient is nan") == 2
-    assert equal(*(weights_of(tmp_path / name, 6) for name in ("waiting", "run")))
+        assert (progress.skipped_updates, progress.update) == (2, 4)
+    assert caplog.text.count("update 3 is skipped: the norm of its gradient is nan") == 2
+    assert equal(*(weights_of(tmp_path / name, 4) for name in ("waiting", "run")))
     assert losses(tmp_path / "waiting") == losses(tmp_path / "run")
 
 

@@ -98,19 +98,17 @@ def test_a_signal_ends_the_run_after_its_update_and_it_can_be_resumed(
     assert equal(*(weights_of(tmp_path / name, 3) for name in ("run", "straight")))
 
 
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TrainingInterrupted)]
+)
 def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not_keep_the_run_from_saving(
-    make_loop, monkeypatch, saved_updates, tmp_path
+    make_loop, monkeypatch, tmp_path, number, error
 ):
     loop = make_loop()
-    signal_in_update(loop, monkeypatch, 1, signal.SIGINT, signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
+    signal_in_update(loop, monkeypatch, 1, number, number)
+    with pytest.raises(error):
         loop.run()
-    assert not (tmp_path / "run" / "checkpoints").exists()
-    loop = make_loop(folder=tmp_path / "other")
-    signal_in_update(loop, monkeypatch, 1, signal.SIGTERM, signal.SIGTERM)
-    with pytest.raises(TrainingInterrupted):
-        loop.run()
-    assert saved_updates(tmp_path / "other") == [1]
+    assert (tmp_path / "run/checkpoints/update-00000001").exists() == (number == signal.SIGTERM)
 
 
 def test_a_validation_without_ter_says_nothing_of_it(monkeypatch, caplog):
@@ -147,30 +145,23 @@ def test_scores_are_better_when_higher_and_error_rates_when_lower(make_loop, mon
     changes = {"validation.every_updates": 1, "validation.sentences": 2, "validation.select": select}
     loop = make_loop({"optimization.max_updates": 3, **changes})
     values = iter([10.0, 30.0, 20.0])
-    scored = dict.fromkeys(METRICS, 1.0)
-    monkeypatch.setattr(
-        "heedful.training.loop.validation.score_pairs", lambda *_, **__: {**scored, select: next(values)}
-    )
-    progress = loop.run()
-    assert progress.best == [best]
+    scores = dict.fromkeys(METRICS, 1.0)
+    monkeypatch.setattr(validation, "score_pairs", lambda *_, **__: {**scores, select: next(values)})
+    assert loop.run().best == [best]
     assert loop.engine.model.training
 
 
 def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corpus):
-    loop = make_loop()
-    losses = [
-        validation_loss(
-            loop.engine.model, corpus.validation, budget, corpus.tokenizers.source.pad_token_id, loop.accelerator
-        )
-        for budget in (10_000, 200, 1)
-    ]
+    loop, pad = make_loop(), corpus.tokenizers.source.pad_token_id
+    model = loop.engine.model
+    losses = [validation_loss(model, corpus.validation, budget, pad, loop.accelerator) for budget in (10_000, 200, 1)]
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-6)
-    loop.engine.model.eval()
+    model.eval()
     total = count = 0.0
     for index in range(len(corpus.validation)):
         row = corpus.validation[index]
         ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
-        logits = loop.engine.model(input_ids=ids, labels=labels).logits
+        logits = model(input_ids=ids, labels=labels).logits
         total += torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="sum").item()
         count += labels.numel()
     assert losses[0] == pytest.approx(total / count, rel=1e-5)

@@ -54,14 +54,13 @@ def test_dry_run_and_doctor_know_the_teacher(tmp_path, distillation, corpus):
     assert (finding.level, finding.check, finding.where) == ("error", "distillation", "optimization.distillation")
 
 
-def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, distillation, corpus, make_loop):
-    folder = tmp_path / "teacher"
-    shutil.copytree(distillation["optimization.distillation"], folder)
+def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, distillation, corpus):
+    folder = shutil.copytree(distillation["optimization.distillation"], tmp_path / "teacher")
     changes = {"optimization.distillation": str(folder)}
     corpus.tokenizers.save_pretrained(tmp_path / "tokenizer")
 
-    def prepare(**more):
-        return prepare_corpus(tiny_recipe(tmp_path / "run", {**changes, **more}), tmp_path / "tokenizer")
+    def prepare(tokenizer="tokenizer", **more):
+        return prepare_corpus(tiny_recipe(tmp_path / "run", {**changes, **more}), tmp_path / tokenizer)
 
     expected = prepare().fingerprint
     assert expected.startswith(corpus.fingerprint)
@@ -71,24 +70,24 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
     other = train_tokenizers(pairs["source"], pairs["target"], vocab_size=400)
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"must be of the student's tokenizer, but is not: set `tokenizer.path`"):
-        prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "other")
+        prepare("other")
     with pytest.raises(ValueError, match="must be of the student's tokenizer"):
         check_model(tiny_recipe(tmp_path / "run", changes), other)  # before the corpus is read
     # Another teacher of the same pairs makes it another run.
     write_teacher(tmp_path / "second", corpus.tokenizers, "builtin:train:310")
     assert prepare(**{"optimization.distillation": str(tmp_path / "second")}).fingerprint != expected
-    whole = (folder / "tokens.npy").read_bytes()
-    for damaged, told in (
+    whole, unreadable = (folder / "tokens.npy").read_bytes(), "what `heedful distill` wrote for tokens, but is not"
+    for damaged, message in (
         (whole[:-2] + b"\x00\x01", "as it was written, but is damaged or changed"),
-        (whole[:-9], "what `heedful distill` wrote for tokens, but is not"),
-        (b"", "what `heedful distill` wrote for tokens, but is not"),
+        (whole[:-9], unreadable),
+        (None, f"{unreadable}: FileNotFoundError"),
     ):
-        (folder / "tokens.npy").write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"`optimization.distillation` \(.+teacher\) must be {told}"):
+        (folder / "tokens.npy").unlink()
+        if damaged is not None:
+            (folder / "tokens.npy").write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"`optimization.distillation` \(.+teacher\) must be {message}"):
             prepare()
-    (folder / "tokens.npy").unlink()
-    with pytest.raises(ValueError, match="what `heedful distill` wrote for tokens, but is not: FileNotFoundError"):
-        prepare()
+        (folder / "tokens.npy").touch()
 
 
 def test_settings_that_a_teacher_excludes_are_named_and_it_is_found_beside_the_recipe(tmp_path):

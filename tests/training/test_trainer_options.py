@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from transformers import (
-    EarlyStoppingCallback,
     GenerationConfig,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -207,13 +206,6 @@ def test_a_terminated_run_saves_at_once_and_goes_on_from_there(tmp_path):
     resumed.train(resume_from_checkpoint=True)
     assert len(logged(resumed)) == 5
     assert same_weights(resumed.model, whole.model)
-
-
-def test_training_stops_early_where_nothing_gets_better(tmp_path):
-    options = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss", "save_strategy": "best"}
-    given = {"callbacks": [EarlyStoppingCallback(early_stopping_patience=2)]}
-    trainer = trained(HeedSeq2SeqTrainer, tmp_path, given=given, learning_rate=0.0, max_steps=9, **options)
-    assert trainer.state.global_step == 3
 
 
 def test_a_model_made_anew_keeps_the_generation_settings_of_the_arguments(tmp_path):

@@ -4,7 +4,6 @@ HF_ENDPOINT names the stand-in; the repositories are `me/TRAINER-STRATEGY`.
 """
 
 import sys
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from heedful import HeedSeq2SeqTrainer
 from trainer_runs import SEPARATE, encoded_pairs, fresh_model, make_trainer, separate_tokenizers
 
 # transformers' trainer is a measure of what ours sends before the end.
-PUSHES = [*product([HeedSeq2SeqTrainer], ("every_save", "checkpoint", "all_checkpoints", "end"))]
+PUSHES = [(HeedSeq2SeqTrainer, strategy) for strategy in ("every_save", "checkpoint", "all_checkpoints", "end")]
 PUSHES.append((Seq2SeqTrainer, "every_save"))
 
 if __name__ == "__main__":

@@ -19,18 +19,8 @@ from row_lengths import padding_share
 from tiny_runs import logged
 
 
-def test_values_are_ratios_of_the_sums():
-    window = new_window() | {"loss": 30.0, "target_tokens": 20.0, "tokens": 36.0, "padded_tokens": 40.0}
-    window |= {"gradient_norm": 5.0, "updates": 2.0, "seconds": 4.0, "waiting_seconds": 1.0}
-    assert training_values(window) == {
-        "train/loss": 1.5,
-        "train/perplexity": pytest.approx(math.exp(1.5)),
-        "train/gradient_norm": 2.5,
-        "train/target_tokens_per_s": 5.0,
-        "train/padding_share": pytest.approx(0.1),
-        "train/waiting_share": 0.25,
-    }
-    values = training_values(new_window())  # no update at all
+def test_values_of_a_window_without_an_update_are_finite():
+    values = training_values(new_window())
     assert "train/target_tokens_per_s" in values
     assert not {"train/loss", "train/perplexity", "train/gradient_norm"} & values.keys()
     assert all(math.isfinite(value) for value in values.values())

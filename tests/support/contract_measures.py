@@ -12,13 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    MarianConfig,
-    MarianMTModel,
-    Seq2SeqTrainingArguments,
-    TrainerCallback,
-)
+from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel, Seq2SeqTrainingArguments, TrainerCallback
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair
 from heedful.data.batching import BatchingSettings, UpdateBatches

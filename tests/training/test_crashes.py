@@ -34,8 +34,7 @@ NO_DROPOUT = {"model.options.dropout": 0.0}
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("kills", "updates", "seed"),
-    [(3, 6, 3), *(pytest.param(20, 30, seed, marks=pytest.mark.slow) for seed in (1, 2))],
+    ("kills", "updates", "seed"), [(3, 6, 3), *(pytest.param(20, 30, seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
 def test_a_run_that_is_killed_at_random_moments_ends_like_one_that_is_not(tmp_path, kills, updates, seed):
     ends = crash_run.end_again_and_again(tmp_path, kills, updates, seed)

@@ -62,10 +62,7 @@ def test_our_own_tokenizers_give_targets_back():
         assert list(faults_of_targets("tokenizer.path", pair, targets)) == [], algorithm
 
 
-CHANGED = {
-    "lower case": ({"lowers": True}, "'ANSWER' to 'answer'"),
-    "joined words": ({"joins": True}, "to '[^ ]+'"),
-}
+CHANGED = {"lower case": ({"lowers": True}, "'ANSWER' to 'answer'"), "joined words": ({"joins": True}, "to '[^ ]+'")}
 
 
 @pytest.mark.parametrize("kind", CHANGED)

@@ -9,13 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import (
-    GenerationConfig,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, TrainingArguments
 
 from heedful import HeedSeq2SeqTrainer
 from heedful.modeling_heed import HeedFeedForward

@@ -26,6 +26,7 @@ from heedful.training.loop import validation
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder import store
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage
+from process_checks import equal
 from tiny_runs import logged, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +39,7 @@ NO_DROPOUT = {"model.options.dropout": 0.0}
 )
 def test_a_run_that_is_killed_at_random_moments_ends_like_one_that_is_not(tmp_path, kills, updates, seed):
     ends = crash_run.end_again_and_again(tmp_path, kills, updates, seed)
-    ours, theirs = (load_file(tmp_path / name / "model/model.safetensors") for name in ("killed", "undisturbed"))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert equal(*(load_file(tmp_path / name / "model/model.safetensors") for name in ("killed", "undisturbed")))
     for name in ("train/loss", "train/gradient_norm", "validation/loss", "validation/chrf"):
         assert logged(tmp_path / "killed", name) == logged(tmp_path / "undisturbed", name), name
     metrics = [(tmp_path / name / "model/metrics.json").read_text() for name in ("killed", "undisturbed")]
@@ -78,8 +77,7 @@ def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypat
     assert "Earlier checkpoints are unharmed, and training goes on." in caplog.text
     assert saved_updates(tmp_path / "run") == [1, 3]
     assert find_damage(checkpoint_path(tmp_path / "run/checkpoints", 1)) is None
-    ours, theirs = weights_of(tmp_path / "run", 3), weights_of(tmp_path / "straight", 3)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert equal(*(weights_of(tmp_path / name, 3) for name in ("run", "straight")))
 
 
 def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_run_can_be_resumed(
@@ -229,22 +227,16 @@ def test_the_token_budget_shrinks_when_memory_runs_out_and_the_updates_stay_the_
         assert (ours[name] - weight).norm() <= 1e-4 * weight.norm(), name
 
 
-@pytest.mark.parametrize(
-    ("shrinks", "most", "message"),
-    [
+def test_memory_that_runs_out_ends_the_run_with_the_ways_out(make_loop, monkeypatch, tmp_path):
+    for shrinks, most, message in (
         (False, 600, r"Update 1 .* 2000 padded tokens: set `optimization.token_budget` lower"),
         (True, 3, r"or drop longer pairs with `data.max_source_tokens`"),  # a single pair
-    ],
-)
-def test_memory_that_runs_out_ends_the_run_with_the_ways_out(make_loop, monkeypatch, shrinks, most, message):
-    loop = make_loop({"optimization.shrink_token_budget": shrinks})
-    run_out_of_memory_above(loop, monkeypatch, most)
-    with pytest.raises(MemoryError, match=message):
-        loop.run()
-
-
-def test_what_the_cpu_refuses_counts_as_memory_that_ran_out_and_other_errors_do_not(make_loop, monkeypatch):
-    loop = make_loop({"optimization.max_updates": 1})
+    ):
+        loop = make_loop({"optimization.shrink_token_budget": shrinks}, tmp_path / str(shrinks))
+        run_out_of_memory_above(loop, monkeypatch, most)
+        with pytest.raises(MemoryError, match=message):
+            loop.run()
+    # So does what the CPU refuses; another error is none of memory.
     monkeypatch.setattr(loop.engine.model, "forward", lambda **_: torch.empty(1 << 58))
     with pytest.raises(MemoryError, match="does not fit in memory"):
         loop.run()

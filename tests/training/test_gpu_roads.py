@@ -21,6 +21,7 @@ from heedful.training.loop.feed import Feed, made_ahead
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.speed import compilation
 from heedful.training.speed.compilation import CompiledBody
+from process_checks import equal
 from rows_attention import varlen_attn
 from tiny_runs import logged
 
@@ -85,10 +86,6 @@ def test_rows_end_to_end_teach_what_padded_ones_do(make_loop, quick_compiler, pa
     make_loop(changes | {"optimization.compile": False}, folder=tmp_path / "padded").run()
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "padded"), rel=1e-5)
     assert all(0 <= share < 0.5 for share in logged(tmp_path / "run", "train/padding_share"))
-
-
-def equal(ours, theirs):
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_compiled_run_that_was_stopped_while_updates_were_made_ahead_goes_on_to_the_bit(

@@ -14,11 +14,8 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress
 from heedful.training.run_folder.store import published_checkpoints
+from process_checks import equal
 from tiny_runs import logged, tiny_recipe
-
-
-def equal(ours, theirs):
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_the_training_loss_falls_in_bf16_and_weights_are_float32(make_loop, weights_of):

@@ -21,7 +21,7 @@ from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
 from heedful.training.run import train
 from heedful.training.run_folder.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
-from helpers import CODE
+from helpers import CODE, assert_refused
 from tiny_runs import logged, tiny_recipe
 
 CHANGES = {
@@ -103,53 +103,36 @@ def test_validation_and_tests_score_against_all_that_is_right_and_ignore_what_th
 def test_what_cannot_be_used_is_refused_before_anything_is_written(finished, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     cases = [
-        (finished.recipe.folder, {}, r"`output` must be an empty folder.*resume=true.*overwrite=true.*output="),
-        (tmp_path / "file", {"overwrite": True}, r"`output` must be a folder, but .*file is a file"),
-        (tmp_path / "file" / "run", {}, "`output` must be a folder that can be made"),
-        (
-            tmp_path / "run",
-            {"logging.trackers": ["mist"]},
-            r"`logging.trackers` must name installed ones .* names mist",
-        ),
-        (
-            tmp_path / "run",
-            {"decoding.bleu_tokenizer": "13b"},
-            r"`tokenize` must be one of .*13a.*but is '13b' instead",
-        ),
-        (
-            tmp_path / "run",
-            {"optimization.device": "cuda"},
-            r"`optimization.device` must be cpu or auto where there is",
-        ),
+        ((finished.recipe.folder, {}), r"`output` must be an empty folder.*resume=true.*overwrite=true.*output="),
+        (("file", {"overwrite": True}), r"`output` must be a folder, but .*file is a file"),
+        (("file/run", {}), "`output` must be a folder that can be made"),
+        (("run", {"logging.trackers": ["mist"]}), r"`logging.trackers` must name installed ones .* names mist"),
+        (("run", {"decoding.bleu_tokenizer": "13b"}), r"`tokenize` must be one of .*13a.*but is '13b' instead"),
+        (("run", {"optimization.device": "cuda"}), r"`optimization.device` must be cpu or auto where there is no GPU"),
     ]
-    for folder, changes, message in cases:
-        with pytest.raises(ValueError, match=message):
-            train(tiny_recipe(folder, changes))
+    assert_refused(cases, lambda given: train(tiny_recipe(tmp_path / given[0], given[1])))
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     with pytest.raises(ValueError, match=r"must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED instead: fsdp2\.yaml"):
         train(tiny_recipe(tmp_path / "run"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("recipe", [None, "x", "output: mine\nname: mine\ndata: {}\n"])
-def test_a_recipe_that_a_user_wrote_makes_no_folder_a_runs(tmp_path, recipe):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "thesis.txt").write_text("mine")
-    if recipe is not None:
-        (tmp_path / "recipe.yaml").write_text(recipe)
-    with pytest.raises(ValueError, match="`output` must be empty or a run's folder"):
-        train(tiny_recipe(tmp_path, {"overwrite": True}))
-    assert (tmp_path / "model" / "thesis.txt").read_text() == "mine"
-    assert recipe is None or (tmp_path / "recipe.yaml").read_text() == recipe
-
-
-@pytest.mark.parametrize("changes", [{}, {"overwrite": True}, {"tokenizer.path": "run/tokenizer"}])
-def test_a_tokenizer_that_no_run_has_trained_is_not_deleted(finished, tmp_path, changes, monkeypatch):
+def test_what_no_run_has_written_is_not_deleted(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     finished.corpus.tokenizers.save_pretrained("run/tokenizer")
-    with pytest.raises(ValueError, match=r"`output` must be .*empty"):
-        train(tiny_recipe(tmp_path / "run", changes))
-    assert (tmp_path / "run/tokenizer/tokenizer.json").is_file()
+    for changes in ({}, {"overwrite": True}, {"tokenizer.path": "run/tokenizer"}):
+        with pytest.raises(ValueError, match=r"`output` must be .*empty"):
+            train(tiny_recipe(tmp_path / "run", changes))
+    Path("mine/model").mkdir(parents=True)
+    Path("mine/model/thesis.txt").write_text("mine")
+    for recipe in (None, "x", "output: mine\nname: mine\ndata: {}\n"):  # which makes no folder a run's
+        if recipe is not None:
+            Path("mine/recipe.yaml").write_text(recipe)
+        with pytest.raises(ValueError, match="`output` must be empty or a run's folder"):
+            train(tiny_recipe(tmp_path / "mine", {"overwrite": True}))
+        assert recipe is None or Path("mine/recipe.yaml").read_text() == recipe
+    assert Path("run/tokenizer/tokenizer.json").is_file()
+    assert Path("mine/model/thesis.txt").read_text() == "mine"
 
 
 def test_all_that_a_run_with_two_tokenizers_writes_is_the_runs(tmp_path):

@@ -60,7 +60,6 @@ def texts_into_tensors(pairs):
 
 ROWS = {
     "texts": ([{"ko": ko, "en": en} for ko, en in zip(SOURCES, TARGETS, strict=True)], lambda row: row.values()),
-    "tuples": (list(zip(SOURCES, TARGETS, strict=True)), tuple),
     "tuples of ids": ([tuple(row.values()) for row in encoded_pairs()], None),
 }
 

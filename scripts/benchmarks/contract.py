@@ -42,7 +42,6 @@ from contract_measures import (
     PAIRS,
     STOP,
     WithTrainer,
-    collate_sources,
     gradient_of,
     prepare,
     relative_difference,
@@ -173,6 +172,17 @@ def launch(script: Path, world: int, *arguments: object, timeout: float = 280) -
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
     if finished.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{finished.stdout[-1000:]}\n{finished.stderr[-5000:]}")
+
+
+def collate_sources(sources: list[list[int]], side: str, pad: int) -> dict[str, torch.Tensor]:
+    """Make `input_ids` and `attention_mask`, padded on one side."""
+    options: dict[str, Any] = {"batch_first": True, "padding_side": side}
+    tensors = [torch.tensor(source) for source in sources]
+    ones = [torch.ones_like(tensor) for tensor in tensors]
+    return {
+        "input_ids": torch.nn.utils.rnn.pad_sequence(tensors, padding_value=pad, **options),
+        "attention_mask": torch.nn.utils.rnn.pad_sequence(ones, **options),
+    }
 
 
 def tokens_differing(folder: Path, model_name: str) -> dict[str, int]:

@@ -74,7 +74,7 @@ def prepare(folder: Path, longest: tuple[int, int] = (9, 4)) -> None:
         found = evaluation
         for number, row in enumerate(encode(tokenizers, evaluation)):
             if number % 3:
-                tokens = model.generate(**collate_sources([row["input_ids"]], "right", 0), num_beams=1)
+                tokens = model.generate(torch.tensor([row["input_ids"]]), num_beams=1)
                 (text,) = tokenizers.decode_target(tokens)
                 found = [*found[:number], {**found[number], "en": text or "."}, *found[number + 1 :]]
         rows[name] = [{**row, **pair} for row, pair in zip(encode(tokenizers, found), found, strict=True)]
@@ -85,17 +85,6 @@ def encode(tokenizers: TokenizerPair, pairs: list[dict[str, str]]) -> list[dict[
     """Turn pairs into `input_ids` and `labels`."""
     columns = tokenizers.encode_source([p["ko"] for p in pairs]), tokenizers.encode_target([p["en"] for p in pairs])
     return [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
-
-
-def collate_sources(sources: list[list[int]], side: str, pad: int) -> dict[str, torch.Tensor]:
-    """Make `input_ids` and `attention_mask`, padded on one side."""
-    options: dict[str, Any] = {"batch_first": True, "padding_side": side}
-    tensors = [torch.tensor(source) for source in sources]
-    ones = [torch.ones_like(tensor) for tensor in tensors]
-    return {
-        "input_ids": torch.nn.utils.rnn.pad_sequence(tensors, padding_value=pad, **options),
-        "attention_mask": torch.nn.utils.rnn.pad_sequence(ones, **options),
-    }
 
 
 def collator(pad: int):

@@ -31,8 +31,12 @@ class Stream(IterableDataset):
 
 
 class Sized(Stream):
+    def __init__(self, rows, length=None):
+        super().__init__(rows)
+        self.length = len(rows) if length is None else length
+
     def __len__(self):
-        return len(self.rows)
+        return self.length
 
 
 def streamed(column, folder: Path, make_stream) -> tuple[list[float], bool]:

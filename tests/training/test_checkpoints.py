@@ -131,17 +131,10 @@ def test_checkpoints_are_listed_oldest_first_and_the_newest_is_never_a_half_writ
     assert list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7)]
 
 
-def test_what_a_killed_run_left_is_deleted_and_what_is_damaged_put_aside(folder):
+def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
+    """And what a killed run left is deleted, and what is damaged put aside."""
     (folder / ".update-00000008.abcdefgh.partial" / "training_state").mkdir(parents=True)
     (folder / "update-00000020.damaged").mkdir()
-    clear_leftovers(folder, 7)
-    names = ["update-00000003", "update-00000007", "update-00000020.damaged"]
-    assert sorted(path.name for path in folder.iterdir()) == names
-    assert (folder / names[2] / "model.safetensors").is_file()
-    assert [update for update, _ in list_checkpoints(folder)] == [3, 7]
-
-
-def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
     (folder / "update-00000012").write_text("")
     (folder / "update-00000001").write_text("")
     (folder / ".update-00000013.abcdefgh.partial").write_text("mine")
@@ -154,6 +147,7 @@ def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
     names |= {"update-00000003", "update-00000007", "update-00000015.partial"}
     names |= {f".update-000000{number}.abcdefgh.partial" for number in (13, 14)}
     assert {path.name for path in folder.iterdir()} == names
+    assert (folder / "update-00000020.damaged" / "model.safetensors").is_file()
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
     prune_checkpoints(folder, {7})
     assert [update for update, _ in list_checkpoints(folder)] == [7]

@@ -70,27 +70,27 @@ def test_what_fits_together_reaches_accelerate(begin, environment, gpus, device,
     assert timedelta(hours=1) <= handler.to_kwargs()["timeout"] <= timedelta(days=1)
 
 
-def test_bf16_is_left_to_processors_that_have_it(begin, monkeypatch, caplog):
-    monkeypatch.setattr(devices, "has_bfloat16", lambda: True)
-    assert begin({}, precision="bf16")["mixed_precision"] == "bf16"
-    assert not caplog.records
-    monkeypatch.setattr(devices, "has_bfloat16", lambda: False)
-    assert begin({}, precision="bf16")["mixed_precision"] == "no"
-    assert "`optimization.mixed_precision` is bf16, which this processor lacks" in caplog.text
-
-
 @pytest.mark.parametrize(
-    ("has_it", "precision", "taken"),
-    [(True, "bf16", "bf16"), (False, "bf16", "fp16"), (False, "fp16", "fp16"), (False, "tf32", "no")],
+    ("gpus", "has_it", "precision", "taken"),
+    [
+        (2, True, "bf16", "bf16"),
+        (2, False, "bf16", "fp16"),
+        (2, False, "fp16", "fp16"),
+        (2, False, "tf32", "no"),
+        (0, True, "bf16", "bf16"),
+        (0, False, "bf16", "no"),
+    ],
 )
-def test_a_gpu_without_bf16_takes_fp16(begin, monkeypatch, caplog, has_it, precision, taken):
+def test_bf16_is_left_to_what_has_it(begin, monkeypatch, caplog, gpus, has_it, precision, taken):
     # As torch answers for a V100 or T4, where bf16 is emulated.
     asked = lambda including_emulation=True: including_emulation or has_it  # noqa: E731
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", asked)
-    assert begin(FSDP, gpus=2, precision=precision)["mixed_precision"] == taken
-    told = [record.getMessage() for record in caplog.records]
-    warning = "`optimization.mixed_precision` is bf16, which this GPU lacks: fp16 takes its place"
-    assert told == ([warning] if (precision, taken) == ("bf16", "fp16") else [])
+    monkeypatch.setattr(devices, "has_bfloat16", lambda: has_it)
+    assert begin(FSDP if gpus else {}, gpus, precision=precision)["mixed_precision"] == taken
+    reason = "this GPU lacks: fp16 takes its place" if gpus else "this processor lacks"
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == (precision == "bf16" and not has_it)
+    assert all(each.startswith(f"`optimization.mixed_precision` is bf16, which {reason}") for each in warnings)
 
 
 def test_a_precision_is_what_float32_is_multiplied_by_in_its_run_alone():

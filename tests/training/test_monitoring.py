@@ -74,22 +74,15 @@ def test_a_mean_over_updates_is_weighted_by_tokens(make_loop, tmp_path):
 
 
 def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
-    clock, collate = SimpleNamespace(now=0.0), feed.collate
+    clock = SimpleNamespace(now=0.0)
 
-    def collate_for_three_seconds(*arguments):
-        clock.now += 3
-        return collate(*arguments)
+    def taking(seconds, function):
+        return lambda *given: setattr(clock, "now", clock.now + seconds) or function(*given)
 
     monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(feed, "collate", collate_for_three_seconds)
+    monkeypatch.setattr(feed, "collate", taking(3, feed.collate))
     loop = make_loop({"optimization.max_updates": 2})
-    step = loop.engine.step
-
-    def step_for_a_second(*arguments):
-        clock.now += 1
-        return step(*arguments)
-
-    monkeypatch.setattr(loop.engine, "step", step_for_a_second)
+    monkeypatch.setattr(loop.engine, "step", taking(1, loop.engine.step))
     loop.run()
     shares = logged(tmp_path / "run", "train/waiting_share")
     assert len(shares) == 2

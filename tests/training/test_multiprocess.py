@@ -56,10 +56,13 @@ def one(tmp_path_factory):
     return folder, process_run.measure(folder)
 
 
-def test_there_are_two_processes(two, one):
+def test_there_are_two_processes_of_which_one_writes_for_both(two, one):
     for measured in two[1]:
         assert [measured[name] for name in measured if name.startswith("processes")] == [2, 2, 2]
     assert one[1]["processes"] == one[1]["processes_of_torch"] == 1
+    names = {path.name for path in (two[0] / "plain").iterdir()}
+    assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model"}
+    assert len((two[0] / "plain/log.jsonl").read_text().splitlines()) == END + 1
 
 
 def test_training_losses_are_the_same(two, one):
@@ -82,13 +85,6 @@ def test_translations_and_scores_are_the_same_and_in_order(two, one):
         assert measured["translations"] == one[1]["translations"]
         assert measured["scores"] == pytest.approx(one[1]["scores"], abs=1e-6)
         assert measured["count"] == 7
-
-
-def test_one_process_writes_for_both(two):
-    folder = two[0] / "plain"
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model"}
-    assert len((folder / "log.jsonl").read_text().splitlines()) == END + 1
 
 
 def test_two_processes_resume_bit_for_bit_after_any_update(checks):

@@ -38,19 +38,14 @@ def test_what_is_held_out_empty_or_too_long_is_not_trained_on(files, tmp_path):
     test = {"t": lines(tmp_path / "test.tsv", [("하나", "1")])}
     tested = prepare_corpus(tiny_recipe(tmp_path, {**files, "data.test": test}), tmp_path / "tested")
     assert texts(tested) == ["three", "twelve hundred and forty"]
-    recipe = tiny_recipe(tmp_path, {**files, "data.max_target_tokens": 10})
-    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    long = lines(tmp_path / "long.tsv", [("넷", "4" * 60)])  # no validation pair is dropped for its length
+    changes = {**files, "data.validation": long, "data.max_target_tokens": 10}
+    corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
     assert texts(corpus) == ["one", "three"]
     assert (corpus.pairs, corpus.too_long) == (2, 1)
     assert corpus.report.to_dict()["dropped"] == {"empty": 1, "overlap": 1}
-    assert corpus.validation_pairs == [{"source": "넷", "target": "4"}]
-
-
-def test_no_validation_pair_is_dropped_for_its_length(files, tmp_path):
-    long = lines(tmp_path / "long.tsv", [("여섯 " * 20, "six " * 20), ("일곱", "seven")])
-    changes = {**files, "data.validation": long, "data.max_source_tokens": 9, "data.max_target_tokens": 9}
-    corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
-    assert len(corpus.validation) == len(corpus.validation_pairs) == 2
+    assert corpus.validation_pairs == [{"source": "넷", "target": "4" * 60}]
+    assert len(corpus.validation) == 1
 
 
 def test_the_tokenizer_is_trained_once_and_then_loaded(files, tmp_path):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
 from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 
@@ -15,6 +14,7 @@ from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.training.trainer.batches import divide_update
 from helpers import assert_refused
 from row_lengths import lengths, natural_lengths, padding_share, rows_of, several
+from trainer_process import Sized
 from trainer_runs import (
     SOURCES,
     TARGETS,
@@ -91,19 +91,6 @@ def test_updates_of_tokens_need_rows_whose_lengths_can_be_seen(tmp_path):
 
 
 # Streams
-
-
-class Sized(IterableDataset):
-    """A stream with a length."""
-
-    def __init__(self, rows, length=None):
-        self.rows, self.length = rows, len(rows) if length is None else length
-
-    def __iter__(self):
-        return iter(self.rows)
-
-    def __len__(self):
-        return self.length
 
 
 def shuffled():

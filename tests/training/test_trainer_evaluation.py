@@ -112,11 +112,18 @@ def test_the_best_checkpoint_is_kept_and_loaded(metric, best, tmp_path):
 
 
 @both
-def test_prediction_of_the_loss_alone_computes_no_metrics(kind, tmp_path):
+def test_prediction_of_the_loss_alone_or_of_logits_that_are_cut_down(kind, tmp_path):
     given = {"compute_metrics": lambda results: pytest.fail("metrics were computed")}
     trainer = make_trainer(kind, tmp_path, given=given, prediction_loss_only=True, predict_with_generate=True)
     assert trainer.evaluate()["eval_loss"] > 0
     assert trainer.predict(encoded_pairs()).predictions is None
+    given = {
+        "preprocess_logits_for_metrics": lambda outputs, labels: outputs[0].argmax(-1),
+        "compute_metrics": lambda results: {"accuracy": float((results.predictions == results.label_ids).mean())},
+    }
+    trainer = make_trainer(kind, tmp_path, given=given)
+    assert trainer.predict(encoded_pairs()).predictions.shape == (6, max(len(r["labels"]) for r in encoded_pairs()))
+    assert 0 <= trainer.evaluate()["eval_accuracy"] < 1
 
 
 def one_loss_per_pair(model) -> list[float]:
@@ -154,22 +161,10 @@ def test_predictions_are_moved_to_memory_as_often_as_asked(kind, tmp_path):
     assert found[1][1] - found[0][1] == 4 * 3  # containers × moves
 
 
-@both
-def test_logits_can_be_cut_down_before_they_are_gathered(kind, tmp_path):
-    given = {
-        "preprocess_logits_for_metrics": lambda outputs, labels: outputs[0].argmax(-1),
-        "compute_metrics": lambda results: {"accuracy": float((results.predictions == results.label_ids).mean())},
-    }
-    trainer = make_trainer(kind, tmp_path, given=given)
-    assert trainer.predict(encoded_pairs()).predictions.shape == (6, max(len(r["labels"]) for r in encoded_pairs()))
-    assert 0 <= trainer.evaluate()["eval_accuracy"] < 1
-
-
 def test_another_evaluation_dataset_is_evaluated_where_workers_persist(tmp_path):
     options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
     trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, **options)
-    first = trainer.evaluate()["eval_loss"]
-    other = trainer.evaluate(encoded_pairs()[:1])["eval_loss"]
+    first, other = (trainer.evaluate(rows)["eval_loss"] for rows in (None, encoded_pairs()[:1]))
     assert other == pytest.approx(one_loss_per_pair(trainer.model)[0], rel=1e-5)
     assert other != pytest.approx(first, rel=1e-3)
 

@@ -168,17 +168,15 @@ def test_runs_of_one_seed_are_alike_and_of_another_seed_not(tmp_path):
         torch.use_deterministic_algorithms(False)
 
 
-@both
-def test_a_resumed_run_ends_with_the_same_weights_and_without_false_alarm(kind, tmp_path):
+def test_a_resumed_run_ends_with_the_same_weights_and_without_false_alarm(tmp_path):
     saving = {**RANDOM, "save_strategy": "steps", "save_steps": 2}
-    whole = trained(kind, tmp_path, fresh_model(dropout=0.2), **saving)
-    resumed = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), **saving)
+    whole = trained(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), **saving)
+    resumed = make_trainer(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), **saving)
     with patch("transformers.trainer.logger.warning") as warning:
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert len(logged(resumed)) == 5
     assert same_weights(resumed.model, whole.model)
     # transformers takes tied weights, which are saved once, for missing.
-    assert any("missing keys" in str(call) for call in warning.call_args_list) == (kind is Seq2SeqTrainer)
+    assert not any("missing keys" in str(call) for call in warning.call_args_list)
 
 
 class Terminated(TrainerCallback):

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -234,37 +235,43 @@ def sharded(folder: Path, corpus, accelerator) -> dict:
     }
 
 
-def shrinks_together(folder: Path, corpus, accelerator) -> dict:
-    """Let memory run out in the second process alone."""
-    loop = make_loop(folder, {**NO_DROPOUT, "optimization.shrink_token_budget": True}, corpus, accelerator)
-    network = accelerator.unwrap_model(loop.engine.model)
-    forward = network.forward
-
-    def limited(**batch):
-        if accelerator.process_index == 1 and batch["input_ids"].numel() + batch["labels"].numel() > 400:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return forward(**batch)
-
-    network.forward = limited
-    progress = loop.run()
-    return {"budget": progress.token_budget, "losses": logged(folder, "train/loss")}
-
-
-def skips_together(folder: Path, corpus, accelerator) -> dict:
-    """Let the loss of the second process alone be not a number, once."""
-    loop = make_loop(folder, {"optimization.skip_nonfinite_updates": 1}, corpus, accelerator)
+def spoil_forward(loop: TrainingLoop, accelerator, spoil: Callable) -> None:
+    """Let the second process call a function with each batch and what a loop's network makes of it."""
     network = accelerator.unwrap_model(loop.engine.model)
     forward = network.forward
 
     def spoilt(**batch):
         output = forward(**batch)
-        if accelerator.process_index == 1 and loop.progress.update == 2:
-            output.loss = output.loss * float("nan")
+        if accelerator.process_index == 1:
+            spoil(batch, output)
         return output
 
     network.forward = spoilt
+
+
+def shrinks_together(folder: Path, corpus, accelerator) -> dict:
+    """Let memory run out in the second process alone."""
+
+    def limit(batch, output):
+        if batch["input_ids"].numel() + batch["labels"].numel() > 400:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    loop = make_loop(folder, {**NO_DROPOUT, "optimization.shrink_token_budget": True}, corpus, accelerator)
+    spoil_forward(loop, accelerator, limit)
+    return {"budget": loop.run().token_budget, "losses": logged(folder, "train/loss")}
+
+
+def skips_together(folder: Path, corpus, accelerator) -> dict:
+    """Let the loss of the second process alone be not a number, once."""
+
+    def spoil(batch, output):
+        if loop.progress.update == 2:
+            output.loss = output.loss * float("nan")
+
+    loop = make_loop(folder, {"optimization.skip_nonfinite_updates": 1}, corpus, accelerator)
+    spoil_forward(loop, accelerator, spoil)
     progress = loop.run()
-    total = sum(weight.double().sum().item() for weight in network.parameters())
+    total = sum(weight.double().sum().item() for weight in loop.engine.network.parameters())
     return {"update": progress.update, "skipped": progress.skipped_updates, "sum": total}
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -98,13 +99,14 @@ def test_a_compiled_run_that_was_stopped_while_updates_were_made_ahead_goes_on_t
     assert equal(*(weights_of(tmp_path / name, 3) for name in ("run", "straight")))
 
 
-def test_where_nothing_can_be_compiled_a_run_goes_on_with_one_warning(make_loop, monkeypatch, caplog, tmp_path):
-    def fail(self, **_):
-        raise RuntimeError("no C++ compiler\nwas found")
+def fail_to_compile(monkeypatch, error):
+    monkeypatch.setattr(CompiledBody, "__call__", Mock(side_effect=error))
 
+
+def test_where_nothing_can_be_compiled_a_run_goes_on_with_one_warning(make_loop, monkeypatch, caplog, tmp_path):
     changes = {"optimization.max_updates": 2}
     make_loop(changes, folder=tmp_path / "plain").run()
-    monkeypatch.setattr(CompiledBody, "__call__", fail)
+    fail_to_compile(monkeypatch, RuntimeError("no C++ compiler\nwas found"))
     assert make_loop(COMPILED | changes).run().update == 2
     told = [record.message for record in caplog.records if "uncompiled" in record.message]
     assert told == ["training goes on uncompiled: its step cannot be compiled here: RuntimeError: no C++ compiler"]
@@ -129,10 +131,7 @@ def test_graphs_that_cannot_be_recorded_are_found_out_before_the_first_update(ma
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")])
 def test_ctrl_c_and_too_little_memory_end_compiling(make_loop, monkeypatch, error):
-    def fail(self, **_):
-        raise error
-
-    monkeypatch.setattr(CompiledBody, "__call__", fail)
+    fail_to_compile(monkeypatch, error)
     with pytest.raises((KeyboardInterrupt, MemoryError)):
         make_loop(COMPILED).run()
 
@@ -146,64 +145,60 @@ def test_a_signal_while_compiling_ends_the_run_after_its_first_update(make_loop,
     assert saved_updates(tmp_path / "run") == [1]
 
 
-class FakeGpu(SimpleNamespace):
-    """What is asked of an accelerator that has a GPU."""
-
-    def __init__(self, processes: int = 1):
-        super().__init__(device=torch.device("cuda", 0), num_processes=processes, mixed_precision="bf16")
+def fake_gpu(processes: int = 1) -> SimpleNamespace:
+    """Return what is asked of an accelerator that has a GPU."""
+    return SimpleNamespace(device=torch.device("cuda", 0), num_processes=processes, mixed_precision="bf16")
 
 
 def body_of(make_loop, changes, processes=1, is_sharded=False, packs=True):
     loop = make_loop(changes)
     network = loop.engine.network
     network.__dict__.pop("forward", None)  # of Accelerate's
-    return compilation.body_of(network, loop.settings, FakeGpu(processes), is_sharded, packs)
+    return compilation.body_of(network, loop.settings, fake_gpu(processes), is_sharded, packs)
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"optimization.max_updates": 100}, "the run may take 3 seconds, too few"),
-        ({"optimization.max_updates": 20_000, "optimization.max_minutes": 3}, "the run may take 180 seconds"),
-        ({"optimization.max_updates": 20_000}, "the step is compiled into CUDA graphs"),
-        ({"optimization.max_updates": None, "optimization.max_epochs": 9}, "the step is compiled into CUDA graphs"),
-        ({"optimization.max_updates": 20_000, "optimization.tokens_per_update": 10**9}, "the step is compiled, which"),
-    ],
-)
-def test_auto_compiles_on_a_gpu_where_a_run_is_long_enough(make_loop, monkeypatch, caplog, changes, told):
+def test_auto_compiles_on_a_gpu_where_a_run_is_long_enough(make_loop, monkeypatch, caplog):
     monkeypatch.setattr(compilation, "peak_operations", lambda device: 989e12)
-    with caplog.at_level(logging.INFO):
-        body = body_of(make_loop, changes)
-    assert told in caplog.text
-    assert (body is not None) == ("the step is compiled" in told)
+    caplog.set_level(logging.INFO)
+    for changes, message in (
+        ({"max_updates": 100}, "the run may take 3 seconds, too few"),
+        ({"max_updates": 20_000, "max_minutes": 3}, "the run may take 180 seconds"),
+        ({"max_updates": 20_000}, "the step is compiled into CUDA graphs"),
+        ({"max_updates": None, "max_epochs": 9}, "the step is compiled into CUDA graphs"),
+        ({"max_updates": 20_000, "tokens_per_update": 10**9}, "the step is compiled, which"),
+    ):
+        caplog.clear()
+        body = body_of(make_loop, {f"optimization.{name}": value for name, value in changes.items()})
+        assert message in caplog.text
+        assert (body is not None) == ("the step is compiled" in message)
 
 
 def test_graphs_are_for_one_process_and_few_shapes_and_shards_are_not_compiled(make_loop, monkeypatch, caplog):
     monkeypatch.setattr(compilation, "peak_operations", lambda device: None)
+    caplog.set_level(logging.INFO)
     long = {"optimization.max_updates": 20_000}
     assert not body_of(make_loop, long, processes=2).uses_graphs
     for given, reason in (({"is_sharded": True}, "weights are sharded"), ({"packs": False}, "rows are padded")):
-        with caplog.at_level(logging.INFO):
-            assert body_of(make_loop, long, **given) is None
+        assert body_of(make_loop, long, **given) is None
         assert f"the step is not compiled: {reason}" in caplog.text
 
 
 def test_a_hook_keeps_a_model_from_being_compiled_and_packed_and_an_old_card_from_packing(
     make_loop, monkeypatch, caplog
 ):
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     loop = make_loop({"model.attn_implementation": "sdpa"})
     network = loop.engine.network
     network.__dict__.pop("forward", None)
-    assert feed.may_pack(network, FakeGpu())
+    assert feed.may_pack(network, fake_gpu())
     hook = network.model.encoder.layers[0].register_forward_hook(lambda *_: None)
-    with caplog.at_level(logging.INFO):
-        assert compilation.body_of(network, loop.settings, FakeGpu()) is None
-        assert not feed.may_pack(network, FakeGpu())
-        assert caplog.text.count("code that is not Heedful's runs within the model") == 2
-        hook.remove()
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-        assert not feed.may_pack(network, FakeGpu())
+    assert compilation.body_of(network, loop.settings, fake_gpu()) is None
+    assert not feed.may_pack(network, fake_gpu())
+    assert caplog.text.count("code that is not Heedful's runs within the model") == 2
+    hook.remove()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not feed.may_pack(network, fake_gpu())
     assert "flash attention computes in bfloat16 on cards since Ampere" in caplog.text
 
 
@@ -285,16 +280,10 @@ def test_what_is_made_ahead_ends_with_its_reader_who_does_not_wait_for_it():
 # Results that the device knows first
 
 
-@pytest.fixture
-def late(make_loop):
-    """Make a loop whose device decides whether a gradient is finite."""
-
-    def make(changes=None, **settings):
-        loop = make_loop(changes, **settings)
-        loop.engine.decides_on_device = True
-        return loop
-
-    return make
+def late(loop):
+    """Let the device of a loop decide whether a gradient is finite."""
+    loop.engine.decides_on_device = True
+    return loop
 
 
 def spoil(loop, monkeypatch, updates):
@@ -310,11 +299,11 @@ def spoil(loop, monkeypatch, updates):
 
 
 def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(
-    make_loop, late, monkeypatch, weights_of, tmp_path, caplog
+    make_loop, monkeypatch, weights_of, tmp_path, caplog
 ):
     changes = {"optimization.skip_nonfinite_updates": 1, "logging.every_updates": 2, "optimization.max_updates": 4}
-    for make, name in ((make_loop, "waiting"), (late, "run")):
-        loop = make(changes, folder=tmp_path / name)
+    loops = make_loop(changes, folder=tmp_path / "waiting"), late(make_loop(changes))
+    for loop in loops:
         spoil(loop, monkeypatch, {1, 3})
         progress = loop.run()
         assert (progress.skipped_updates, progress.update) == (2, 4)
@@ -324,17 +313,17 @@ def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(
 
 
 def test_a_run_that_diverges_is_stopped_at_the_line_of_the_log_and_nothing_of_it_is_saved(
-    late, monkeypatch, saved_updates, tmp_path
+    make_loop, monkeypatch, saved_updates, tmp_path
 ):
-    loop = late({"checkpoints.every_updates": 2, "logging.every_updates": 10})
+    loop = late(make_loop({"checkpoints.every_updates": 2, "logging.every_updates": 10}))
     spoil(loop, monkeypatch, {3})
     with pytest.raises(FloatingPointError, match="diverged at update 3 "):
         loop.run()
     assert saved_updates(tmp_path / "run") == [2]
 
 
-def test_results_are_read_once_for_each_line_of_the_log_or_one_update_later(late, monkeypatch):
-    loop, read, stacks = late({"logging.every_updates": 3}), Results.read, []
+def test_results_are_read_once_for_each_line_of_the_log_or_one_update_later(make_loop, monkeypatch):
+    loop, read, stacks = late(make_loop({"logging.every_updates": 3})), Results.read, []
     monkeypatch.setattr(Results, "read", lambda self, keep=0: stacks.append(read(self, keep)) or stacks[-1])
     loop.run()
     assert [len(found) for found in stacks if found] == [3, 3]
@@ -350,24 +339,21 @@ def test_results_are_read_once_for_each_line_of_the_log_or_one_update_later(late
 def test_weights_are_rounded_once_for_all_micro_batches(make_loop, monkeypatch):
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Casts(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.weights = []
+    cast = []
 
+    class Casts(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             if function is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter):
-                self.weights.append(args[0].data_ptr())
+                cast.append(args[0].data_ptr())
             return function(*args, **(kwargs or {}))
 
     loop = make_loop({"optimization.mixed_precision": "bf16", "optimization.token_budget": 500})
     update = next(loop._updates())
     assert len(update.micro_batches) > 2
     loop.engine.model.train()
-    with Casts() as casts:
+    with Casts():
         loop.engine.accumulate(update.micro_batches, 100)
-    assert casts.weights
-    assert len(casts.weights) == len(set(casts.weights))
+    assert len(cast) == len(set(cast)) > 0
 
 
 def test_without_a_gpu_nothing_is_made_ahead_compiled_or_read_late(make_loop):

@@ -179,10 +179,8 @@ def changed(changes, before=None):
     return list(changed_keys(tiny_tree("run", before), tiny_tree("run", {**(before or {}), **changes})))
 
 
-HARMLESS = {"logging.every_updates": 7, "validation.every_updates": 7, "validation.patience": 7}
-HARMLESS |= {"checkpoints.keep_last": 7, "checkpoints.publish": "best", "optimization.max_updates": 70}
-HARMLESS |= {"optimization.token_budget": 70, "decoding.num_beams": 7, "data.folder": "elsewhere"}
-HARMLESS |= {"card.license": "mit", "output": "elsewhere"}
+HARMLESS = {"logging.every_updates": 7, "validation.patience": 7, "checkpoints.publish": "best", "data.folder": "x"}
+HARMLESS |= {"optimization.token_budget": 70, "decoding.num_beams": 7, "card.license": "mit", "output": "elsewhere"}
 ANOTHER_RUN = {"seed": 7, "name": "other", "data.train": "builtin:train:301", "data.cleaning": {"max_ratio": 3}}
 ANOTHER_RUN |= {"tokenizer.vocab_size": 401, "optimization.r_drop": 5.0}
 ANOTHER_RUN |= {"validation.select": "chrf", "model.options": {"dropout": 0.2}, "optimization.learning_rate": 0.004}

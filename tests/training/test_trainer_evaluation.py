@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig, Seq2SeqTrainer
-from transformers.trainer_pt_utils import EvalLoopContainer
 
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.evaluation.translation_metric import TranslationMetric
@@ -147,18 +146,6 @@ def test_metrics_are_given_sources_and_the_loss_of_every_pair(size, by_batch, tm
     make_trainer(HeedSeq2SeqTrainer, tmp_path, model, {"compute_metrics": note}, **options).evaluate()
     assert losses == pytest.approx(one_loss_per_pair(model), rel=1e-5)
     assert sources == [row["input_ids"] for row in encoded_pairs()]
-
-
-@both
-def test_predictions_are_moved_to_memory_as_often_as_asked(kind, tmp_path):
-    moved = EvalLoopContainer.to_cpu_and_numpy
-    found = []
-    for every in (None, 2):
-        trainer = make_trainer(kind, tmp_path, per_device_eval_batch_size=1, eval_accumulation_steps=every)
-        with patch.object(EvalLoopContainer, "to_cpu_and_numpy", autospec=True, side_effect=moved) as spied:
-            found.append((trainer.predict(encoded_pairs()).predictions[0], spied.call_count))
-    np.testing.assert_array_equal(found[0][0], found[1][0])
-    assert found[1][1] - found[0][1] == 4 * 3  # containers × moves
 
 
 def test_another_evaluation_dataset_is_evaluated_where_workers_persist(tmp_path):

@@ -18,9 +18,9 @@ from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run import train
 from tiny_runs import tiny_recipe
 
-CHANGES = {"optimization.token_budget": 800, "logging.every_updates": 3, "data.train": "builtin:train:200"}
+CHANGES = {"optimization.token_budget": 800, "logging.every_updates": 3, "data.train": "builtin:train:100"}
 CHANGES |= {"checkpoints.every_updates": 1, "checkpoints.keep_last": 3, "validation.every_updates": 4}
-CHANGES |= {"validation.sentences": 4, "checkpoints.keep_best": 2}
+CHANGES |= {"validation.sentences": 2, "checkpoints.keep_best": 2, "decoding.max_length": 8}
 
 
 def attempt(folder: Path, updates: int) -> tuple[int, int]:

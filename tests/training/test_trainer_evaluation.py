@@ -91,17 +91,19 @@ def test_what_a_generation_config_leaves_open_is_the_models(learned, tmp_path):
 # Choosing the best
 
 
-@pytest.mark.parametrize(("metric", "best"), [("exact_match", 2), ("eval_short_loss", 1)])
-def test_the_best_checkpoint_is_kept_and_loaded(metric, best, tmp_path):
+@pytest.mark.parametrize(("metric", "pick"), [("eval_exact_match", max), ("eval_short_loss", min)])
+def test_the_best_checkpoint_is_kept_and_loaded(metric, pick, tmp_path):
     values = iter([3.0, 9.0, 5.0, 4.0])
     scored = {"compute_metrics": lambda results: {"exact_match": next(values)}}
     parts = {"eval_dataset": {"short": encoded_pairs()[:2], "long": encoded_pairs()[2:]}}
     options = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     options |= {"save_total_limit": 2, "load_best_model_at_end": True, "metric_for_best_model": metric}
-    # A rate at which every update is worse than the one before.
+    # A rate at which updates make the loss worse.
     options |= {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "learning_rate": 1.0}
-    trainer = trained(HeedSeq2SeqTrainer, tmp_path, given=scored if metric == "exact_match" else parts, **options)
-    assert trainer.state.best_global_step == best
+    trainer = trained(HeedSeq2SeqTrainer, tmp_path, given=scored if pick is max else parts, **options)
+    seen = logged(trainer, metric)
+    best = 1 + seen.index(pick(seen))
+    assert trainer.state.best_global_step == best < len(seen) == 4
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{best}", "checkpoint-4"]
     saved = HeedForConditionalGeneration.from_pretrained(tmp_path / f"checkpoint-{best}")
     assert all(map(torch.equal, saved.state_dict().values(), trainer.model.state_dict().values()))

@@ -105,7 +105,7 @@ def test_greedy_search_has_scores_too(translator, model, tokenizers):
 
 def test_scoring_in_small_parts_changes_nothing(translator, pairs, monkeypatch):
     whole = translator.translate(list(pairs))
-    monkeypatch.setattr("heedful.inference.scoring.LOGITS_BUDGET", 1)
+    monkeypatch.setattr("heedful.inference.engines.LOGITS_BUDGET", 1)
     for one, other in zip(whole, translator.translate(list(pairs)), strict=True):
         assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
 

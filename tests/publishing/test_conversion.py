@@ -269,7 +269,7 @@ def test_a_published_model_is_named_with_the_command_that_converts_it(converted)
 
 
 def test_the_models_that_can_be_converted_are_known_to_who_loads_one():
-    assert set(STOCK) == set(conversion.KINDS)
+    assert set(STOCK) == set(conversion.FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_what_differs_or_cannot_be_written_leaves_nothing(tmp_path, source, lang
     with pytest.raises(ValueError, match=r"`model.encoder.embed_positions.weight` must hold the sinusoids .* 1.0e-02"):
         convert(marian, tmp_path / "heed")
     with monkeypatch.context() as patch:
-        patch.setitem(conversion.KINDS["m2m_100"][1], "sinusoid_layout", "concatenated")
+        patch.setitem(conversion.FAMILIES["m2m_100"].options, "sinusoid_layout", "concatenated")
         with pytest.raises(ValueError, match="logits differ by"):
             convert(languages, tmp_path / "heed")
     with monkeypatch.context() as patch:

@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
 from heedful.data.encoding import PairEncoder
+from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.micro_batches import split_update
 from heedful.data.sources import read_pairs
-from heedful.data.teacher import TeacherTokens
 from heedful.inference.teaching.distillation import write_teacher_tokens
 from heedful.training.loop import feed, validation
 from heedful.training.loop.feed import Feed
@@ -29,7 +29,7 @@ from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.run_folder import store
+from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
 from row_lengths import padding_share
 from tiny_runs import SIZES, logged, tiny_recipe
@@ -330,7 +330,7 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
             raise OSError("No space left on device")
         return save(path, model, state, *others)
 
-    with patch.object(store, "save_checkpoint", fail_once):
+    with patch.object(checkpoints, "save_checkpoint", fail_once):
         full.run()
         ends["unsaved"] = message_of(unsaved.run)
     ends["full"] = sorted(int(path.name[-1]) for path in full.checkpoints.folder.iterdir())

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.validation import validation_loss
+from heedful.training.objectives.moving_average import MovingAverage
 from heedful.training.run import train
 from heedful.training.run_folder.checkpoints import checkpoint_path, list_checkpoints
 from process_checks import equal
@@ -32,8 +32,9 @@ def test_a_run_gives_the_average_the_number_of_its_update(make_loop):
     loop = make_loop({"optimization.ema_decay": 0.9, "checkpoints.publish": "ema", "optimization.max_updates": 1})
     before = {name: weight.detach().clone() for name, weight in loop.engine.model.named_parameters()}
     loop.run()
+    averages = loop.engine.moving_average.weights
     for name, weight in loop.engine.model.named_parameters():
-        torch.testing.assert_close(loop.moving_average.weights[name], 2 / 11 * before[name] + 9 / 11 * weight.detach())
+        torch.testing.assert_close(averages[name], 2 / 11 * before[name] + 9 / 11 * weight.detach())
 
 
 AVERAGED = {"optimization.ema_decay": 0.6, "checkpoints.publish": "ema", "validation.every_updates": 3}

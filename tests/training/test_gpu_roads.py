@@ -18,7 +18,7 @@ from heedful.training import model_of_recipe
 from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.engine import Results
-from heedful.training.loop.feed import Feed, made_ahead
+from heedful.training.loop.feed import Feed
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.speed import compilation
 from heedful.training.speed.compilation import CompiledBody
@@ -332,7 +332,7 @@ def test_results_are_read_once_for_each_line_of_the_log_or_one_update_later(make
     for number in (1, 2):
         results.add((number, 10, 20), torch.tensor([6.0, 1.0, 2.0]), (30, False, True), torch.tensor(0.5))
         found = results.read(keep=1)
-    assert [(each.update, each.loss, each.late_ranks, each.is_finite) for each in found] == [(1, 3.0, 1.0, True)]
+    assert [(each.update, each.loss, each.late_ranks) for each in found] == [(1, 3.0, 1.0)]
     assert [each.update for each in results.read()] == [2]
 
 

@@ -213,7 +213,7 @@ def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one
     monkeypatch.setattr(validation, "score_pairs", fail)
     monkeypatch.setattr(validation, "COMPILED_DEVICES", ("cpu",))
     with pytest.raises(torch.OutOfMemoryError):
-        validation.validate(loop.recipe, loop.corpus, loop.engine, None)
+        validation.validate(loop.recipe, loop.corpus, loop.engine)
     assert seen == [(True, True, torch.bfloat16)]
     assert vars(network)["forward"] is wrapper
 
@@ -225,7 +225,7 @@ def test_a_validation_loss_waits_for_the_device_once(make_loop, corpus, monkeypa
     model.register_forward_hook(lambda module, inputs, outputs: losses.append(outputs.loss))
     item = torch.Tensor.item
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor) or item(tensor))
-    loss = validation_loss(model, corpus.validation, 200, *given)
+    loss = validation_loss(model, corpus.validation, 200, loop.accelerator)
     assert len([tensor for tensor in read if tensor.is_floating_point()]) == 1
     assert len(losses) > 2
     assert loss == sum(map(item, losses)) / int(corpus.validation.target_lengths.sum())

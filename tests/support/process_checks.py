@@ -284,9 +284,9 @@ def message_of(call, *given, **named) -> str:
     return ""
 
 
-def tell_to_stop(loop: TrainingLoop, accelerator, name: str) -> list:
+def tell_to_stop(loop: TrainingLoop, owner, name: str, accelerator) -> list:
     """Send the second process a signal when a method of its loop has ended in update 2; return what it was given."""
-    method, given = getattr(loop, name), []
+    method, given = getattr(owner, name), []
 
     def call_and_be_told(*arguments, **named):
         method(*arguments, **named)
@@ -294,7 +294,7 @@ def tell_to_stop(loop: TrainingLoop, accelerator, name: str) -> list:
         if accelerator.process_index == 1 and loop.progress.update == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    setattr(loop, name, call_and_be_told)
+    setattr(owner, name, call_and_be_told)
     return given
 
 
@@ -320,10 +320,10 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     with patch.object(validation, "validation_loss", lambda *_: next(values)):
         ends = {"late": late.run().update, "patient": patient.run().update}
     told = make("told", {})
-    tell_to_stop(told, accelerator, "_step")
+    tell_to_stop(told, told.engine, "step", accelerator)
     ends["told"] = message_of(told.run)
     full, unsaved = make("full", {"checkpoints.every_updates": 2}), make("unsaved", {"optimization.max_updates": 4})
-    save = store.save_checkpoint
+    save = checkpoints.save_checkpoint
 
     def fail_once(path, model, state, *others):
         if state.progress.update == 4:
@@ -374,7 +374,7 @@ def as_on_gpus(folder: Path, corpus, accelerator) -> dict:
         straight = make("straight", {})
         straight.run()
         told = make("told", {})
-        kept = tell_to_stop(told, accelerator, "_read_results")
+        kept = tell_to_stop(told, told, "_read_results", accelerator)
         end = message_of(told.run)
         make("told", {"resume": True}).run()
         small = make("small", {"optimization.shrink_token_budget": True})

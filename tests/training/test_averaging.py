@@ -44,13 +44,13 @@ def test_validation_measures_the_average_and_leaves_the_weights_alone(make_loop,
     loop, plain = make_loop(AVERAGED), make_loop({"validation.every_updates": 3}, tmp_path / "plain")
     loop.run()
     plain.run()
-    network, given = loop.engine.network, (corpus.validation, 1000, corpus.tokenizers.source.pad_token_id)
+    network, given = loop.engine.network, (corpus.validation, 1000)
     measured = logged(tmp_path / "run", "validation/loss")[-1]
     by_hand = validation_loss(network, *given, loop.accelerator)
     assert abs(measured - by_hand) > 1e-3
     assert logged(tmp_path / "plain", "validation/loss")[-1] == pytest.approx(by_hand, rel=1e-6)
     assert logged(tmp_path / "plain", "train/loss") == logged(tmp_path / "run", "train/loss")
-    network.load_state_dict(loop.moving_average.weights, strict=False)
+    network.load_state_dict(loop.engine.moving_average.weights, strict=False)
     assert validation_loss(network, *given, loop.accelerator) == pytest.approx(measured, rel=1e-6)
 
 

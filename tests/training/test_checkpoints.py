@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from full_disk import FileTooLarge
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.training.loop.averaging import average_weights
+from heedful.training.publication import average_weights
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import (
     MANIFEST,

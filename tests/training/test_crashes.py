@@ -142,13 +142,13 @@ def test_an_update_that_is_not_a_number_is_skipped_and_counted_where_the_recipe_
 ):
     loop = make_loop({"optimization.skip_nonfinite_updates": 1, "logging.every_updates": 3})
     spoil(loop, monkeypatch, {2, 4})
-    weights, step = [], loop._step
+    weights, step = [], loop.engine.step
 
-    def step_and_note(norm):
-        step(norm)
+    def step_and_note(*arguments):
+        step(*arguments)
         weights.append(torch.cat([weight.detach().flatten() for weight in loop.engine.model.parameters()]))
 
-    monkeypatch.setattr(loop, "_step", step_and_note)
+    monkeypatch.setattr(loop.engine, "step", step_and_note)
     progress = loop.run()
     assert (progress.update, progress.skipped_updates, progress.skipped_in_a_row) == (6, 2, 0)
     assert "update 2 is skipped: the norm of its gradient is nan" in caplog.text

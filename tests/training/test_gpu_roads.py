@@ -22,6 +22,7 @@ from heedful.training.loop.feed import Feed
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.speed import compilation
 from heedful.training.speed.compilation import CompiledBody
+from heedful.training.speed.made_ahead import AHEAD, made_ahead
 from process_checks import equal
 from rows_attention import varlen_attn
 from tiny_runs import logged
@@ -268,7 +269,7 @@ def test_what_is_made_ahead_ends_with_its_reader_who_does_not_wait_for_it():
     ahead = made_ahead(items())
     assert [next(ahead), next(ahead)] == [0, 1]
     ahead.close()
-    assert len(made) <= 2 + feed.AHEAD
+    assert len(made) <= 2 + AHEAD
     free.set()
     for _ in range(500):
         if threading.active_count() == before:

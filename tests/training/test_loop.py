@@ -12,8 +12,7 @@ from heedful.training.loop import validation
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress
-from heedful.training.run_folder.store import published_checkpoints
+from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
 from process_checks import equal
 from tiny_runs import logged, tiny_recipe
 
@@ -149,9 +148,9 @@ def test_scores_are_better_when_higher_and_error_rates_when_lower(make_loop, mon
 
 
 def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corpus):
-    loop, pad = make_loop(), corpus.tokenizers.source.pad_token_id
+    loop = make_loop()
     model = loop.engine.model
-    losses = [validation_loss(model, corpus.validation, budget, pad, loop.accelerator) for budget in (10_000, 200, 1)]
+    losses = [validation_loss(model, corpus.validation, budget, loop.accelerator) for budget in (10_000, 200, 1)]
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-6)
     model.eval()
     total = count = 0.0
@@ -220,7 +219,7 @@ def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one
 
 def test_a_validation_loss_waits_for_the_device_once(make_loop, corpus, monkeypatch):
     loop, read = make_loop({"model.options.dropout": 0.0}), []
-    model, given = loop.engine.model, (corpus.tokenizers.source.pad_token_id, loop.accelerator)
+    model = loop.engine.model
     losses = []
     model.register_forward_hook(lambda module, inputs, outputs: losses.append(outputs.loss))
     item = torch.Tensor.item

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from heedful.data.micro_batches import MicroBatch
 from heedful.loss_heed import OutputLoss
 from heedful.training.model_of_recipe import check_model
+from heedful.training.objectives.objective import Objective
 from process_checks import with_stand_in_for_dropout
 from tiny_runs import logged, tiny_recipe
 

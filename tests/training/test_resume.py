@@ -25,7 +25,6 @@ from heedful.training.run_folder.checkpoints import (
     write_manifest,
 )
 from heedful.training.run_folder.folder import changed_keys, check_output_folder
-from heedful.training.run_folder.store import published_checkpoints
 from helpers import slow_but
 from tiny_runs import logged, tiny_recipe, tiny_tree
 

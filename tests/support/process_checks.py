@@ -128,7 +128,7 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
     """Train on a stream with everything against overfitting and a moving average, stop in either epoch and go on."""
     folder.mkdir(exist_ok=True)
     corpus = prepare_corpus(tiny_recipe(folder, {**REGULAR, **STREAM}), folder / "tokenizer", accelerator)
-    with patch("heedful.training.processes.collectives.CHUNK", 32):
+    with patch("heedful.data.epochs.streaming.CHUNK", 32):
         rows = rows_of(corpus, 1)
     exact = resumes(folder / "whole", {**REGULAR, **STREAM, **AVERAGED}, corpus, accelerator, (1, 4))
     # Without dropout that differs between the processes the losses are those of one.
@@ -180,7 +180,7 @@ def stream(folder: Path, accelerator) -> dict:
     corpus = prepare_corpus(tiny_recipe(folder, changes), folder / "tokenizer", accelerator)
     with (
         patch.object(PairEncoder, "rows", count_and_encode),
-        patch("heedful.training.processes.collectives.CHUNK", 32),
+        patch("heedful.data.epochs.streaming.CHUNK", 32),
     ):
         rows = rows_of(corpus, 0)
     return {"rows": rows, "encoded": sum(encoded), "too_long": encoders[-1].too_long}

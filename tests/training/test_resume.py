@@ -343,7 +343,9 @@ def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path)
 def test_a_signal_during_the_last_save_is_obeyed(make_loop, monkeypatch):
     loop = make_loop({"optimization.max_updates": 1})
     save = loop.checkpoints.save
-    monkeypatch.setattr(loop.checkpoints, "save", lambda *given: signal.raise_signal(signal.SIGTERM) or save(*given))
+    monkeypatch.setattr(
+        loop.checkpoints, "save", lambda *given, **named: os.kill(os.getpid(), signal.SIGTERM) or save(*given, **named)
+    )
     with pytest.raises(TrainingInterrupted, match="after update 1"):
         loop.run()
 

@@ -56,7 +56,7 @@ def test_the_evaluation_loss_is_smoothed_by_transformers_trainer_which_needs_a_c
     values = [make_trainer(kind, tmp_path, label_smoothing_factor=0.3).evaluate()["eval_loss"] for kind in TRAINERS]
     assert values == pytest.approx([smoothed_loss(0.3), smoothed_loss(0.0)], rel=1e-5)
     given = {"data_collator": collator()}
-    with pytest.raises(ValueError, match="give the data collator the model"):
+    with pytest.raises(ValueError, match=r"needs the collator `DataCollatorForSeq2Seq\(tokenizer, model\)`"):
         trained(Seq2SeqTrainer, tmp_path, given=given, label_smoothing_factor=0.1)
     trained(HeedSeq2SeqTrainer, tmp_path, given=given, label_smoothing_factor=0.1)
 

@@ -1,7 +1,7 @@
-"""What the contract promises, measured for HeedSeq2SeqTrainer, and for Marian with Seq2SeqTrainer.
+"""What the contract promises, measured for Heed's loop, for HeedSeq2SeqTrainer, and for Marian with Seq2SeqTrainer.
 
-Columns are measured by the same code, on tiny models of equal sizes with random weights. The tests assert what is
-found for the trainers; `scripts/benchmarks/contract.py` adds Heed's loop, and prints it all.
+Three columns are measured by the same code, on tiny models of equal sizes with random weights. The tests assert what
+is found, and `scripts/benchmarks/contract.py` prints it.
 """
 
 import json
@@ -12,14 +12,29 @@ from typing import Any
 
 import torch
 import torch.distributed
-from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel, Seq2SeqTrainingArguments, TrainerCallback
+from accelerate import Accelerator
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    MarianConfig,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
 
-from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
 from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.encoding import EncodedPairs
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import score_translations
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.validation import translate_on_ranks, validation_loss
+from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.run_folder.checkpoints import checkpoint_path
+from tiny_runs import tiny_recipe
 
 PAIRS, EVALUATION_PAIRS = 48, 21
 SIZES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
@@ -218,6 +233,80 @@ class WithTrainer:
             trainer.train(resume_from_checkpoint=str(where) if start else None)
             weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]).double())
         return relative_difference(weights[1], weights[0])
+
+
+@dataclass
+class WithLoop(WithTrainer):
+    """A Heed model with Heed's own loop."""
+
+    def recipe(self, name: str, **optimization):
+        """Make a recipe of few updates."""
+        settings = {"learning_rate": 0.001, "warmup_updates": 0, "max_updates": END, "tokens_per_update": HUGE}
+        changes = {f"optimization.{key}": value for key, value in {**settings, **optimization}.items()}
+        changes["model"] = {"start_from": str(self.folder / self.model)}
+        recipe = tiny_recipe(self.folder / f"{name}-{self.world}", changes)
+        recipe.folder.mkdir(exist_ok=True)
+        return recipe
+
+    def loop(self, recipe) -> TrainingLoop:
+        """Make the loop of a recipe."""
+        accelerator = make_accelerator(recipe.optimization)
+        corpus = prepare_corpus(recipe, self.folder / "tokenizer", accelerator)
+        return TrainingLoop(recipe, corpus, accelerator)
+
+    def update(self, micro: int, accumulation: int, smoothing: float, by_tokens: bool):
+        """Return loss and gradient of one update on all training rows."""
+        rows, found = self.rows["training"], []
+        loop = self.loop(self.recipe("update", token_budget=1 if micro == 1 else HUGE))
+        model = loop.accelerator.unwrap_model(loop.engine.model)
+        model.config.label_smoothing = smoothing
+        size = micro * self.world if accumulation == 1 else micro
+        update = [rows[start : start + size] for start in range(0, len(rows), size)]
+        if by_tokens:
+            lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
+            batches = UpdateBatches(*lengths, BatchingSettings(tokens_per_update(rows), buckets_per_update=6))
+            update = [[rows[number] for number in bucket] for bucket in batches.epoch(0)[0]]
+        loop.engine.optimizer.step = lambda *_: found.append(gradient_of(model))
+        loop.engine.model.train()
+        loop._train_on(loop._made(0, 1, update))
+        window = loop.progress.window
+        return window["loss"] / window["target_tokens"], found[0]
+
+    def evaluate(self, size: int) -> dict[str, Any]:
+        """Evaluate in batches of about `size`."""
+        rows, accelerator = self.rows[self.model], Accelerator(cpu=True)
+        translator = Translator.from_pretrained(self.folder / self.model, "cpu")
+        budget = 1 if size == 1 else 30 * size
+        sources, references = ([row[side] for row in rows] for side in ("ko", "en"))
+        texts = translate_on_ranks(translator, sources, accelerator, num_beams=1, token_budget=budget)
+        scores = score_translations(texts, references)
+        return {
+            "loss": validation_loss(translator.model, EncodedPairs(rows), budget, accelerator),
+            "scores": [scores["bleu"], scores["chrf"]],
+            "predictions": texts,
+            "in_order": True,
+        }
+
+    def resume(self, by_length: bool) -> float:
+        """Return how far weights are off after training with a stop in the second epoch."""
+        weights = []
+        for name, end, resume in (("straight", END, False), ("stopped", STOP, False), ("stopped", END, True)):
+            recipe = self.recipe(f"{name}-{by_length}", tokens_per_update=2000, max_updates=end)
+            recipe.resume = resume
+            loop = self.loop(recipe)
+            loop.accelerator.unwrap_model(loop.engine.model).config.dropout = 0.1
+            loop.run()
+            model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint_path(recipe.folder / "checkpoints", end))
+            weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]).double())
+        return relative_difference(weights[2], weights[0])
+
+
+def column(name: str, folder: Path) -> WithTrainer:
+    """Return a column that measures."""
+    if name == "loop":
+        return WithLoop(folder, HeedSeq2SeqTrainer, "heed")
+    ours = name == "trainer"
+    return WithTrainer(folder, HeedSeq2SeqTrainer if ours else Seq2SeqTrainer, "heed" if ours else "marian")
 
 
 # Measuring

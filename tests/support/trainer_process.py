@@ -19,7 +19,7 @@ WHOLE = (contract.PAIRS, 1)  # pairs of a micro-batch, and micro-batches of an u
 # How one process splits an update, the smoothing, and whether buckets of tokens are its micro-batches: every pair of
 # choices occurs. The first two are what all others are compared to. Micro-batches of one pair are left to one process.
 SPLITS = [(WHOLE, 0.0, False), (WHOLE, 0.1, False), (WHOLE, 0.1, True), ((8, 6), 0.0, True), ((8, 6), 0.1, False)]
-OF_ONE_PAIR = [((1, contract.PAIRS), 0.1, True)]
+OF_ONE_PAIR = [((1, contract.PAIRS), 0.0, False), ((1, contract.PAIRS), 0.1, True)]
 
 
 class Stream(IterableDataset):
@@ -109,16 +109,17 @@ def stops_at_a_loss_that_is_not_finite(column, folder: Path) -> bool:
 
 
 def measure_column(column) -> dict:
-    """Measure updates, evaluations and resumed runs of the trainer."""
+    """Measure updates, evaluations and resumed runs of the loop or of the trainer."""
     world = column.world
     updates = []
     for (pairs, parts), smoothing, by_tokens in SPLITS + (OF_ONE_PAIR if world == 1 else []):
         split = (pairs, parts // world) if parts > 1 else (pairs // world, 1)
         updates.append((smoothing, column.update(*split, smoothing, by_tokens)))
+    orders = (False, True) if type(column) is contract.WithTrainer else (False,)  # random, and by length
     return {
         "updates": updates,
         "evaluations": {size: column.evaluate(size) for size in ((1, 8, 48) if world == 1 else (8,))},
-        "resumed": [column.resume(by_length) for by_length in (False, True)],  # random, and by length
+        "resumed": [column.resume(by_length) for by_length in orders],
     }
 
 
@@ -127,8 +128,8 @@ def measure(folder: Path) -> dict:
     Accelerator(cpu=True)
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     assert world == int(os.environ.get("WORLD_SIZE", "1"))
-    heedful = contract.WithTrainer(folder, HeedSeq2SeqTrainer, "heed")
-    found = measure_column(heedful) | {"world": world}
+    found = {name: measure_column(contract.column(name, folder)) for name in ("loop", "trainer")}
+    heedful, found["world"] = contract.column("trainer", folder), world
     found["losses"] = losses(heedful, folder / f"across-{world}")
     tokens = contract.tokens_per_update(heedful.rows["training"]) // 3
     by_tokens = {"tokens_per_update": tokens, "buckets_per_update": 2}

@@ -4,10 +4,12 @@ from copy import deepcopy
 from unittest.mock import patch
 
 import datasets
+import evaluate
 import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig, Seq2SeqTrainer
+from transformers.trainer_pt_utils import EvalLoopContainer
 
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.evaluation.translation_metric import TranslationMetric
@@ -34,6 +36,18 @@ def learned():
     return memorised_model(joint_tokenizers(), PAIRS)
 
 
+class SameLength(evaluate.Metric):
+    """A metric of one's own, as the documentation of evaluate has it: the share of outputs as long as they should."""
+
+    def _info(self):
+        features = datasets.Features({name: datasets.Value("string") for name in ("predictions", "references")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        same = [len(one) == len(other) for one, other in zip(predictions, references, strict=True)]
+        return {"same_length": sum(same) / len(same)}
+
+
 def scores(results) -> dict[str, float]:
     """Compute metrics as transformers' example run_translation.py does."""
     tokenizer = joint_tokenizers().target
@@ -41,20 +55,21 @@ def scores(results) -> dict[str, float]:
     predictions = np.where(predictions != -100, predictions, tokenizer.pad_token_id)
     labels = np.where(results.label_ids != -100, results.label_ids, tokenizer.pad_token_id)
     texts, references = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (predictions, labels))
-    found = TranslationMetric().compute(predictions=texts, references=references)
-    return {name: found[name] for name in ("bleu", "exact_match")}
+    found = evaluate.combine([TranslationMetric(), SameLength()]).compute(predictions=texts, references=references)
+    return {name: found[name] for name in ("bleu", "exact_match", "same_length")}
 
 
 # Generation
 
 
 @both
-def test_what_is_generated_is_scored(kind, learned, tmp_path):
-    options = {"predict_with_generate": True, "per_device_eval_batch_size": 4}
+@pytest.mark.parametrize("size", [1, 4])
+def test_what_is_generated_is_scored(kind, size, learned, tmp_path):
+    options = {"predict_with_generate": True, "per_device_eval_batch_size": size}
     trainer = make_trainer(kind, tmp_path, learned, {"compute_metrics": scores}, **options)
     found = trainer.evaluate()
-    values = [found[f"eval_{name}"] for name in ("bleu", "exact_match")]
-    assert values == [pytest.approx(100.0), 100.0]
+    values = [found[f"eval_{name}"] for name in ("bleu", "exact_match", "same_length")]
+    assert values == [pytest.approx(100.0), 100.0, 1.0]
     output = trainer.predict(encoded_pairs())
     assert joint_tokenizers().decode_target(output.predictions) == TARGETS
     assert output.metrics["test_exact_match"] == 100.0
@@ -74,12 +89,15 @@ def test_generation_takes_length_and_beams_from_the_arguments_or_the_call(kind, 
     assert words == [4, 6]  # the start is one
 
 
-def test_what_a_generation_config_leaves_open_is_the_models(learned, tmp_path):
-    def predicted(kind):
-        options = {"predict_with_generate": True, "generation_config": GenerationConfig(num_beams=2)}
+def test_generation_takes_a_config_from_the_arguments_and_what_it_leaves_open_from_the_model(learned, tmp_path):
+    def predicted(kind, **settings):
+        options = {"predict_with_generate": True, "generation_config": GenerationConfig(num_beams=2, **settings)}
         trainer = make_trainer(kind, tmp_path, deepcopy(learned), **options)
         return trainer.predict(encoded_pairs()).predictions, trainer.model.generation_config.num_beams
 
+    for kind in TRAINERS:
+        tokens, _ = predicted(kind, max_new_tokens=3, decoder_start_token_id=1, eos_token_id=2, pad_token_id=0)
+        assert ((tokens >= 0) & (tokens != 0)).sum(1).max() == 1 + 3
     with pytest.raises(ValueError, match="decoder_start_token_id"):
         predicted(Seq2SeqTrainer)
     # One of them is longer than the 20 tokens at which generate() stops by itself.
@@ -88,20 +106,35 @@ def test_what_a_generation_config_leaves_open_is_the_models(learned, tmp_path):
     assert (joint_tokenizers().decode_target(tokens), beams) == (TARGETS, 2)
 
 
+@both
+def test_generation_uses_the_cache_during_training_and_after_it(kind, tmp_path):
+    trainer, widths = trained(kind, tmp_path, predict_with_generate=True), []
+    trainer.save_model(tmp_path / "saved")
+    for model in (trainer.model, HeedForConditionalGeneration.from_pretrained(tmp_path / "saved")):
+        model.model.decoder.register_forward_pre_hook(
+            lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        model.generate(torch.tensor([[20, 30, 2]]), max_new_tokens=4, min_new_tokens=4)
+    assert widths == [1] * 8
+
+
 # Choosing the best
 
 
-@pytest.mark.parametrize(("metric", "pick"), [("eval_exact_match", max), ("eval_short_loss", min)])
-def test_the_best_checkpoint_is_kept_and_loaded(metric, pick, tmp_path):
+@both
+@pytest.mark.parametrize(("metric", "pick"), [("loss", min), ("exact_match", max), ("eval_short_loss", min)])
+def test_the_best_checkpoint_is_kept_and_loaded(kind, metric, pick, tmp_path):
     values = iter([3.0, 9.0, 5.0, 4.0])
-    scored = {"compute_metrics": lambda results: {"exact_match": next(values)}}
-    parts = {"eval_dataset": {"short": encoded_pairs()[:2], "long": encoded_pairs()[2:]}}
+    given = {
+        "exact_match": {"compute_metrics": lambda results: {"exact_match": next(values)}},
+        "eval_short_loss": {"eval_dataset": {"short": encoded_pairs()[:2], "long": encoded_pairs()[2:]}},
+    }
     options = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     options |= {"save_total_limit": 2, "load_best_model_at_end": True, "metric_for_best_model": metric}
     # A rate at which updates make the loss worse.
     options |= {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "learning_rate": 1.0}
-    trainer = trained(HeedSeq2SeqTrainer, tmp_path, given=scored if pick is max else parts, **options)
-    seen = logged(trainer, metric)
+    trainer = trained(kind, tmp_path, given=given.get(metric), **options)
+    seen = logged(trainer, f"eval_{metric.removeprefix('eval_')}")
     best = 1 + seen.index(pick(seen))
     assert trainer.state.best_global_step == best < len(seen) == 4
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{best}", "checkpoint-4"]
@@ -132,7 +165,8 @@ def one_loss_per_pair(model) -> list[float]:
     return [model(**collator()([row])).loss.item() for row in encoded_pairs()]
 
 
-@pytest.mark.parametrize(("size", "by_batch"), [(1, False), (4, True)])
+@pytest.mark.parametrize("by_batch", [False, True])
+@pytest.mark.parametrize("size", [1, 4])
 def test_metrics_are_given_sources_and_the_loss_of_every_pair(size, by_batch, tmp_path):
     model = fresh_model().eval()
     losses, sources = [], []
@@ -148,6 +182,31 @@ def test_metrics_are_given_sources_and_the_loss_of_every_pair(size, by_batch, tm
     make_trainer(HeedSeq2SeqTrainer, tmp_path, model, {"compute_metrics": note}, **options).evaluate()
     assert losses == pytest.approx(one_loss_per_pair(model), rel=1e-5)
     assert sources == [row["input_ids"] for row in encoded_pairs()]
+
+
+@both
+def test_metrics_are_summed_up_over_batches(kind, tmp_path):
+    seen = []
+
+    def count(results, compute_result):
+        seen.append((len(results.predictions), compute_result))
+        return {"count": sum(number for number, _ in seen)} if compute_result else {}
+
+    options = {"batch_eval_metrics": True, "predict_with_generate": True, "per_device_eval_batch_size": 4}
+    trainer = make_trainer(kind, tmp_path, given={"compute_metrics": count}, **options)
+    assert trainer.evaluate()["eval_count"] == 6
+    assert seen == [(4, False), (2, True)]
+
+
+@both
+def test_predictions_are_moved_to_memory_as_often_as_asked(kind, tmp_path):
+    found, move = [], EvalLoopContainer.to_cpu_and_numpy
+    for every in (None, 2):
+        trainer = make_trainer(kind, tmp_path, per_device_eval_batch_size=1, eval_accumulation_steps=every)
+        with patch.object(EvalLoopContainer, "to_cpu_and_numpy", autospec=True, side_effect=move) as spied:
+            found.append((trainer.predict(encoded_pairs()).predictions[0], spied.call_count))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[1][1] - found[0][1] == 4 * 3  # containers × moves
 
 
 def test_another_evaluation_dataset_is_evaluated_where_workers_persist(tmp_path):
@@ -183,6 +242,15 @@ def test_every_form_of_dataset_trains_and_evaluates_like_a_list(kind, tmp_path):
         assert logged(trainer) == pytest.approx(logged(listed), rel=1e-5)
         assert len(set(logged(trainer))) == 3
         assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-5)
+    # A shuffled stream comes in another order every epoch.
+    shuffled = mapped.to_iterable_dataset().shuffle(seed=3, buffer_size=6)
+    options = {"per_device_train_batch_size": 1, "max_steps": 12, "learning_rate": 0.0}
+    losses = logged(trained(kind, tmp_path, given={"train_dataset": shuffled}, **options))
+    assert sorted(losses[:6]) == pytest.approx(sorted(losses[6:]), rel=1e-6)
+    assert losses[:6] != pytest.approx(losses[6:], rel=1e-6)
+    # Texts that are left in it need a collator for them.
+    with pytest.raises(ValueError, match="Unable to create tensor"):
+        trained(kind, tmp_path, given={"train_dataset": mapped}, remove_unused_columns=False)
 
 
 def test_batches_left_over_at_the_end_of_a_stream_begin_the_next_update(tmp_path):

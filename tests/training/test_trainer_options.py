@@ -9,10 +9,18 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    GenerationConfig,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from heedful import HeedSeq2SeqTrainer
 from heedful.modeling_heed import HeedFeedForward
+from trainer_process import Stream
 from trainer_runs import TRAINERS, collator, encoded_pairs, fresh_model, logged, make_trainer, trained
 
 RANDOM = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 5}
@@ -26,10 +34,12 @@ def same_weights(one, other) -> bool:
 # Loss
 
 
-def test_accumulated_updates_of_transformers_trainer_are_those_of_one_batch(tmp_path):
+@both
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_accumulated_updates_are_those_of_one_batch(kind, smoothing, tmp_path):
     def run(size: int, parts: int):
         settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
-        return trained(Seq2SeqTrainer, tmp_path, label_smoothing_factor=0.2, **settings)
+        return trained(kind, tmp_path, label_smoothing_factor=smoothing, **settings)
 
     whole = run(6, 1)
     for split in (run(2, 3), run(4, 2)):
@@ -101,14 +111,14 @@ def test_bf16_computes_in_it_and_keeps_float32_weights(kind, tmp_path):
     assert logged(trainer)[0] == pytest.approx(smoothed_loss(0.1), rel=1e-2)
 
 
-def test_a_compiled_model_trains_alike_and_is_saved_under_its_own_names(tmp_path):
+@both
+def test_a_compiled_model_trains_alike_and_is_saved_under_its_own_names(kind, tmp_path):
     frames = torch._dynamo.utils.counters["frames"]
     torch._dynamo.reset()
     frames.clear()
-    plain = trained(HeedSeq2SeqTrainer, tmp_path)
+    plain = trained(kind, tmp_path)
     assert frames["ok"] == 0
-    options = {"torch_compile": True, "torch_compile_backend": "eager", "save_strategy": "steps"}
-    trainer = trained(HeedSeq2SeqTrainer, tmp_path, **options)
+    trainer = trained(kind, tmp_path, torch_compile=True, torch_compile_backend="eager", save_strategy="steps")
     assert frames["ok"] > 0
     assert logged(trainer) == pytest.approx(logged(plain), rel=1e-5)
     saved = type(plain.model).from_pretrained(tmp_path / "checkpoint-2")
@@ -117,12 +127,20 @@ def test_a_compiled_model_trains_alike_and_is_saved_under_its_own_names(tmp_path
         torch.testing.assert_close(weight, plain.model.state_dict()[name], rtol=0, atol=1e-5)
 
 
+@both
+def test_the_cache_is_emptied_as_often_as_asked_and_tokens_that_were_seen_are_counted(kind, tmp_path):
+    with patch("transformers.trainer.clear_device_cache") as clear:
+        trainer = trained(kind, tmp_path, torch_empty_cache_steps=1, include_num_input_tokens_seen="non_padding")
+    assert clear.call_count == 2
+    assert trainer.state.num_input_tokens_seen == 2 * sum(len(row["input_ids"]) for row in encoded_pairs())
+
+
 # Optimizer
 
 
 @both
 def test_the_optimizer_its_schedule_and_its_gradients_are_those_asked_for(kind, tmp_path):
-    for name, expected in {"adamw_torch_fused": "AdamW", "adafactor": "Adafactor"}.items():
+    for name, expected in {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "adafactor": "Adafactor"}.items():
         trainer = trained(kind, tmp_path, optim=name, learning_rate=1e-2)
         optimizer = trainer.optimizer.optimizer
         assert type(optimizer).__name__ == expected
@@ -141,12 +159,13 @@ def test_the_optimizer_its_schedule_and_its_gradients_are_those_asked_for(kind, 
     assert logged(trainer, "grad_norm")[0] > 0.1
 
 
-def test_weights_decay_and_biases_and_norms_do_not(tmp_path):
+@both
+def test_weights_decay_and_biases_and_norms_do_not(kind, tmp_path):
     modern = {"norm_placement": "pre", "norm_type": "rmsnorm", "activation_function": "swiglu"}
     biased = {"position_encoding": "learned", "embedding_norm": True, "output_bias": True, "attention_bias": True}
     for options in ({}, modern, biased):
         model = fresh_model(**options)
-        optimizer = make_trainer(HeedSeq2SeqTrainer, tmp_path, model, weight_decay=0.1).create_optimizer()
+        optimizer = make_trainer(kind, tmp_path, model, weight_decay=0.1).create_optimizer()
         decays = {id(weight): group["weight_decay"] for group in optimizer.param_groups for weight in group["params"]}
         for name, weight in model.named_parameters():
             assert decays[id(weight)] == (0.1 if weight.dim() > 1 else 0.0), name
@@ -155,28 +174,32 @@ def test_weights_decay_and_biases_and_norms_do_not(tmp_path):
 # Order, seeds, and going on
 
 
-def test_runs_of_one_seed_are_alike_and_of_another_seed_not(tmp_path):
+@both
+def test_runs_of_one_seed_are_alike_and_of_another_seed_not(kind, tmp_path):
     def run(**options):
         options |= RANDOM | {"max_steps": 2}
-        return logged(trained(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), **options))
+        return logged(trained(kind, tmp_path, fresh_model(dropout=0.2), **options))
 
     first = run(seed=1, data_seed=1)
+    assert first == run(seed=1, data_seed=1)
     assert first not in (run(seed=2, data_seed=1), run(seed=1, data_seed=2))
     try:
-        assert run(seed=1, data_seed=1, full_determinism=True) == first
+        assert run(full_determinism=True) == run(full_determinism=True)
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_resumed_run_ends_with_the_same_weights_and_without_false_alarm(tmp_path):
+@both
+def test_a_resumed_run_ends_with_the_same_weights_and_without_false_alarm(kind, tmp_path):
     saving = {**RANDOM, "save_strategy": "steps", "save_steps": 2}
-    whole = trained(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), **saving)
-    resumed = make_trainer(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), **saving)
+    whole = trained(kind, tmp_path, fresh_model(dropout=0.2), **saving)
+    resumed = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), **saving)
     with patch("transformers.trainer.logger.warning") as warning:
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert len(logged(resumed)) == 5
     assert same_weights(resumed.model, whole.model)
     # transformers takes tied weights, which are saved once, for missing.
-    assert not any("missing keys" in str(call) for call in warning.call_args_list)
+    assert any("missing keys" in str(call) for call in warning.call_args_list) == (kind is Seq2SeqTrainer)
 
 
 class Terminated(TrainerCallback):
@@ -186,18 +209,27 @@ class Terminated(TrainerCallback):
             time.sleep(0.3)  # a timer of no seconds asks for the checkpoint
 
 
-def test_a_terminated_run_saves_at_once_and_goes_on_from_there(tmp_path):
-    whole = trained(HeedSeq2SeqTrainer, tmp_path / "whole", fresh_model(dropout=0.2), **RANDOM)
+@both
+def test_a_terminated_run_saves_at_once_and_goes_on_from_there(kind, tmp_path):
+    whole = trained(kind, tmp_path / "whole", fresh_model(dropout=0.2), **RANDOM)
     given, saving = {"callbacks": [Terminated()]}, {"enable_jit_checkpoint": True, **RANDOM}
-    stopped = make_trainer(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), given, **saving)
+    stopped = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), given, **saving)
     managers = [getattr(callback, "jit_manager", None) for callback in stopped.callback_handler.callbacks]
     next(manager for manager in managers if manager).kill_wait = 0
     stopped.train()
     assert stopped.state.global_step < 5
-    resumed = make_trainer(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), **RANDOM)
+    resumed = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), **RANDOM)
     resumed.train(resume_from_checkpoint=True)
     assert len(logged(resumed)) == 5
     assert same_weights(resumed.model, whole.model)
+
+
+@both
+def test_training_stops_early_where_nothing_gets_better(kind, tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss", "save_strategy": "best"}
+    given = {"callbacks": [EarlyStoppingCallback(early_stopping_patience=2)]}
+    trainer = trained(kind, tmp_path, given=given, learning_rate=0.0, max_steps=9, **options)
+    assert trainer.state.global_step == 3
 
 
 def test_a_model_made_anew_keeps_the_generation_settings_of_the_arguments(tmp_path):
@@ -240,6 +272,12 @@ def test_what_would_be_ignored_is_refused_before_a_folder_is_made(tmp_path):
     with pytest.raises(ValueError, match="`fp16` must be False on the CPU"):
         make_trainer(HeedSeq2SeqTrainer, tmp_path / "run", fp16=True)
     assert not (tmp_path / "run").exists()
+    for kind in TRAINERS:
+        with pytest.raises(ValueError, match="fsdp only works in distributed training"):
+            make_trainer(kind, tmp_path, fsdp="full_shard")
+    # But pairs of a stream may be left unskipped.
+    given = {"train_dataset": Stream(encoded_pairs())}
+    assert trained(HeedSeq2SeqTrainer, tmp_path, given=given, ignore_data_skip=True).state.global_step == 2
 
 
 def test_our_trainer_asks_for_no_logits_and_transformers_trainer_after_a_switch(tmp_path):

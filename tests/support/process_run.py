@@ -18,8 +18,9 @@ from process_checks import END, NO_DROPOUT, all_checks, make_loop
 from tiny_runs import logged, tiny_recipe
 
 # With this budget an update is several micro-batches.
-PLAIN = {"optimization.token_budget": 700, "model.options.dropout": 0.0, "decoding.max_length": 12}
+PLAIN = {"optimization.token_budget": 700, "model.options.dropout": 0.0, "decoding.bootstrap": 40}
 PLAIN |= {
+    "decoding.max_length": 12,
     "optimization.max_updates": END,
     "data.test": {"small": "builtin:test:7"},
     "validation.every_updates": 3,

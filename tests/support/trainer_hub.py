@@ -12,9 +12,9 @@ from transformers import Seq2SeqTrainer
 from heedful import HeedSeq2SeqTrainer
 from trainer_runs import SEPARATE, encoded_pairs, fresh_model, make_trainer, separate_tokenizers
 
-# transformers' trainer is a measure of what ours sends before the end.
+# transformers' trainer is a measure of what ours sends, once before the end and there.
 PUSHES = [(HeedSeq2SeqTrainer, strategy) for strategy in ("every_save", "checkpoint", "all_checkpoints", "end")]
-PUSHES.append((Seq2SeqTrainer, "every_save"))
+PUSHES += [(Seq2SeqTrainer, strategy) for strategy in ("every_save", "end")]
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

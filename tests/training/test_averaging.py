@@ -1,5 +1,7 @@
 """The moving average of the weights, and what a run makes of it."""
 
+import itertools
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -64,14 +66,18 @@ def test_the_published_weights_are_the_moving_average_where_the_recipe_says_so(t
     assert not equal(load_file(path / "model.safetensors"), average)
 
 
-def test_the_published_weights_are_the_average_of_the_best_where_the_recipe_says_so(tmp_path, monkeypatch):
-    values = iter([3.0, 1.0, 4.0, 2.0, 5.0, 6.0])
+def test_the_published_weights_are_those_that_the_recipe_says_or_their_average(tmp_path, monkeypatch):
+    values = itertools.chain([3.0, 1.0, 4.0, 2.0, 5.0], itertools.repeat(6.0))
     monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
-    changes = {"validation.every_updates": 1, "checkpoints.keep_best": 2, "checkpoints.keep_last": 1}
-    result = train(tiny_recipe(tmp_path / "run", {**changes, "checkpoints.publish": "average_best"}))
-    assert result.progress.best == [(1.0, 2), (2.0, 4)]
-    assert [update for update, _ in list_checkpoints(tmp_path / "run/checkpoints")] == [2, 4, 6]
-    best = [load_file(checkpoint_path(tmp_path / "run/checkpoints", n) / "model.safetensors") for n in (2, 4)]
-    published = load_file(result.folder / "model.safetensors")
-    for name, weight in published.items():
-        torch.testing.assert_close(weight, (best[0][name] + best[1][name]) / 2)
+    changes = {"checkpoints.keep_best": 2, "checkpoints.keep_last": 2, "checkpoints.every_updates": 1}
+    changes["validation.every_updates"] = 1
+    for publish, updates in {"average_best": (2, 4), "average": (5, 6), "best": (2,), "last": (6,)}.items():
+        changes |= {"checkpoints.publish": publish, "resume": publish != "average_best"}
+        result = train(tiny_recipe(tmp_path / "run", changes))
+        assert result.progress.best == [(1.0, 2), (2.0, 4)]
+        paths = dict(list_checkpoints(tmp_path / "run/checkpoints"))
+        assert list(paths) == [2, 4, 5, 6]
+        weights = [load_file(paths[update] / "model.safetensors") for update in updates]
+        exact = {"rtol": 0, "atol": 0} if len(updates) == 1 else {}
+        for name, weight in load_file(result.folder / "model.safetensors").items():
+            torch.testing.assert_close(weight, sum(each[name] for each in weights) / len(weights), **exact)

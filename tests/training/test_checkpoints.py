@@ -8,9 +8,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from full_disk import FileTooLarge
+from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.training.publication import average_weights
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import (
@@ -97,9 +100,15 @@ NO_MANIFEST = "manifest.json is missing or unreadable"
 DAMAGE = {
     "truncated": (truncate, r"model.safetensors has \d+ bytes instead of \d+"),
     "a flipped bit": (flip_a_bit, "model.safetensors has another checksum"),
+    "a flipped bit in the state": (
+        lambda path: flip_a_bit(path, "training_state/optimizer.pt"),
+        "training_state/optimizer.pt has another checksum",
+    ),
     "a missing file": (lambda path: (path / "config.json").unlink(), "config.json is missing"),
     "no manifest": (lambda path: (path / MANIFEST).unlink(), NO_MANIFEST),
     "half a manifest": (write_manifest(lambda text: text[:50]), NO_MANIFEST),
+    "a flipped bit in the manifest": (write_manifest(lambda text: text.replace('"size"', '"sixe"')), NO_MANIFEST),
+    "an empty folder": (lambda path: [shutil.rmtree(path), path.mkdir()], NO_MANIFEST),
     "a manifest of nothing": (write_manifest(lambda text: "{}"), NO_MANIFEST),
     "a manifest of files elsewhere": (write_manifest(lambda text: '{"../x": {"size": 1, "sha256": ""}}'), NO_MANIFEST),
     "a manifest that is a folder": (lambda path: [(path / MANIFEST).unlink(), (path / MANIFEST).mkdir()], NO_MANIFEST),
@@ -130,6 +139,16 @@ def test_checkpoints_are_listed_oldest_first_and_the_newest_is_never_a_half_writ
     checkpoint_path(folder, 20).rename(folder / ".update-00000020.abcdefgh.partial")
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
     assert list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7)]
+
+
+def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokenizers, tmp_path, monkeypatch):
+    save(tmp_path, tokenizers, 1)
+    monkeypatch.setattr(checkpoints, "write_manifest", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, tokenizers, 2)
+    assert newest_whole_checkpoint(tmp_path) == checkpoint_path(tmp_path, 1)
+    monkeypatch.undo()
+    assert newest_whole_checkpoint(save(tmp_path, tokenizers, 2).parent) == checkpoint_path(tmp_path, 2)
 
 
 def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
@@ -172,6 +191,13 @@ def test_a_checkpoint_that_cannot_be_deleted_now_is_left_for_later(folder, monke
     assert [update for update, _ in list_checkpoints(folder)] == [20]
 
 
+def test_a_checkpoint_is_an_ordinary_model_folder(saved):
+    path = checkpoint_path(saved, 20)
+    state = AutoModelForSeq2SeqLM.from_pretrained(path).state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in load_file(path / "model.safetensors").items())
+    assert AutoTokenizer.from_pretrained(path)("a b")["input_ids"][-1] == 2
+
+
 @pytest.mark.parametrize(
     ("written", "way"), [(3, "upgrade it"), (1, "resume with the version that wrote it, or .*`model.start_from`")]
 )
@@ -196,16 +222,31 @@ def test_progress_moving_average_and_scaler_come_back(tokenizers, tmp_path):
     assert all(torch.equal(loaded.moving_average[name], value) for name, value in average.items())
 
 
-@pytest.mark.parametrize("size", [0, 600, 5000, 20_000])
-def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, tmp_path, size):
+@pytest.mark.parametrize("size", [0, 600, 5000, 10_000, 20_000])
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tokenizers, tmp_path, size):
     whole = save(tmp_path, tokenizers, 1)
     sizes = {file.stat().st_size for file in whole.rglob("*") if file.is_file()}
-    assert min(sizes) < 600 < 20_000 < max(sizes)  # the small files, the tokenizer, the weights
+    assert min(sizes) < 600 < 20_000 < max(sizes)
     with pytest.raises(OSError, match="update-00000002 could not be written: "), FileTooLarge(size):
         save(tmp_path, tokenizers, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
     assert newest_whole_checkpoint(tmp_path) == whole
     assert find_damage(save(tmp_path, tokenizers, 2)) is None
+
+
+@pytest.mark.parametrize("writer", [TokenizerPair, HeedForConditionalGeneration, torch])
+def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, tmp_path, monkeypatch, writer):
+    name = "save" if writer is torch else "save_pretrained"
+    write = getattr(writer, name)
+
+    def write_with_little_room(*arguments, **options):
+        with FileTooLarge(2000):
+            return write(*arguments, **options)
+
+    monkeypatch.setattr(writer, name, write_with_little_room)
+    with pytest.raises(OSError, match="update-00000002 could not be written: "):
+        save(tmp_path, tokenizers, 2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_average_is_the_mean_of_every_weight(saved):
@@ -217,6 +258,8 @@ def test_the_average_is_the_mean_of_every_weight(saved):
         expected = torch.stack([weights[name].double() for weights in by_hand]).mean(0).float()
         assert weight.dtype == torch.float32
         torch.testing.assert_close(weight, expected, rtol=1e-6, atol=0)
+    embedding = "model.encoder.embed_tokens.weight"
+    assert not torch.equal(average[embedding], by_hand[0][embedding])
 
 
 def test_weights_in_several_files_are_averaged_together(folder):

@@ -159,13 +159,18 @@ def test_an_update_that_is_not_a_number_is_skipped_and_counted_where_the_recipe_
 
 
 @pytest.mark.parametrize(
-    ("allowed", "message"), [(0, "learning rate may be too high"), (2, "skip_nonfinite_updates`")]
+    ("allowed", "log_every", "message"),
+    [
+        (0, 1, "learning rate may be too high"),
+        (0, 100, "learning rate may be too high"),
+        (2, 1, "`optimization.skip_nonfinite_updates`"),
+    ],
 )
 def test_more_updates_in_a_row_than_allowed_stop_the_run(
-    make_loop, monkeypatch, saved_updates, tmp_path, allowed, message
+    make_loop, monkeypatch, saved_updates, tmp_path, allowed, log_every, message
 ):
     changes = {"optimization.skip_nonfinite_updates": allowed, "checkpoints.every_updates": 1}
-    loop = make_loop({**changes, "logging.every_updates": 100})
+    loop = make_loop({**changes, "logging.every_updates": log_every})
     spoil(loop, monkeypatch, {2, 3, 4})
     with pytest.raises(FloatingPointError, match=rf"diverged at update {2 + allowed} .*{message}"):
         loop.run()

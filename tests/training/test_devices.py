@@ -60,6 +60,7 @@ def begin(monkeypatch, tmp_path):
         (ON_CPU, 1, "auto", True),
         (TWO, 0, "auto", True),
         ({**LAUNCHED, **TWO}, 0, "cpu", True),
+        ({**LAUNCHED, **TWO}, 2, "auto", False),
         (FSDP, 2, "auto", False),
     ],
 )
@@ -74,10 +75,12 @@ def test_what_fits_together_reaches_accelerate(begin, environment, gpus, device,
 @pytest.mark.parametrize(
     ("gpus", "has_it", "precision", "taken"),
     [
-        (2, True, "bf16", "bf16"),
+        (1, True, "bf16", "bf16"),
+        (1, False, "bf16", "fp16"),
         (2, False, "bf16", "fp16"),
-        (2, False, "fp16", "fp16"),
-        (2, False, "tf32", "no"),
+        (1, False, "fp16", "fp16"),
+        (1, False, "no", "no"),
+        (1, False, "tf32", "no"),
         (0, True, "bf16", "bf16"),
         (0, False, "bf16", "no"),
     ],
@@ -87,7 +90,7 @@ def test_bf16_is_left_to_what_has_it(begin, monkeypatch, caplog, gpus, has_it, p
     asked = lambda including_emulation=True: including_emulation or has_it  # noqa: E731
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", asked)
     monkeypatch.setattr(devices, "has_bfloat16", lambda: has_it)
-    assert begin(FSDP if gpus else {}, gpus, precision=precision)["mixed_precision"] == taken
+    assert begin(FSDP if gpus == 2 else {}, gpus, precision=precision)["mixed_precision"] == taken
     reason = "this GPU lacks: fp16 takes its place" if gpus else "this processor lacks"
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (precision == "bf16" and not has_it)
@@ -129,7 +132,7 @@ PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but i
         ({**ON_CPU, "MASTER_ADDR": "127.0.0.1"}, 0, {"device": "cpu"}, "asked for more and has started one"),
         ({**LAUNCHED, **TWO}, 0, {}, f"{NO_GPU} MULTI_GPU"),
         (FSDP, 0, {}, f"{NO_GPU} FSDP"),
-        (DEEPSPEED, 0, {}, "must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED.*fsdp2"),
+        *((DEEPSPEED, gpus, {}, "must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED.*fsdp2") for gpus in (0, 1, 2)),
         (FSDP, 2, {"device": "cpu"}, "`optimization.device` must be auto or cuda .*`distributed_type: FSDP`"),
         (DEEPSPEED, 2, {"device": "cpu"}, "must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED"),
         ({**FSDP, "FSDP_VERSION": "1"}, 2, {}, "`fsdp_version` of the accelerate file must be 2, but is 1"),

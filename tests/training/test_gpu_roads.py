@@ -257,25 +257,28 @@ def test_items_come_in_order_and_an_error_where_its_item_would_have_come():
 
 
 def test_what_is_made_ahead_ends_with_its_reader_who_does_not_wait_for_it():
-    free, made, before = threading.Event(), [], threading.active_count()
+    begun, free, made, before = threading.Event(), threading.Event(), [], threading.active_count()
 
     def items():
         while True:
             made.append(len(made))
             yield made[-1]
-            if len(made) > 2:
+            if len(made) == 1 + AHEAD:
+                begun.set()
                 free.wait(5)
 
     ahead = made_ahead(items())
     assert [next(ahead), next(ahead)] == [0, 1]
+    begun.wait()
     ahead.close()
-    assert len(made) <= 2 + AHEAD
+    assert len(made) == 1 + AHEAD
     free.set()
     for _ in range(500):
         if threading.active_count() == before:
             break
         time.sleep(0.01)
     assert threading.active_count() == before
+    assert len(made) <= 2 + AHEAD
 
 
 # Results that the device knows first
@@ -372,8 +375,8 @@ def test_many_models_of_one_process_are_compiled(quick_compiler):
         def forward(self, inputs_embeds, decoder_inputs_embeds):
             return 2 * inputs_embeds + decoder_inputs_embeds
 
-    for _ in range(10):
+    for _ in range(20):
         CompiledBody(Doubling())(
             input_ids=torch.ones(2, 4, dtype=torch.long), decoder_input_ids=torch.ones(2, 4).long()
         )
-    assert counters["stats"]["unique_graphs"] == 10
+    assert counters["stats"]["unique_graphs"] == 20

@@ -35,6 +35,13 @@ def test_the_learning_rate_of_every_update_is_the_schedules(make_loop):
     assert loop.engine.optimizer.param_groups[0]["lr"] == pytest.approx(0.003)
 
 
+def test_dropout_is_at_work(make_loop, tmp_path, weights_of, monkeypatch):
+    for seed in (1, 2):
+        monkeypatch.setattr("heedful.training.loop.loop.seed_of_update", lambda *_, seed=seed: seed)
+        make_loop({"optimization.max_updates": 1}, tmp_path / str(seed)).run()
+    assert not equal(*(weights_of(tmp_path / str(seed), 1) for seed in (1, 2)))
+
+
 def test_a_run_may_be_resumed_before_it_began_and_after_its_end(
     make_loop, tmp_path, weights_of, saved_updates, caplog
 ):
@@ -83,28 +90,40 @@ def test_a_signal_ends_the_run_after_its_update_and_it_can_be_resumed(
 ):
     changes = {"optimization.max_updates": 3}
     make_loop(changes, tmp_path / "straight").run()
-    loop = make_loop(changes)
-    signal_in_update(loop, monkeypatch, 2, signal.SIGINT)
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(TrainingInterrupted, match=r"after update 2.*resume=true"):
-        loop.run()
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
-    assert saved_updates(tmp_path / "run") == [2]
-    assert make_loop(changes | {"resume": True}).run().update == 3
-    assert equal(*(weights_of(tmp_path / name, 3) for name in ("run", "straight")))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        folder = tmp_path / str(number)
+        loop = make_loop(changes, folder)
+        signal_in_update(loop, monkeypatch, 2, number)
+        handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+        with pytest.raises(TrainingInterrupted, match=r"after update 2.*resume=true"):
+            loop.run()
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+        assert saved_updates(folder) == [2]
+        assert make_loop(changes | {"resume": True}, folder).run().update == 3
+        assert equal(weights_of(folder, 3), weights_of(tmp_path / "straight", 3))
 
 
 @pytest.mark.parametrize(
-    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TrainingInterrupted)]
+    ("number", "error", "saved"),
+    [(signal.SIGINT, KeyboardInterrupt, []), (signal.SIGTERM, TrainingInterrupted, ["update-00000001"])],
 )
 def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not_keep_the_run_from_saving(
-    make_loop, monkeypatch, tmp_path, number, error
+    make_loop, monkeypatch, tmp_path, number, error, saved
 ):
     loop = make_loop()
     signal_in_update(loop, monkeypatch, 1, number, number)
     with pytest.raises(error):
         loop.run()
-    assert (tmp_path / "run/checkpoints/update-00000001").exists() == (number == signal.SIGTERM)
+    assert [path.name for path in (tmp_path / "run").glob("checkpoints/*")] == saved
+
+
+def test_max_epochs_ends_the_run_after_whole_epochs(make_loop, corpus):
+    progress = make_loop({"optimization.max_updates": None, "optimization.max_epochs": 2}).run()
+    epochs = [list(corpus.updates(epoch)) for epoch in (0, 1)]
+    assert list(corpus.updates(0)) == epochs[0] != epochs[1]
+    assert progress.update == len(epochs[0]) + len(epochs[1])
+    labels = sum(len(row["labels"]) for update in epochs[0] for bucket in update for row in bucket)
+    assert progress.target_tokens == 2 * labels
 
 
 def test_a_validation_without_ter_says_nothing_of_it(monkeypatch, caplog):
@@ -134,6 +153,14 @@ def test_the_last_weights_are_validated_before_the_best_is_chosen(make_loop, mon
     assert load_progress(checkpoint_path(folder, last)).best != progress.best
     loop = make_loop(changes | {"resume": True})
     assert loop.run().best == progress.best
+
+
+def test_patience_ends_the_run_after_so_many_validations_without_improvement(make_loop, monkeypatch):
+    values = iter([3.0, 2.0, 2.5, 2.1, 1.0])
+    monkeypatch.setattr(validation, "validation_loss", lambda *_: next(values))
+    changes = {"optimization.max_updates": 50, "validation.every_updates": 2, "validation.patience": 2}
+    progress = make_loop(changes).run()
+    assert (progress.update, progress.best) == (8, [(2.0, 4)])
 
 
 @pytest.mark.parametrize(("select", "best"), [("chrf", (30.0, 2)), ("token_error_rate", (10.0, 1))])
@@ -196,6 +223,23 @@ def test_a_stream_gives_every_pair_once_an_epoch_and_trains(make_loop, corpus, t
     assert loop.run().update == 20
     losses = logged(tmp_path / "run", "train/loss")
     assert losses[-1] < 0.85 * losses[0]
+
+
+@pytest.mark.parametrize(("norm", "scale"), [(1.0, 128.0), (math.inf, 64.0), (math.nan, 64.0)])
+def test_a_gradient_that_is_not_finite_halves_the_scale_of_fp16_and_changes_no_weight(
+    make_loop, monkeypatch, norm, scale
+):
+    engine = make_loop().engine
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    scaler.scale(torch.ones(1))
+    monkeypatch.setattr(engine.accelerator, "scaler", scaler)
+    before = [weight.detach().clone() for weight in engine.parameters]
+    for weight in engine.parameters:
+        weight.grad = torch.ones_like(weight)
+    engine.step(0.1, torch.tensor(norm), 1)
+    assert scaler.get_scale() == scale
+    unchanged = {torch.equal(*pair) for pair in zip(before, engine.parameters, strict=True)}
+    assert unchanged == {norm != 1}
 
 
 def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one_autocast(make_loop, monkeypatch):

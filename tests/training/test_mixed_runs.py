@@ -185,6 +185,7 @@ WRONG = [
     ({"data.mixture": {"a": {**PART, "to": "a b"}}}, r"`data.mixture.a.to` must be a language's code"),
     ({"data.mixture": {"a": {**PART, "to": "fr"}}, "data.target": "the text"}, r"`data.target` must be a language's"),
     ({"data.mixture": {"a": {**PART, "tag": "unk"}}}, r"`data.mixture.a.tag` must be letters, .* but is 'unk'"),
+    ({"data.mixture": {"a": {**PART, "tag": "2de"}}}, r"`data.mixture.a.tag` must be letters, .* but is '2de'"),
     ({"data.mixture": {"a": {**PART, "tag": "b>t"}}}, r"`data.mixture.a.tag` must be letters, .* but is 'b>t'"),
     (
         {"data.mixture": {"a": PART}, "data.validation": None},
@@ -208,6 +209,8 @@ def test_an_empty_part_is_named(parts, tmp_path):
     table(tmp_path / "none.tsv", [], [])
     with pytest.raises(ValueError, match=r"none.tsv must hold at least one row, but is empty"):
         parts(empty)
+    with pytest.raises(FileNotFoundError, match=r"`location` must be a file that exists, but .*no.tsv does not"):
+        parts({"none": {"train": str(tmp_path / "no.tsv")}})
 
 
 def test_files_and_columns_of_parts_are_those_beside_the_recipe(tmp_path, monkeypatch):

@@ -1,26 +1,39 @@
 """What a run tells of itself is what happened."""
 
+import json
 import math
 import re
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.micro_batches import split_update
 from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
-from heedful.training.loop.monitoring import training_values
-from heedful.training.run_folder.progress import new_window
+from heedful.training.loop.monitoring import RunLog, training_values
+from heedful.training.run_folder.progress import Progress, new_window
 from heedful.training.speed import throughput
 from heedful.training.speed.throughput import operations_of_pairs
 from row_lengths import padding_share
 from tiny_runs import logged
 
 
-def test_values_of_a_window_without_an_update_are_finite():
-    values = training_values(new_window())
+def test_values_are_ratios_of_the_sums():
+    window = new_window() | {"loss": 30.0, "target_tokens": 20.0, "tokens": 36.0, "padded_tokens": 40.0}
+    window |= {"gradient_norm": 5.0, "updates": 2.0, "seconds": 4.0, "waiting_seconds": 1.0}
+    assert training_values(window) == {
+        "train/loss": 1.5,
+        "train/perplexity": pytest.approx(math.exp(1.5)),
+        "train/gradient_norm": 2.5,
+        "train/target_tokens_per_s": 5.0,
+        "train/padding_share": pytest.approx(0.1),
+        "train/waiting_share": 0.25,
+    }
+    values = training_values(new_window())  # no update at all
     assert "train/target_tokens_per_s" in values
     assert not {"train/loss", "train/perplexity", "train/gradient_norm"} & values.keys()
     assert all(math.isfinite(value) for value in values.values())
@@ -87,6 +100,19 @@ def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
     shares = logged(tmp_path / "run", "train/waiting_share")
     assert len(shares) == 2
     assert all(0.7 < share < 1 for share in shares)  # 3 seconds of 4 with one micro-batch, more with several
+
+
+def test_a_log_is_rewound_to_an_update(tmp_path):
+    log = RunLog(tmp_path / "log.jsonl", Accelerator(cpu=True), model=None)
+    log.rewind(Progress(update=3))
+    for update, name in product((1, 2, 3), ("train/loss", "validation/loss")):
+        log.write(Progress(update=update), {name: 1.0})
+    log.file.write_text(log.file.read_text() + '{"update": 2, "tra')
+    log.rewind(Progress(update=2, validated_update=1))
+    lines = [json.loads(line) for line in log.file.read_text().splitlines()]
+    found = [(line["update"], *[name for name in line if "/" in name]) for line in lines]
+    assert found == [(1, "train/loss"), (1, "validation/loss"), (2, "train/loss")]
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_multiplied_with():

@@ -76,6 +76,15 @@ def test_the_tokenizer_may_be_trained_from_the_first_pairs(files, tmp_path):
     assert words == {"하나", "one"}
 
 
+def test_both_directions_double_the_rows_and_tag_them(files, tmp_path):
+    changes = {**files, "data.both_directions": True, "tokenizer.vocab_size": 262}
+    corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
+    assert (corpus.target_language, corpus.tokenizers.languages) == ("en", ("ko", "en"))
+    assert corpus.encoder.heads == [corpus.tokenizers.head("en"), corpus.tokenizers.head("ko")]
+    assert texts(corpus) == sorted(["one", "twelve hundred and forty", "three", "하나", "둘", "셋"])
+    assert len(corpus.validation) == 2
+
+
 def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):
     changes = {**files, "data.both_directions": True}
     with pytest.raises(ValueError, match=r"`data.source` must be another language than `data.target`.+both are 'en'"):
@@ -174,6 +183,7 @@ def test_a_model_of_other_tokenizers_is_not_gone_on_from(corpus, tmp_path, files
 
 TOO_LARGE = [
     ({"model.options.d_model": 10**9}, "must make a model that fits into .* GB"),
+    ({"model.options.encoder_layers": 10**9}, "must make a model that fits into .* GB"),
     ({"model.options.d_model": 10**21}, "must make a model that fits into .* GB"),
     ({"tokenizer.vocab_size": 10**9}, "`tokenizer.vocab_size` must make a model that fits into .* GB"),
     ({"model.options": {"model_type": "heed_rnn", "d_model": 10**7}}, "must make a model that fits into .* GB"),

@@ -43,6 +43,7 @@ def test_an_unknown_key_is_refused_and_the_nearest_is_named_with_its_section():
         "optimization.lerning_rate": "optimization.learning_rate",
         "data.cleaning.maxratio": "data.cleaning.max_ratio",
         "validaton": "validation",
+        "checkpoints.keep": "checkpoints.keep_last",
         "tokenizer.7": "tokenizer.",
     }
     refused([({key: 1}, f"`{key}` is not a key of a recipe; did you mean `{meant}") for key, meant in nearest.items()])
@@ -59,11 +60,19 @@ def test_a_value_of_another_type_is_refused():
         ("data.cleaning.max_ratio", "wide", "a number or empty"),
         *[("optimization.learning_rate", value, "a number") for value in ("fast", True, None)],
         ("optimization.max_updates", 1e5, "a whole number or empty"),
+        ("optimization.schedule", "exponential", "one of paper, inverse_sqrt, cosine, linear, constant"),
         ("optimization.mixed_precision", True, "one of no, tf32, bf16, fp16"),
+        ("tokenizer.algorithm", "wordpiece", "one of bpe, unigram, character, jamo, word"),
+        ("decoding.length_penalty_form", "wu", "one of power, gnmt"),
         ("validation.select", "ter", "one of loss, bleu, chrf, exact_match, token_error_rate, character_error_rate"),
         ("logging.trackers", "tensorboard", "a list"),
     ]
-    refused([({key: value}, re.escape(f"`{key}` must be {wanted}, but is {value!r}")) for key, value, wanted in cases])
+    refused(
+        [
+            ({key: value}, re.escape(f"`{key}` must be {wanted}, but is {value!r} instead"))
+            for key, value, wanted in cases
+        ]
+    )
 
 
 def test_a_section_must_hold_keys_and_the_keys_without_a_default():
@@ -135,14 +144,16 @@ NOT_A_NUMBER = float("nan")
 # What is below or above a range, and the ends of ranges.
 OUT_OF_RANGE = {
     "seed": [-1],
-    "tokenizer.vocab_size": [0],
+    **{f"tokenizer.{name}": [0] for name in ("vocab_size", "sentences")},
     **{f"data.{name}": [0] for name in ("pool_size", "max_source_tokens")},
+    "data.max_target_tokens": [-1],
     **{f"optimization.{name}": [0] for name in ("max_updates", "max_epochs", "buckets_per_update", "token_budget")},
     **{f"optimization.{name}": [0] for name in ("tokens_per_update", "epsilon", "max_grad_norm", "max_minutes")},
     **{f"optimization.{name}": [-1] for name in ("warmup_updates", "skip_nonfinite_updates")},
     "optimization.weight_decay": [-0.1, NOT_A_NUMBER],
     "optimization.learning_rate": [0, NOT_A_NUMBER],
     "optimization.beta1": [1.0, -0.1, NOT_A_NUMBER],
+    "optimization.beta2": [1.0, -1],
     "optimization.ema_decay": [1.0, -0.5],
     **{f"validation.{name}": [0] for name in ("every_updates", "num_beams", "max_new_tokens", "patience")},
     "validation.sentences": [-1],
@@ -153,6 +164,7 @@ OUT_OF_RANGE = {
 }
 IN_RANGE = {"optimization.warmup_updates": 0, "optimization.beta1": 0, "optimization.tokens_per_update": 1}
 IN_RANGE |= {
+    "data.max_source_tokens": None,
     "validation.sentences": 0,
     "validation.patience": None,
     "decoding.bootstrap": SMALLEST_BOOTSTRAP,
@@ -179,9 +191,12 @@ CONTRADICTIONS = [
     ({"allow_changes": True}, r"`allow_changes` must be false where `resume` is"),
     ({"resume": True, "overwrite": True}, r"`resume` and `overwrite` must not both be true"),
     ({"optimization.max_updates": None}, r"One of `optimization.max_updates`, .* must be given, but none is"),
-    (
-        {"optimization.schedule": "cosine", **EPOCHS},
-        "`optimization.max_updates` must be given for the cosine schedule",
+    *(
+        (
+            {"optimization.schedule": name, **EPOCHS},
+            f"`optimization.max_updates` must be given for the {name} schedule",
+        )
+        for name in ("cosine", "linear")
     ),
     ({"optimization.weight_decay": 0.1}, r"`optimization.weight_decay` must be 0 with adam.*but is 0.1 instead"),
     ({"decoding.length_penalty": 0.6}, r"`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1.*0.6"),
@@ -343,7 +358,7 @@ def test_a_language_that_yaml_reads_as_false_is_norwegian(tmp_path):
     assert recipe.data.mixture["more"].source == "no"
 
 
-@pytest.mark.parametrize("key", ["data.train", "seed", "k" * 9000])
+@pytest.mark.parametrize("key", ["data.train", "seed", "data", "k" * 9000])
 def test_messages_are_short_however_large_the_value_is(key):
     with pytest.raises(ValueError, match=r"must be|is not a key") as error:
         make_recipe(tiny_tree("x", {key: [["very long"] * 9000]}))

@@ -78,7 +78,7 @@ KINDS = {
 
 
 # Inside and at the end of an epoch, before and after a validation. The rest of the product is slow.
-QUICK = [("plain", 1), ("plain", 4), ("stream", 3), ("moving_average", 5)]
+QUICK = [("plain", 1), ("plain", 4), ("stream", 3), ("stream", 4), ("moving_average", 5)]
 
 
 @pytest.mark.parametrize(("kind", "stop"), slow_but(QUICK, itertools.product(KINDS, range(1, END))))
@@ -185,6 +185,7 @@ def changed(changes, before=None):
 
 
 HARMLESS = {"logging.every_updates": 7, "validation.patience": 7, "checkpoints.publish": "best", "data.folder": "x"}
+HARMLESS |= {"validation.every_updates": 7, "checkpoints.keep_last": 7, "optimization.max_updates": 70}
 HARMLESS |= {"optimization.token_budget": 70, "decoding.num_beams": 7, "card.license": "mit", "output": "elsewhere"}
 ANOTHER_RUN = {"seed": 7, "name": "other", "data.train": "builtin:train:301", "data.cleaning": {"max_ratio": 3}}
 ANOTHER_RUN |= {"tokenizer.vocab_size": 401, "optimization.r_drop": 5.0}

@@ -14,6 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.evaluation.metrics import score_translations
+from heedful.inference.translation import Translator
 from heedful.publishing.run_card import write_run_card
 from heedful.training import run
 from heedful.training.loop.loop import TrainingLoop
@@ -22,6 +23,7 @@ from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
 from heedful.training.run import train
 from heedful.training.run_folder.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
 from helpers import CODE, assert_refused
+from process_checks import equal
 from tiny_runs import logged, tiny_recipe
 
 CHANGES = {
@@ -65,6 +67,15 @@ def test_the_model_folder_holds_all_it_takes(finished):
     assert (written["num_beams"], written["length_penalty"], written["max_length"]) == (2, 0.6, 24)
 
 
+def test_a_run_is_the_same_when_repeated_and_of_another_seed_another(finished, tmp_path):
+    again = train(tiny_recipe(tmp_path / "again", CHANGES))
+    assert equal(*(load_file(result.folder / "model.safetensors") for result in (again, finished)))
+    assert again.metrics == finished.metrics
+    other = train(tiny_recipe(tmp_path / "other", {"seed": 2}))
+    losses = [logged(result.recipe.folder, "train/loss") for result in (finished, again, other)]
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_metrics_are_those_of_the_published_model(finished):
     written = json.loads((finished.folder / "metrics.json").read_text())
     assert written.keys() == finished.metrics.keys() == {"validation", "small", "other"}
@@ -101,8 +112,16 @@ def test_validation_and_tests_score_against_all_that_is_right_and_ignore_what_th
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_written(finished, tmp_path, monkeypatch):
+    check_output_folder(tiny_recipe(tmp_path))  # which is empty
     (tmp_path / "file").write_text("")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    another = {"seed": 2, "data.train": "builtin:train:200", "data.cleaning.max_ratio": 3, "tokenizer.vocab_size": 390}
+    another |= {"model.options.dropout": 0.2}
     cases = [
+        *(
+            ((finished.recipe.folder, {**CHANGES, key: value, "resume": True}), f"`{key}` must be as in the run that")
+            for key, value in another.items()
+        ),
         ((finished.recipe.folder, {}), r"`output` must be an empty folder.*resume=true.*overwrite=true.*output="),
         (("file", {"overwrite": True}), r"`output` must be a folder, but .*file is a file"),
         (("file/run", {}), "`output` must be a folder that can be made"),
@@ -218,10 +237,8 @@ def test_a_resumed_run_may_go_on_for_longer_and_publishes_anew(finished, tmp_pat
     folder = tmp_path / "run"
     first = train(tiny_recipe(folder, {**CHANGES, "checkpoints.publish": "best", "optimization.max_updates": 2}))
     # It has ended before its first validation, so that its best weights are its last.
-    weights = [
-        load_file(path / "model.safetensors") for path in (first.folder, folder / "checkpoints/update-00000002")
-    ]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+    paths = first.folder, folder / "checkpoints/update-00000002"
+    assert equal(*(load_file(path / "model.safetensors") for path in paths))
     (folder / "model" / "thesis.txt").write_text("mine")
     before = (folder / "recipe.yaml").read_text()
     with pytest.raises(ValueError, match="`model` must have the sizes"):
@@ -229,8 +246,7 @@ def test_a_resumed_run_may_go_on_for_longer_and_publishes_anew(finished, tmp_pat
     assert (folder / "recipe.yaml").read_text() == before
     result = train(tiny_recipe(folder, {**CHANGES, "resume": True}))
     assert result.progress.update == 6
-    ours, theirs = (load_file(where.folder / "model.safetensors") for where in (result, finished))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert equal(*(load_file(where.folder / "model.safetensors") for where in (result, finished)))
     assert result.metrics == finished.metrics
     assert (folder / "model" / "thesis.txt").read_text() == "mine"
 
@@ -249,6 +265,16 @@ def test_a_run_in_tf32_multiplies_by_it_to_its_end_and_not_afterwards(tmp_path, 
     train(tiny_recipe(tmp_path / "run", {"optimization.mixed_precision": "tf32", "optimization.max_updates": 2}))
     assert found == ["high"] * 3
     assert torch.get_float32_matmul_precision() == before
+
+
+def test_both_directions_end_in_one_model_that_translates_either_way(tmp_path):
+    changes = {"data.both_directions": True, "data.test": {"t": "builtin:test:3"}, "optimization.max_updates": 2}
+    changes |= {"validation.every_updates": 2, "validation.sentences": 2}
+    result = train(tiny_recipe(tmp_path / "run", changes))
+    assert (result.metrics["t"]["count"], result.corpus.pairs) == (3, 600)
+    translator = Translator.from_pretrained(result.folder)
+    for language in ("en", "ko"):
+        assert len(translator.translate(["네."], target_language=language, max_new_tokens=5)) == 1
 
 
 def test_training_goes_on_from_a_published_model(finished, tmp_path):

@@ -107,7 +107,8 @@ def trainer_of(place: Path, family: str, output: Path, pads_rows: bool, smoothin
 
 
 # Batches or rows are padded; smoothing needs the `decoder_input_ids` that only the collator of batches makes.
-@pytest.mark.parametrize(("family", "pads_rows"), [("transformer", False), ("recurrent", True)])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pads_rows", [False, True])
 def test_a_folder_is_trained_evaluated_and_saved_as_the_script_does_it(place, tmp_path, family, pads_rows):
     form = {"pads_rows": pads_rows, "smoothing": 0.0 if pads_rows else 0.1}
     trainer, rows = trainer_of(place, family, tmp_path, **form, max_steps=2)

@@ -79,6 +79,13 @@ def test_targets_that_a_tokenizer_does_not_give_back_end_a_run_before_it_begins(
     assert findings["round_trip"].level == "error"
 
 
+def test_few_targets_that_are_changed_are_a_warning(tmp_path, caplog):
+    lower = [(korean, english.lower()) for korean, english in PAIRS]
+    where = jsonl(tmp_path / "a.jsonl", [*lower, *PAIRS[:5]])
+    check(tmp_path, {"data.validation": where, "tokenizer.path": made_by_others(tmp_path / "given", lowers=True)})
+    assert "but changes 5 of 65, such as" in caplog.text
+
+
 def test_a_tokenizer_that_puts_no_end_is_refused_by_training_and_an_error_of_the_doctor(tmp_path):
     changes = {"tokenizer.path": made_by_others(tmp_path / "given", ends=False)}
     recipe = tiny_recipe(tmp_path / "run", changes)
@@ -145,6 +152,7 @@ def test_limits_that_cut_or_drop_much_are_told(tmp_path, caplog):
     assert caplog.text == ""
     with pytest.raises(ValueError, match=r"`validation.max_new_tokens` must be at most 64, the model's positions"):
         check(tmp_path, changes, **POSITIONS)
+    check(tmp_path, {**changes, "validation.max_new_tokens": 64}, **POSITIONS)
     changes |= {"validation.max_new_tokens": 9, "data.max_source_tokens": 25}
     check(tmp_path, {**changes, "decoding.max_length": 5, "optimization.tokens_per_update": 5})
     for name in ("decoding.max_length", "validation.max_new_tokens", "optimization.tokens_per_update"):

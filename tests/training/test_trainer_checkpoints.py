@@ -49,8 +49,10 @@ def names(folder) -> list[str]:
 
 
 DAMAGE = {
-    **{f"no {name}": lambda path, name=name: (path / name).unlink() for name in ("optimizer.pt", MANIFEST)},
+    **{f"no {name}": lambda path, name=name: (path / name).unlink() for name in ("optimizer.pt", "scheduler.pt")},
+    **{f"no {name}": lambda path, name=name: (path / name).unlink() for name in ("rng_state.pth", MANIFEST)},
     "a flipped bit": flip_a_bit,
+    "a flipped bit in the optimizer": lambda path: flip_a_bit(path, "optimizer.pt"),
     "an empty folder": lambda path: [shutil.rmtree(path), path.mkdir()],
     "no folder": lambda path: [shutil.rmtree(path), path.write_text("")],
 }
@@ -119,9 +121,12 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tmp_pa
 
 KILLS = [
     ("transformers.modeling_utils.safe_save_file", 0),
-    ("torch.save", 3),  # of the arguments, the optimizer, the schedule, the random numbers
+    ("torch.save", 1),  # of the arguments, the optimizer, the schedule, the random numbers
+    ("torch.save", 3),
     ("heedful.training.trainer.saving.finish_checkpoint", 0),
+    ("heedful.training.run_folder.checkpoints.flush", 3),
     ("pathlib.Path.rename", 0),
+    ("heedful.training.trainer.saving.flush", 0),
     ("heedful.training.trainer.saving.rotate_checkpoints", 0),
 ]
 

@@ -1,6 +1,7 @@
 """Recipes of runs that take a second, and what several test files do with them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from heedful.training.recipe import Recipe
@@ -38,6 +39,21 @@ def tiny_tree(folder: Path, changes: dict | None = None) -> dict:
 
 def tiny_recipe(folder: Path, changes: dict | None = None) -> Recipe:
     return make_recipe(tiny_tree(folder, changes))
+
+
+def around(owner, name: str, before: Callable[[], object] | None = None, after: Callable[[], object] | None = None):
+    """Call functions before and after each call of a method of an object."""
+    method = getattr(owner, name)
+
+    def call(*given, **named):
+        if before is not None:
+            before()
+        result = method(*given, **named)
+        if after is not None:
+            after()
+        return result
+
+    setattr(owner, name, call)
 
 
 def logged(folder: Path, name: str) -> list[float]:

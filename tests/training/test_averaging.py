@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from heedful.training.loop.validation import validation_loss
 from heedful.training.objectives.moving_average import MovingAverage
 from heedful.training.run import train
-from heedful.training.run_folder.checkpoints import checkpoint_path, list_checkpoints
+from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, list_checkpoints
 from process_checks import equal
 from tiny_runs import logged, tiny_recipe
 
@@ -66,17 +66,19 @@ def test_the_published_weights_are_the_moving_average_where_the_recipe_says_so(t
     assert not equal(load_file(path / "model.safetensors"), average)
 
 
-def test_the_published_weights_are_those_that_the_recipe_says_or_their_average(tmp_path, monkeypatch):
-    values = itertools.chain([3.0, 1.0, 4.0, 2.0, 5.0], itertools.repeat(6.0))
+def test_the_last_checkpoints_and_the_best_are_kept_and_those_published_that_the_recipe_says(tmp_path, monkeypatch):
+    values = itertools.chain([5.0, 4.0, 1.0, 6.0, 2.0, 7.0], itertools.repeat(8.0))
     monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
-    changes = {"checkpoints.keep_best": 2, "checkpoints.keep_last": 2, "checkpoints.every_updates": 1}
-    changes["validation.every_updates"] = 1
-    for publish, updates in {"average_best": (2, 4), "average": (5, 6), "best": (2,), "last": (6,)}.items():
+    changes = {"optimization.max_updates": 7, "validation.every_updates": 1, "checkpoints.every_updates": 2}
+    changes |= {"checkpoints.keep_best": 2, "checkpoints.keep_last": 2}
+    for publish, updates in {"average_best": (3, 5), "average": (6, 7), "best": (3,), "last": (7,)}.items():
         changes |= {"checkpoints.publish": publish, "resume": publish != "average_best"}
         result = train(tiny_recipe(tmp_path / "run", changes))
-        assert result.progress.best == [(1.0, 2), (2.0, 4)]
+        assert result.progress.best == [(1.0, 3), (2.0, 5)]
         paths = dict(list_checkpoints(tmp_path / "run/checkpoints"))
-        assert list(paths) == [2, 4, 5, 6]
+        # The two newest are the regular one of update 6 and the end of the run; two others had the best losses.
+        assert list(paths) == [3, 5, 6, 7]
+        assert [find_damage(path) for path in paths.values()] == [None] * 4
         weights = [load_file(paths[update] / "model.safetensors") for update in updates]
         exact = {"rtol": 0, "atol": 0} if len(updates) == 1 else {}
         for name, weight in load_file(result.folder / "model.safetensors").items():

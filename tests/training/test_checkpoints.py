@@ -3,6 +3,7 @@ import logging
 import re
 import shutil
 from dataclasses import replace
+from itertools import product
 from unittest.mock import Mock
 
 import pytest
@@ -27,10 +28,10 @@ from heedful.training.run_folder.checkpoints import (
     load_state,
     newest_whole_checkpoint,
     prune_checkpoints,
-    save_checkpoint,
 )
 from heedful.training.run_folder.progress import Progress
 from helpers import tiny_model
+from process_checks import equal
 
 RECIPE = "name: 뜻\n"
 SIZES = {"vocab_size": 260, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
@@ -52,7 +53,7 @@ def save(folder, tokenizers, update, seed=0, **sizes):
     optimizer = torch.optim.Adam(model.parameters())
     model(input_ids=torch.tensor([[5, 2]]), labels=torch.tensor([[6, 2]])).loss.backward()
     optimizer.step()
-    return save_checkpoint(folder, model, state_of(model, optimizer, update), tokenizers, RECIPE)
+    return checkpoints.save_checkpoint(folder, model, state_of(model, optimizer, update), tokenizers, RECIPE)
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +175,7 @@ def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
 
 
 def test_a_file_that_cannot_be_read_is_no_damage(folder, monkeypatch):
-    def fail(file):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(checkpoints, "checksum", fail)
+    monkeypatch.setattr(checkpoints, "checksum", Mock(side_effect=OSError(5, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):
         newest_whole_checkpoint(folder)
 
@@ -215,42 +213,42 @@ def test_progress_moving_average_and_scaler_come_back(tokenizers, tmp_path):
     scaler.scale(torch.ones(1))
     state = state_of(model, torch.optim.Adam(model.parameters()), 4)
     state = replace(state, moving_average=average, scaler=scaler.state_dict())
-    loaded = load_state(save_checkpoint(tmp_path, model, state, tokenizers, RECIPE))
+    loaded = load_state(checkpoints.save_checkpoint(tmp_path, model, state, tokenizers, RECIPE))
     assert load_progress(checkpoint_path(tmp_path, 4)) == loaded.progress == state.progress
     assert (loaded.scaler, loaded.scaler["scale"]) == (state.scaler, 128)
     assert loaded.moving_average.keys() == average.keys()
     assert all(torch.equal(loaded.moving_average[name], value) for name, value in average.items())
 
 
-@pytest.mark.parametrize("size", [0, 600, 5000, 10_000, 20_000])
-def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tokenizers, tmp_path, size):
+WRITERS = [*product([None], [0, 600, 5000, 10_000, 20_000])]  # all in turn
+WRITERS += product([TokenizerPair, HeedForConditionalGeneration, torch], [2000])
+
+
+@pytest.mark.parametrize(("writer", "room"), WRITERS)
+def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, tmp_path, monkeypatch, writer, room):
     whole = save(tmp_path, tokenizers, 1)
     sizes = {file.stat().st_size for file in whole.rglob("*") if file.is_file()}
     assert min(sizes) < 600 < 20_000 < max(sizes)
-    with pytest.raises(OSError, match="update-00000002 could not be written: "), FileTooLarge(size):
+    owner, name = (checkpoints, "save_checkpoint") if writer is None else (writer, "save_pretrained")
+    name = "save" if writer is torch else name
+    write = getattr(owner, name)
+
+    def write_with_little_room(*given, **named):
+        with FileTooLarge(room):
+            return write(*given, **named)
+
+    monkeypatch.setattr(owner, name, write_with_little_room)
+    with pytest.raises(OSError, match="update-00000002 could not be written: "):
         save(tmp_path, tokenizers, 2)
+    # The older checkpoint is left, and nothing half written.
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
     assert newest_whole_checkpoint(tmp_path) == whole
+    monkeypatch.undo()
     assert find_damage(save(tmp_path, tokenizers, 2)) is None
 
 
-@pytest.mark.parametrize("writer", [TokenizerPair, HeedForConditionalGeneration, torch])
-def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, tmp_path, monkeypatch, writer):
-    name = "save" if writer is torch else "save_pretrained"
-    write = getattr(writer, name)
-
-    def write_with_little_room(*arguments, **options):
-        with FileTooLarge(2000):
-            return write(*arguments, **options)
-
-    monkeypatch.setattr(writer, name, write_with_little_room)
-    with pytest.raises(OSError, match="update-00000002 could not be written: "):
-        save(tmp_path, tokenizers, 2)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_average_is_the_mean_of_every_weight(saved):
-    paths = [path for _, path in list_checkpoints(saved)]
+def test_the_average_is_the_mean_of_every_weight_also_of_those_in_several_files(folder):
+    paths = [path for _, path in list_checkpoints(folder)]
     by_hand = [load_file(path / "model.safetensors") for path in paths]
     average = average_weights(paths)
     assert average.keys() == by_hand[0].keys()
@@ -260,19 +258,12 @@ def test_the_average_is_the_mean_of_every_weight(saved):
         torch.testing.assert_close(weight, expected, rtol=1e-6, atol=0)
     embedding = "model.encoder.embed_tokens.weight"
     assert not torch.equal(average[embedding], by_hand[0][embedding])
-
-
-def test_weights_in_several_files_are_averaged_together(folder):
-    path = checkpoint_path(folder, 3)
-    weights = load_file(path / "model.safetensors")
-    names = sorted(weights)
-    whole = average_weights([path])
-    save_file({name: weights[name] for name in names[:4]}, path / "model-00001-of-00002.safetensors")
-    save_file({name: weights[name] for name in names[4:]}, path / "model-00002-of-00002.safetensors")
-    (path / "model.safetensors").unlink()
-    parts = average_weights([path])
-    assert parts.keys() == whole.keys()
-    assert all(torch.equal(parts[name], whole[name]) for name in whole)
+    names = sorted(average)
+    for number, part in enumerate((names[:4], names[4:]), 1):
+        file = paths[0] / f"model-0000{number}-of-00002.safetensors"
+        save_file({name: by_hand[0][name].clone() for name in part}, file)
+    (paths[0] / "model.safetensors").unlink()
+    assert equal(average_weights(paths), average)
 
 
 @pytest.mark.parametrize("sizes", [{"encoder_layers": 2}, {"encoder_ffn_dim": 12}])

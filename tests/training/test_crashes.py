@@ -27,7 +27,7 @@ from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage
 from process_checks import equal
-from tiny_runs import logged, tiny_recipe
+from tiny_runs import around, logged, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
 NO_DROPOUT = {"model.options.dropout": 0.0}
@@ -103,18 +103,16 @@ def test_a_validation_without_a_checkpoint_is_not_remembered_as_the_best(
     assert saved_updates(tmp_path / "run") == [6]
 
 
-def test_a_log_that_cannot_be_written_ends_no_run(make_loop, tmp_path, monkeypatch, caplog):
+def test_a_log_that_cannot_be_written_ends_no_run(make_loop, tmp_path, caplog):
     loop = make_loop()
-    step = loop.engine.step
 
-    def step_on_a_full_disk(*arguments):
-        step(*arguments)
+    def fill_the_disk():
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         full = loop.progress.update in (2, 3)
         size = (tmp_path / "run/log.jsonl").stat().st_size + 20 if full else limits[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
 
-    monkeypatch.setattr(loop.engine, "step", step_on_a_full_disk)
+    around(loop.engine, "step", after=fill_the_disk)
     loop.run()
     assert "a line of the log is lost" in caplog.text
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
@@ -142,13 +140,10 @@ def test_an_update_that_is_not_a_number_is_skipped_and_counted_where_the_recipe_
 ):
     loop = make_loop({"optimization.skip_nonfinite_updates": 1, "logging.every_updates": 3})
     spoil(loop, monkeypatch, {2, 4})
-    weights, step = [], loop.engine.step
-
-    def step_and_note(*arguments):
-        step(*arguments)
-        weights.append(torch.cat([weight.detach().flatten() for weight in loop.engine.model.parameters()]))
-
-    monkeypatch.setattr(loop.engine, "step", step_and_note)
+    weights, parameters = [], list(loop.engine.model.parameters())
+    around(
+        loop.engine, "step", after=lambda: weights.append(torch.cat([each.detach().flatten() for each in parameters]))
+    )
     progress = loop.run()
     assert (progress.update, progress.skipped_updates, progress.skipped_in_a_row) == (6, 2, 0)
     assert "update 2 is skipped: the norm of its gradient is nan" in caplog.text
@@ -179,17 +174,14 @@ def test_more_updates_in_a_row_than_allowed_stop_the_run(
     assert make_loop({**changes, "resume": True}).run().update == 6
 
 
-def test_poisoned_weights_are_never_saved(make_loop, monkeypatch, saved_updates, tmp_path):
+def test_poisoned_weights_are_never_saved(make_loop, saved_updates, tmp_path):
     loop = make_loop({"checkpoints.every_updates": 2})
-    step = loop.engine.step
 
-    def step_and_poison(*arguments):
-        step(*arguments)
+    def poison():
         if loop.progress.update == 3:
-            with torch.no_grad():
-                next(iter(loop.engine.model.parameters()))[0, 0] = float("inf")
+            next(iter(loop.engine.model.parameters())).data[0, 0] = float("inf")
 
-    monkeypatch.setattr(loop.engine, "step", step_and_poison)
+    around(loop.engine, "step", after=poison)
     with pytest.raises(FloatingPointError, match=r"a weight is not finite. The last checkpoint is unharmed"):
         loop.run()
     assert saved_updates(tmp_path / "run") == [2]

@@ -25,7 +25,7 @@ from heedful.training.speed.compilation import CompiledBody
 from heedful.training.speed.made_ahead import AHEAD, made_ahead
 from process_checks import equal
 from rows_attention import varlen_attn
-from tiny_runs import logged
+from tiny_runs import around, logged
 
 COMPILED = {"optimization.compile": True}
 NO_DROPOUT = {"model.options.dropout": 0.0}
@@ -137,10 +137,9 @@ def test_ctrl_c_and_too_little_memory_end_compiling(make_loop, monkeypatch, erro
         make_loop(COMPILED).run()
 
 
-def test_a_signal_while_compiling_ends_the_run_after_its_first_update(make_loop, monkeypatch, saved_updates, tmp_path):
+def test_a_signal_while_compiling_ends_the_run_after_its_first_update(make_loop, saved_updates, tmp_path):
     loop = make_loop()
-    warm_up = loop.engine.warm_up
-    monkeypatch.setattr(loop.engine, "warm_up", lambda row: signal.raise_signal(signal.SIGINT) or warm_up(row))
+    around(loop.engine, "warm_up", before=lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(TrainingInterrupted):
         loop.run()
     assert saved_updates(tmp_path / "run") == [1]
@@ -290,25 +289,19 @@ def late(loop):
     return loop
 
 
-def spoil(loop, monkeypatch, updates):
-    accumulate = loop.engine.accumulate
-
-    def accumulate_and_spoil(*args, **kwargs):
-        sums = accumulate(*args, **kwargs)
+def spoil(loop, updates):
+    def poison():
         if loop.progress.update + 1 in updates:
             next(iter(loop.engine.parameters)).grad[0, 0] = math.nan
-        return sums
 
-    monkeypatch.setattr(loop.engine, "accumulate", accumulate_and_spoil)
+    around(loop.engine, "accumulate", after=poison)
 
 
-def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(
-    make_loop, monkeypatch, weights_of, tmp_path, caplog
-):
+def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(make_loop, weights_of, tmp_path, caplog):
     changes = {"optimization.skip_nonfinite_updates": 1, "logging.every_updates": 2, "optimization.max_updates": 4}
     loops = make_loop(changes, folder=tmp_path / "waiting"), late(make_loop(changes))
     for loop in loops:
-        spoil(loop, monkeypatch, {1, 3})
+        spoil(loop, {1, 3})
         progress = loop.run()
         assert (progress.skipped_updates, progress.update) == (2, 4)
     assert caplog.text.count("update 3 is skipped: the norm of its gradient is nan") == 2
@@ -317,10 +310,10 @@ def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(
 
 
 def test_a_run_that_diverges_is_stopped_at_the_line_of_the_log_and_nothing_of_it_is_saved(
-    make_loop, monkeypatch, saved_updates, tmp_path
+    make_loop, saved_updates, tmp_path
 ):
     loop = late(make_loop({"checkpoints.every_updates": 2, "logging.every_updates": 10}))
-    spoil(loop, monkeypatch, {3})
+    spoil(loop, {3})
     with pytest.raises(FloatingPointError, match="diverged at update 3 "):
         loop.run()
     assert saved_updates(tmp_path / "run") == [2]

@@ -2,7 +2,6 @@ import logging
 import math
 import os
 import signal
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,25 +13,20 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
 from process_checks import equal
-from tiny_runs import logged, tiny_recipe
+from tiny_runs import around, logged, tiny_recipe
 
 
-def test_the_training_loss_falls_in_bf16_and_weights_are_float32(make_loop, weights_of):
-    loop = make_loop({"optimization.max_updates": 24, "optimization.mixed_precision": "bf16"})
-    assert loop.run().update == 24
-    losses = logged(loop.recipe.folder, "train/loss")
-    assert len(losses) == 24
+def test_the_training_loss_falls_in_bf16_at_the_schedules_rates_and_weights_are_float32(make_loop, weights_of):
+    changes = {"optimization.max_updates": 12, "optimization.mixed_precision": "bf16"}
+    loop = make_loop({**changes, "optimization.warmup_updates": 4, "optimization.learning_rate": 0.012})
+    assert loop.run().update == 12
+    losses, rates = (logged(loop.recipe.folder, f"train/{name}") for name in ("loss", "learning_rate"))
+    assert len(losses) == 12
     assert abs(losses[0] - math.log(400)) < 1.0
-    assert sum(losses[-5:]) / 5 < 0.85 * losses[0]
-    assert {weight.dtype for weight in weights_of(loop.recipe.folder, 24).values()} == {torch.float32}
-
-
-def test_the_learning_rate_of_every_update_is_the_schedules(make_loop):
-    loop = make_loop({"optimization.warmup_updates": 4})
-    loop.run()
-    rates = logged(loop.recipe.folder, "train/learning_rate")
-    assert rates == pytest.approx([0.00075, 0.0015, 0.00225, 0.003, 0.003, 0.003])
-    assert loop.engine.optimizer.param_groups[0]["lr"] == pytest.approx(0.003)
+    assert sum(losses[-3:]) / 3 < 0.85 * losses[0]
+    assert rates == pytest.approx([0.003, 0.006, 0.009, *[0.012] * 9])
+    assert loop.engine.optimizer.param_groups[0]["lr"] == pytest.approx(0.012)
+    assert {weight.dtype for weight in weights_of(loop.recipe.folder, 12).values()} == {torch.float32}
 
 
 def test_dropout_is_at_work(make_loop, tmp_path, weights_of, monkeypatch):
@@ -73,45 +67,15 @@ def test_a_damaged_newest_checkpoint_is_replaced_by_the_resumed_run(make_loop, t
     assert not half_written.exists()
 
 
-def signal_in_update(loop, monkeypatch, number, *signals):
-    """Send signals while a loop takes its update of this number."""
-    step = loop.engine.step
-
-    def step_and_be_stopped(*given):
-        for each in signals if loop.progress.update + 1 == number else ():
-            os.kill(os.getpid(), each)
-        return step(*given)
-
-    monkeypatch.setattr(loop.engine, "step", step_and_be_stopped)
-
-
-def test_a_signal_ends_the_run_after_its_update_and_it_can_be_resumed(
-    make_loop, weights_of, saved_updates, monkeypatch, tmp_path
-):
-    changes = {"optimization.max_updates": 3}
-    make_loop(changes, tmp_path / "straight").run()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        folder = tmp_path / str(number)
-        loop = make_loop(changes, folder)
-        signal_in_update(loop, monkeypatch, 2, number)
-        handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-        with pytest.raises(TrainingInterrupted, match=r"after update 2.*resume=true"):
-            loop.run()
-        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
-        assert saved_updates(folder) == [2]
-        assert make_loop(changes | {"resume": True}, folder).run().update == 3
-        assert equal(weights_of(folder, 3), weights_of(tmp_path / "straight", 3))
-
-
 @pytest.mark.parametrize(
     ("number", "error", "saved"),
     [(signal.SIGINT, KeyboardInterrupt, []), (signal.SIGTERM, TrainingInterrupted, ["update-00000001"])],
 )
 def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not_keep_the_run_from_saving(
-    make_loop, monkeypatch, tmp_path, number, error, saved
+    make_loop, tmp_path, number, error, saved
 ):
     loop = make_loop()
-    signal_in_update(loop, monkeypatch, 1, number, number)
+    around(loop.engine, "step", before=lambda: [os.kill(os.getpid(), each) for each in (number, number)])
     with pytest.raises(error):
         loop.run()
     assert [path.name for path in (tmp_path / "run").glob("checkpoints/*")] == saved
@@ -190,21 +154,6 @@ def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corp
     assert losses[0] == pytest.approx(total / count, rel=1e-5)
 
 
-def test_the_last_checkpoints_and_the_best_are_kept(make_loop, monkeypatch, saved_updates, tmp_path):
-    changes = {"checkpoints.every_updates": 2, "checkpoints.keep_last": 2, "validation.every_updates": 1}
-    loop = make_loop({"optimization.max_updates": 9, **changes})
-    values = iter([5.0, 4.0, 1.0, *[2.0] * 6])
-    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
-    loop.run()
-    # The two newest are the regular one of update 8 and the end of the run; update 3 had the best loss.
-    assert saved_updates(tmp_path / "run") == [3, 8, 9]
-    for publish, expected in (("average", [8, 9]), ("best", [3]), ("last", [9]), ("average_best", [3])):
-        settings = replace(loop.recipe.checkpoints, publish=publish)
-        paths = published_checkpoints(loop.checkpoints.folder, settings, loop.progress)
-        assert paths == [checkpoint_path(loop.checkpoints.folder, update) for update in expected]
-        assert all(find_damage(path) is None for path in paths)
-
-
 def test_a_stream_gives_every_pair_once_an_epoch_and_trains(make_loop, corpus, tmp_path):
     changes = {"data.streaming": True, "data.pool_size": 70, "tokenizer.path": None}
     streamed = prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "tokenizer")
@@ -219,27 +168,10 @@ def test_a_stream_gives_every_pair_once_an_epoch_and_trains(make_loop, corpus, t
     assert streamed.pairs is None
     assert len(rows_of(streamed, 0)) == corpus.pairs
     assert rows_of(streamed, 0) == rows_of(streamed, 1) == rows_of(corpus, 0)
-    loop = make_loop({**changes, "optimization.max_updates": 20}, data=streamed)
-    assert loop.run().update == 20
+    changes |= {"optimization.max_updates": 10, "optimization.learning_rate": 0.012}
+    assert make_loop(changes, data=streamed).run().update == 10
     losses = logged(tmp_path / "run", "train/loss")
     assert losses[-1] < 0.85 * losses[0]
-
-
-@pytest.mark.parametrize(("norm", "scale"), [(1.0, 128.0), (math.inf, 64.0), (math.nan, 64.0)])
-def test_a_gradient_that_is_not_finite_halves_the_scale_of_fp16_and_changes_no_weight(
-    make_loop, monkeypatch, norm, scale
-):
-    engine = make_loop().engine
-    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
-    scaler.scale(torch.ones(1))
-    monkeypatch.setattr(engine.accelerator, "scaler", scaler)
-    before = [weight.detach().clone() for weight in engine.parameters]
-    for weight in engine.parameters:
-        weight.grad = torch.ones_like(weight)
-    engine.step(0.1, torch.tensor(norm), 1)
-    assert scaler.get_scale() == scale
-    unchanged = {torch.equal(*pair) for pair in zip(before, engine.parameters, strict=True)}
-    assert unchanged == {norm != 1}
 
 
 def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one_autocast(make_loop, monkeypatch):

@@ -125,6 +125,9 @@ def test_parts_are_those_that_both_directions_make(parts, tmp_path):
     (by_key, _), (by_part, _) = parts(**ways), parts({"other": other})
     assert sources_of(by_key) == sources_of(by_part)
     assert by_key.target_language == by_part.target_language == "de"
+    assert set(by_key.tokenizers.languages) == {"de", "en"}
+    rows = [row["labels"] for update in by_key.updates(0) for bucket in update for row in bucket]
+    assert sorted(by_key.tokenizers.decode_target(rows)) == sorted([*EN[:5], *DE[:5]])
     assert len(by_key.validation) == 2 * len(by_part.validation)
     assert sources_of(parts(**ways, **{"data.streaming": True})[0]) == sources_of(by_key)
     both, _ = parts({"tagged": {"train": str(tmp_path / "train.tsv"), "tag": "bt"}}, **ways)

@@ -19,7 +19,7 @@ from heedful.training.run_folder.progress import Progress, new_window
 from heedful.training.speed import throughput
 from heedful.training.speed.throughput import operations_of_pairs
 from row_lengths import padding_share
-from tiny_runs import logged
+from tiny_runs import around, logged
 
 
 def test_values_are_ratios_of_the_sums():
@@ -39,17 +39,16 @@ def test_values_are_ratios_of_the_sums():
     assert all(math.isfinite(value) for value in values.values())
 
 
-def test_every_value_is_logged_and_the_gradients_norm_is_that_before_clipping(make_loop, monkeypatch, tmp_path):
+def test_every_value_is_logged_and_the_gradients_norm_is_that_before_clipping(make_loop, tmp_path):
     norms, changes = {}, {"optimization.token_budget": 500, "optimization.max_updates": 3}
     for limit in (None, 0.01):
         loop = make_loop(changes | {"optimization.max_grad_norm": limit}, tmp_path / str(limit))
-        step, found = loop.engine.optimizer.step, norms.setdefault(limit, [])
+        weights, found = list(loop.engine.model.parameters()), norms.setdefault(limit, [])
 
-        def look_and_step(step=step, loop=loop, found=found):
-            found.append(torch.cat([weight.grad.flatten() for weight in loop.engine.model.parameters()]).norm().item())
-            step()
+        def look(weights=weights, found=found):
+            found.append(torch.cat([weight.grad.flatten() for weight in weights]).norm().item())
 
-        monkeypatch.setattr(loop.engine.optimizer, "step", look_and_step)
+        around(loop.engine.optimizer, "step", before=look)
         loop.run()
     assert norms[0.01] == pytest.approx([0.01] * 3, rel=1e-3)
     free, clipped = (logged(tmp_path / name, "train/gradient_norm") for name in ("None", "0.01"))
@@ -61,29 +60,24 @@ def test_every_value_is_logged_and_the_gradients_norm_is_that_before_clipping(ma
     assert values["perplexity"] == pytest.approx([math.exp(loss) for loss in values["loss"]])
 
 
-def test_the_padding_share_is_that_of_the_batches(make_loop, tmp_path):
-    loop = make_loop({"optimization.token_budget": 500, "logging.every_updates": 3, "optimization.max_updates": 3})
-    rows, batches = [], []
+def test_values_over_several_updates_are_those_of_all_their_tokens(make_loop, tmp_path):
+    changes = {"optimization.token_budget": 500, "optimization.max_updates": 3}
+    loop = make_loop(changes, tmp_path / "single")
+    rows, batches, counts = [], [], []
     for update in list(loop.corpus.updates(0))[:3]:
+        counts.append(sum(len(row["labels"]) for bucket in update for row in bucket))
         for part in split_update(update, loop.token_budget, loop.accelerator.num_processes)[0]:
             batches.append(range(len(rows), len(rows) + len(part)))
             rows += part
-    expected = padding_share(batches, [len(row["input_ids"]) for row in rows], [len(row["labels"]) for row in rows])
-    loop.run()
-    assert expected > 0.01
-    assert logged(tmp_path / "run", "train/padding_share") == [pytest.approx(expected)]
-
-
-def test_a_mean_over_updates_is_weighted_by_tokens(make_loop, tmp_path):
-    changes = {"optimization.max_updates": 3}
-    loop = make_loop(changes, tmp_path / "single")
     loop.run()
     make_loop(changes | {"logging.every_updates": 3}, tmp_path / "several").run()
-    counts = [sum(len(row["labels"]) for bucket in update for row in bucket) for update in loop.corpus.updates(0)][:3]
     losses = logged(tmp_path / "single", "train/loss")
     mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
     assert len(set(counts)) > 1
     assert logged(tmp_path / "several", "train/loss") == [pytest.approx(mean, rel=1e-9)]
+    padding = padding_share(batches, *([len(row[side]) for row in rows] for side in ("input_ids", "labels")))
+    assert padding > 0.01
+    assert logged(tmp_path / "several", "train/padding_share") == [pytest.approx(padding)]
 
 
 def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):

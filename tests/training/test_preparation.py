@@ -76,15 +76,6 @@ def test_the_tokenizer_may_be_trained_from_the_first_pairs(files, tmp_path):
     assert words == {"하나", "one"}
 
 
-def test_both_directions_double_the_rows_and_tag_them(files, tmp_path):
-    changes = {**files, "data.both_directions": True, "tokenizer.vocab_size": 262}
-    corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
-    assert (corpus.target_language, corpus.tokenizers.languages) == ("en", ("ko", "en"))
-    assert corpus.encoder.heads == [corpus.tokenizers.head("en"), corpus.tokenizers.head("ko")]
-    assert texts(corpus) == sorted(["one", "twelve hundred and forty", "three", "하나", "둘", "셋"])
-    assert len(corpus.validation) == 2
-
-
 def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):
     changes = {**files, "data.both_directions": True}
     with pytest.raises(ValueError, match=r"`data.source` must be another language than `data.target`.+both are 'en'"):

@@ -67,12 +67,8 @@ def test_a_value_of_another_type_is_refused():
         ("validation.select", "ter", "one of loss, bleu, chrf, exact_match, token_error_rate, character_error_rate"),
         ("logging.trackers", "tensorboard", "a list"),
     ]
-    refused(
-        [
-            ({key: value}, re.escape(f"`{key}` must be {wanted}, but is {value!r} instead"))
-            for key, value, wanted in cases
-        ]
-    )
+    message = "`{}` must be {}, but is {!r} instead"
+    refused([({key: value}, re.escape(message.format(key, wanted, value))) for key, value, wanted in cases])
 
 
 def test_a_section_must_hold_keys_and_the_keys_without_a_default():
@@ -145,8 +141,7 @@ NOT_A_NUMBER = float("nan")
 OUT_OF_RANGE = {
     "seed": [-1],
     **{f"tokenizer.{name}": [0] for name in ("vocab_size", "sentences")},
-    **{f"data.{name}": [0] for name in ("pool_size", "max_source_tokens")},
-    "data.max_target_tokens": [-1],
+    **{f"data.{name}": [0] for name in ("pool_size", "max_source_tokens", "max_target_tokens")},
     **{f"optimization.{name}": [0] for name in ("max_updates", "max_epochs", "buckets_per_update", "token_budget")},
     **{f"optimization.{name}": [0] for name in ("tokens_per_update", "epsilon", "max_grad_norm", "max_minutes")},
     **{f"optimization.{name}": [-1] for name in ("warmup_updates", "skip_nonfinite_updates")},
@@ -162,14 +157,9 @@ OUT_OF_RANGE = {
     "decoding.bootstrap": [-1, SMALLEST_BOOTSTRAP - 1],
     "logging.every_updates": [0],
 }
-IN_RANGE = {"optimization.warmup_updates": 0, "optimization.beta1": 0, "optimization.tokens_per_update": 1}
-IN_RANGE |= {
-    "data.max_source_tokens": None,
-    "validation.sentences": 0,
-    "validation.patience": None,
-    "decoding.bootstrap": SMALLEST_BOOTSTRAP,
-    "seed": 0,
-}
+IN_RANGE = {"optimization.warmup_updates": 0, "optimization.beta1": 0, "optimization.tokens_per_update": 1, "seed": 0}
+IN_RANGE |= {"data.max_source_tokens": None, "validation.sentences": 0, "validation.patience": None}
+IN_RANGE |= {"decoding.bootstrap": SMALLEST_BOOTSTRAP}
 
 
 def test_a_number_out_of_range_is_refused_and_the_ends_of_a_range_are_in_it():
@@ -182,22 +172,14 @@ def test_a_number_out_of_range_is_refused_and_the_ends_of_a_range_are_in_it():
 EPOCHS = {"optimization.max_updates": None, "optimization.max_epochs": 1}
 BOTH = {"data.both_directions": True}
 CONTRADICTIONS = [
-    (
-        {"optimization.buckets_per_update": 2001},
-        r"`optimization.tokens_per_update` must be at least 2001, but is 2000",
-    ),
+    ({"optimization.buckets_per_update": 3000}, "`optimization.tokens_per_update` must be at least 3000, but is 2000"),
     ({"optimization.ema_decay": 0.9}, r"`optimization.ema_decay` must be given where `checkpoints.publish` is ema"),
     ({"checkpoints.publish": "ema"}, r"`optimization.ema_decay` must be given .*, but is None with ema instead"),
     ({"allow_changes": True}, r"`allow_changes` must be false where `resume` is"),
     ({"resume": True, "overwrite": True}, r"`resume` and `overwrite` must not both be true"),
     ({"optimization.max_updates": None}, r"One of `optimization.max_updates`, .* must be given, but none is"),
-    *(
-        (
-            {"optimization.schedule": name, **EPOCHS},
-            f"`optimization.max_updates` must be given for the {name} schedule",
-        )
-        for name in ("cosine", "linear")
-    ),
+    ({"optimization.schedule": "cosine", **EPOCHS}, "`optimization.max_updates` must be given for the cosine sched"),
+    ({"optimization.schedule": "linear", **EPOCHS}, "`optimization.max_updates` must be given for the linear sched"),
     ({"optimization.weight_decay": 0.1}, r"`optimization.weight_decay` must be 0 with adam.*but is 0.1 instead"),
     ({"decoding.length_penalty": 0.6}, r"`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1.*0.6"),
     ({"decoding.length_penalty_form": "gnmt"}, r"must be power where `decoding.num_beams` is 1.*but is gnmt instead"),
@@ -206,8 +188,8 @@ CONTRADICTIONS = [
     ({"data.validation": None, "data.streaming": True}, "`data.validation` must be given where `data.streaming` is"),
     ({"decoding.ignore": "(a"}, r"`decoding.ignore` must be a regular expression, but is '\(a' instead: missing \)"),
     (
-        {"decoding.ignore": ["0-9"]},
-        r"must be text or empty, but is \['0-9'\] instead: text that YAML .* needs quotes\.",
+        {"decoding.ignore": [9]},
+        r"`decoding.ignore` must be text or empty, but is \[9\] .*: text that YAML .* needs quotes",
     ),
     ({"decoding.bootstrap": 7}, r"`decoding.bootstrap` must be 0 or at least 40, but is 7 instead"),
     ({"decoding.max_length": 1}, r"`decoding.max_length` must be at least 2, but is 1 instead"),
@@ -230,7 +212,7 @@ def test_a_file_that_is_no_mapping_in_yaml_is_refused(tmp_path):
     cases = [
         *[(text.encode(), r"The recipe .*recipe.yaml must be YAML, but is not") for text in ("name: [", "\t- x")],
         ("name: 한국".encode("cp949"), r"The recipe .*recipe.yaml must be YAML, but is not"),
-        (b"name: " + b"[" * 2000, "must be YAML, but is not: it is nested too deeply"),
+        (b"name: " + b"[" * 700, "must be YAML, but is not: it is nested too deeply"),
         *[(text, "must be a mapping of keys to values") for text in (b"", b"- name")],
         (b"name: a\ndata: {source: ko}\nseed: 1\ndata: {source: en}", "`data` .* once, but is in lines 2 and 4"),
         (b"data: {train: a, train: b}", "`train` must be there once, but is in lines 1 and 1"),

@@ -26,7 +26,7 @@ from heedful.training.run_folder.checkpoints import (
 )
 from heedful.training.run_folder.folder import changed_keys, check_output_folder
 from helpers import slow_but
-from tiny_runs import logged, tiny_recipe, tiny_tree
+from tiny_runs import around, logged, tiny_recipe, tiny_tree
 
 END = 6
 # An epoch has four updates, each in several micro-batches; validations and checkpoints come in between.
@@ -89,19 +89,18 @@ def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
     if kind == "stream":
         data = prepare_corpus(tiny_recipe(tmp_path / "any", KINDS[kind]), tmp_path / "tokenizer")
     changes = {**CHANGES, **KINDS[kind]}
-    loop = make_loop(changes, tmp_path / "run", data)
-    backward, signals = loop.engine.backward, []
+    loop, signals = make_loop(changes, tmp_path / "run", data), [signal.SIGINT if stop == 4 else signal.SIGTERM]
 
-    def stop_and_go_backward(loss):
+    def interrupt():
         # In the middle of the update's micro-batches.
-        if loop.progress.update == stop - 1 and not signals:
-            signals.append(signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
-        backward(loss)
+        if loop.progress.update == stop - 1 and signals:
+            os.kill(os.getpid(), signals.pop())
 
-    loop.engine.backward = stop_and_go_backward
-    with pytest.raises(TrainingInterrupted, match=f"after update {stop};"):
+    around(loop.engine, "backward", before=interrupt)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(TrainingInterrupted, match=f"after update {stop}; continue with resume=true"):
         loop.run()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     resumed = make_loop({**changes, "resume": True}, tmp_path / "run", data)
     assert resumed.progress.update == stop
     resumed.run()
@@ -220,17 +219,11 @@ def test_changed_validation_pairs_are_noticed_also_beside_a_stream(tmp_path):
         assert corpora[0].fingerprint != corpora[1].fingerprint
 
 
-def test_the_random_numbers_of_an_update_are_its_own_and_its_processs(make_loop, monkeypatch):
+def test_the_random_numbers_of_an_update_are_its_own_and_its_processs(make_loop):
     seeds = {seed_of_update(*numbers) for numbers in itertools.product((1, 2), (0, 1, 2), (0, 1, 2))}
     assert len(seeds) == 18
     found, loop = [], make_loop()
-    accumulate = loop.engine.accumulate
-
-    def accumulate_and_note(*arguments, **more):
-        found.append(torch.initial_seed())
-        return accumulate(*arguments, **more)
-
-    monkeypatch.setattr(loop.engine, "accumulate", accumulate_and_note)
+    around(loop.engine, "accumulate", before=lambda: found.append(torch.initial_seed()))
     loop.run()
     assert found == [seed_of_update(1, update, 0) for update in range(6)]
 
@@ -248,13 +241,7 @@ def test_what_the_last_validation_found_is_found_again(make_loop, tmp_path):
 
 def test_the_clock_goes_on_where_it_was(make_loop):
     loop = make_loop({"optimization.max_minutes": 25.0})
-    train_on = loop._train_on
-
-    def train_long(update):
-        loop._started -= 600
-        train_on(update)
-
-    loop._train_on = train_long
+    around(loop, "_train_on", before=lambda: setattr(loop, "_started", loop._started - 600))
     assert loop.run().update == 3
     resumed = make_loop({"optimization.max_minutes": 25.0, "resume": True})
     assert resumed.progress.seconds > 1800
@@ -341,12 +328,9 @@ def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path)
             resume(tiny_recipe(tmp_path / "run", {"resume": True}))
 
 
-def test_a_signal_during_the_last_save_is_obeyed(make_loop, monkeypatch):
+def test_a_signal_during_the_last_save_is_obeyed(make_loop):
     loop = make_loop({"optimization.max_updates": 1})
-    save = loop.checkpoints.save
-    monkeypatch.setattr(
-        loop.checkpoints, "save", lambda *given, **named: os.kill(os.getpid(), signal.SIGTERM) or save(*given, **named)
-    )
+    around(loop.checkpoints, "save", before=lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(TrainingInterrupted, match="after update 1"):
         loop.run()
 

@@ -71,9 +71,10 @@ def test_a_run_is_the_same_when_repeated_and_of_another_seed_another(finished, t
     again = train(tiny_recipe(tmp_path / "again", CHANGES))
     assert equal(*(load_file(result.folder / "model.safetensors") for result in (again, finished)))
     assert again.metrics == finished.metrics
-    other = train(tiny_recipe(tmp_path / "other", {"seed": 2}))
+    other = train(tiny_recipe(tmp_path / "other", {"seed": 2, "optimization.max_updates": 1}))
     losses = [logged(result.recipe.folder, "train/loss") for result in (finished, again, other)]
-    assert losses[0] == losses[1] != losses[2]
+    assert losses[0] == losses[1]
+    assert losses[0][:1] != losses[2]
 
 
 def test_metrics_are_those_of_the_published_model(finished):
@@ -168,8 +169,14 @@ def test_all_that_a_run_with_two_tokenizers_writes_is_the_runs(tmp_path):
 def test_a_mistake_before_training_leaves_a_folder_that_the_corrected_recipe_can_use(tmp_path):
     folder = tmp_path / "run"
     short = {"model.options.position_encoding": "learned", "model.options.max_position_embeddings": 8}
-    with pytest.raises(ValueError, match=r"`data.train` must have at most 8 tokens in a row"):
-        train(tiny_recipe(folder, short))
+    cases = [
+        (short, r"`data.train` must have at most 8 tokens in a row"),
+        (
+            {"data.streaming": True, "data.max_source_tokens": 2},
+            r"No training pair is left: 300 .*`data.max_source_tokens` \(2\)",
+        ),
+    ]
+    assert_refused(cases, lambda changes: train(tiny_recipe(folder, changes)))
     assert [path.name for path in folder.iterdir()] == ["tokenizer"]
     result = train(tiny_recipe(folder, {"tokenizer.vocab_size": 390, "optimization.max_updates": 1}))
     assert len(result.corpus.tokenizers.source) == 390
@@ -291,8 +298,3 @@ def test_training_goes_on_from_a_published_model(finished, tmp_path):
 def test_a_model_that_has_hardly_a_right_word_gets_its_intervals_all_the_same():
     scores = score_translations(["", "the", "", ""], ["a b c d e f"] * 4, bootstrap=40)
     assert scores["chrf_interval"][0] == 0 < scores["chrf_interval"][1]
-
-
-def test_a_stream_whose_pairs_are_all_too_long_says_so(tmp_path):
-    with pytest.raises(ValueError, match=r"No training pair is left: 300 .*`data.max_source_tokens` \(2\)"):
-        train(tiny_recipe(tmp_path / "run", {"data.streaming": True, "data.max_source_tokens": 2}))

@@ -6,16 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    ProphetNetConfig,
-    ProphetNetForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
 import contract_measures as contract
@@ -23,6 +14,7 @@ import forked
 import trainer_process
 from heedful.training.trainer.batches import without_padding
 from helpers import assert_refused, tiny_model
+from tiny_runs import around
 
 TOLERANCE = 1e-5
 each_column = pytest.mark.parametrize("column", ["loop", "trainer"])
@@ -202,40 +194,36 @@ def column(folder):
 def test_a_weight_that_is_not_finite_is_not_saved(column, tmp_path):
     trainer = column.trainer(save_strategy="steps", save_steps=1, learning_rate=1e-3)
     trainer.args.output_dir = str(tmp_path / "run")
-    step = trainer.create_optimizer().step
-
-    def step_and_spoil(*args, **kwargs):
-        step(*args, **kwargs)
-        next(trainer.model.parameters()).data[0] = float("inf")
-
-    trainer.optimizer.step = step_and_spoil
+    weight = next(trainer.model.parameters())
+    around(trainer.create_optimizer(), "step", after=lambda: weight.data[0].fill_(float("inf")))
     with pytest.raises(FloatingPointError, match="a weight is not finite"):
         trainer.train()
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
-def tiny_models():
-    sizes = {"vocab_size": 400, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
-    sizes |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 512}
-    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    sizes |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
-    small = {"vocab_size": 400, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
-    small |= {"dropout_rate": 0.0, "decoder_start_token_id": 0}
-    prophet = {"vocab_size": 400, "hidden_size": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "dropout": 0.0}
-    prophet |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "ngram": 2, "decoder_start_token_id": 1}
-    prophet |= {"num_encoder_attention_heads": 2, "num_decoder_attention_heads": 2}
-    return {
-        "bart": lambda: BartForConditionalGeneration(BartConfig(**sizes)),
-        "m2m100": lambda: M2M100ForConditionalGeneration(M2M100Config(**sizes, attention_dropout=0.0)),
-        "t5": lambda: T5ForConditionalGeneration(T5Config(**small)),
-        "prophetnet": lambda: ProphetNetForConditionalGeneration(ProphetNetConfig(**prophet)),
-    }
+SIZES = {"vocab_size": 400, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+SIZES |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 512, "attention_dropout": 0.0}
+SIZES |= {
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+}
+OF_T5 = {"vocab_size": 400, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+OF_T5 |= {"dropout_rate": 0.0, "decoder_start_token_id": 0}
+PROPHET = {"vocab_size": 400, "hidden_size": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "dropout": 0.0}
+PROPHET |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "ngram": 2, "decoder_start_token_id": 1}
+PROPHET |= {"num_encoder_attention_heads": 2, "num_decoder_attention_heads": 2}
 
 
-@pytest.mark.parametrize("name", ["bart", "m2m100", "t5"])
-def test_other_models_are_mended_too(column, name, monkeypatch):
+def model_of(kind, sizes):
+    return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(kind, **sizes))
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("bart", SIZES), ("m2m_100", SIZES), ("t5", OF_T5)])
+def test_other_models_are_mended_too(column, kind, sizes, monkeypatch):
     torch.manual_seed(0)
-    model = tiny_models()[name]()
+    model = model_of(kind, sizes)
     make = type(column).trainer
     monkeypatch.setattr(type(column), "trainer", lambda self, *_, **kwargs: make(self, model, **kwargs))
     splits = [((48, 1), 0.0, False), ((48, 1), 0.1, False), ((8, 6), 0.1, False), ((8, 6), 0.0, True)]
@@ -246,7 +234,7 @@ def test_other_models_are_mended_too(column, name, monkeypatch):
 def test_a_model_whose_loss_has_further_terms_is_refused(column):
     # ProphetNet's is that of the next two tokens.
     with pytest.raises(ValueError, match="`model` must be trained with the cross-entropy of its labels alone"):
-        column.trainer(tiny_models()["prophetnet"]()).train()
+        column.trainer(model_of("prophetnet", PROPHET)).train()
 
 
 def test_the_smoothing_of_the_arguments_is_that_of_the_saved_config(column):

@@ -8,7 +8,6 @@ from pkgutil import resolve_name
 from unittest.mock import patch
 
 import pytest
-import torch
 from test_checkpoints import flip_a_bit
 from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
@@ -17,7 +16,7 @@ from full_disk import FileTooLarge
 from heedful import HeedSeq2SeqTrainer
 from heedful.training.run_folder.checkpoints import MANIFEST, find_damage
 from heedful.training.trainer import saving
-from trainer_runs import fresh_model, make_trainer, trained
+from trainer_runs import fresh_model, make_trainer, same_weights, trained
 
 OPTIONS = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 6}
 OPTIONS |= {"save_strategy": "steps", "save_steps": 2}
@@ -27,10 +26,6 @@ def run(folder, resume=None, kind=HeedSeq2SeqTrainer, **options):
     trainer = make_trainer(kind, folder, fresh_model(dropout=0.2), **{**OPTIONS, **options})
     trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def same_weights(one, other) -> bool:
-    return all(map(torch.equal, one.model.parameters(), other.model.parameters()))
 
 
 @pytest.fixture(scope="module")

@@ -21,14 +21,10 @@ from transformers import (
 from heedful import HeedSeq2SeqTrainer
 from heedful.modeling_heed import HeedFeedForward
 from trainer_process import Stream
-from trainer_runs import TRAINERS, collator, encoded_pairs, fresh_model, logged, make_trainer, trained
+from trainer_runs import TRAINERS, collator, encoded_pairs, fresh_model, logged, make_trainer, same_weights, trained
 
 RANDOM = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 5}
 both = pytest.mark.parametrize("kind", TRAINERS)
-
-
-def same_weights(one, other) -> bool:
-    return all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
 
 
 # Loss
@@ -189,19 +185,6 @@ def test_runs_of_one_seed_are_alike_and_of_another_seed_not(kind, tmp_path):
         torch.use_deterministic_algorithms(False)
 
 
-@both
-def test_a_resumed_run_ends_with_the_same_weights_and_without_false_alarm(kind, tmp_path):
-    saving = {**RANDOM, "save_strategy": "steps", "save_steps": 2}
-    whole = trained(kind, tmp_path, fresh_model(dropout=0.2), **saving)
-    resumed = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), **saving)
-    with patch("transformers.trainer.logger.warning") as warning:
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert len(logged(resumed)) == 5
-    assert same_weights(resumed.model, whole.model)
-    # transformers takes tied weights, which are saved once, for missing.
-    assert any("missing keys" in str(call) for call in warning.call_args_list) == (kind is Seq2SeqTrainer)
-
-
 class Terminated(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 2:
@@ -210,18 +193,29 @@ class Terminated(TrainerCallback):
 
 
 @both
-def test_a_terminated_run_saves_at_once_and_goes_on_from_there(kind, tmp_path):
-    whole = trained(kind, tmp_path / "whole", fresh_model(dropout=0.2), **RANDOM)
-    given, saving = {"callbacks": [Terminated()]}, {"enable_jit_checkpoint": True, **RANDOM}
-    stopped = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), given, **saving)
+def test_a_run_is_resumed_to_the_same_weights_without_false_alarm_also_where_it_was_terminated(kind, tmp_path):
+    def make(name, callbacks=(), **more):
+        return make_trainer(
+            kind, tmp_path / name, fresh_model(dropout=0.2), {"callbacks": callbacks}, **RANDOM, **more
+        )
+
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    whole, stopped = make("whole", **saving), make("stopped", [Terminated()], enable_jit_checkpoint=True)
+    whole.train()
     managers = [getattr(callback, "jit_manager", None) for callback in stopped.callback_handler.callbacks]
     next(manager for manager in managers if manager).kill_wait = 0
-    stopped.train()
+    stopped.train()  # saves at once
     assert stopped.state.global_step < 5
-    resumed = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), **RANDOM)
-    resumed.train(resume_from_checkpoint=True)
-    assert len(logged(resumed)) == 5
-    assert same_weights(resumed.model, whole.model)
+    for resumed, checkpoint in (
+        (make("whole", **saving), str(tmp_path / "whole/checkpoint-2")),
+        (make("stopped"), True),
+    ):
+        with patch("transformers.trainer.logger.warning") as warning:
+            resumed.train(resume_from_checkpoint=checkpoint)
+        assert len(logged(resumed)) == 5
+        assert same_weights(resumed, whole)
+        # transformers takes tied weights, which are saved once, for missing.
+        assert any("missing keys" in str(call) for call in warning.call_args_list) == (kind is Seq2SeqTrainer)
 
 
 @both

@@ -67,7 +67,9 @@ def make_loop(folder: Path, changes: dict, corpus, accelerator) -> TrainingLoop:
 
 
 def weights_of(folder: Path, update: int = END) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint_path(folder / "checkpoints", update) / "model.safetensors")
+    """Return copies, because what is loaded changes with the file."""
+    weights = load_file(checkpoint_path(folder / "checkpoints", update) / "model.safetensors")
+    return {name: weight.clone() for name, weight in weights.items()}
 
 
 def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:

@@ -56,6 +56,11 @@ def around(owner, name: str, before: Callable[[], object] | None = None, after: 
     setattr(owner, name, call)
 
 
+def saved_updates(folder: Path) -> list[int]:
+    """List the updates whose checkpoints are there."""
+    return sorted(int(path.name.split("-")[1]) for path in (folder / "checkpoints").iterdir())
+
+
 def logged(folder: Path, name: str) -> list[float]:
     """Return all values of one name in a run's log, in order."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]

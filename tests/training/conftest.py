@@ -5,7 +5,6 @@ import pytest
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
-from process_checks import weights_of as weights_on_disk
 from process_checks import with_teacher, write_teacher
 from tiny_runs import tiny_recipe
 
@@ -35,15 +34,3 @@ def make_loop(corpus, tmp_path):
         return TrainingLoop(recipe, with_teacher(data, recipe), make_accelerator(recipe.optimization))
 
     return make
-
-
-@pytest.fixture
-def saved_updates():
-    """List the updates whose checkpoints are there."""
-    return lambda folder: sorted(int(path.name.split("-")[1]) for path in (folder / "checkpoints").iterdir())
-
-
-@pytest.fixture
-def weights_of():
-    """Read the weights of an update's checkpoint: copies, because what is loaded changes with the file."""
-    return lambda folder, update: {name: weight.clone() for name, weight in weights_on_disk(folder, update).items()}

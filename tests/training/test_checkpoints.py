@@ -66,7 +66,6 @@ def saved(tokenizers, tmp_path_factory):
 
 @pytest.fixture
 def folder(saved, tmp_path):
-    """A copy of three whole checkpoints."""
     return shutil.copytree(saved, tmp_path / "checkpoints")
 
 

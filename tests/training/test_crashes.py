@@ -26,8 +26,8 @@ from heedful.training.loop import validation
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage
-from process_checks import equal
-from tiny_runs import around, logged, tiny_recipe
+from process_checks import equal, weights_of
+from tiny_runs import around, logged, saved_updates, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
 NO_DROPOUT = {"model.options.dropout": 0.0}
@@ -67,7 +67,7 @@ def fill_the_disk_at(monkeypatch, updates):
     monkeypatch.setattr(checkpoints, "save_checkpoint", save_with_little_room)
 
 
-def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypatch, caplog, weights_of, saved_updates):
+def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypatch, caplog):
     changes = {"checkpoints.every_updates": 1, "optimization.max_updates": 3}
     make_loop(changes, tmp_path / "straight").run()
     fill_the_disk_at(monkeypatch, {2})
@@ -80,9 +80,7 @@ def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypat
     assert equal(*(weights_of(tmp_path / name, 3) for name in ("run", "straight")))
 
 
-def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_run_can_be_resumed(
-    make_loop, tmp_path, monkeypatch, saved_updates
-):
+def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_run_can_be_resumed(make_loop, tmp_path, monkeypatch):
     changes = {"checkpoints.every_updates": 2, "optimization.max_updates": 3}
     fill_the_disk_at(monkeypatch, {3})
     with pytest.raises(OSError, match="update-00000003 could not be written: "):
@@ -92,9 +90,7 @@ def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_run_can_be_resumed(
     assert make_loop({**changes, "resume": True}).run().update == 3
 
 
-def test_a_validation_without_a_checkpoint_is_not_remembered_as_the_best(
-    make_loop, monkeypatch, saved_updates, tmp_path
-):
+def test_a_validation_without_a_checkpoint_is_not_remembered_as_the_best(make_loop, monkeypatch, tmp_path):
     fill_the_disk_at(monkeypatch, {2})
     values = iter([1.0, 3.0, 2.0])
     monkeypatch.setattr(validation, "validation_loss", lambda *_: next(values))
@@ -123,7 +119,6 @@ def test_a_log_that_cannot_be_written_ends_no_run(make_loop, tmp_path, caplog):
 
 
 def spoil(loop, monkeypatch, updates):
-    """Make the losses of updates not a number."""
     forward = loop.engine.model.forward
 
     def spoilt(**batch):
@@ -162,7 +157,7 @@ def test_an_update_that_is_not_a_number_is_skipped_and_counted_where_the_recipe_
     ],
 )
 def test_more_updates_in_a_row_than_allowed_stop_the_run(
-    make_loop, monkeypatch, saved_updates, tmp_path, allowed, log_every, message
+    make_loop, monkeypatch, tmp_path, allowed, log_every, message
 ):
     changes = {"optimization.skip_nonfinite_updates": allowed, "checkpoints.every_updates": 1}
     loop = make_loop({**changes, "logging.every_updates": log_every})
@@ -174,7 +169,7 @@ def test_more_updates_in_a_row_than_allowed_stop_the_run(
     assert make_loop({**changes, "resume": True}).run().update == 6
 
 
-def test_poisoned_weights_are_never_saved(make_loop, saved_updates, tmp_path):
+def test_poisoned_weights_are_never_saved(make_loop, tmp_path):
     loop = make_loop({"checkpoints.every_updates": 2})
 
     def poison():
@@ -202,7 +197,7 @@ def run_out_of_memory_above(loop, monkeypatch, tokens):
 
 
 def test_the_token_budget_shrinks_when_memory_runs_out_and_the_updates_stay_the_same(
-    make_loop, tmp_path, monkeypatch, weights_of, caplog
+    make_loop, tmp_path, monkeypatch, caplog
 ):
     make_loop({**NO_DROPOUT, "optimization.max_updates": 3}, tmp_path / "whole").run()
     changes = {**NO_DROPOUT, "optimization.shrink_token_budget": True}
@@ -259,7 +254,6 @@ def wait_for_nobody(folder: Path) -> None:
 
 
 def wait_for(path: Path, processes: list) -> None:
-    """Wait until a file is there, while all processes live."""
     deadline = time.monotonic() + 100
     while not path.exists():
         assert time.monotonic() < deadline

@@ -23,9 +23,9 @@ from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.speed import compilation
 from heedful.training.speed.compilation import CompiledBody
 from heedful.training.speed.made_ahead import AHEAD, made_ahead
-from process_checks import equal
+from process_checks import equal, weights_of
 from rows_attention import varlen_attn
-from tiny_runs import around, logged
+from tiny_runs import around, logged, saved_updates
 
 COMPILED = {"optimization.compile": True}
 NO_DROPOUT = {"model.options.dropout": 0.0}
@@ -63,9 +63,6 @@ def losses(folder):
     return logged(folder, "train/loss")
 
 
-# The compiled step
-
-
 def test_a_compiled_step_learns_what_the_plain_one_does_from_one_program(make_loop, quick_compiler, tmp_path):
     # Validation and generation stay uncompiled.
     changes = NO_DROPOUT | {"validation.every_updates": 3, "validation.sentences": 4, "optimization.max_updates": 3}
@@ -91,7 +88,7 @@ def test_rows_end_to_end_teach_what_padded_ones_do(make_loop, quick_compiler, pa
 
 
 def test_a_compiled_run_that_was_stopped_while_updates_were_made_ahead_goes_on_to_the_bit(
-    make_loop, quick_compiler, ahead, weights_of, tmp_path
+    make_loop, quick_compiler, ahead, tmp_path
 ):
     changes = {"optimization.max_updates": 3} | COMPILED
     make_loop(changes, folder=tmp_path / "straight").run()
@@ -137,7 +134,7 @@ def test_ctrl_c_and_too_little_memory_end_compiling(make_loop, monkeypatch, erro
         make_loop(COMPILED).run()
 
 
-def test_a_signal_while_compiling_ends_the_run_after_its_first_update(make_loop, saved_updates, tmp_path):
+def test_a_signal_while_compiling_ends_the_run_after_its_first_update(make_loop, tmp_path):
     loop = make_loop()
     around(loop.engine, "warm_up", before=lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(TrainingInterrupted):
@@ -202,10 +199,7 @@ def test_a_hook_keeps_a_model_from_being_compiled_and_packed_and_an_old_card_fro
     assert "flash attention computes in bfloat16 on cards since Ampere" in caplog.text
 
 
-# Updates made ahead
-
-
-def test_updates_that_are_made_ahead_are_the_same(make_loop, weights_of, tmp_path, request):
+def test_updates_that_are_made_ahead_are_the_same(make_loop, tmp_path, request):
     changes = {"optimization.max_epochs": 2, "optimization.max_updates": None}
     make_loop(changes, folder=tmp_path / "straight").run()
     threads = request.getfixturevalue("ahead")
@@ -280,11 +274,7 @@ def test_what_is_made_ahead_ends_with_its_reader_who_does_not_wait_for_it():
     assert len(made) <= 2 + AHEAD
 
 
-# Results that the device knows first
-
-
 def late(loop):
-    """Let the device of a loop decide whether a gradient is finite."""
     loop.engine.decides_on_device = True
     return loop
 
@@ -297,7 +287,7 @@ def spoil(loop, updates):
     around(loop.engine, "accumulate", after=poison)
 
 
-def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(make_loop, weights_of, tmp_path, caplog):
+def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(make_loop, tmp_path, caplog):
     changes = {"optimization.skip_nonfinite_updates": 1, "logging.every_updates": 2, "optimization.max_updates": 4}
     loops = make_loop(changes, folder=tmp_path / "waiting"), late(make_loop(changes))
     for loop in loops:
@@ -309,9 +299,7 @@ def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(ma
     assert losses(tmp_path / "waiting") == losses(tmp_path / "run")
 
 
-def test_a_run_that_diverges_is_stopped_at_the_line_of_the_log_and_nothing_of_it_is_saved(
-    make_loop, saved_updates, tmp_path
-):
+def test_a_run_that_diverges_is_stopped_at_the_line_of_the_log_and_nothing_of_it_is_saved(make_loop, tmp_path):
     loop = late(make_loop({"checkpoints.every_updates": 2, "logging.every_updates": 10}))
     spoil(loop, {3})
     with pytest.raises(FloatingPointError, match="diverged at update 3 "):

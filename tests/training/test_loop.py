@@ -12,11 +12,11 @@ from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
-from process_checks import equal
-from tiny_runs import around, logged, tiny_recipe
+from process_checks import equal, weights_of
+from tiny_runs import around, logged, saved_updates, tiny_recipe
 
 
-def test_the_training_loss_falls_in_bf16_at_the_schedules_rates_and_weights_are_float32(make_loop, weights_of):
+def test_the_training_loss_falls_in_bf16_at_the_schedules_rates_and_weights_are_float32(make_loop):
     changes = {"optimization.max_updates": 12, "optimization.mixed_precision": "bf16"}
     loop = make_loop({**changes, "optimization.warmup_updates": 4, "optimization.learning_rate": 0.012})
     assert loop.run().update == 12
@@ -29,16 +29,14 @@ def test_the_training_loss_falls_in_bf16_at_the_schedules_rates_and_weights_are_
     assert {weight.dtype for weight in weights_of(loop.recipe.folder, 12).values()} == {torch.float32}
 
 
-def test_dropout_is_at_work(make_loop, tmp_path, weights_of, monkeypatch):
+def test_dropout_is_at_work(make_loop, tmp_path, monkeypatch):
     for seed in (1, 2):
         monkeypatch.setattr("heedful.training.loop.loop.seed_of_update", lambda *_, seed=seed: seed)
         make_loop({"optimization.max_updates": 1}, tmp_path / str(seed)).run()
     assert not equal(*(weights_of(tmp_path / str(seed), 1) for seed in (1, 2)))
 
 
-def test_a_run_may_be_resumed_before_it_began_and_after_its_end(
-    make_loop, tmp_path, weights_of, saved_updates, caplog
-):
+def test_a_run_may_be_resumed_before_it_began_and_after_its_end(make_loop, tmp_path, caplog):
     folder, changes = tmp_path / "run", {"resume": True, "optimization.max_updates": 2}
     assert make_loop(changes).run().update == 2
     before = weights_of(folder, 2)
@@ -49,7 +47,7 @@ def test_a_run_may_be_resumed_before_it_began_and_after_its_end(
     assert equal(weights_of(folder, 2), before)
 
 
-def test_a_damaged_newest_checkpoint_is_replaced_by_the_resumed_run(make_loop, tmp_path, weights_of):
+def test_a_damaged_newest_checkpoint_is_replaced_by_the_resumed_run(make_loop, tmp_path):
     folder = tmp_path / "run"
     make_loop({"checkpoints.every_updates": 3}).run()
     expected = weights_of(folder, 6)

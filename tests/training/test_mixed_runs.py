@@ -53,7 +53,6 @@ def corpora(tmp_path, monkeypatch):
 
 
 def outputs_of(commands, heedful_command) -> list[str]:
-    """Return what commands print that end well."""
     outputs = []
     for command in commands:
         code, output, errors = heedful_command(*shlex.split(command))

@@ -9,7 +9,7 @@ import torch
 from heedful import HeedConfig
 from heedful.data.mixture import AugmentationRules
 from heedful.training.preparation import prepare_corpus
-from process_checks import write_teacher
+from process_checks import weights_of, write_teacher
 from tiny_runs import logged, tiny_recipe
 
 MODEL = {"model.options.source_word_dropout": 0.1, "model.options.target_word_dropout": 0.1}
@@ -31,7 +31,7 @@ FEW = {"data.train": "builtin:train:80"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_stopped_in_an_epoch_and_after_one_goes_on_bit_for_bit(kind, make_loop, tmp_path, weights_of):
+def test_a_run_stopped_in_an_epoch_and_after_one_goes_on_bit_for_bit(kind, make_loop, tmp_path):
     changes, found = FEW | KINDS[kind] | {"optimization.token_budget": 700}, []
     corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
     names = ["train/loss", "train/r_drop"]

@@ -26,7 +26,7 @@ from heedful.training.run_folder.checkpoints import (
 )
 from heedful.training.run_folder.folder import changed_keys, check_output_folder
 from helpers import slow_but
-from tiny_runs import around, logged, tiny_recipe, tiny_tree
+from tiny_runs import around, logged, saved_updates, tiny_recipe, tiny_tree
 
 END = 6
 # An epoch has four updates, each in several micro-batches; validations and checkpoints come in between.
@@ -250,7 +250,7 @@ def test_the_clock_goes_on_where_it_was(make_loop):
     assert make_loop(changes).run().update == 4
 
 
-def test_a_checkpoint_off_the_interval_counts_as_regular_only_while_it_is_the_last(make_loop, tmp_path, saved_updates):
+def test_a_checkpoint_off_the_interval_counts_as_regular_only_while_it_is_the_last(make_loop, tmp_path):
     changes = {"checkpoints.every_updates": 2, "checkpoints.keep_last": 2}
     make_loop({**changes, "optimization.max_updates": 3}).run()
     assert saved_updates(tmp_path / "run") == [2, 3]
@@ -261,7 +261,7 @@ def test_a_checkpoint_off_the_interval_counts_as_regular_only_while_it_is_the_la
     assert [path.name[-1] for path in paths] == ["2", "4"]
 
 
-def test_a_recipe_that_keeps_fewer_makes_room_when_it_resumes(make_loop, tmp_path, saved_updates):
+def test_a_recipe_that_keeps_fewer_makes_room_when_it_resumes(make_loop, tmp_path):
     changes = {"checkpoints.every_updates": 1, "validation.every_updates": 1, "optimization.max_updates": 3}
     make_loop({**changes, "checkpoints.keep_best": 3}).run()
     assert saved_updates(tmp_path / "run") == [1, 2, 3]

@@ -47,7 +47,6 @@ def jsonl(path, pairs):
 
 
 def check(folder, changes, **config):
-    """Do what a run does before its first update."""
     recipe = tiny_recipe(folder / "run", {**LONG, **changes})
     corpus = prepare_corpus(recipe, folder / "tokenizer")
     config = tiny_config(vocab_size=len(corpus.tokenizers.source), **config)

@@ -183,9 +183,6 @@ def test_a_resumed_run_ends_with_the_same_weights_where_ddp_builds_its_buckets_a
         assert run["resumed with settled buckets"] == [0.0, 0.0]
 
 
-# On one process
-
-
 @pytest.fixture
 def column(folder):
     return contract.column("trainer", folder)

@@ -53,7 +53,6 @@ def test_the_micro_batches_of_an_update_are_padded_no_more_than_its_buckets(part
 
 
 def texts_into_tensors(pairs):
-    """Tokenize `(source, target)` texts."""
     tokenizers = joint_tokenizers()
     columns = tokenizers.encode_source([pair[0] for pair in pairs]), tokenizers.encode_target([p[1] for p in pairs])
     return collator()([{"input_ids": ids, "labels": labels} for ids, labels in zip(*columns, strict=True)])
@@ -90,9 +89,6 @@ def test_updates_of_tokens_need_rows_whose_lengths_can_be_seen(tmp_path):
     options = {"per_device_train_batch_size": 8, "train_sampling_strategy": "random"}
     with pytest.raises(ValueError, match="`train_dataset` must have rows with `input_ids` and `labels`"):
         trained(HeedSeq2SeqTrainer, tmp_path, given=given, **options)
-
-
-# Streams
 
 
 def shuffled():

@@ -35,7 +35,6 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def folder(whole, tmp_path):
-    """A copy of three whole checkpoints."""
     return shutil.copytree(whole.args.output_dir, tmp_path / "run")
 
 

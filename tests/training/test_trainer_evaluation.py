@@ -32,7 +32,6 @@ both = pytest.mark.parametrize("kind", TRAINERS)
 
 @pytest.fixture(scope="module")
 def learned():
-    """A model that translates all six pairs."""
     return memorised_model(joint_tokenizers(), PAIRS)
 
 
@@ -57,9 +56,6 @@ def scores(results) -> dict[str, float]:
     texts, references = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (predictions, labels))
     found = evaluate.combine([TranslationMetric(), SameLength()]).compute(predictions=texts, references=references)
     return {name: found[name] for name in ("bleu", "exact_match", "same_length")}
-
-
-# Generation
 
 
 @both
@@ -118,9 +114,6 @@ def test_generation_uses_the_cache_during_training_and_after_it(kind, tmp_path):
     assert widths == [1] * 8
 
 
-# Choosing the best
-
-
 @both
 @pytest.mark.parametrize(("metric", "pick"), [("loss", min), ("exact_match", max), ("eval_short_loss", min)])
 def test_the_best_checkpoint_is_kept_and_loaded(kind, metric, pick, tmp_path):
@@ -142,9 +135,6 @@ def test_the_best_checkpoint_is_kept_and_loaded(kind, metric, pick, tmp_path):
     assert all(map(torch.equal, saved.state_dict().values(), trainer.model.state_dict().values()))
 
 
-# What metrics are given
-
-
 @both
 def test_prediction_of_the_loss_alone_or_of_logits_that_are_cut_down(kind, tmp_path):
     given = {"compute_metrics": lambda results: pytest.fail("metrics were computed")}
@@ -161,7 +151,6 @@ def test_prediction_of_the_loss_alone_or_of_logits_that_are_cut_down(kind, tmp_p
 
 
 def one_loss_per_pair(model) -> list[float]:
-    """Return the loss of every pair on its own."""
     return [model(**collator()([row])).loss.item() for row in encoded_pairs()]
 
 
@@ -215,9 +204,6 @@ def test_another_evaluation_dataset_is_evaluated_where_workers_persist(tmp_path)
     first, other = (trainer.evaluate(rows)["eval_loss"] for rows in (None, encoded_pairs()[:1]))
     assert other == pytest.approx(one_loss_per_pair(trainer.model)[0], rel=1e-5)
     assert other != pytest.approx(first, rel=1e-3)
-
-
-# Datasets and collators
 
 
 def columns() -> datasets.Dataset:
@@ -284,7 +270,6 @@ def test_padding_on_the_left_or_to_a_multiple_and_decoder_inputs_of_the_collator
 
 
 def on_the_left():
-    """Return a collator whose tokenizer pads on the left."""
     collate = collator()
     collate.tokenizer = type(collate.tokenizer)(
         tokenizer_object=collate.tokenizer.backend_tokenizer, pad_token="<pad>", padding_side="left"
@@ -320,9 +305,6 @@ def test_a_table_that_a_users_forward_makes_in_evaluation_can_be_trained_with(ki
     given = {"compute_metrics": lambda results: {"rows": len(results.predictions)}}
     trainer = trained(kind, tmp_path, Gated(fresh_model(label_smoothing=0.0).config), given, **arguments)
     assert logged(trainer, "eval_rows") == [6, 6, 6]
-
-
-# Rows that lack something
 
 
 @pytest.mark.parametrize("with_model", [False, True])

@@ -27,9 +27,6 @@ RANDOM = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random",
 both = pytest.mark.parametrize("kind", TRAINERS)
 
 
-# Loss
-
-
 @both
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_accumulated_updates_are_those_of_one_batch(kind, smoothing, tmp_path):
@@ -75,9 +72,6 @@ def test_noise_on_embeddings_is_there_in_training_alone(kind, tmp_path):
     plain, noisy = (trainer.train().training_loss for trainer in trainers)
     assert noisy != pytest.approx(plain, rel=1e-4)
     assert not trainers[1].model.get_input_embeddings()._forward_hooks
-
-
-# Memory and speed
 
 
 @both
@@ -131,9 +125,6 @@ def test_the_cache_is_emptied_as_often_as_asked_and_tokens_that_were_seen_are_co
     assert trainer.state.num_input_tokens_seen == 2 * sum(len(row["input_ids"]) for row in encoded_pairs())
 
 
-# Optimizer
-
-
 @both
 def test_the_optimizer_its_schedule_and_its_gradients_are_those_asked_for(kind, tmp_path):
     for name, expected in {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "adafactor": "Adafactor"}.items():
@@ -165,9 +156,6 @@ def test_weights_decay_and_biases_and_norms_do_not(kind, tmp_path):
         decays = {id(weight): group["weight_decay"] for group in optimizer.param_groups for weight in group["params"]}
         for name, weight in model.named_parameters():
             assert decays[id(weight)] == (0.1 if weight.dim() > 1 else 0.0), name
-
-
-# Order, seeds, and going on
 
 
 @both
@@ -236,9 +224,6 @@ def test_a_model_made_anew_keeps_the_generation_settings_of_the_arguments(tmp_pa
     assert settings.eos_token_id is None
     trainer.train()
     assert all(map(torch.equal, first.values(), trainer.model.state_dict().values()))
-
-
-# What HeedSeq2SeqTrainer refuses
 
 
 REFUSED = {

@@ -90,9 +90,6 @@ def test_a_token_that_no_text_would_give_is_told(tmp_path):
         make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"processing_class": tokenizer})
 
 
-# The Hub
-
-
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory):
     """What a process that takes the stand-in for the Hub has pushed there."""

@@ -96,14 +96,12 @@ def write_manifest(text):
     return lambda path: (path / MANIFEST).write_text(text((path / MANIFEST).read_text()))
 
 
+OPTIMIZER = "training_state/optimizer.pt"
 NO_MANIFEST = "manifest.json is missing or unreadable"
 DAMAGE = {
     "truncated": (truncate, r"model.safetensors has \d+ bytes instead of \d+"),
     "a flipped bit": (flip_a_bit, "model.safetensors has another checksum"),
-    "a flipped bit in the state": (
-        lambda path: flip_a_bit(path, "training_state/optimizer.pt"),
-        "training_state/optimizer.pt has another checksum",
-    ),
+    "a flipped bit in the state": (lambda path: flip_a_bit(path, OPTIMIZER), f"{OPTIMIZER} has another checksum"),
     "a missing file": (lambda path: (path / "config.json").unlink(), "config.json is missing"),
     "no manifest": (lambda path: (path / MANIFEST).unlink(), NO_MANIFEST),
     "half a manifest": (write_manifest(lambda text: text[:50]), NO_MANIFEST),

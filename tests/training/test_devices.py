@@ -121,7 +121,7 @@ PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but i
 
 
 @pytest.mark.parametrize(
-    ("environment", "gpus", "settings", "message"),
+    ("environment", "gpus", "given", "message"),
     [
         (TWO, 1, {}, r"number of processes on this machine .*at most 1, the number of its GPUs, but is 2 instead"),
         ({"WORLD_SIZE": "2"}, 2, {}, "`WORLD_SIZE` is 2 and `LOCAL_RANK` is missing"),
@@ -144,12 +144,10 @@ PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but i
         ({**TWO, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, 0, {}, "`parallelism_config` .* must be absent"),
     ],
 )
-def test_what_contradicts_is_refused_before_any_process_waits(
-    begin, environment, gpus, settings, message, monkeypatch
-):
+def test_what_contradicts_is_refused_before_any_process_waits(begin, monkeypatch, environment, gpus, given, message):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     with pytest.raises(ValueError, match=message):
-        begin(environment, gpus, **settings)
+        begin(environment, gpus, **given)
     assert not torch.distributed.is_initialized()
 
 

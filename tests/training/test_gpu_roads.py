@@ -34,12 +34,9 @@ NO_DROPOUT = {"model.options.dropout": 0.0}
 @pytest.fixture
 def quick_compiler(monkeypatch):
     """Trace what would be compiled, and run it as it is."""
-    compile_as_asked = torch.compile
-    monkeypatch.setattr(
-        torch,
-        "compile",
-        lambda function, dynamic, options: compile_as_asked(function, dynamic=dynamic, backend="eager"),
-    )
+    compiled = torch.compile
+    quick = lambda function, dynamic, options: compiled(function, dynamic=dynamic, backend="eager")  # noqa: E731
+    monkeypatch.setattr(torch, "compile", quick)
     torch.compiler.reset()
     counters.clear()
 
@@ -87,9 +84,7 @@ def test_rows_end_to_end_teach_what_padded_ones_do(make_loop, quick_compiler, pa
     assert all(0 <= share < 0.5 for share in logged(tmp_path / "run", "train/padding_share"))
 
 
-def test_a_compiled_run_that_was_stopped_while_updates_were_made_ahead_goes_on_to_the_bit(
-    make_loop, quick_compiler, ahead, tmp_path
-):
+def test_a_compiled_run_stopped_with_updates_made_ahead_goes_on_to_the_bit(make_loop, quick_compiler, ahead, tmp_path):
     changes = {"optimization.max_updates": 3} | COMPILED
     make_loop(changes, folder=tmp_path / "straight").run()
     make_loop(changes | {"optimization.max_updates": 2}).run()
@@ -356,8 +351,7 @@ def test_many_models_of_one_process_are_compiled(quick_compiler):
         def forward(self, inputs_embeds, decoder_inputs_embeds):
             return 2 * inputs_embeds + decoder_inputs_embeds
 
+    ids = torch.ones(2, 4, dtype=torch.long)
     for _ in range(20):
-        CompiledBody(Doubling())(
-            input_ids=torch.ones(2, 4, dtype=torch.long), decoder_input_ids=torch.ones(2, 4).long()
-        )
+        CompiledBody(Doubling())(input_ids=ids, decoder_input_ids=ids.clone())
     assert counters["stats"]["unique_graphs"] == 20

@@ -65,18 +65,14 @@ def test_a_damaged_newest_checkpoint_is_replaced_by_the_resumed_run(make_loop, t
     assert not half_written.exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "error", "saved"),
-    [(signal.SIGINT, KeyboardInterrupt, []), (signal.SIGTERM, TrainingInterrupted, ["update-00000001"])],
-)
-def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not_keep_the_run_from_saving(
-    make_loop, tmp_path, number, error, saved
-):
-    loop = make_loop()
-    around(loop.engine, "step", before=lambda: [os.kill(os.getpid(), each) for each in (number, number)])
-    with pytest.raises(error):
-        loop.run()
-    assert [path.name for path in (tmp_path / "run").glob("checkpoints/*")] == saved
+def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not_keep_the_run_from_saving(make_loop, tmp_path):
+    cases = (signal.SIGINT, KeyboardInterrupt, []), (signal.SIGTERM, TrainingInterrupted, ["update-00000001"])
+    for number, error, saved in cases:
+        loop = make_loop(folder=tmp_path / str(number))
+        around(loop.engine, "step", before=lambda number=number: [os.kill(os.getpid(), number) for _ in range(2)])
+        with pytest.raises(error):
+            loop.run()
+        assert [path.name for path in (tmp_path / str(number)).glob("checkpoints/*")] == saved
 
 
 def test_max_epochs_ends_the_run_after_whole_epochs(make_loop, corpus):

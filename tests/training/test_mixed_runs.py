@@ -15,7 +15,7 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
 from heedful.training.run_folder.folder import check_output_folder
 from helpers import assert_refused
-from tiny_runs import tiny_recipe, tiny_tree
+from tiny_runs import logged, tiny_recipe, tiny_tree
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/low_resource.md").read_text(encoding="utf-8")
 EN = ["A dog.", "A cat.", "Two men.", "A girl sings.", "The red car.", "Snow falls."]
@@ -79,8 +79,7 @@ def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpo
     code, _, errors = heedful_command("translate", "runs/pairs/model", "A dog.", "--to", "cs")
     assert code == 2
     assert "`--to` must be one of" in errors
-    log = [json.loads(line) for line in Path("runs/pairs/log.jsonl").read_text().splitlines()]
-    assert log[-1]["update"] == 8
+    assert logged(Path("runs/pairs"), "update")[-1] == 8
 
 
 def test_the_guides_commands_diversify_and_make_noise(corpora, heedful_command):
@@ -177,6 +176,7 @@ def test_the_doctor_looks_at_every_part(parts, tmp_path):
 
 
 PART = {"train": "b.tsv"}
+MIXED = {"data.mixture": {"a": PART}}
 WRONG = [
     ({"data.temperature": 2.0}, r"`data.temperature` must be 1 without a `data.mixture`, but is 2.0"),
     ({"data.temperature": 0.5, "data.mixture": {"a": PART}}, r"`data.temperature` must be at least 1, but is 0.5"),
@@ -189,10 +189,7 @@ WRONG = [
     ({"data.mixture": {"a": {**PART, "tag": "unk"}}}, r"`data.mixture.a.tag` must be letters, .* but is 'unk'"),
     ({"data.mixture": {"a": {**PART, "tag": "2de"}}}, r"`data.mixture.a.tag` must be letters, .* but is '2de'"),
     ({"data.mixture": {"a": {**PART, "tag": "b>t"}}}, r"`data.mixture.a.tag` must be letters, .* but is 'b>t'"),
-    (
-        {"data.mixture": {"a": PART}, "data.validation": None},
-        r"`data.validation` must be given where .*`data.mixture`",
-    ),
+    ({**MIXED, "data.validation": None}, r"`data.validation` must be given where .*`data.mixture`"),
     ({"data.mixture": {"a": PART}, "data.streaming": True}, r"`data.streaming` must be false where `data.mixture`"),
     ({"data.augmentation": {"joined": 0.1}, "data.streaming": True}, r"`data.streaming` must be false"),
     ({"data.augmentation": {"typo": 0.1}}, r"`data.augmentation.typo` is not a key .* `data.augmentation.typos`"),

@@ -166,10 +166,9 @@ def test_a_checkpoint_of_sharded_weights_is_an_ordinary_folder_and_resumes_bit_f
 def test_sharded_and_whole_runs_go_on_with_each_other(checks, one):
     """And memory that runs out in one process shrinks the budget of both."""
     assert [check["shrunk"]["budget"] for check in checks] == [350, 350]
-    for losses in [
-        found for check in checks for found in (check["sharded"]["mixed_losses"], check["shrunk"]["losses"])
-    ]:
-        assert losses == pytest.approx(one[1]["no_dropout_losses"], rel=1e-5)
+    for check in checks:
+        for losses in (check["sharded"]["mixed_losses"], check["shrunk"]["losses"]):
+            assert losses == pytest.approx(one[1]["no_dropout_losses"], rel=1e-5)
 
 
 def test_an_update_that_is_spoilt_in_one_process_is_skipped_by_both(checks):

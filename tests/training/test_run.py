@@ -45,7 +45,7 @@ def finished(tmp_path_factory):
     return train(tiny_recipe(tmp_path_factory.mktemp("finished") / "run", CHANGES))
 
 
-def test_the_run_folder_holds_the_run(finished):
+def test_the_folders_of_the_run_and_of_its_model_hold_all_it_takes(finished):
     folder = finished.recipe.folder
     names = {path.name for path in folder.iterdir()}
     assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model"}
@@ -54,9 +54,6 @@ def test_the_run_folder_holds_the_run(finished):
     assert finished.progress.update == len(logged(folder, "train/loss")) == 6
     assert len(logged(folder, "validation/loss")) == len(logged(folder, "validation/chrf")) == 2
     assert logged(folder, "update") == sorted(logged(folder, "update"))
-
-
-def test_the_model_folder_holds_all_it_takes(finished):
     assert {path.name for path in finished.folder.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
         *("recipe.yaml", "metrics.json", "heed_checksums.json"),
@@ -169,12 +166,10 @@ def test_all_that_a_run_with_two_tokenizers_writes_is_the_runs(tmp_path):
 def test_a_mistake_before_training_leaves_a_folder_that_the_corrected_recipe_can_use(tmp_path):
     folder = tmp_path / "run"
     short = {"model.options.position_encoding": "learned", "model.options.max_position_embeddings": 8}
+    too_long = {"data.streaming": True, "data.max_source_tokens": 2}
     cases = [
         (short, r"`data.train` must have at most 8 tokens in a row"),
-        (
-            {"data.streaming": True, "data.max_source_tokens": 2},
-            r"No training pair is left: 300 .*`data.max_source_tokens` \(2\)",
-        ),
+        (too_long, r"No training pair is left: 300 .*`data.max_source_tokens` \(2\)"),
     ]
     assert_refused(cases, lambda changes: train(tiny_recipe(folder, changes)))
     assert [path.name for path in folder.iterdir()] == ["tokenizer"]

@@ -92,11 +92,10 @@ def trainer_of(place: Path, family: str, output: Path, pads_rows: bool, smoothin
     rows = rows_of(place, tokenizer, pads_rows)
     settings = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 4, "learning_rate": 1e-3, **arguments}
     settings |= {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_steps": 2}
+    settings |= {"predict_with_generate": True, "label_smoothing_factor": smoothing}
     trainer = Seq2SeqTrainer(
         model=model,
-        args=Seq2SeqTrainingArguments(
-            str(output), predict_with_generate=True, label_smoothing_factor=smoothing, **settings
-        ),
+        args=Seq2SeqTrainingArguments(str(output), **settings),
         train_dataset=rows,
         eval_dataset=rows,
         processing_class=tokenizer,

@@ -13,12 +13,7 @@ def settings(schedule, **changes):
     return OptimizationRecipe(**{"schedule": schedule, "max_updates": 1000, "warmup_updates": 100, **changes})
 
 
-@given(
-    update=st.integers(1, 10**6),
-    d_model=st.integers(1, 4096),
-    warmup=st.integers(1, 20_000),
-    factor=st.floats(1e-3, 10),
-)
+@given(st.integers(1, 10**6), st.integers(1, 4096), st.integers(1, 20_000), st.floats(1e-3, 10))
 def test_the_papers_schedule_is_equation_3(update, d_model, warmup, factor):
     paper = settings("paper", warmup_updates=warmup, learning_rate=factor)
     expected = factor * d_model**-0.5 * min(update**-0.5, update * warmup**-1.5)

@@ -30,9 +30,8 @@ def made_by_others(folder, lowers=False, joins=False, ends=True):
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), *[decoders.Replace(" ", "")] * joins])
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    options = {"special_tokens": special, "show_progress": False, "initial_alphabet": alphabet}
-    trainer = trainers.BpeTrainer(vocab_size=400, **options)
-    tokenizer.train_from_iterator([text for pair in PAIRS for text in pair], trainer)
+    options = {"vocab_size": 400, "special_tokens": special, "show_progress": False, "initial_alphabet": alphabet}
+    tokenizer.train_from_iterator([text for pair in PAIRS for text in pair], trainers.BpeTrainer(**options))
     if ends:
         tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), special, strict=True))
@@ -91,8 +90,7 @@ def test_a_tokenizer_that_puts_no_end_is_refused_by_training_and_an_error_of_the
     with pytest.raises(ValueError, match=r"must end each target in its end token \(id 2\), but does not end 20 of 20"):
         train(recipe)
     assert not (tmp_path / "run" / "checkpoints").exists()
-    told = [(finding.level, finding.check) for finding in diagnose(recipe).findings]
-    assert ("error", "ends") in told
+    assert ("error", "ends") in [(finding.level, finding.check) for finding in diagnose(recipe).findings]
 
 
 def test_a_text_that_becomes_a_control_token_is_not_given_back(tmp_path):

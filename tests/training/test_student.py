@@ -92,15 +92,15 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
 
 def test_settings_that_a_teacher_excludes_are_named_and_it_is_found_beside_the_recipe(tmp_path):
     teacher, weight = {"optimization.distillation": "tokens"}, "optimization.distillation_weight"
-    tagged = {"data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}}
+    noisy, tagged = (
+        {"data.augmentation": {"typos": 0.1}},
+        {"data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}},
+    )
     cases = [
         ({weight: 0.3}, f"`{weight}` must be 0.5 where"),
         ({**teacher, weight: 0.0}, "must be above 0 and at most 1, but is 0.0"),
         ({**teacher, weight: 1.1}, "must be above 0 and at most 1, but is 1.1"),
-        (
-            {**teacher, "data.augmentation": {"typos": 0.1}},
-            "`data.augmentation` must be empty where .+ {'typos': 0.1}",
-        ),
+        ({**teacher, **noisy}, "`data.augmentation` must be empty where .+ {'typos': 0.1}"),
         ({**teacher, **tagged}, "`data.mixture.x.tag` must be empty where .+, but is bt"),
         ({**teacher, "data.streaming": True}, "`data.streaming` must be false where .+, but is True instead"),
     ]

@@ -228,12 +228,6 @@ def test_other_models_are_mended_too(column, kind, sizes, monkeypatch):
     assert_same_updates(updates, updates)
 
 
-def test_a_model_whose_loss_has_further_terms_is_refused(column):
-    # ProphetNet's is that of the next two tokens.
-    with pytest.raises(ValueError, match="`model` must be trained with the cross-entropy of its labels alone"):
-        column.trainer(model_of("prophetnet", PROPHET)).train()
-
-
 def test_the_smoothing_of_the_arguments_is_that_of_the_saved_config(column):
     assert column.trainer(label_smoothing_factor=0.2).model.config.label_smoothing == 0.2
     model = tiny_model(label_smoothing=0.3)
@@ -272,19 +266,18 @@ def test_generated_tokens_end_once_whatever_generate_fills_up_with():
 
 
 def test_what_would_be_ignored_or_break_a_promise_is_refused(column):
-    tokens = {"tokens_per_update": 900}
+    tokens, by_length = {"tokens_per_update": 900}, {"train_sampling_strategy": "group_by_length"}
     cases = [
         (({"buckets_per_update": 2}, {}), "`buckets_per_update` must be None without"),
         ((tokens, {"per_device_train_batch_size": 4}), "`per_device_train_batch_size` must be left"),
         ((tokens, {"train_sampling_strategy": "sequential"}), "`train_sampling_strategy` must be r"),
-        (
-            ({}, {"train_sampling_strategy": "group_by_length"}),
-            "`train_sampling_strategy` must be random or sequential",
-        ),
+        (({}, by_length), "`train_sampling_strategy` must be random or sequential"),
         (({}, {"accelerator_config": {"split_batches": True}}), "`accelerator_config.split_batches` must be False"),
         (({"compute_loss_func": print}, {}), "`compute_loss_func` must be None"),
     ]
     assert_refused(cases, lambda given: column.trainer(options=given[0], **given[1]))
+    with pytest.raises(ValueError, match="`model` must be trained with the cross-entropy of its labels alone"):
+        column.trainer(model_of("prophetnet", PROPHET)).train()  # with that of the next two tokens
     trainer = column.trainer(options=tokens)
     trainer.train_dataset = trainer_process.Stream(trainer.train_dataset)
     with pytest.raises(ValueError, match="`train_dataset` must have a length"):

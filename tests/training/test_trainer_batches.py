@@ -52,28 +52,23 @@ def test_the_micro_batches_of_an_update_are_padded_no_more_than_its_buckets(part
     assert padding_share(divided, source, target) <= padding_share(buckets, source, target) < 0.05
 
 
-def texts_into_tensors(pairs):
-    tokenizers = joint_tokenizers()
-    columns = tokenizers.encode_source([pair[0] for pair in pairs]), tokenizers.encode_target([p[1] for p in pairs])
-    return collator()([{"input_ids": ids, "labels": labels} for ids, labels in zip(*columns, strict=True)])
+def collate(rows):
+    """Make tensors of rows that are pairs of texts or of ids."""
+    sides = list(zip(*(row.values() if isinstance(row, dict) else row for row in rows), strict=True))
+    if isinstance(sides[0][0], str):
+        sides = joint_tokenizers().encode_source(sides[0]), joint_tokenizers().encode_target(sides[1])
+    return collator()([{"input_ids": ids, "labels": labels} for ids, labels in zip(*sides, strict=True)])
 
 
 ROWS = {
-    "texts": ([{"ko": ko, "en": en} for ko, en in zip(SOURCES, TARGETS, strict=True)], lambda row: row.values()),
-    "tuples": (list(zip(SOURCES, TARGETS, strict=True)), tuple),
-    "tuples of ids": ([tuple(row.values()) for row in encoded_pairs()], None),
+    "texts": [{"ko": ko, "en": en} for ko, en in zip(SOURCES, TARGETS, strict=True)],
+    "tuples": list(zip(SOURCES, TARGETS, strict=True)),
+    "tuples of ids": [tuple(row.values()) for row in encoded_pairs()],
 }
 
 
-@pytest.mark.parametrize("kind", ROWS)
-def test_rows_of_any_kind_train_as_encoded_ones_do(kind, tmp_path):
-    rows, texts_of = ROWS[kind]
-
-    def collate(rows):
-        if texts_of is None:
-            return collator()([dict(zip(("input_ids", "labels"), row, strict=True)) for row in rows])
-        return texts_into_tensors([tuple(texts_of(row)) for row in rows])
-
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_rows_of_any_kind_train_as_encoded_ones_do(rows, tmp_path):
     # Three micro-batches an epoch, two an update: the last update of each has an empty one.
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4}
     options |= {"remove_unused_columns": False}
@@ -84,8 +79,7 @@ def test_rows_of_any_kind_train_as_encoded_ones_do(kind, tmp_path):
 
 
 def test_updates_of_tokens_need_rows_whose_lengths_can_be_seen(tmp_path):
-    rows, _ = ROWS["texts"]
-    given = {"train_dataset": rows, "data_collator": collator(), "tokens_per_update": 90}
+    given = {"train_dataset": ROWS["texts"], "data_collator": collator(), "tokens_per_update": 90}
     options = {"per_device_train_batch_size": 8, "train_sampling_strategy": "random"}
     with pytest.raises(ValueError, match="`train_dataset` must have rows with `input_ids` and `labels`"):
         trained(HeedSeq2SeqTrainer, tmp_path, given=given, **options)

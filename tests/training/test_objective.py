@@ -143,7 +143,7 @@ def test_loss_and_gradient_do_not_depend_on_the_split(make_loop, tmp_path, disti
     assert min(map(abs, losses)) > 0.01
     assert change.norm() > 0.01
     # Recomputed layers, whose packing steps aside for nothing, give the same too.
-    for budget, recomputes in ((1000, False), (300, True), (1, False)):
+    for budget, recomputes in ((300, True), (1, False)):
         more = {"model.gradient_checkpointing": recomputes}
         other_losses, other = change_of_one_update(make_loop, tmp_path / str(budget), budget, **kind, **more)
         assert other_losses == pytest.approx(losses, rel=tolerance), budget

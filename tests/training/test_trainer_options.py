@@ -182,22 +182,20 @@ class Terminated(TrainerCallback):
 
 @both
 def test_a_run_is_resumed_to_the_same_weights_without_false_alarm_also_where_it_was_terminated(kind, tmp_path):
-    def make(name, callbacks=(), **more):
-        return make_trainer(
-            kind, tmp_path / name, fresh_model(dropout=0.2), {"callbacks": callbacks}, **RANDOM, **more
-        )
+    def make(name, *callbacks, **more):
+        given = {"callbacks": list(callbacks)}
+        return make_trainer(kind, tmp_path / name, fresh_model(dropout=0.2), given, **RANDOM, **more)
 
     saving = {"save_strategy": "steps", "save_steps": 2}
-    whole, stopped = make("whole", **saving), make("stopped", [Terminated()], enable_jit_checkpoint=True)
+    whole = make("whole", **saving)
     whole.train()
+    stopped = make("stopped", Terminated(), enable_jit_checkpoint=True)
     managers = [getattr(callback, "jit_manager", None) for callback in stopped.callback_handler.callbacks]
     next(manager for manager in managers if manager).kill_wait = 0
     stopped.train()  # saves at once
     assert stopped.state.global_step < 5
-    for resumed, checkpoint in (
-        (make("whole", **saving), str(tmp_path / "whole/checkpoint-2")),
-        (make("stopped"), True),
-    ):
+    for name, checkpoint, more in (("whole", str(tmp_path / "whole/checkpoint-2"), saving), ("stopped", True, {})):
+        resumed = make(name, **more)
         with patch("transformers.trainer.logger.warning") as warning:
             resumed.train(resume_from_checkpoint=checkpoint)
         assert len(logged(resumed)) == 5

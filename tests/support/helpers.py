@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import importlib.util
 import itertools
 import json
 import os
@@ -18,6 +19,8 @@ from transformers.utils.import_utils import is_peft_greater_or_equal
 
 import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 
 PAD, START = 0, 1
 # Many end tokens, so that the sentences of a batch end at different steps.
@@ -193,15 +196,9 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-
 
 
 def pairwise(*axes) -> list[tuple]:
-    """Return few combinations that hold every pair of values of two axes, for `pytest.mark.parametrize`.
+    """Return few combinations of values of the axes that hold every pair of values of two, for `parametrize`.
 
     A fault nearly always depends on one option or on two of them; a full product tries each pair many times.
-
-    Args:
-        *axes: The values of each axis.
-
-    Returns:
-        Combinations, in the order of the full product.
     """
 
     def pairs(values):
@@ -266,6 +263,27 @@ def slow_but(quick, values) -> list:
     ]
 
 
+def load_script(path: str):
+    """Return a script of the repository as a module of its own."""
+    place = Path(__file__).parents[2] / path
+    spec = importlib.util.spec_from_file_location(f"script_{place.stem}", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def untrained_folder(folder: Path, pairs: int = 200, **settings) -> Path:
+    """Save an untrained model of one layer a side with tokenizers that know pairs of the built-in corpus."""
+    known = list(korean_english_pairs("train", pairs))
+    tokenizers = train_tokenizers([pair["ko"] for pair in known], [pair["en"] for pair in known], vocab_size=400)
+    config = tiny_config(vocab_size=400, encoder_layers=1, decoder_layers=1, **tokenizers.special_ids())
+    model = HeedForConditionalGeneration(config)
+    model.generation_config.update(**settings)
+    for each in (model, tokenizers):
+        each.save_pretrained(folder)
+    return folder
+
+
 def closure_of(*files: str) -> set[str]:
     """Return the names of files of the package and of all their siblings that they import, and these in turn."""
     found, waiting = set(), [*files]
@@ -303,16 +321,10 @@ json.dump(raised, open(sys.argv[2], "w"))
 
 
 def fresh_process(pieces: dict[str, str], values: dict, folder: Path, first: str = "") -> dict[str, str]:
-    """Run pieces of code one after the other in one new process: to import transformers takes it seconds.
+    """Run named pieces of code in one new process, and return the traceback of each that raised, by its name.
 
-    Args:
-        pieces: The code of each, by a name.
-        values: What every piece finds as its variables; they have to fit into JSON.
-        folder: Where the process may write; it is also its cache of the code in models' folders.
-        first: Code that runs before the pieces.
-
-    Returns:
-        The traceback of every piece that raised, by its name.
+    Before them runs `first`. All find the values, which have to fit into JSON, as their variables. The folder is the
+    cache of the code in models' folders too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pieces.json").write_text(json.dumps([first, pieces, values]))

@@ -66,6 +66,7 @@ def test_a_value_of_another_type_is_refused():
         ("decoding.length_penalty_form", "wu", "one of power, gnmt"),
         ("validation.select", "ter", "one of loss, bleu, chrf, exact_match, token_error_rate, character_error_rate"),
         ("logging.trackers", "tensorboard", "a list"),
+        ("model.options", ["dropout"], "a mapping"),
     ]
     message = "`{}` must be {}, but is {!r} instead"
     refused([({key: value}, re.escape(message.format(key, wanted, value))) for key, value, wanted in cases])
@@ -73,8 +74,8 @@ def test_a_value_of_another_type_is_refused():
 
 def test_a_section_must_hold_keys_and_the_keys_without_a_default():
     message = "`{}` must be a section with keys, but is 5 instead"
-    refused([({section: 5}, message.format(section)) for section in ("optimization", "data.cleaning")])
-    for key in ("name", "optimization", "data.train"):
+    refused([({section: 5}, message.format(section)) for section in ("data", "model", "data.cleaning")])
+    for key in ("name", "data", "optimization", "data.train", "data.target"):
         tree = tiny_tree("x")
         *sections, last = key.split(".")
         del (tree[sections[0]] if sections else tree)[last]
@@ -196,7 +197,7 @@ CONTRADICTIONS = [
     ({"validation.select": "bleu"}, r"`validation.select` must be loss where `validation.sentences` is 0"),
     ({"model.start_from": "m"}, r"`model.start_from` must be empty where `model.config` or `model.options` are given"),
     ({**BOTH, "tokenizer.joint": False}, r"`tokenizer.joint` must be true where `data.both_directions` is"),
-    ({"name": "  "}, "`name` must be a word or more, but is '"),
+    *[({"name": name}, "`name` must be a word or more, but is '") for name in ("", "  ")],
     ({"seed": 2**32}, r"`seed` must be at least 0 and below 2\^32, but is 4294967296 instead"),
     ({"tokenizer": {"joint": False, "target_vocab_size": 0}}, r"`tokenizer.target_vocab_size` must be at least 1"),
 ]
@@ -209,11 +210,11 @@ def test_keys_that_exclude_each_other_are_refused():
 def test_a_file_that_is_no_mapping_in_yaml_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"The recipe .*nowhere.yaml does not exist"):
         read_recipe(tmp_path / "nowhere.yaml")
+    not_yaml = b"name: [", b"a: b: c", b"\t- x", "name: 한국".encode("cp949")
     cases = [
-        *[(text.encode(), r"The recipe .*recipe.yaml must be YAML, but is not") for text in ("name: [", "\t- x")],
-        ("name: 한국".encode("cp949"), r"The recipe .*recipe.yaml must be YAML, but is not"),
+        *[(text, r"The recipe .*recipe.yaml must be YAML, but is not") for text in not_yaml],
         (b"name: " + b"[" * 700, "must be YAML, but is not: it is nested too deeply"),
-        *[(text, "must be a mapping of keys to values") for text in (b"", b"- name")],
+        *[(text, "must be a mapping of keys to values") for text in (b"", b"- name", b"just text")],
         (b"name: a\ndata: {source: ko}\nseed: 1\ndata: {source: en}", "`data` .* once, but is in lines 2 and 4"),
         (b"data: {train: a, train: b}", "`train` must be there once, but is in lines 1 and 1"),
     ]

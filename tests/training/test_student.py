@@ -76,37 +76,24 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
     # Another teacher of the same pairs makes it another run.
     write_teacher(tmp_path / "second", corpus.tokenizers, "builtin:train:310")
     assert prepare(**{"optimization.distillation": str(tmp_path / "second")}).fingerprint != expected
-    whole, unreadable = (folder / "tokens.npy").read_bytes(), "what `heedful distill` wrote for tokens, but is not"
+    whole, unreadable = (folder / "tokens.npy").read_bytes(), "what `heedful distill-tokens` wrote, but is not"
     for damaged, message in (
         (whole[:-2] + b"\x00\x01", "as it was written, but is damaged or changed"),
-<<<<<<< HEAD
         (whole[:-9], unreadable),
         (None, f"{unreadable}: FileNotFoundError"),
-=======
-        (whole[:-9], "what `heedful distill-tokens` wrote, but is not"),
-        (b"", "what `heedful distill-tokens` wrote, but is not"),
->>>>>>> 832b771e3dc3a6548e24eb597531b1f6d538d948
     ):
         (folder / "tokens.npy").unlink()
         if damaged is not None:
             (folder / "tokens.npy").write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"`optimization.distillation` \(.+teacher\) must be {message}"):
             prepare()
-<<<<<<< HEAD
         (folder / "tokens.npy").touch()
-=======
-    (folder / "tokens.npy").unlink()
-    with pytest.raises(ValueError, match="what `heedful distill-tokens` wrote, but is not: FileNotFoundError"):
-        prepare()
->>>>>>> 832b771e3dc3a6548e24eb597531b1f6d538d948
 
 
 def test_settings_that_a_teacher_excludes_are_named_and_it_is_found_beside_the_recipe(tmp_path):
     teacher, weight = {"optimization.distillation": "tokens"}, "optimization.distillation_weight"
-    noisy, tagged = (
-        {"data.augmentation": {"typos": 0.1}},
-        {"data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}},
-    )
+    noisy = {"data.augmentation": {"typos": 0.1}}
+    tagged = {"data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}}
     cases = [
         ({weight: 0.3}, f"`{weight}` must be 0.5 where"),
         ({**teacher, weight: 0.0}, "must be above 0 and at most 1, but is 0.0"),

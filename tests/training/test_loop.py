@@ -162,6 +162,7 @@ def test_a_stream_gives_every_pair_once_an_epoch_and_trains(make_loop, corpus, t
     assert streamed.pairs is None
     assert len(rows_of(streamed, 0)) == corpus.pairs
     assert rows_of(streamed, 0) == rows_of(streamed, 1) == rows_of(corpus, 0)
+    assert streamed.pairs == corpus.pairs  # as it was read to its end
     changes |= {"optimization.max_updates": 10, "optimization.learning_rate": 0.012}
     assert make_loop(changes, data=streamed).run().update == 10
     losses = logged(tmp_path / "run", "train/loss")

@@ -319,8 +319,12 @@ def test_what_a_short_recipe_or_an_override_gives_is_kept(tmp_path, caplog):
     # Only a file without `optimization` is completed, and only where that is asked for.
     given = written(tmp_path, SHORT + "name: x\noptimization: {max_updates: 3}\n")
     assert read_recipe(given, complete=complete).model.options == {}
-    for more, own in (("model: {start_from: runs/model}\n", complete), ("", None)):
-        with pytest.raises(ValueError, match="`optimization` must be given, but is missing"):
+    way_out = r"`optimization` of .*recipe.yaml must be given, but is missing: .* complete such a file"
+    for more, own, message in (
+        ("model: {start_from: runs/model}\n", complete, "`optimization` must be given, but is missing"),
+        ("", None, way_out),
+    ):
+        with pytest.raises(ValueError, match=message):
             read_recipe(written(tmp_path, SHORT + "name: x\n" + more), complete=own)
 
 

@@ -186,6 +186,7 @@ def changed(changes, before=None):
 HARMLESS = {"logging.every_updates": 7, "validation.patience": 7, "checkpoints.publish": "best", "data.folder": "x"}
 HARMLESS |= {"validation.every_updates": 7, "checkpoints.keep_last": 7, "optimization.max_updates": 70}
 HARMLESS |= {"optimization.token_budget": 70, "decoding.num_beams": 7, "card.license": "mit", "output": "elsewhere"}
+HARMLESS["model.options.encoder_layerdrop"] = 0  # of earlier versions
 ANOTHER_RUN = {"seed": 7, "name": "other", "data.train": "builtin:train:301", "data.cleaning": {"max_ratio": 3}}
 ANOTHER_RUN |= {"tokenizer.vocab_size": 401, "optimization.r_drop": 5.0, "optimization.ema_decay": 0.9}
 ANOTHER_RUN |= {"validation.select": "chrf", "model.options": {"dropout": 0.2}, "optimization.learning_rate": 0.004}

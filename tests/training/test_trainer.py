@@ -200,12 +200,8 @@ def test_a_weight_that_is_not_finite_is_not_saved(column, tmp_path):
 
 SIZES = {"vocab_size": 400, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
 SIZES |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 512, "attention_dropout": 0.0}
-SIZES |= {
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_layerdrop": 0.0,
-    "decoder_layerdrop": 0.0,
-}
+SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+SIZES |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 OF_T5 = {"vocab_size": 400, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
 OF_T5 |= {"dropout_rate": 0.0, "decoder_start_token_id": 0}
 PROPHET = {"vocab_size": 400, "hidden_size": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "dropout": 0.0}
@@ -268,6 +264,7 @@ def test_generated_tokens_end_once_whatever_generate_fills_up_with():
 def test_what_would_be_ignored_or_break_a_promise_is_refused(column):
     tokens, by_length = {"tokens_per_update": 900}, {"train_sampling_strategy": "group_by_length"}
     cases = [
+        (({"tokens_per_update": 0}, {}), "`tokens_per_update` must be a whole number of at least 1, but is 0 instead"),
         (({"buckets_per_update": 2}, {}), "`buckets_per_update` must be None without"),
         ((tokens, {"per_device_train_batch_size": 4}), "`per_device_train_batch_size` must be left"),
         ((tokens, {"train_sampling_strategy": "sequential"}), "`train_sampling_strategy` must be r"),

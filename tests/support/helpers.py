@@ -9,6 +9,8 @@ import os
 import re
 import subprocess
 import sys
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -179,6 +181,47 @@ def padded(rows: list[torch.Tensor], side: str = "right") -> tuple[torch.Tensor,
     ids = pad(rows, batch_first=True, padding_value=PAD, padding_side=side)
     mask = pad([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
     return ids, mask
+
+
+def masked_batch(sources: tuple[int, ...], targets: tuple[int, ...], side: str = "right", seed: int = 1) -> dict:
+    """Return random sources padded on one side, and labels padded on the right, of the given lengths."""
+    torch.manual_seed(seed)
+    source, mask = padded(sentences(*sources), side)
+    labels, tokens = padded(sentences(*targets))
+    return {"input_ids": source, "attention_mask": mask, "labels": labels.masked_fill(tokens == 0, -100)}
+
+
+def padded_batch(sources: tuple[int, ...], targets: tuple[int, ...], side: str = "right", seed: int = 1) -> dict:
+    """Return random sources and targets of the given lengths, all padded on one side, with a mask of each."""
+    torch.manual_seed(seed)
+    found = {}
+    for name, lengths in (("", sources), ("decoder_", targets)):
+        found[f"{name}input_ids"], found[f"{name}attention_mask"] = padded(sentences(*lengths), side)
+    return found
+
+
+def uncompiled(kernel: str):
+    """Return a context in which flex_attention runs without being compiled, which takes it a minute."""
+    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    return torch.compiler.set_stance("force_eager") if kernel == "flex_attention" else nullcontext()
+
+
+def loss_and_gradients(model, batch: dict, **arguments) -> torch.Tensor:
+    """Return the loss and all gradients as one vector, in float32."""
+    model.zero_grad()
+    loss = model(**batch, **arguments).loss
+    loss.backward()
+    gradients = [weight.grad.float().flatten() for weight in model.parameters() if weight.grad is not None]
+    return torch.cat([loss.detach()[None].float(), *gradients])
+
+
+SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
+
+
+@torch.no_grad()
+def logits_of(model) -> torch.Tensor:
+    """Return the logits of one pair in evaluation mode."""
+    return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
 
 
 def generated(model, rows: list[torch.Tensor], side: str = "right", **settings) -> list[list[int]]:

@@ -3,11 +3,13 @@
     python scripts/benchmarks/contract.py
 
 It launches itself on 1, 2 and 3 processes (about three minutes on two cores) and prints the table of docs/contract.md.
-What it measures is what the tests of the trainer assert: tests/support/contract_measures.py.
+The columns are measured by what the tests of the trainer assert with: tests/support/contract_measures.py.
 """
 
 import json
+import os
 import platform
+import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
@@ -16,11 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForSeq2SeqLM
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from contract_measures import EVALUATION_PAIRS, PAIRS, collate_sources, launch, measure, prepare, relative_difference
+from contract_measures import EVALUATION_PAIRS, PAIRS, column, prepare, relative_difference
+
+EVALUATION_SIZES = (1, 8, 48)
 
 WORLDS = (1, 2, 3)
 COLUMNS = {
@@ -28,6 +34,57 @@ COLUMNS = {
     "trainer": "Heed + HeedSeq2SeqTrainer",
     "marian": "MarianMTModel + Seq2SeqTrainer",
 }
+
+
+def measure(folder: Path, names: list[str]) -> dict[str, Any]:
+    """Measure columns on these processes; what is found is saved too, one file per process."""
+    torch.set_num_threads(1)
+    Accelerator(cpu=True)
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    assert world == int(os.environ.get("WORLD_SIZE", "1"))
+    found: dict[str, Any] = {"world": world}
+    for name in names:
+        measured = column(name, folder)
+        splits = [(PAIRS // world, 1), (8, 6 // world), (1, PAIRS // world)]
+        token_choices = (False,) if name == "marian" else (False, True)
+        updates = {
+            (*split, smoothing, by_tokens): measured.update(*split, smoothing, by_tokens)
+            for split, smoothing, by_tokens in product(splits, (0.0, 0.1), token_choices)
+        }
+        found[name] = {
+            "updates": updates,
+            "evaluations": {size: measured.evaluate(size) for size in EVALUATION_SIZES},
+            "resumed": [measured.resume(by_length) for by_length in (False, True)],
+        }
+    torch.save(found, folder / f"measured-{world}-{rank}.pt")
+    return found
+
+
+def launch(script: Path, world: int, *arguments: object, timeout: float = 280) -> None:
+    """Run a script on `world` processes.
+
+    Raises:
+        RuntimeError: If it fails, with the end of what it said.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    command += [str(script), *map(str, arguments)]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    if finished.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{finished.stdout[-1000:]}\n{finished.stderr[-5000:]}")
+
+
+def collate_sources(sources: list[list[int]], side: str, pad: int) -> dict[str, torch.Tensor]:
+    """Make `input_ids` and `attention_mask`, padded on one side."""
+    options: dict[str, Any] = {"batch_first": True, "padding_side": side}
+    tensors = [torch.tensor(source) for source in sources]
+    ones = [torch.ones_like(tensor) for tensor in tensors]
+    return {
+        "input_ids": torch.nn.utils.rnn.pad_sequence(tensors, padding_value=pad, **options),
+        "attention_mask": torch.nn.utils.rnn.pad_sequence(ones, **options),
+    }
 
 
 def tokens_differing(folder: Path, model_name: str) -> dict[str, int]:

@@ -6,10 +6,7 @@ is found, and `scripts/benchmarks/contract.py` prints it.
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +33,14 @@ from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.validation import translate_on_ranks, validation_loss
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
-from heedful.training.recipe_file import make_recipe
 from heedful.training.run_folder.checkpoints import checkpoint_path
+from tiny_runs import tiny_recipe
 
 PAIRS, EVALUATION_PAIRS = 48, 21
-EVALUATION_SIZES = (1, 8, 48)
 SIZES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 400}
 HUGE = 10**6  # padded tokens
-STOP, END = 5, 7  # updates; an epoch has four
+STOP, END = 5, 6  # updates; an epoch has four
 
 
 # What is measured on
@@ -73,11 +69,11 @@ def shake(model) -> None:
     model.generation_config.max_length = 24
 
 
-def prepare(folder: Path) -> None:
-    """Write tokenizers, both models and the rows into a folder, once for all processes."""
+def prepare(folder: Path, longest: tuple[int, int] = (9, 4)) -> None:
+    """Write tokenizers, both models and the rows of as many sentences into a folder, once for all processes."""
     torch.manual_seed(1)
-    training = pairs_of_very_different_lengths("train", PAIRS, 9)
-    evaluation = pairs_of_very_different_lengths("validation", EVALUATION_PAIRS, 4)
+    training = pairs_of_very_different_lengths("train", PAIRS, longest[0])
+    evaluation = pairs_of_very_different_lengths("validation", EVALUATION_PAIRS, longest[1])
     tokenizers = train_tokenizers([p["ko"] for p in training], [p["en"] for p in training], vocab_size=400)
     tokenizers.save_pretrained(folder / "tokenizer")
     heed = HeedForConditionalGeneration(HeedConfig(**SIZES, dropout=0.0, label_smoothing=0.0)).eval()
@@ -93,7 +89,7 @@ def prepare(folder: Path) -> None:
         found = evaluation
         for number, row in enumerate(encode(tokenizers, evaluation)):
             if number % 3:
-                tokens = model.generate(**collate_sources([row["input_ids"]], "right", 0), num_beams=1)
+                tokens = model.generate(torch.tensor([row["input_ids"]]), num_beams=1)
                 (text,) = tokenizers.decode_target(tokens)
                 found = [*found[:number], {**found[number], "en": text or "."}, *found[number + 1 :]]
         rows[name] = [{**row, **pair} for row, pair in zip(encode(tokenizers, found), found, strict=True)]
@@ -104,17 +100,6 @@ def encode(tokenizers: TokenizerPair, pairs: list[dict[str, str]]) -> list[dict[
     """Turn pairs into `input_ids` and `labels`."""
     columns = tokenizers.encode_source([p["ko"] for p in pairs]), tokenizers.encode_target([p["en"] for p in pairs])
     return [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
-
-
-def collate_sources(sources: list[list[int]], side: str, pad: int) -> dict[str, torch.Tensor]:
-    """Make `input_ids` and `attention_mask`, padded on one side."""
-    options: dict[str, Any] = {"batch_first": True, "padding_side": side}
-    tensors = [torch.tensor(source) for source in sources]
-    ones = [torch.ones_like(tensor) for tensor in tensors]
-    return {
-        "input_ids": torch.nn.utils.rnn.pad_sequence(tensors, padding_value=pad, **options),
-        "attention_mask": torch.nn.utils.rnn.pad_sequence(ones, **options),
-    }
 
 
 def collator(pad: int):
@@ -238,10 +223,8 @@ class WithTrainer:
         elif self.is_ours:
             options = {"tokens_per_update": tokens_per_update(self.rows["training"]) // 3}
         else:
-            arguments |= {
-                "train_sampling_strategy": "group_by_length",
-                "per_device_train_batch_size": 12 // self.world,
-            }
+            arguments |= {"train_sampling_strategy": "group_by_length"}
+            arguments |= {"per_device_train_batch_size": 12 // self.world}
         for start in (None, True):
             torch.manual_seed(3)
             model = AutoModelForSeq2SeqLM.from_pretrained(self.folder / self.model, dropout=0.1)
@@ -258,21 +241,10 @@ class WithLoop(WithTrainer):
 
     def recipe(self, name: str, **optimization):
         """Make a recipe of few updates."""
-        settings = {"schedule": "constant", "learning_rate": 0.001, "warmup_updates": 0, "max_updates": END}
-        settings |= {"tokens_per_update": HUGE, "device": "cpu", **optimization}
-        data = {"train": "builtin:train:300", "validation": "builtin:validation:20", "source": "ko", "target": "en"}
-        tree = {
-            "name": name,
-            "output": str(self.folder / f"{name}-{self.world}"),
-            "data": data,
-            "tokenizer": {"vocab_size": 400},
-            "model": {"start_from": str(self.folder / self.model)},
-            "optimization": settings,
-            "validation": {"every_updates": 100, "sentences": 0},
-            "checkpoints": {"every_updates": 100},
-            "logging": {"every_updates": 100},
-        }
-        recipe = make_recipe(tree)
+        settings = {"learning_rate": 0.001, "warmup_updates": 0, "max_updates": END, "tokens_per_update": HUGE}
+        changes = {f"optimization.{key}": value for key, value in {**settings, **optimization}.items()}
+        changes["model"] = {"start_from": str(self.folder / self.model)}
+        recipe = tiny_recipe(self.folder / f"{name}-{self.world}", changes)
         recipe.folder.mkdir(exist_ok=True)
         return recipe
 
@@ -343,43 +315,3 @@ def column(name: str, folder: Path) -> WithTrainer:
 def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """Return the length of a difference, relative to what is compared to."""
     return ((ours - theirs).norm() / theirs.norm()).item()
-
-
-def measure(folder: Path, names: list[str]) -> dict[str, Any]:
-    """Measure columns on these processes; what is found is saved too, one file per process."""
-    torch.set_num_threads(1)
-    Accelerator(cpu=True)
-    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    rank = torch.distributed.get_rank() if world > 1 else 0
-    assert world == int(os.environ.get("WORLD_SIZE", "1"))
-    found: dict[str, Any] = {"world": world}
-    for name in names:
-        measured = column(name, folder)
-        splits = [(PAIRS // world, 1), (8, 6 // world), (1, PAIRS // world)]
-        token_choices = (False,) if name == "marian" else (False, True)
-        updates = {
-            (*split, smoothing, by_tokens): measured.update(*split, smoothing, by_tokens)
-            for split, smoothing, by_tokens in product(splits, (0.0, 0.1), token_choices)
-        }
-        found[name] = {
-            "updates": updates,
-            "evaluations": {size: measured.evaluate(size) for size in EVALUATION_SIZES},
-            "resumed": [measured.resume(by_length) for by_length in (False, True)],
-        }
-    torch.save(found, folder / f"measured-{world}-{rank}.pt")
-    return found
-
-
-def launch(script: Path, world: int, *arguments: object, timeout: float = 280) -> None:
-    """Run a script on `world` processes.
-
-    Raises:
-        RuntimeError: If it fails, with the end of what it said.
-    """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    environment["TOKENIZERS_PARALLELISM"] = "false"
-    command += [str(script), *map(str, arguments)]
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
-    if finished.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{finished.stdout[-1000:]}\n{finished.stderr[-5000:]}")

@@ -3,8 +3,10 @@
 import os
 import signal
 import threading
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from unittest.mock import patch
 
@@ -65,7 +67,9 @@ def make_loop(folder: Path, changes: dict, corpus, accelerator) -> TrainingLoop:
 
 
 def weights_of(folder: Path, update: int = END) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint_path(folder / "checkpoints", update) / "model.safetensors")
+    """Return copies, because what is loaded changes with the file."""
+    weights = load_file(checkpoint_path(folder / "checkpoints", update) / "model.safetensors")
+    return {name: weight.clone() for name, weight in weights.items()}
 
 
 def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
@@ -124,12 +128,10 @@ def with_stand_in_for_dropout(loop: TrainingLoop) -> TrainingLoop:
 
 def regular(folder: Path, accelerator: Accelerator) -> dict:
     """Train on a stream with everything against overfitting, stop in its second epoch and go on."""
-    recipe = tiny_recipe(folder, {**REGULAR, **STREAM})
     folder.mkdir(exist_ok=True)
-    corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
+    corpus = prepare_corpus(tiny_recipe(folder, {**REGULAR, **STREAM}), folder / "tokenizer", accelerator)
     with patch("heedful.data.epochs.streaming.CHUNK", 32):
-        updates = list(corpus.updates(1))
-    rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
+        rows = rows_of(corpus, 1)
     exact = resumes(folder / "whole", {**REGULAR, **STREAM}, corpus, accelerator, (4,))
     # Without dropout that differs between the processes the losses are those of one.
     with_stand_in_for_dropout(make_loop(folder / "rows", {**R_DROP, **STREAM}, corpus, accelerator)).run()
@@ -160,10 +162,15 @@ def goes_on_with_another_number(folder: Path, corpus, accelerator, alone: Path) 
     return {"before": before, "losses": logged(alone, "train/loss")}
 
 
+def rows_of(corpus, epoch: int) -> list[list[int]]:
+    """Return the rows of an epoch in order, each as one list."""
+    updates = list(corpus.updates(epoch))
+    return [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
+
+
 def stream(folder: Path, accelerator) -> dict:
     """Read a stream together; tell what came, and how many pairs this process encoded of them."""
     changes = {**STREAM, "data.max_source_tokens": 30, "data.train": "builtin:train:301"}
-    recipe = tiny_recipe(folder, changes)
     encoded, encoders, encode = [], [], PairEncoder.rows
 
     def count_and_encode(encoder, pairs):
@@ -172,13 +179,12 @@ def stream(folder: Path, accelerator) -> dict:
         encoders.append(encoder)
         return encode(encoder, pairs)
 
-    corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
+    corpus = prepare_corpus(tiny_recipe(folder, changes), folder / "tokenizer", accelerator)
     with (
         patch.object(PairEncoder, "rows", count_and_encode),
         patch("heedful.data.epochs.streaming.CHUNK", 32),
     ):
-        updates = list(corpus.updates(0))
-    rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
+        rows = rows_of(corpus, 0)
     return {"rows": rows, "encoded": sum(encoded), "too_long": encoders[-1].too_long}
 
 
@@ -208,77 +214,100 @@ def sharded(folder: Path, corpus, accelerator) -> dict:
     make_loop(folder / "whole", changes, corpus, accelerator).run()
     with sharding(accelerator):
         loop = make_loop(folder / "parts", changes, corpus, accelerator)
-        parameters = list(loop.engine.model.parameters())
-        shares = [
-            parameter.to_local().numel() / parameter.numel()
-            for parameter in parameters
-            if isinstance(parameter, DTensor)
-        ]
+        weights = list(loop.engine.model.parameters())
+        shares = [weight.to_local().numel() / weight.numel() for weight in weights if isinstance(weight, DTensor)]
         loop.run()
         exact = resumes(folder / "resume", {**REGULAR, **AVERAGED}, corpus, accelerator, (3,))
-        # What one process without sharding began, sharded processes go on with, and the other way round.
-        begun = {**NO_DROPOUT, "optimization.max_updates": 3}
-    make_loop(folder / "mixed", begun, corpus, accelerator).run()
-    with sharding(accelerator):
-        make_loop(
-            folder / "mixed", {**NO_DROPOUT, "optimization.max_updates": 4, "resume": True}, corpus, accelerator
-        ).run()
-    make_loop(folder / "mixed", {**NO_DROPOUT, "resume": True}, corpus, accelerator).run()
-    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint_path(folder / "parts/checkpoints", END))
-    logged_values = {
-        name: [logged(folder / run, name) for run in ("whole", "parts")]
-        for name in ("train/loss", "train/gradient_norm", "validation/loss", "validation/chrf")
-    }
+    # What one process without sharding began, sharded processes go on with, and the other way round.
+    for end in (3, 4, END):
+        more = {**NO_DROPOUT, "optimization.max_updates": end, "resume": end > 3}
+        with sharding(accelerator) if end == 4 else nullcontext():
+            make_loop(folder / "mixed", more, corpus, accelerator).run()
+    checkpoint = checkpoint_path(folder / "parts/checkpoints", END)
+    names = "train/loss", "train/gradient_norm", "validation/loss", "validation/chrf"
     return {
-        "parameters": len(parameters),
+        "parameters": len(weights),
         "shares": shares,
         "exact": exact,
-        "logged": logged_values,
-        "class": type(model).__name__,
+        "logged": {name: [logged(folder / run, name) for run in ("whole", "parts")] for name in names},
+        "class": type(AutoModelForSeq2SeqLM.from_pretrained(checkpoint)).__name__,
         "difference": difference(weights_of(folder / "parts"), weights_of(folder / "whole")),
         "mixed_losses": logged(folder / "mixed", "train/loss"),
-        "files": sorted(path.name for path in checkpoint_path(folder / "parts/checkpoints", END).iterdir()),
+        "files": sorted(path.name for path in checkpoint.iterdir()),
     }
 
 
-def shrinks_together(folder: Path, corpus, accelerator) -> dict:
-    """Let memory run out in the second process alone."""
-    loop = make_loop(folder, {**NO_DROPOUT, "optimization.shrink_token_budget": True}, corpus, accelerator)
-    network = accelerator.unwrap_model(loop.engine.model)
-    forward = network.forward
-
-    def limited(**batch):
-        if accelerator.process_index == 1 and batch["input_ids"].numel() + batch["labels"].numel() > 400:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return forward(**batch)
-
-    network.forward = limited
-    progress = loop.run()
-    return {"budget": progress.token_budget, "losses": logged(folder, "train/loss")}
-
-
-def skips_together(folder: Path, corpus, accelerator) -> dict:
-    """Let the loss of the second process alone be not a number, once."""
-    loop = make_loop(folder, {"optimization.skip_nonfinite_updates": 1}, corpus, accelerator)
+def spoil_forward(loop: TrainingLoop, accelerator, spoil: Callable) -> None:
+    """Let the second process call a function with each batch and what a loop's network makes of it."""
     network = accelerator.unwrap_model(loop.engine.model)
     forward = network.forward
 
     def spoilt(**batch):
         output = forward(**batch)
-        if accelerator.process_index == 1 and loop.progress.update == 2:
-            output.loss = output.loss * float("nan")
+        if accelerator.process_index == 1:
+            spoil(batch, output)
         return output
 
     network.forward = spoilt
+
+
+def shrinks_together(folder: Path, corpus, accelerator) -> dict:
+    """Let memory run out in the second process alone."""
+
+    def limit(batch, output):
+        if batch["input_ids"].numel() + batch["labels"].numel() > 400:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    loop = make_loop(folder, {**NO_DROPOUT, "optimization.shrink_token_budget": True}, corpus, accelerator)
+    spoil_forward(loop, accelerator, limit)
+    return {"budget": loop.run().token_budget, "losses": logged(folder, "train/loss")}
+
+
+def skips_together(folder: Path, corpus, accelerator) -> dict:
+    """Let the loss of the second process alone be not a number, once."""
+
+    def spoil(batch, output):
+        if loop.progress.update == 2:
+            output.loss = output.loss * float("nan")
+
+    loop = make_loop(folder, {"optimization.skip_nonfinite_updates": 1}, corpus, accelerator)
+    spoil_forward(loop, accelerator, spoil)
     progress = loop.run()
-    total = sum(weight.double().sum().item() for weight in network.parameters())
+    total = sum(weight.double().sum().item() for weight in loop.engine.network.parameters())
     return {"update": progress.update, "skipped": progress.skipped_updates, "sum": total}
+
+
+def message_of(call, *given, **named) -> str:
+    """Return what the error says that a call raises."""
+    try:
+        call(*given, **named)
+    except (TrainingInterrupted, OSError, FloatingPointError) as error:
+        return str(error)
+    return ""
+
+
+def tell_to_stop(loop: TrainingLoop, owner, name: str, accelerator) -> list:
+    """Send the second process a signal when a method of its loop has ended in update 2; return what it was given."""
+    method, given = getattr(owner, name), []
+
+    def call_and_be_told(*arguments, **named):
+        method(*arguments, **named)
+        given.extend((*arguments, *named.values()))
+        if accelerator.process_index == 1 and loop.progress.update == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    setattr(owner, name, call_and_be_told)
+    return given
 
 
 def ends_together(folder: Path, corpus, accelerator) -> dict:
     """Let time, patience, a signal or a full disk concern one process alone."""
+
+    def make(name: str, changes: dict) -> TrainingLoop:
+        return make_loop(folder / name, changes, corpus, accelerator)
+
     folder.mkdir(exist_ok=True)
-    late = make_loop(folder / "late", {"optimization.max_minutes": 5.0}, corpus, accelerator)
+    late = make("late", {"optimization.max_minutes": 5.0})
     train_on = late._train_on
 
     def be_late(update):
@@ -287,27 +316,15 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
         train_on(update)
 
     late._train_on = be_late
-    patient = make_loop(
-        folder / "patient", {"validation.every_updates": 1, "validation.patience": 2}, corpus, accelerator
-    )
+    patient = make("patient", {"validation.every_updates": 1, "validation.patience": 2})
     # The processes do not see the same values; those of the main process count.
     values = iter([3.0, 2.0, 2.5, 2.6, 1.0] if accelerator.is_main_process else [9.0, 8.0, 7.0, 6.0, 5.0, 4.0])
     with patch.object(validation, "validation_loss", lambda *_: next(values)):
         ends = {"late": late.run().update, "patient": patient.run().update}
-    told = make_loop(folder / "told", {}, corpus, accelerator)
-    step = told.engine.step
-
-    def step_and_be_told(*arguments):
-        step(*arguments)
-        if accelerator.process_index == 1 and told.progress.update == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    told.engine.step = step_and_be_told
-    try:
-        told.run()
-    except TrainingInterrupted as interruption:
-        ends["told"] = str(interruption)
-    full = make_loop(folder / "full", {"checkpoints.every_updates": 2}, corpus, accelerator)
+    told = make("told", {})
+    tell_to_stop(told, told.engine, "step", accelerator)
+    ends["told"] = message_of(told.run)
+    full, unsaved = make("full", {"checkpoints.every_updates": 2}), make("unsaved", {"optimization.max_updates": 4})
     save = checkpoints.save_checkpoint
 
     def fail_once(path, model, state, *others):
@@ -317,39 +334,26 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
 
     with patch.object(checkpoints, "save_checkpoint", fail_once):
         full.run()
+        ends["unsaved"] = message_of(unsaved.run)
     ends["full"] = sorted(int(path.name[-1]) for path in full.checkpoints.folder.iterdir())
-    unsaved = make_loop(folder / "unsaved", {"optimization.max_updates": 4}, corpus, accelerator)
-    with patch.object(checkpoints, "save_checkpoint", fail_once):
-        try:
-            unsaved.run()
-        except OSError as error:
-            ends["unsaved"] = str(error)
-    poisoned = make_loop(folder / "poisoned", {}, corpus, accelerator)
+    poisoned = make("poisoned", {})
     if accelerator.process_index == 1:
         next(poisoned.engine.model.parameters()).data.view(-1)[0] = float("inf")
-    try:
-        poisoned.checkpoints.save(poisoned.progress, must=True)
-    except FloatingPointError as error:
-        ends["poisoned"] = str(error)
+    ends["poisoned"] = message_of(poisoned.checkpoints.save, poisoned.progress, must=True)
     return ends
 
 
 def padding(folder: Path, corpus, accelerator) -> dict:
     """Return the padding that is logged, what it is by the rows that each process got, and the last update's seed."""
     loop = make_loop(folder, {"logging.every_updates": 3, "optimization.max_updates": 3}, corpus, accelerator)
-    parts = [
-        part
-        for update in list(corpus.updates(0))[:3]
-        for process in split_update(update, loop.token_budget, loop.accelerator.num_processes)
-        for part in process
-        if part
-    ]
-    rows = [row for part in parts for row in part]
-    numbers = iter(range(len(rows)))
-    batches = [[next(numbers) for _ in part] for part in parts]
+    rows, batches = [], []
+    for update in list(corpus.updates(0))[:3]:
+        for part in chain(*split_update(update, loop.token_budget, accelerator.num_processes)):
+            batches.append(range(len(rows), len(rows) + len(part)))
+            rows += part
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
+    share = padding_share([batch for batch in batches if batch], *lengths)
     loop.run()
-    share = padding_share(batches, *lengths)
     return {"logged": logged(folder, "train/padding_share"), "share": share, "seed": torch.initial_seed()}
 
 
@@ -363,7 +367,7 @@ def as_on_gpus(folder: Path, corpus, accelerator) -> dict:
         return loop
 
     folder.mkdir(exist_ok=True)
-    compiler, kept = torch.compile, []
+    compiler = torch.compile
     with (
         patch.object(torch, "compile", lambda function, **_: compiler(function, dynamic=True, backend="eager")),
         patch.object(Feed, "is_ahead", True),
@@ -372,19 +376,8 @@ def as_on_gpus(folder: Path, corpus, accelerator) -> dict:
         straight = make("straight", {})
         straight.run()
         told = make("told", {})
-        read = told._read_results
-
-        def read_and_be_told(keep: float = 0) -> None:
-            read(keep)
-            kept.append(keep)
-            if accelerator.process_index == 1 and told.progress.update == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        told._read_results = read_and_be_told
-        try:
-            told.run()
-        except TrainingInterrupted as interruption:
-            end = str(interruption)
+        kept = tell_to_stop(told, told, "_read_results", accelerator)
+        end = message_of(told.run)
         make("told", {"resume": True}).run()
         small = make("small", {"optimization.shrink_token_budget": True})
         accumulate, sizes = small.engine.accumulate, []

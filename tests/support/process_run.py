@@ -20,6 +20,7 @@ from tiny_runs import logged, tiny_recipe
 # With this budget an update is several micro-batches.
 PLAIN = {"optimization.token_budget": 700, "model.options.dropout": 0.0, "decoding.bootstrap": 40}
 PLAIN |= {
+    "decoding.max_length": 12,
     "optimization.max_updates": END,
     "data.test": {"small": "builtin:test:7"},
     "validation.every_updates": 3,
@@ -39,11 +40,6 @@ def losses_of_single_rows(folder: Path, accelerator) -> list[float]:
     return logged(recipe.folder, "train/loss")
 
 
-def losses_without_dropout(folder: Path, corpus, accelerator) -> list[float]:
-    make_loop(folder / "no_dropout", NO_DROPOUT, corpus, accelerator).run()
-    return logged(folder / "no_dropout", "train/loss")
-
-
 def measure(folder: Path) -> dict:
     """Train, validate and translate; return all that must not depend on the number of processes."""
     recipe = tiny_recipe(folder / "plain", PLAIN)
@@ -54,6 +50,7 @@ def measure(folder: Path) -> dict:
     translator = Translator.from_pretrained(result.folder, "cpu")
     sources = [pair["source"] for pair in result.corpus.validation_pairs[:9]]
     translations = translate_on_ranks(translator, sources, accelerator, max_new_tokens=12)
+    make_loop(folder / "no_dropout", NO_DROPOUT, result.corpus, accelerator).run()
     loss = validation_loss(translator.model, result.corpus.validation, 300, accelerator)
     return {
         "processes": accelerator.num_processes,
@@ -70,7 +67,7 @@ def measure(folder: Path) -> dict:
         "translations": translations,
         "target_tokens": result.progress.target_tokens,
         "losses_of_single_rows": losses_of_single_rows(folder, accelerator),
-        "no_dropout_losses": losses_without_dropout(folder, result.corpus, accelerator),
+        "no_dropout_losses": logged(folder / "no_dropout", "train/loss"),
     }
 
 

@@ -1,6 +1,7 @@
 """Recipes of runs that take a second, and what several test files do with them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -40,6 +41,26 @@ def tiny_tree(folder: Path, changes: dict | None = None) -> dict:
 
 def tiny_recipe(folder: Path, changes: dict | None = None) -> Recipe:
     return make_recipe(tiny_tree(folder, changes))
+
+
+def around(owner, name: str, before: Callable[[], object] | None = None, after: Callable[[], object] | None = None):
+    """Call functions before and after each call of a method of an object."""
+    method = getattr(owner, name)
+
+    def call(*given, **named):
+        if before is not None:
+            before()
+        result = method(*given, **named)
+        if after is not None:
+            after()
+        return result
+
+    setattr(owner, name, call)
+
+
+def saved_updates(folder: Path) -> list[int]:
+    """List the updates whose checkpoints are there."""
+    return sorted(int(path.name.split("-")[1]) for path in (folder / "checkpoints").iterdir())
 
 
 def logged(folder: Path, name: str) -> list[float]:

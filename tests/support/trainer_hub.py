@@ -4,7 +4,6 @@ HF_ENDPOINT names the stand-in; the repositories are `me/TRAINER-STRATEGY`.
 """
 
 import sys
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -14,8 +13,8 @@ from heedful import HeedSeq2SeqTrainer
 from trainer_runs import SEPARATE, encoded_pairs, fresh_model, make_trainer, separate_tokenizers
 
 # transformers' trainer is a measure of what ours sends, once before the end and there.
-PUSHES = [*product([HeedSeq2SeqTrainer], ("every_save", "checkpoint", "all_checkpoints", "end"))]
-PUSHES += [*product([Seq2SeqTrainer], ("every_save", "end"))]
+PUSHES = [(HeedSeq2SeqTrainer, strategy) for strategy in ("every_save", "checkpoint", "all_checkpoints", "end")]
+PUSHES += [(Seq2SeqTrainer, strategy) for strategy in ("every_save", "end")]
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

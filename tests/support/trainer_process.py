@@ -31,8 +31,12 @@ class Stream(IterableDataset):
 
 
 class Sized(Stream):
+    def __init__(self, rows, length=None):
+        super().__init__(rows)
+        self.length = len(rows) if length is None else length
+
     def __len__(self):
-        return len(self.rows)
+        return self.length
 
 
 def streamed(column, folder: Path, make_stream) -> tuple[list[float], bool]:
@@ -127,10 +131,8 @@ def measure(folder: Path) -> dict:
     found = {name: measure_column(contract.column(name, folder)) for name in ("loop", "trainer")}
     heedful, found["world"] = contract.column("trainer", folder), world
     found["losses"] = losses(heedful, folder / f"across-{world}")
-    by_tokens = {
-        "tokens_per_update": contract.tokens_per_update(heedful.rows["training"]) // 3,
-        "buckets_per_update": 2,
-    }
+    tokens = contract.tokens_per_update(heedful.rows["training"]) // 3
+    by_tokens = {"tokens_per_update": tokens, "buckets_per_update": 2}
     found["losses by tokens"] = losses(heedful, folder / f"tokens-{world}", **by_tokens)
     found["losses after one process"] = losses(heedful, folder / "unused", folder / "across-1" / "checkpoint-4")
     rows = heedful.rows["training"][:22]

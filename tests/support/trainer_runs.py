@@ -65,3 +65,8 @@ def trained(kind, folder: Path, model=None, given=None, **arguments):
     trainer = make_trainer(kind, folder, model, given, **arguments)
     trainer.train()
     return trainer
+
+
+def same_weights(one, other) -> bool:
+    """Return whether the models of two trainers are equal."""
+    return all(map(torch.equal, one.model.parameters(), other.model.parameters()))

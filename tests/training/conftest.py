@@ -1,14 +1,10 @@
 """A corpus that is read and tokenized once, and loops on it."""
 
-from pathlib import Path
-
 import pytest
-import torch
 
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
-from heedful.training.run_folder.checkpoints import checkpoint_path
 from process_checks import with_teacher, write_teacher
 from tiny_runs import tiny_recipe
 
@@ -38,22 +34,3 @@ def make_loop(corpus, tmp_path):
         return TrainingLoop(recipe, with_teacher(data, recipe), make_accelerator(recipe.optimization))
 
     return make
-
-
-@pytest.fixture
-def saved_updates():
-    """List the updates whose checkpoints are there."""
-    return lambda folder: sorted(int(path.name.split("-")[1]) for path in (folder / "checkpoints").iterdir())
-
-
-@pytest.fixture
-def weights_of():
-    """Read the weights of an update's checkpoint."""
-    from safetensors.torch import load_file
-
-    def read(folder: Path, update: int) -> dict[str, torch.Tensor]:
-        weights = load_file(checkpoint_path(folder / "checkpoints", update) / "model.safetensors")
-        # Copies, because what is loaded changes with the file.
-        return {name: weight.clone() for name, weight in weights.items()}
-
-    return read

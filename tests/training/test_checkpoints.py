@@ -3,11 +3,13 @@ import logging
 import re
 import shutil
 from dataclasses import replace
+from itertools import product
 from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from full_disk import FileTooLarge
 from heedful.data.tokenization import TokenizerPair
@@ -26,10 +28,10 @@ from heedful.training.run_folder.checkpoints import (
     load_state,
     newest_whole_checkpoint,
     prune_checkpoints,
-    save_checkpoint,
 )
 from heedful.training.run_folder.progress import Progress
 from helpers import tiny_model
+from process_checks import equal
 
 RECIPE = "name: 뜻\n"
 SIZES = {"vocab_size": 260, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
@@ -51,7 +53,7 @@ def save(folder, tokenizers, update, seed=0, **sizes):
     optimizer = torch.optim.Adam(model.parameters())
     model(input_ids=torch.tensor([[5, 2]]), labels=torch.tensor([[6, 2]])).loss.backward()
     optimizer.step()
-    return save_checkpoint(folder, model, state_of(model, optimizer, update), tokenizers, RECIPE)
+    return checkpoints.save_checkpoint(folder, model, state_of(model, optimizer, update), tokenizers, RECIPE)
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +66,7 @@ def saved(tokenizers, tmp_path_factory):
 
 @pytest.fixture
 def folder(saved, tmp_path):
-    """A copy of three whole checkpoints."""
     return shutil.copytree(saved, tmp_path / "checkpoints")
-
-
-def test_checkpoints_are_listed_oldest_first(folder):
-    (folder / ".update-00000030.abcdefgh.partial").mkdir()
-    (folder / "notes").mkdir()
-    assert list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7, 20)]
-    assert list_checkpoints(folder / "nowhere") == []
 
 
 def test_a_whole_checkpoint_has_every_file_in_its_manifest_and_nothing_is_left_beside_it(saved):
@@ -102,14 +96,12 @@ def write_manifest(text):
     return lambda path: (path / MANIFEST).write_text(text((path / MANIFEST).read_text()))
 
 
+OPTIMIZER = "training_state/optimizer.pt"
 NO_MANIFEST = "manifest.json is missing or unreadable"
 DAMAGE = {
     "truncated": (truncate, r"model.safetensors has \d+ bytes instead of \d+"),
     "a flipped bit": (flip_a_bit, "model.safetensors has another checksum"),
-    "a flipped bit in the state": (
-        lambda path: flip_a_bit(path, "training_state/optimizer.pt"),
-        "training_state/optimizer.pt has another checksum",
-    ),
+    "a flipped bit in the state": (lambda path: flip_a_bit(path, OPTIMIZER), f"{OPTIMIZER} has another checksum"),
     "a missing file": (lambda path: (path / "config.json").unlink(), "config.json is missing"),
     "no manifest": (lambda path: (path / MANIFEST).unlink(), NO_MANIFEST),
     "half a manifest": (write_manifest(lambda text: text[:50]), NO_MANIFEST),
@@ -137,20 +129,19 @@ def test_a_damaged_checkpoint_is_found_and_the_newest_whole_one_used(folder, cap
     assert re.fullmatch(description, find_damage(checkpoint_path(folder, 3)))
 
 
-def test_the_newest_whole_checkpoint_is_that_of_the_last_update_and_never_a_half_written_one(folder):
+def test_checkpoints_are_listed_oldest_first_and_the_newest_is_never_a_half_written_one(folder):
     assert newest_whole_checkpoint(folder / "nowhere") is None
+    assert list_checkpoints(folder / "nowhere") == []
+    (folder / "notes").mkdir()
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 20)
     checkpoint_path(folder, 20).rename(folder / ".update-00000020.abcdefgh.partial")
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
+    assert list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7)]
 
 
 def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokenizers, tmp_path, monkeypatch):
     save(tmp_path, tokenizers, 1)
-
-    def die(folder):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoints, "write_manifest", die)
+    monkeypatch.setattr(checkpoints, "write_manifest", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, tokenizers, 2)
     assert newest_whole_checkpoint(tmp_path) == checkpoint_path(tmp_path, 1)
@@ -158,17 +149,10 @@ def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokeniz
     assert newest_whole_checkpoint(save(tmp_path, tokenizers, 2).parent) == checkpoint_path(tmp_path, 2)
 
 
-def test_what_a_killed_run_left_is_deleted_and_what_is_damaged_put_aside(folder):
+def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
+    """And what a killed run left is deleted, and what is damaged put aside."""
     (folder / ".update-00000008.abcdefgh.partial" / "training_state").mkdir(parents=True)
     (folder / "update-00000020.damaged").mkdir()
-    clear_leftovers(folder, 7)
-    names = ["update-00000003", "update-00000007", "update-00000020.damaged"]
-    assert sorted(path.name for path in folder.iterdir()) == names
-    assert (folder / names[2] / "model.safetensors").is_file()
-    assert [update for update, _ in list_checkpoints(folder)] == [3, 7]
-
-
-def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
     (folder / "update-00000012").write_text("")
     (folder / "update-00000001").write_text("")
     (folder / ".update-00000013.abcdefgh.partial").write_text("mine")
@@ -181,16 +165,14 @@ def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
     names |= {"update-00000003", "update-00000007", "update-00000015.partial"}
     names |= {f".update-000000{number}.abcdefgh.partial" for number in (13, 14)}
     assert {path.name for path in folder.iterdir()} == names
+    assert (folder / "update-00000020.damaged" / "model.safetensors").is_file()
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
     prune_checkpoints(folder, {7})
     assert [update for update, _ in list_checkpoints(folder)] == [7]
 
 
 def test_a_file_that_cannot_be_read_is_no_damage(folder, monkeypatch):
-    def fail(file):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(checkpoints, "checksum", fail)
+    monkeypatch.setattr(checkpoints, "checksum", Mock(side_effect=OSError(5, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):
         newest_whole_checkpoint(folder)
 
@@ -205,18 +187,10 @@ def test_a_checkpoint_that_cannot_be_deleted_now_is_left_for_later(folder, monke
 
 
 def test_a_checkpoint_is_an_ordinary_model_folder(saved):
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
     path = checkpoint_path(saved, 20)
-    model = AutoModelForSeq2SeqLM.from_pretrained(path)
-    weights = load_file(path / "model.safetensors")
-    state = model.state_dict()
-    assert all(torch.equal(state[name], weight) for name, weight in weights.items())
+    state = AutoModelForSeq2SeqLM.from_pretrained(path).state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in load_file(path / "model.safetensors").items())
     assert AutoTokenizer.from_pretrained(path)("a b")["input_ids"][-1] == 2
-
-
-def test_progress_comes_back(saved):
-    assert load_progress(checkpoint_path(saved, 7)) == Progress(update=7, best=[(1.5, 3)], window={"loss": 0.1 + 0.2})
 
 
 @pytest.mark.parametrize(
@@ -229,49 +203,49 @@ def test_another_format_is_refused_with_the_way_out(folder, written, way):
         load_progress(checkpoint_path(folder, 7))
 
 
-def test_moving_average_and_scaler_come_back(tokenizers, tmp_path):
+def test_progress_moving_average_and_scaler_come_back(tokenizers, tmp_path):
     model = tiny_model(**SIZES)
     average = {name: weight.detach() + 1 for name, weight in model.named_parameters()}
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
     scaler.scale(torch.ones(1))
     state = state_of(model, torch.optim.Adam(model.parameters()), 4)
     state = replace(state, moving_average=average, scaler=scaler.state_dict())
-    loaded = load_state(save_checkpoint(tmp_path, model, state, tokenizers, RECIPE))
-    assert loaded.scaler == state.scaler
-    assert loaded.scaler["scale"] == 128
+    loaded = load_state(checkpoints.save_checkpoint(tmp_path, model, state, tokenizers, RECIPE))
+    assert load_progress(checkpoint_path(tmp_path, 4)) == loaded.progress == state.progress
+    assert (loaded.scaler, loaded.scaler["scale"]) == (state.scaler, 128)
     assert loaded.moving_average.keys() == average.keys()
     assert all(torch.equal(loaded.moving_average[name], value) for name, value in average.items())
 
 
-@pytest.mark.parametrize("size", [0, 600, 5000, 10_000, 20_000])
-def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tokenizers, tmp_path, size):
+WRITERS = [*product([None], [0, 600, 5000, 10_000, 20_000])]  # all in turn
+WRITERS += product([TokenizerPair, HeedForConditionalGeneration, torch], [2000])
+
+
+@pytest.mark.parametrize(("writer", "room"), WRITERS)
+def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, tmp_path, monkeypatch, writer, room):
     whole = save(tmp_path, tokenizers, 1)
     sizes = {file.stat().st_size for file in whole.rglob("*") if file.is_file()}
     assert min(sizes) < 600 < 20_000 < max(sizes)
-    with pytest.raises(OSError, match="update-00000002 could not be written: "), FileTooLarge(size):
+    owner, name = (checkpoints, "save_checkpoint") if writer is None else (writer, "save_pretrained")
+    name = "save" if writer is torch else name
+    write = getattr(owner, name)
+
+    def write_with_little_room(*given, **named):
+        with FileTooLarge(room):
+            return write(*given, **named)
+
+    monkeypatch.setattr(owner, name, write_with_little_room)
+    with pytest.raises(OSError, match="update-00000002 could not be written: "):
         save(tmp_path, tokenizers, 2)
+    # The older checkpoint is left, and nothing half written.
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
     assert newest_whole_checkpoint(tmp_path) == whole
+    monkeypatch.undo()
     assert find_damage(save(tmp_path, tokenizers, 2)) is None
 
 
-@pytest.mark.parametrize("writer", [TokenizerPair, HeedForConditionalGeneration, torch])
-def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, tmp_path, monkeypatch, writer):
-    name = "save" if writer is torch else "save_pretrained"
-    write = getattr(writer, name)
-
-    def write_with_little_room(*arguments, **options):
-        with FileTooLarge(2000):
-            return write(*arguments, **options)
-
-    monkeypatch.setattr(writer, name, write_with_little_room)
-    with pytest.raises(OSError, match="update-00000002 could not be written: "):
-        save(tmp_path, tokenizers, 2)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_average_is_the_mean_of_every_weight(saved):
-    paths = [path for _, path in list_checkpoints(saved)]
+def test_the_average_is_the_mean_of_every_weight_also_of_those_in_several_files(folder):
+    paths = [path for _, path in list_checkpoints(folder)]
     by_hand = [load_file(path / "model.safetensors") for path in paths]
     average = average_weights(paths)
     assert average.keys() == by_hand[0].keys()
@@ -279,28 +253,14 @@ def test_the_average_is_the_mean_of_every_weight(saved):
         expected = torch.stack([weights[name].double() for weights in by_hand]).mean(0).float()
         assert weight.dtype == torch.float32
         torch.testing.assert_close(weight, expected, rtol=1e-6, atol=0)
-    assert not torch.equal(
-        average["model.encoder.embed_tokens.weight"], by_hand[0]["model.encoder.embed_tokens.weight"]
-    )
-
-
-def test_the_average_of_one_is_itself(saved):
-    path = checkpoint_path(saved, 3)
-    average, weights = average_weights([path]), load_file(path / "model.safetensors")
-    assert all(torch.equal(average[name], weight) for name, weight in weights.items())
-
-
-def test_weights_in_several_files_are_averaged_together(folder):
-    path = checkpoint_path(folder, 3)
-    weights = load_file(path / "model.safetensors")
-    names = sorted(weights)
-    whole = average_weights([path])
-    save_file({name: weights[name] for name in names[:4]}, path / "model-00001-of-00002.safetensors")
-    save_file({name: weights[name] for name in names[4:]}, path / "model-00002-of-00002.safetensors")
-    (path / "model.safetensors").unlink()
-    parts = average_weights([path])
-    assert parts.keys() == whole.keys()
-    assert all(torch.equal(parts[name], whole[name]) for name in whole)
+    embedding = "model.encoder.embed_tokens.weight"
+    assert not torch.equal(average[embedding], by_hand[0][embedding])
+    names = sorted(average)
+    for number, part in enumerate((names[:4], names[4:]), 1):
+        file = paths[0] / f"model-0000{number}-of-00002.safetensors"
+        save_file({name: by_hand[0][name].clone() for name in part}, file)
+    (paths[0] / "model.safetensors").unlink()
+    assert equal(average_weights(paths), average)
 
 
 @pytest.mark.parametrize("sizes", [{"encoder_layers": 2}, {"encoder_ffn_dim": 12}])

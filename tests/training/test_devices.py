@@ -53,80 +53,67 @@ def begin(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("environment", "gpus", "on_cpu"),
+    ("environment", "gpus", "device", "on_cpu"),
     [
-        ({}, 0, True),
-        ({}, 1, False),
-        (ON_CPU, 1, True),
-        (TWO, 0, True),
-        ({**LAUNCHED, **TWO}, 2, False),
-        (FSDP, 2, False),
+        ({}, 0, "auto", True),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, 1, "auto", False),  # left behind by others
+        (ON_CPU, 1, "auto", True),
+        (TWO, 0, "auto", True),
+        ({**LAUNCHED, **TWO}, 0, "cpu", True),
+        ({**LAUNCHED, **TWO}, 2, "auto", False),
+        (FSDP, 2, "auto", False),
     ],
 )
-def test_what_fits_together_reaches_accelerate(begin, environment, gpus, on_cpu):
-    assert begin(environment, gpus)["cpu"] is on_cpu
-
-
-def test_bf16_is_left_to_processors_that_have_it(begin, monkeypatch, caplog):
-    monkeypatch.setattr(devices, "has_bfloat16", lambda: True)
-    assert begin({}, precision="bf16")["mixed_precision"] == "bf16"
-    assert not caplog.records
-    monkeypatch.setattr(devices, "has_bfloat16", lambda: False)
-    assert begin({}, precision="bf16")["mixed_precision"] == "no"
-    assert "`optimization.mixed_precision` is bf16, which this processor lacks" in caplog.text
+def test_what_fits_together_reaches_accelerate(begin, environment, gpus, device, on_cpu):
+    given = begin(environment, gpus, device)
+    assert given["cpu"] is on_cpu
+    # Processes wait long for the one that prepares the data.
+    (handler,) = given["kwargs_handlers"]
+    assert timedelta(hours=1) <= handler.to_kwargs()["timeout"] <= timedelta(days=1)
 
 
 @pytest.mark.parametrize(
-    ("environment", "has_it", "precision", "taken"),
+    ("gpus", "has_it", "precision", "taken"),
     [
-        ({}, True, "bf16", "bf16"),
-        ({}, False, "bf16", "fp16"),
-        (FSDP, False, "bf16", "fp16"),
-        ({}, False, "fp16", "fp16"),
-        ({}, False, "no", "no"),
-        ({}, False, "tf32", "no"),
+        (1, True, "bf16", "bf16"),
+        (1, False, "bf16", "fp16"),
+        (2, False, "bf16", "fp16"),
+        (1, False, "fp16", "fp16"),
+        (1, False, "no", "no"),
+        (1, False, "tf32", "no"),
+        (0, True, "bf16", "bf16"),
+        (0, False, "bf16", "no"),
     ],
 )
-def test_a_gpu_without_bf16_takes_fp16(begin, monkeypatch, caplog, environment, has_it, precision, taken):
+def test_bf16_is_left_to_what_has_it(begin, monkeypatch, caplog, gpus, has_it, precision, taken):
     # As torch answers for a V100 or T4, where bf16 is emulated.
     asked = lambda including_emulation=True: including_emulation or has_it  # noqa: E731
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", asked)
-    assert begin(environment, gpus=2, precision=precision)["mixed_precision"] == taken
-    told = [record.getMessage() for record in caplog.records]
-    if precision == taken or precision == "tf32":
-        assert not told
-    else:
-        assert told == ["`optimization.mixed_precision` is bf16, which this GPU lacks: fp16 takes its place"]
+    monkeypatch.setattr(devices, "has_bfloat16", lambda: has_it)
+    assert begin(FSDP if gpus == 2 else {}, gpus, precision=precision)["mixed_precision"] == taken
+    reason = "this GPU lacks: fp16 takes its place" if gpus else "this processor lacks"
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == (precision == "bf16" and not has_it)
+    assert all(each.startswith(f"`optimization.mixed_precision` is bf16, which {reason}") for each in warnings)
 
 
 def test_a_precision_is_what_float32_is_multiplied_by_in_its_run_alone():
-    found = []
     before = torch.get_float32_matmul_precision()
-    for precision in ("no", "bf16", "tf32"):
+    for precision, expected in (("no", before), ("bf16", before), ("tf32", "high")):
         with float32_products(precision):
-            found.append(torch.get_float32_matmul_precision())
+            assert torch.get_float32_matmul_precision() == expected
     with pytest.raises(MemoryError), float32_products("tf32"):
         raise MemoryError
-    assert found == [before, before, "high"]
     assert torch.get_float32_matmul_precision() == before
     with float32_products("no"):
         torch.set_float32_matmul_precision("medium")  # a user's own
-    assert torch.get_float32_matmul_precision() == "medium"
     with float32_products("tf32"):
         pass
     assert torch.get_float32_matmul_precision() == "medium"
     torch.set_float32_matmul_precision(before)
 
 
-def test_two_processes_on_the_cpu_may_come_from_accelerate_if_the_recipe_says_cpu(begin):
-    assert begin({**LAUNCHED, **TWO}, gpus=0, device="cpu")["cpu"]
-
-
-def test_processes_wait_long_for_the_one_that_prepares_the_data(begin):
-    (handler,) = begin(TWO)["kwargs_handlers"]
-    assert timedelta(hours=1) <= handler.to_kwargs()["timeout"] <= timedelta(days=1)
-
-
+LOADING = {**FSDP, "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
 ACCUMULATING = {**TWO, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
 IN_BF16 = {**LAUNCHED, **TWO, "ACCELERATE_MIXED_PRECISION": "bf16"}
 NO_GPU = "`distributed_type` .* must be NO where there is no GPU, but is"
@@ -134,7 +121,7 @@ PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but i
 
 
 @pytest.mark.parametrize(
-    ("environment", "gpus", "settings", "message"),
+    ("environment", "gpus", "given", "message"),
     [
         (TWO, 1, {}, r"number of processes on this machine .*at most 1, the number of its GPUs, but is 2 instead"),
         ({"WORLD_SIZE": "2"}, 2, {}, "`WORLD_SIZE` is 2 and `LOCAL_RANK` is missing"),
@@ -149,12 +136,7 @@ PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but i
         (FSDP, 2, {"device": "cpu"}, "`optimization.device` must be auto or cuda .*`distributed_type: FSDP`"),
         (DEEPSPEED, 2, {"device": "cpu"}, "must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED"),
         ({**FSDP, "FSDP_VERSION": "1"}, 2, {}, "`fsdp_version` of the accelerate file must be 2, but is 1"),
-        (
-            {**FSDP, "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"},
-            2,
-            {},
-            "`fsdp_cpu_ram_efficient_loading` .*must be false",
-        ),
+        (LOADING, 2, {}, "`fsdp_cpu_ram_efficient_loading` .*must be false"),
         (ACCUMULATING, 0, {}, "`gradient_accumulation_steps` .*`optimization.tokens_per_update`.* is 4 instead"),
         (IN_BF16, 2, {}, "`mixed_precision` .* must be no, because `optimization.mixed_precision`.*bf16"),
         (IN_BF16, 2, {"precision": "tf32"}, "`mixed_precision` of the accelerate file must be no, because .*bf16"),
@@ -162,12 +144,10 @@ PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but i
         ({**TWO, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, 0, {}, "`parallelism_config` .* must be absent"),
     ],
 )
-def test_what_contradicts_is_refused_before_any_process_waits(
-    begin, environment, gpus, settings, message, monkeypatch
-):
+def test_what_contradicts_is_refused_before_any_process_waits(begin, monkeypatch, environment, gpus, given, message):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     with pytest.raises(ValueError, match=message):
-        begin(environment, gpus, **settings)
+        begin(environment, gpus, **given)
     assert not torch.distributed.is_initialized()
 
 
@@ -184,17 +164,10 @@ def test_fsdp_multiplies_in_bf16_and_sums_gradients_in_float32(monkeypatch):
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)
 
 
-def test_a_precision_left_behind_in_the_environment_by_others_means_nothing(begin):
-    begin({"ACCELERATE_MIXED_PRECISION": "bf16"})
-
-
-@pytest.mark.parametrize("device", ["cuda:1", "mps"])
-def test_processes_cannot_all_take_one_device(device):
-    with pytest.raises(ValueError, match=f"`device` must be cpu or cuda .* but is {device} instead"):
-        join_processes(device)
-
-
-def test_processes_without_a_recipe_need_a_gpu_each_too(monkeypatch):
+def test_processes_without_a_recipe_need_a_device_each_too(monkeypatch):
+    for device in ("cuda:1", "mps"):
+        with pytest.raises(ValueError, match=f"`device` must be cpu or cuda .* but is {device} instead"):
+            join_processes(device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in TWO.items():

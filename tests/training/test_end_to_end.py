@@ -28,10 +28,8 @@ def test_each_row_is_there_with_its_positions_and_what_stands_before_its_labels(
         assert packing.states.positions[0, other].tolist() == list(range(len(target)))
     assert (batch["input_ids"][0, real[0] :] == PAD).all()
     assert (batch["labels"][0, real[1] :] == -100).all()
-    for side, ids, count in (
-        (packing.source, batch["input_ids"], real[0]),
-        (packing.states, batch["labels"], real[1]),
-    ):
+    sides = (packing.source, batch["input_ids"], real[0]), (packing.states, batch["labels"], real[1])
+    for side, ids, count in sides:
         lengths = side.bounds.diff()
         assert side.shape == ids.shape
         assert (side.bounds[-1], side.bounds.dtype) == (ids.shape[1], torch.int32)
@@ -39,11 +37,7 @@ def test_each_row_is_there_with_its_positions_and_what_stands_before_its_labels(
         assert ids.shape[1] % 64 == 0
         assert 16 <= ids.shape[1] - count < 2048 + 16
     # Where a row has a token on one side it has one on the other: no query is without a key.
-    assert ((bounds_of(packing.source) > 0) == (bounds_of(packing.states) > 0)).all()
-
-
-def bounds_of(side):
-    return side.bounds.diff()
+    assert ((packing.source.bounds.diff() > 0) == (packing.states.bounds.diff() > 0)).all()
 
 
 def test_an_epoch_has_few_shapes_and_little_that_fills_up():

@@ -71,9 +71,3 @@ def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(
     assert (found["exact_match"], found["character_error_rate"]) == (100, 0)
     names["trainer"].create_model_card(language=["ko", "en"], license="apache-2.0")
     check_folder(folder)
-
-
-def test_every_link_of_the_guide_leads_somewhere():
-    targets = re.findall(r"\]\(([^)#:]+)\)", GUIDE.read_text(encoding="utf-8"))
-    assert targets
-    assert all((GUIDE.parent / target).exists() for target in targets)

@@ -21,6 +21,7 @@ from process_checks import (
     STREAM,
     losses_of,
     make_loop,
+    rows_of,
     with_stand_in_for_dropout,
     write_teacher,
 )
@@ -55,10 +56,13 @@ def one(tmp_path_factory):
     return folder, process_run.measure(folder)
 
 
-def test_there_are_two_processes(two, one):
+def test_there_are_two_processes_of_which_one_writes_for_both(two, one):
     for measured in two[1]:
         assert [measured[name] for name in measured if name.startswith("processes")] == [2, 2, 2]
     assert one[1]["processes"] == one[1]["processes_of_torch"] == 1
+    names = {path.name for path in (two[0] / "plain").iterdir()}
+    assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model"}
+    assert len((two[0] / "plain/log.jsonl").read_text().splitlines()) == END + 1
 
 
 def test_training_losses_are_the_same(two, one):
@@ -83,24 +87,14 @@ def test_translations_and_scores_are_the_same_and_in_order(two, one):
         assert measured["count"] == 7
 
 
-def test_one_process_writes_for_both(two):
-    folder = two[0] / "plain"
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model"}
-    assert len((folder / "log.jsonl").read_text().splitlines()) == END + 1
-
-
 def test_two_processes_resume_bit_for_bit_after_any_update(checks):
-    for check in checks:
-        assert check["resumed"] == [1, 4]
+    assert [check["resumed"] for check in checks] == [[1, 4]] * 2
 
 
 def test_what_regularizes_resumes_bit_for_bit_and_draws_the_same_rows_on_every_process(checks, tmp_path):
-    recipe = tiny_recipe(tmp_path, {**REGULAR, **STREAM})
-    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
-    rows = [[*row["input_ids"], -1, *row["labels"]] for update in corpus.updates(1) for b in update for row in b]
+    corpus = prepare_corpus(tiny_recipe(tmp_path, {**REGULAR, **STREAM}), tmp_path / "tokenizer")
+    rows = rows_of(corpus, 1)
     mixed = list(prepare_corpus(tiny_recipe(tmp_path, SEVERAL), tmp_path / "tagged").updates(1))
-    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
     alone = make_loop(tmp_path / "rows", {**R_DROP, **STREAM}, corpus, Accelerator(cpu=True))
     with_stand_in_for_dropout(alone).run()
     for check in checks:
@@ -134,18 +128,16 @@ def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, che
     assert logged(folder, "train/loss") == pytest.approx(straight, rel=1e-5)
 
 
-def test_a_stream_is_encoded_in_shares_and_comes_whole_to_every_process(two, checks, tmp_path, corpus):
+def test_a_stream_is_encoded_in_shares_and_comes_whole_to_every_process(two, checks, tmp_path):
     recipe = tiny_recipe(tmp_path, {**STREAM, "data.max_source_tokens": 30, "data.train": "builtin:train:301"})
     alone = prepare_corpus(recipe, two[0] / "stream" / "tokenizer")
-    rows = [row for update in alone.updates(0) for bucket in update for row in bucket]
-    expected = [[*row["input_ids"], -1, *row["labels"]] for row in rows]
+    expected = rows_of(alone, 0)
     kept = alone.report.kept
-    too_long = alone.report.kept - len(expected)
+    too_long = kept - len(expected)
     assert too_long > 10
     assert len(expected) > 100
     for check in checks:
-        assert check["stream"]["rows"] == expected
-        assert check["stream"]["too_long"] == too_long
+        assert (check["stream"]["rows"], check["stream"]["too_long"]) == (expected, too_long)
     shares = [check["stream"]["encoded"] for check in checks]
     assert sum(shares) == kept
     assert max(shares) <= kept / 2 + 32
@@ -172,14 +164,11 @@ def test_a_checkpoint_of_sharded_weights_is_an_ordinary_folder_and_resumes_bit_f
 
 
 def test_sharded_and_whole_runs_go_on_with_each_other(checks, one):
+    """And memory that runs out in one process shrinks the budget of both."""
+    assert [check["shrunk"]["budget"] for check in checks] == [350, 350]
     for check in checks:
-        assert check["sharded"]["mixed_losses"] == pytest.approx(one[1]["no_dropout_losses"], rel=1e-5)
-
-
-def test_memory_that_runs_out_in_one_process_shrinks_the_budget_of_both(checks, one):
-    for check in checks:
-        assert check["shrunk"]["budget"] == 350
-        assert check["shrunk"]["losses"] == pytest.approx(one[1]["no_dropout_losses"], rel=1e-5)
+        for losses in (check["sharded"]["mixed_losses"], check["shrunk"]["losses"]):
+            assert losses == pytest.approx(one[1]["no_dropout_losses"], rel=1e-5)
 
 
 def test_an_update_that_is_spoilt_in_one_process_is_skipped_by_both(checks):
@@ -212,13 +201,9 @@ def test_gpus_train_compiled_on_updates_made_ahead_and_stop_together_one_update_
         assert found["small_losses"] == pytest.approx(found["losses"], rel=1e-5)  # warmed up in too little memory
 
 
-def test_a_stream_is_read_by_one_thread_of_each_process(checks):
-    for check in checks:
-        assert set(check["threads"]) == {"MainThread"}
-
-
 def test_the_padding_of_all_processes_is_logged_and_each_draws_its_own_random_numbers(checks):
     assert [check["padding"]["seed"] for check in checks] == [seed_of_update(1, 2, rank) for rank in (0, 1)]
     for check in checks:
         assert check["padding"]["logged"] == [pytest.approx(check["padding"]["share"])]
         assert check["padding"]["share"] > 0.01
+        assert set(check["threads"]) == {"MainThread"}  # which read a stream

@@ -9,57 +9,35 @@ import torch
 from heedful import HeedConfig
 from heedful.data.mixture import AugmentationRules
 from heedful.training.preparation import prepare_corpus
-from process_checks import write_teacher
+from process_checks import weights_of, write_teacher
 from tiny_runs import logged, tiny_recipe
 
 MODEL = {"model.options.source_word_dropout": 0.1, "model.options.target_word_dropout": 0.1}
 MODEL |= {"model.options.attention_dropout": 0.1, "model.options.activation_dropout": 0.1}
 RECURRENT = {"model.options": {"model_type": "heed_rnn", "hidden_size": 32, "embedding_size": 16, "dropout": 0.2}}
 RECURRENT["model.options"] |= {"source_word_dropout": 0.1, "target_word_dropout": 0.1}
-STREAM = {"data.streaming": True, "data.pool_size": 70}
 SEVERAL = {
-    "data.mixture": {
-        "back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko", "tag": "bt"},
-    },
+    "data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko", "tag": "bt"}},
     "data.temperature": 2.0,
     "data.augmentation": {"lower_case": 0.2, "typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
 }
 R_DROP = {"optimization.r_drop": 5.0}
 KINDS = {
-    "stream": STREAM,
-    "all": R_DROP | MODEL,
-    "parts and noise": R_DROP | SEVERAL,
-    "recurrent": R_DROP | RECURRENT,
+    "all": R_DROP | MODEL | SEVERAL,
     "student": R_DROP | {"optimization.mixed_precision": "bf16"},
-    "recurrent student": RECURRENT,
+    "recurrent student": R_DROP | RECURRENT,
 }
-FEW = {"data.train": "builtin:train:100"}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Corpora by what is special about them, with one tokenizer."""
-    folder, made = tmp_path_factory.mktemp("corpora"), {}
-
-    def of(changes):
-        changes = {name: value for name, value in changes.items() if name.startswith(("tokenizer", "data"))}
-        key = str(changes)
-        if key not in made:
-            tokenizer = folder / ("tagged" if "data.mixture" in changes else "tokenizer")
-            made[key] = prepare_corpus(tiny_recipe(folder, changes), tokenizer)
-        return made[key]
-
-    return of
+FEW = {"data.train": "builtin:train:80"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_stopped_in_an_epoch_and_after_one_goes_on_bit_for_bit(kind, make_loop, tmp_path, weights_of, data):
+def test_a_run_stopped_in_an_epoch_and_after_one_goes_on_bit_for_bit(kind, make_loop, tmp_path):
     changes, found = FEW | KINDS[kind] | {"optimization.token_budget": 700}, []
-    corpus = data(changes)
-    if kind.endswith("student"):
+    corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
+    names = ["train/loss", "train/r_drop"]
+    if kind != "all":
         changes |= write_teacher(tmp_path / "teacher", corpus.tokenizers, FEW["data.train"])
-    names = ["train/loss", *["train/r_drop"] * ("optimization.r_drop" in changes)]
-    names += ["train/distillation"] * ("optimization.distillation" in changes)
+        names.append("train/distillation")
     epoch = len(list(corpus.updates(0)))
     assert epoch >= 2
     for stops in ((), (1, epoch + 1)):
@@ -70,18 +48,6 @@ def test_a_run_stopped_in_an_epoch_and_after_one_goes_on_bit_for_bit(kind, make_
     assert found[0][1] == found[1][1]
     assert [len(values) for values in found[0][1]] == [epoch + 2] * len(names)
     assert all(torch.equal(found[1][0][name], weight) for name, weight in found[0][0].items())
-
-
-def test_every_pair_comes_once_in_every_epoch_of_a_stream_and_fits_its_bucket(data):
-    corpus, plain = data(STREAM), data({})
-    decode = plain.tokenizers.source.decode
-    wanted = sorted(decode(row["labels"]) for update in plain.updates(0) for bucket in update for row in bucket)
-    for epoch in (0, 1):
-        updates = list(corpus.updates(epoch))
-        assert sorted(decode(row["labels"]) for update in updates for bucket in update for row in bucket) == wanted
-        for bucket in (bucket for update in updates for bucket in update):
-            longest = [max(len(row[side]) for row in bucket) for side in ("input_ids", "labels")]
-            assert len(bucket) * sum(longest) <= 2000
 
 
 def test_the_keys_of_the_guide_exist(tmp_path):

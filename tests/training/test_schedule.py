@@ -13,12 +13,7 @@ def settings(schedule, **changes):
     return OptimizationRecipe(**{"schedule": schedule, "max_updates": 1000, "warmup_updates": 100, **changes})
 
 
-@given(
-    update=st.integers(1, 10**6),
-    d_model=st.integers(1, 4096),
-    warmup=st.integers(1, 20_000),
-    factor=st.floats(1e-3, 10),
-)
+@given(st.integers(1, 10**6), st.integers(1, 4096), st.integers(1, 20_000), st.floats(1e-3, 10))
 def test_the_papers_schedule_is_equation_3(update, d_model, warmup, factor):
     paper = settings("paper", warmup_updates=warmup, learning_rate=factor)
     expected = factor * d_model**-0.5 * min(update**-0.5, update * warmup**-1.5)
@@ -58,10 +53,13 @@ def test_without_warm_up_the_first_update_has_the_highest_rate():
 
 
 def test_adam_has_the_papers_constants():
-    optimizer = make_optimizer(torch.nn.Linear(3, 2), OptimizationRecipe(max_updates=1))
+    model = torch.nn.Linear(3, 2)
+    model.weight.requires_grad_(False)
+    optimizer = make_optimizer(model, OptimizationRecipe(max_updates=1))
     assert type(optimizer) is torch.optim.Adam
     assert {group["betas"] for group in optimizer.param_groups} == {(0.9, 0.98)}
     assert {group["eps"] for group in optimizer.param_groups} == {1e-9}
+    assert [group["params"] for group in optimizer.param_groups] == [[model.bias]]  # frozen weights are left out
 
 
 def test_adamw_decays_matrices_and_no_vector():
@@ -70,10 +68,3 @@ def test_adamw_decays_matrices_and_no_vector():
     assert type(optimizer) is torch.optim.AdamW
     decays = {parameter: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
     assert decays == {model.weight: 0.1, model.bias: 0.0}
-
-
-def test_frozen_weights_are_left_out():
-    model = torch.nn.Linear(3, 2)
-    model.weight.requires_grad_(False)
-    optimizer = make_optimizer(model, OptimizationRecipe(max_updates=1))
-    assert [group["params"] for group in optimizer.param_groups] == [[model.bias]]

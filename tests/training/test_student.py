@@ -23,7 +23,7 @@ from tiny_runs import logged, tiny_recipe
 def test_a_student_comes_nearer_to_its_teacher_the_more_weight_it_has(make_loop, tmp_path, distillation):
     distances = []
     for weight in (0.01, 1.0):
-        changes = {**distillation, "optimization.distillation_weight": weight, "optimization.max_updates": 12}
+        changes = {**distillation, "optimization.distillation_weight": weight, "optimization.max_updates": 8}
         make_loop(changes, tmp_path / str(weight)).run()
         added, loss = (logged(tmp_path / str(weight), f"train/{name}")[-1] for name in ("distillation", "loss"))
         distances.append(loss + added / weight)  # CE(teacher)
@@ -54,14 +54,13 @@ def test_dry_run_and_doctor_know_the_teacher(tmp_path, distillation, corpus):
     assert (finding.level, finding.check, finding.where) == ("error", "distillation", "optimization.distillation")
 
 
-def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, distillation, corpus, make_loop):
-    folder = tmp_path / "teacher"
-    shutil.copytree(distillation["optimization.distillation"], folder)
+def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, distillation, corpus):
+    folder = shutil.copytree(distillation["optimization.distillation"], tmp_path / "teacher")
     changes = {"optimization.distillation": str(folder)}
     corpus.tokenizers.save_pretrained(tmp_path / "tokenizer")
 
-    def prepare(**more):
-        return prepare_corpus(tiny_recipe(tmp_path / "run", {**changes, **more}), tmp_path / "tokenizer")
+    def prepare(tokenizer="tokenizer", **more):
+        return prepare_corpus(tiny_recipe(tmp_path / "run", {**changes, **more}), tmp_path / tokenizer)
 
     expected = prepare().fingerprint
     assert expected.startswith(corpus.fingerprint)
@@ -71,48 +70,40 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
     other = train_tokenizers(pairs["source"], pairs["target"], vocab_size=400)
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"must be of the student's tokenizer, but is not: set `tokenizer.path`"):
-        prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "other")
+        prepare("other")
     with pytest.raises(ValueError, match="must be of the student's tokenizer"):
         check_model(tiny_recipe(tmp_path / "run", changes), other)  # before the corpus is read
     # Another teacher of the same pairs makes it another run.
     write_teacher(tmp_path / "second", corpus.tokenizers, "builtin:train:310")
     assert prepare(**{"optimization.distillation": str(tmp_path / "second")}).fingerprint != expected
-    whole = (folder / "tokens.npy").read_bytes()
-    for damaged, told in (
+    whole, unreadable = (folder / "tokens.npy").read_bytes(), "what `heedful distill-tokens` wrote, but is not"
+    for damaged, message in (
         (whole[:-2] + b"\x00\x01", "as it was written, but is damaged or changed"),
-        (whole[:-9], "what `heedful distill-tokens` wrote, but is not"),
-        (b"", "what `heedful distill-tokens` wrote, but is not"),
+        (whole[:-9], unreadable),
+        (None, f"{unreadable}: FileNotFoundError"),
     ):
-        (folder / "tokens.npy").write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"`optimization.distillation` \(.+teacher\) must be {told}"):
+        (folder / "tokens.npy").unlink()
+        if damaged is not None:
+            (folder / "tokens.npy").write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"`optimization.distillation` \(.+teacher\) must be {message}"):
             prepare()
-    (folder / "tokens.npy").unlink()
-    with pytest.raises(ValueError, match="what `heedful distill-tokens` wrote, but is not: FileNotFoundError"):
-        prepare()
+        (folder / "tokens.npy").touch()
 
 
-def test_settings_that_a_teacher_excludes_are_named(tmp_path):
-    teacher = {"optimization.distillation": "tokens"}
+def test_settings_that_a_teacher_excludes_are_named_and_it_is_found_beside_the_recipe(tmp_path):
+    teacher, weight = {"optimization.distillation": "tokens"}, "optimization.distillation_weight"
+    noisy = {"data.augmentation": {"typos": 0.1}}
+    tagged = {"data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}}
     cases = [
-        ({"optimization.distillation_weight": 0.3}, "`optimization.distillation_weight` must be 0.5 where"),
-        ({**teacher, "optimization.distillation_weight": 0.0}, "must be above 0 and at most 1, but is 0.0"),
-        ({**teacher, "optimization.distillation_weight": 1.1}, "must be above 0 and at most 1, but is 1.1"),
-        (
-            {**teacher, "data.augmentation": {"typos": 0.1}},
-            "`data.augmentation` must be empty where .+ {'typos': 0.1}",
-        ),
-        (
-            {**teacher, "data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}},
-            "`data.mixture.x.tag` must be empty where .+, but is bt",
-        ),
+        ({weight: 0.3}, f"`{weight}` must be 0.5 where"),
+        ({**teacher, weight: 0.0}, "must be above 0 and at most 1, but is 0.0"),
+        ({**teacher, weight: 1.1}, "must be above 0 and at most 1, but is 1.1"),
+        ({**teacher, **noisy}, "`data.augmentation` must be empty where .+ {'typos': 0.1}"),
+        ({**teacher, **tagged}, "`data.mixture.x.tag` must be empty where .+, but is bt"),
         ({**teacher, "data.streaming": True}, "`data.streaming` must be false where .+, but is True instead"),
     ]
     assert_refused(cases, lambda changes: tiny_recipe(tmp_path, changes))
-
-
-def test_a_teacher_beside_the_recipe_is_found_from_anywhere(tmp_path):
     (tmp_path / "tokens").mkdir()
-    recipe = tiny_recipe(tmp_path, {"optimization.distillation": "tokens", "optimization.distillation_weight": 0.7})
-    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    (tmp_path / "recipe.yaml").write_text(to_yaml(tiny_recipe(tmp_path, {**teacher, weight: 0.7})))
     assert read_recipe(tmp_path / "recipe.yaml").optimization.distillation == str(tmp_path / "tokens")
     assert read_recipe(tmp_path / "recipe.yaml", ["optimization.distillation=x"]).optimization.distillation == "x"

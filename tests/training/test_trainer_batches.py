@@ -6,14 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
 from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 
 from heedful import HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.training.trainer.batches import divide_update
+from helpers import assert_refused
 from row_lengths import lengths, natural_lengths, padding_share, rows_of, several
+from trainer_process import Sized
 from trainer_runs import (
     SOURCES,
     TARGETS,
@@ -24,6 +25,7 @@ from trainer_runs import (
     joint_tokenizers,
     logged,
     make_trainer,
+    same_weights,
     trained,
 )
 
@@ -50,29 +52,23 @@ def test_the_micro_batches_of_an_update_are_padded_no_more_than_its_buckets(part
     assert padding_share(divided, source, target) <= padding_share(buckets, source, target) < 0.05
 
 
-def texts_into_tensors(pairs):
-    """Tokenize `(source, target)` texts."""
-    tokenizers = joint_tokenizers()
-    columns = tokenizers.encode_source([pair[0] for pair in pairs]), tokenizers.encode_target([p[1] for p in pairs])
-    return collator()([{"input_ids": ids, "labels": labels} for ids, labels in zip(*columns, strict=True)])
+def collate(rows):
+    """Make tensors of rows that are pairs of texts or of ids."""
+    sides = list(zip(*(row.values() if isinstance(row, dict) else row for row in rows), strict=True))
+    if isinstance(sides[0][0], str):
+        sides = joint_tokenizers().encode_source(sides[0]), joint_tokenizers().encode_target(sides[1])
+    return collator()([{"input_ids": ids, "labels": labels} for ids, labels in zip(*sides, strict=True)])
 
 
 ROWS = {
-    "texts": ([{"ko": ko, "en": en} for ko, en in zip(SOURCES, TARGETS, strict=True)], lambda row: row.values()),
-    "tuples": (list(zip(SOURCES, TARGETS, strict=True)), tuple),
-    "tuples of ids": ([tuple(row.values()) for row in encoded_pairs()], None),
+    "texts": [{"ko": ko, "en": en} for ko, en in zip(SOURCES, TARGETS, strict=True)],
+    "tuples": list(zip(SOURCES, TARGETS, strict=True)),
+    "tuples of ids": [tuple(row.values()) for row in encoded_pairs()],
 }
 
 
-@pytest.mark.parametrize("kind", ROWS)
-def test_rows_of_any_kind_train_as_encoded_ones_do(kind, tmp_path):
-    rows, texts_of = ROWS[kind]
-
-    def collate(rows):
-        if texts_of is None:
-            return collator()([dict(zip(("input_ids", "labels"), row, strict=True)) for row in rows])
-        return texts_into_tensors([tuple(texts_of(row)) for row in rows])
-
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_rows_of_any_kind_train_as_encoded_ones_do(rows, tmp_path):
     # Three micro-batches an epoch, two an update: the last update of each has an empty one.
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4}
     options |= {"remove_unused_columns": False}
@@ -83,27 +79,10 @@ def test_rows_of_any_kind_train_as_encoded_ones_do(kind, tmp_path):
 
 
 def test_updates_of_tokens_need_rows_whose_lengths_can_be_seen(tmp_path):
-    rows, _ = ROWS["texts"]
-    given = {"train_dataset": rows, "data_collator": collator(), "tokens_per_update": 90}
+    given = {"train_dataset": ROWS["texts"], "data_collator": collator(), "tokens_per_update": 90}
     options = {"per_device_train_batch_size": 8, "train_sampling_strategy": "random"}
     with pytest.raises(ValueError, match="`train_dataset` must have rows with `input_ids` and `labels`"):
         trained(HeedSeq2SeqTrainer, tmp_path, given=given, **options)
-
-
-# Streams
-
-
-class Sized(IterableDataset):
-    """A stream with a length."""
-
-    def __init__(self, rows, length=None):
-        self.rows, self.length = rows, len(rows) if length is None else length
-
-    def __iter__(self):
-        return iter(self.rows)
-
-    def __len__(self):
-        return self.length
 
 
 def shuffled():
@@ -164,7 +143,7 @@ def test_a_stream_is_resumed_at_the_right_pair_in_every_epoch(name, strategy, tm
         keys = ("loss", "grad_norm", "epoch", "eval_loss")
         found = [[{k: e.get(k) for k in keys} for e in t.state.log_history[:-1]] for t in (whole, resumed)]
         assert found[0] == found[1]
-        assert all(map(torch.equal, whole.model.parameters(), resumed.model.parameters()))
+        assert same_weights(whole, resumed)
 
 
 def test_a_stream_that_cannot_be_found_again_is_refused(tmp_path):
@@ -179,18 +158,14 @@ def test_a_stream_that_cannot_be_found_again_is_refused(tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
+def test_a_stream_that_cannot_be_divided_is_refused(tmp_path):
+    cases = [
         (Sized(encoded_pairs(), 9), "the length that it says, which is 5 batches, but has 3"),
         (Sized(encoded_pairs(), 3), "the length that it says, which is 2 batches, but has more"),
         ((row for row in encoded_pairs()), "must have a length or be an IterableDataset, but is generator"),
-    ],
-)
-def test_a_stream_that_cannot_be_divided_is_refused(rows, message, tmp_path):
+    ]
     options = {"per_device_train_batch_size": 2, "max_steps": 9}
-    with pytest.raises(ValueError, match=message):
-        trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options)
+    assert_refused(cases, lambda rows: trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options))
 
 
 def test_nothing_is_trained_after_the_last_update_is_resumed(tmp_path):
@@ -200,4 +175,4 @@ def test_nothing_is_trained_after_the_last_update_is_resumed(tmp_path):
         again = make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options)
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
         assert again.state.global_step == 2
-        assert all(map(torch.equal, first.model.parameters(), again.model.parameters()))
+        assert same_weights(first, again)

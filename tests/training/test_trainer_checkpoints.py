@@ -4,10 +4,10 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from pkgutil import resolve_name
 from unittest.mock import patch
 
 import pytest
-import torch
 from test_checkpoints import flip_a_bit
 from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
@@ -16,7 +16,7 @@ from full_disk import FileTooLarge
 from heedful import HeedSeq2SeqTrainer
 from heedful.training.run_folder.checkpoints import MANIFEST, find_damage
 from heedful.training.trainer import saving
-from trainer_runs import fresh_model, make_trainer, trained
+from trainer_runs import fresh_model, make_trainer, same_weights, trained
 
 OPTIONS = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 6}
 OPTIONS |= {"save_strategy": "steps", "save_steps": 2}
@@ -28,10 +28,6 @@ def run(folder, resume=None, kind=HeedSeq2SeqTrainer, **options):
     return trainer
 
 
-def same_weights(one, other) -> bool:
-    return all(map(torch.equal, one.model.parameters(), other.model.parameters()))
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole"))
@@ -39,17 +35,11 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def folder(whole, tmp_path):
-    """A copy of three whole checkpoints."""
     return shutil.copytree(whole.args.output_dir, tmp_path / "run")
 
 
 def names(folder) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_checkpoints_are_whole_and_name_every_file(folder):
-    assert names(folder) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
-    assert [find_damage(path) for path in folder.iterdir()] == [None] * 3
 
 
 DAMAGE = {
@@ -74,8 +64,10 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_whole_one_used(folder, w
     assert names(folder) == ["_damaged-checkpoint-6", "checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-def test_where_no_checkpoint_is_whole_or_there_the_run_is_not_begun_again(folder):
+def test_checkpoints_are_whole_and_name_every_file_and_where_none_is_the_run_is_not_begun_again(folder):
+    assert names(folder) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
     for path in folder.iterdir():
+        assert find_damage(path) is None
         flip_a_bit(path)
     with pytest.raises(ValueError, match=r"`resume_from_checkpoint` must find a whole .* all are damaged"):
         run(folder, True)
@@ -104,16 +96,9 @@ def test_a_damaged_best_checkpoint_is_not_loaded(tmp_path):
     options = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 1}
     best = run(tmp_path, **options)
     assert Path(best.state.best_model_checkpoint) in list(tmp_path.iterdir())
-    trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, **{**OPTIONS, **options, "max_steps": 6})
-    evaluate = trainer.evaluate
-
-    def evaluate_and_damage(*args, **kwargs):
-        for path in tmp_path.glob("checkpoint-*"):
-            flip_a_bit(path)
-        return evaluate(*args, **kwargs)
-
-    trainer.evaluate = evaluate_and_damage
-    trainer._load_best_model = lambda: [evaluate_and_damage(), HeedSeq2SeqTrainer._load_best_model(trainer)]
+    trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, **{**OPTIONS, **options, "max_steps": 2})
+    load = trainer._load_best_model
+    trainer._load_best_model = lambda: [*map(flip_a_bit, tmp_path.glob("checkpoint-*")), load()]
     with pytest.raises(ValueError, match="another checksum"):
         trainer.train()
 
@@ -162,9 +147,7 @@ def train_and_be_killed(folder, target: str, calls: int) -> None:
             with patch(target, die):
                 return save(trainer, *args)
 
-        module, _, name = target.rpartition(".")
-        original = getattr(__import__("importlib").import_module(module), name) if module != "pathlib.Path" else None
-        original = original or getattr(Path, name)
+        original = resolve_name(target)
         with patch.object(HeedSeq2SeqTrainer, "_save_checkpoint", save_and_die):
             run(folder, save_total_limit=1)
     finally:

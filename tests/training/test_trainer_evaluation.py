@@ -12,7 +12,6 @@ from transformers import GenerationConfig, Seq2SeqTrainer
 from transformers.trainer_pt_utils import EvalLoopContainer
 
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
-from heedful.evaluation import translation_metric
 from heedful.evaluation.translation_metric import TranslationMetric
 from memorised import PAIRS, memorised_model
 from trainer_runs import (
@@ -33,7 +32,6 @@ both = pytest.mark.parametrize("kind", TRAINERS)
 
 @pytest.fixture(scope="module")
 def learned():
-    """A model that translates all six pairs."""
     return memorised_model(joint_tokenizers(), PAIRS)
 
 
@@ -58,9 +56,6 @@ def scores(results) -> dict[str, float]:
     texts, references = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (predictions, labels))
     found = evaluate.combine([TranslationMetric(), SameLength()]).compute(predictions=texts, references=references)
     return {name: found[name] for name in ("bleu", "exact_match", "same_length")}
-
-
-# Generation
 
 
 @both
@@ -90,87 +85,72 @@ def test_generation_takes_length_and_beams_from_the_arguments_or_the_call(kind, 
     assert words == [4, 6]  # the start is one
 
 
-@both
-def test_generation_takes_a_config_from_the_arguments(kind, learned, tmp_path):
-    model = deepcopy(learned)
-    settings = {"num_beams": 2, "max_new_tokens": 3, "decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = GenerationConfig(**settings)
-    trainer = make_trainer(kind, tmp_path, model, predict_with_generate=True, generation_config=config)
-    predictions = trainer.predict(encoded_pairs()).predictions
-    assert ((predictions >= 0) & (predictions != 0)).sum(1).max() == 1 + 3
+def test_generation_takes_a_config_from_the_arguments_and_what_it_leaves_open_from_the_model(learned, tmp_path):
+    def predicted(kind, **settings):
+        options = {"predict_with_generate": True, "generation_config": GenerationConfig(num_beams=2, **settings)}
+        trainer = make_trainer(kind, tmp_path, deepcopy(learned), **options)
+        return trainer.predict(encoded_pairs()).predictions, trainer.model.generation_config.num_beams
 
-
-def test_what_a_generation_config_leaves_open_is_the_models(learned, tmp_path):
-    model = deepcopy(learned)
-    config = GenerationConfig(num_beams=2)
+    for kind in TRAINERS:
+        tokens, _ = predicted(kind, max_new_tokens=3, decoder_start_token_id=1, eos_token_id=2, pad_token_id=0)
+        assert ((tokens >= 0) & (tokens != 0)).sum(1).max() == 1 + 3
     with pytest.raises(ValueError, match="decoder_start_token_id"):
-        make_trainer(Seq2SeqTrainer, tmp_path, model, predict_with_generate=True, generation_config=config).predict(
-            encoded_pairs()
-        )
-    model = deepcopy(learned)
-    trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, model, predict_with_generate=True, generation_config=config)
+        predicted(Seq2SeqTrainer)
     # One of them is longer than the 20 tokens at which generate() stops by itself.
     assert max(len(row["labels"]) for row in encoded_pairs()) > 20
-    assert joint_tokenizers().decode_target(trainer.predict(encoded_pairs()).predictions) == TARGETS
-    assert trainer.model.generation_config.num_beams == 2
+    tokens, beams = predicted(HeedSeq2SeqTrainer)
+    assert (joint_tokenizers().decode_target(tokens), beams) == (TARGETS, 2)
 
 
 @both
 def test_generation_uses_the_cache_during_training_and_after_it(kind, tmp_path):
-    trainer = trained(kind, tmp_path, predict_with_generate=True)
+    trainer, widths = trained(kind, tmp_path, predict_with_generate=True), []
     trainer.save_model(tmp_path / "saved")
     for model in (trainer.model, HeedForConditionalGeneration.from_pretrained(tmp_path / "saved")):
-        widths = []
-        decoder = model.model.decoder
-        hook = decoder.register_forward_pre_hook(
-            lambda module, args, kwargs, widths=widths: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        model.model.decoder.register_forward_pre_hook(
+            lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
         )
         model.generate(torch.tensor([[20, 30, 2]]), max_new_tokens=4, min_new_tokens=4)
-        hook.remove()
-        assert widths == [1] * 4
-
-
-# Choosing the best
+    assert widths == [1] * 8
 
 
 @both
-@pytest.mark.parametrize("metric", ["loss", "exact_match", "eval_short_loss"])
-def test_the_best_checkpoint_is_kept_and_loaded(kind, metric, tmp_path):
-    rows = {"eval_short_loss": {"short": encoded_pairs()[:2], "long": encoded_pairs()[2:]}}.get(metric)
+@pytest.mark.parametrize(("metric", "pick"), [("loss", min), ("exact_match", max), ("eval_short_loss", min)])
+def test_the_best_checkpoint_is_kept_and_loaded(kind, metric, pick, tmp_path):
     values = iter([3.0, 9.0, 5.0, 4.0])
-    given = {"eval_dataset": rows or encoded_pairs()}
-    given |= {"compute_metrics": lambda results: {"exact_match": next(values)}} if metric == "exact_match" else {}
+    given = {
+        "exact_match": {"compute_metrics": lambda results: {"exact_match": next(values)}},
+        "eval_short_loss": {"eval_dataset": {"short": encoded_pairs()[:2], "long": encoded_pairs()[2:]}},
+    }
     options = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     options |= {"save_total_limit": 2, "load_best_model_at_end": True, "metric_for_best_model": metric}
-    options |= {"optim": "sgd", "lr_scheduler_type": "constant", "label_smoothing_factor": 0.0, "max_grad_norm": 0.0}
-    # A rate at which every update is worse than the one before.
-    rate = 1e-3 if metric == "exact_match" else 1.0
-    trainer = trained(kind, tmp_path, given=given, learning_rate=rate, **options)
-    best = trainer.state.best_global_step
-    name = metric if metric.startswith("eval_") else f"eval_{metric}"
-    seen = logged(trainer, name)
-    assert len(seen) == 4
-    pick = max if metric == "exact_match" else min
-    assert best == 1 + seen.index(pick(seen))
-    kept = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
-    assert kept == sorted({f"checkpoint-{best}", "checkpoint-4"} | ({"checkpoint-3"} if best == 4 else set()))
+    # A rate at which updates make the loss worse.
+    options |= {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "learning_rate": 1.0}
+    trainer = trained(kind, tmp_path, given=given.get(metric), **options)
+    seen = logged(trainer, f"eval_{metric.removeprefix('eval_')}")
+    best = 1 + seen.index(pick(seen))
+    assert trainer.state.best_global_step == best < len(seen) == 4
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{best}", "checkpoint-4"]
     saved = HeedForConditionalGeneration.from_pretrained(tmp_path / f"checkpoint-{best}")
     assert all(map(torch.equal, saved.state_dict().values(), trainer.model.state_dict().values()))
 
 
-# What metrics are given
-
-
 @both
-def test_prediction_of_the_loss_alone_computes_no_metrics(kind, tmp_path):
+def test_prediction_of_the_loss_alone_or_of_logits_that_are_cut_down(kind, tmp_path):
     given = {"compute_metrics": lambda results: pytest.fail("metrics were computed")}
     trainer = make_trainer(kind, tmp_path, given=given, prediction_loss_only=True, predict_with_generate=True)
     assert trainer.evaluate()["eval_loss"] > 0
     assert trainer.predict(encoded_pairs()).predictions is None
+    given = {
+        "preprocess_logits_for_metrics": lambda outputs, labels: outputs[0].argmax(-1),
+        "compute_metrics": lambda results: {"accuracy": float((results.predictions == results.label_ids).mean())},
+    }
+    trainer = make_trainer(kind, tmp_path, given=given)
+    assert trainer.predict(encoded_pairs()).predictions.shape == (6, max(len(r["labels"]) for r in encoded_pairs()))
+    assert 0 <= trainer.evaluate()["eval_accuracy"] < 1
 
 
 def one_loss_per_pair(model) -> list[float]:
-    """Return the loss of every pair on its own."""
     return [model(**collator()([row])).loss.item() for row in encoded_pairs()]
 
 
@@ -209,37 +189,21 @@ def test_metrics_are_summed_up_over_batches(kind, tmp_path):
 
 @both
 def test_predictions_are_moved_to_memory_as_often_as_asked(kind, tmp_path):
-    moved = EvalLoopContainer.to_cpu_and_numpy
-    found = []
+    found, move = [], EvalLoopContainer.to_cpu_and_numpy
     for every in (None, 2):
         trainer = make_trainer(kind, tmp_path, per_device_eval_batch_size=1, eval_accumulation_steps=every)
-        with patch.object(EvalLoopContainer, "to_cpu_and_numpy", autospec=True, side_effect=moved) as spied:
+        with patch.object(EvalLoopContainer, "to_cpu_and_numpy", autospec=True, side_effect=move) as spied:
             found.append((trainer.predict(encoded_pairs()).predictions[0], spied.call_count))
     np.testing.assert_array_equal(found[0][0], found[1][0])
     assert found[1][1] - found[0][1] == 4 * 3  # containers × moves
 
 
-@both
-def test_logits_can_be_cut_down_before_they_are_gathered(kind, tmp_path):
-    given = {
-        "preprocess_logits_for_metrics": lambda outputs, labels: outputs[0].argmax(-1),
-        "compute_metrics": lambda results: {"accuracy": float((results.predictions == results.label_ids).mean())},
-    }
-    trainer = make_trainer(kind, tmp_path, given=given)
-    assert trainer.predict(encoded_pairs()).predictions.shape == (6, max(len(r["labels"]) for r in encoded_pairs()))
-    assert 0 <= trainer.evaluate()["eval_accuracy"] < 1
-
-
 def test_another_evaluation_dataset_is_evaluated_where_workers_persist(tmp_path):
     options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
     trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, **options)
-    first = trainer.evaluate()["eval_loss"]
-    other = trainer.evaluate(encoded_pairs()[:1])["eval_loss"]
+    first, other = (trainer.evaluate(rows)["eval_loss"] for rows in (None, encoded_pairs()[:1]))
     assert other == pytest.approx(one_loss_per_pair(trainer.model)[0], rel=1e-5)
     assert other != pytest.approx(first, rel=1e-3)
-
-
-# Datasets and collators
 
 
 def columns() -> datasets.Dataset:
@@ -264,6 +228,15 @@ def test_every_form_of_dataset_trains_and_evaluates_like_a_list(kind, tmp_path):
         assert logged(trainer) == pytest.approx(logged(listed), rel=1e-5)
         assert len(set(logged(trainer))) == 3
         assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-5)
+    # A shuffled stream comes in another order every epoch.
+    shuffled = mapped.to_iterable_dataset().shuffle(seed=3, buffer_size=6)
+    options = {"per_device_train_batch_size": 1, "max_steps": 12, "learning_rate": 0.0}
+    losses = logged(trained(kind, tmp_path, given={"train_dataset": shuffled}, **options))
+    assert sorted(losses[:6]) == pytest.approx(sorted(losses[6:]), rel=1e-6)
+    assert losses[:6] != pytest.approx(losses[6:], rel=1e-6)
+    # Texts that are left in it need a collator for them.
+    with pytest.raises(ValueError, match="Unable to create tensor"):
+        trained(kind, tmp_path, given={"train_dataset": mapped}, remove_unused_columns=False)
 
 
 def test_batches_left_over_at_the_end_of_a_stream_begin_the_next_update(tmp_path):
@@ -282,34 +255,21 @@ def test_batches_left_over_at_the_end_of_a_stream_begin_the_next_update(tmp_path
 
 
 @both
-def test_a_shuffled_stream_comes_in_another_order_every_epoch(kind, tmp_path):
-    rows = columns().to_iterable_dataset().shuffle(seed=3, buffer_size=6)
-    options = {"per_device_train_batch_size": 1, "max_steps": 12, "learning_rate": 0.0}
-    losses = logged(trained(kind, tmp_path, given={"train_dataset": rows}, **options))
-    assert sorted(losses[:6]) == pytest.approx(sorted(losses[6:]), rel=1e-6)
-    assert losses[:6] != pytest.approx(losses[6:], rel=1e-6)
+def test_padding_on_the_left_or_to_a_multiple_and_decoder_inputs_of_the_collator_change_nothing(kind, tmp_path):
+    def padded_on_the_left(rows):
+        batch = {**on_the_left()([{"input_ids": row["input_ids"]} for row in rows])}
+        return {**batch, "labels": collator()(rows)["labels"]}
 
-
-@both
-def test_texts_that_are_left_in_the_dataset_need_a_collator_for_them(kind, tmp_path):
-    given = {"train_dataset": columns()}
-    with pytest.raises(ValueError, match="Unable to create tensor"):
-        trained(kind, tmp_path, given=given, remove_unused_columns=False)
-
-
-@both
-def test_padding_to_a_multiple_and_decoder_inputs_of_the_collator_change_nothing(kind, tmp_path):
-    expected = logged(trained(kind, tmp_path, given={"data_collator": collator()}))
-    model = fresh_model()
-    batch = collator(pad_to_multiple_of=16, model=model)(encoded_pairs())
+    assert padded_on_the_left(encoded_pairs())["input_ids"][3, 0] == 0
+    batch = collator(pad_to_multiple_of=16, model=fresh_model())(encoded_pairs())
     assert {batch[name].shape[1] % 16 for name in ("input_ids", "labels", "decoder_input_ids")} == {0}
-    for options in ({"pad_to_multiple_of": 16}, {"model": fresh_model()}):
-        trainer = trained(kind, tmp_path, given={"data_collator": collator(**options)})
-        assert logged(trainer) == pytest.approx(expected, rel=1e-5)
+    collators = collator(), collator(pad_to_multiple_of=16), collator(model=fresh_model()), padded_on_the_left
+    losses = [logged(trained(kind, tmp_path, given={"data_collator": collate})) for collate in collators]
+    for found in losses[1:]:
+        assert found == pytest.approx(losses[0], rel=1e-5)
 
 
 def on_the_left():
-    """Return a collator whose tokenizer pads on the left."""
     collate = collator()
     collate.tokenizer = type(collate.tokenizer)(
         tokenizer_object=collate.tokenizer.backend_tokenizer, pad_token="<pad>", padding_side="left"
@@ -318,27 +278,16 @@ def on_the_left():
 
 
 @both
-def test_sources_may_be_padded_on_the_left_and_labels_may_not(kind, tmp_path):
-    def collate(rows):
-        batch = {**on_the_left()([{"input_ids": row["input_ids"]} for row in rows])}
-        return {**batch, "labels": collator()(rows)["labels"]}
-
-    assert collate(encoded_pairs())["input_ids"][3, 0] == 0
-    expected = logged(trained(kind, tmp_path, given={"data_collator": collator()}))
-    assert logged(trained(kind, tmp_path, given={"data_collator": collate})) == pytest.approx(expected, rel=1e-5)
-    collate = on_the_left()
+@pytest.mark.parametrize("with_model", [False, True])
+def test_labels_may_not_be_padded_on_the_left(kind, with_model, tmp_path):
+    collate, model = on_the_left(), fresh_model()
     assert collate(encoded_pairs())["labels"][-2, 0] == -100
-    for with_model in (False, True):
-        model = fresh_model()
-        collate.model = model if with_model else None
-        with pytest.raises(ValueError, match="`labels` must be padded on the right"):
-            trained(kind, tmp_path, model, {"data_collator": collate})
+    collate.model = model if with_model else None
+    with pytest.raises(ValueError, match="`labels` must be padded on the right"):
+        trained(kind, tmp_path, model, {"data_collator": collate})
 
 
-# evaluate
-
-
-@pytest.mark.parametrize("kind", TRAINERS)
+@both
 def test_a_table_that_a_users_forward_makes_in_evaluation_can_be_trained_with(kind, tmp_path):
     class Gated(HeedForConditionalGeneration):
         table = None
@@ -356,9 +305,6 @@ def test_a_table_that_a_users_forward_makes_in_evaluation_can_be_trained_with(ki
     given = {"compute_metrics": lambda results: {"rows": len(results.predictions)}}
     trainer = trained(kind, tmp_path, Gated(fresh_model(label_smoothing=0.0).config), given, **arguments)
     assert logged(trainer, "eval_rows") == [6, 6, 6]
-
-
-# Rows that lack something
 
 
 @pytest.mark.parametrize("with_model", [False, True])
@@ -393,8 +339,3 @@ def test_an_empty_row_alone_is_as_beside_others(empty, with_model, tmp_path):
         found.append((loss, tokens.tolist(), trainer.state.log_history[-1]["train_loss"]))
     assert found[0][1] == found[1][1]
     assert found[0][::2] == pytest.approx(found[1][::2], rel=1e-6)
-
-
-def test_the_metric_loads_from_its_file_without_the_network():
-    metric = evaluate.load(translation_metric.__file__)
-    assert metric.compute(predictions=["a b"], references=["a b"], metrics=["exact_match"])["exact_match"] == 100.0

@@ -46,24 +46,16 @@ def test_two_tokenizers_are_saved_with_every_checkpoint_and_at_the_end(kind, tmp
         assert loaded.encode_target(SOURCES) == tokenizers.encode_target(SOURCES)
         assert loaded.encode_source(SOURCES) == tokenizers.encode_source(SOURCES)
         assert len(Translator.from_pretrained(folder).translate(SOURCES[:1], max_new_tokens=3)) == 1
-
-
-@both
-def test_what_is_saved_can_be_pushed_with_a_card_of_its_own(kind, tmp_path):
-    trained(kind, tmp_path, given={"processing_class": joint_tokenizers()}).save_model()
     told = {"license": "mit", "datasets": ["pairs.tsv"], "base_model": "me/base"}
-    card = write_finetuned_card(tmp_path, source_language="ko", target_language="en", **told)
-    check_folder(tmp_path)
+    card = write_finetuned_card(tmp_path / "saved", source_language="ko", target_language="en", **told)
+    check_folder(tmp_path / "saved")
     assert read_card(card).data.license == "mit"
 
 
-def test_with_tokenizers_the_collator_is_made(tmp_path):
+def test_with_tokenizers_that_fit_the_model_the_collator_is_made(tmp_path):
     for tokenizers in (joint_tokenizers(), joint_tokenizers().source):
         given = {"processing_class": tokenizers, "data_collator": None}
         assert trained(HeedSeq2SeqTrainer, tmp_path, given=given).state.global_step == 2
-
-
-def test_tokenizers_that_do_not_fit_the_model_are_refused(tmp_path):
     with pytest.raises(ValueError, match="`vocab_size` must be 264, but is 272 instead"):
         make_trainer(HeedSeq2SeqTrainer, tmp_path / "run", given={"processing_class": separate_tokenizers()})
     assert not (tmp_path / "run").exists()
@@ -96,9 +88,6 @@ def test_a_token_that_no_text_would_give_is_told(tmp_path):
     tokenizer.add_special_tokens({"additional_special_tokens": ["<ent>"]})
     with pytest.warns(UserWarning, match="^<ent> will be split in texts"):
         make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"processing_class": tokenizer})
-
-
-# The Hub
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,10 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
-from accelerate.hooks import ModelHook, add_hook_to_module
-from peft import AdaLoraConfig, LoraConfig, get_peft_model
+from peft import AdaLoraConfig, get_peft_model
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MarianConfig, MarianMTModel
 
@@ -86,16 +84,6 @@ def hooks(model, register, is_global):
     assert expected <= seen
 
 
-def hooks_of_accelerate(model):
-    seen, expected = [], seen_modules(model)
-    for module in expected:
-        hook = ModelHook()
-        hook.post_forward = lambda module, output: seen.append(module) or output
-        add_hook_to_module(module, hook)
-    train_step(model)
-    assert set(seen) == expected
-
-
 def forwards_of_ones_own(model):
     seen = set()
 
@@ -136,17 +124,16 @@ def hand_written_lora(model):
     assert all(part.weight.grad.any() for name, part in linears(model).items() if name.endswith((".a", ".b")))
 
 
-def adapter(model, make, **options):
-    targets = ["q_proj", "k_proj", "v_proj", "out_proj", *(["embed_tokens"] if make is LoraConfig else [])]
-    adapted = get_peft_model(model, make(task_type="SEQ_2_SEQ_LM", r=4, target_modules=targets, **options))
+def adalora(model):
+    options = {"target_modules": ["q_proj", "k_proj", "v_proj", "out_proj"], "total_step": 10, "tinit": 1, "tfinal": 2}
+    adapted = get_peft_model(model, AdaLoraConfig(task_type="SEQ_2_SEQ_LM", r=4, **options))
     optimizer = torch.optim.Adam([weight for weight in adapted.parameters() if weight.requires_grad], lr=1e-2)
     losses = []
     for step in range(5):
         optimizer.zero_grad()
         losses.append(train_step(adapted).loss.item())
         optimizer.step()
-        if make is AdaLoraConfig:
-            adapted.base_model.update_and_allocate(step)
+        adapted.base_model.update_and_allocate(step)
     assert losses[-1] < losses[0]
     tokens = adapted.eval().generate(input_ids=make_batch()["input_ids"], max_new_tokens=4, min_new_tokens=4)
     assert tokens.shape == (3, 5)
@@ -172,9 +159,7 @@ def forward_mode(model):
         batch = make_batch()
         embeddings = model.get_encoder().embed_tokens(batch.pop("input_ids")).detach()
         dual = forward_ad.make_dual(embeddings, torch.randn_like(embeddings))
-        tangent = forward_ad.unpack_dual(model(inputs_embeds=dual, **batch).loss).tangent
-    assert tangent.abs() > 0
-    assert model.lm_head.weight.grad is None
+        assert forward_ad.unpack_dual(model(inputs_embeds=dual, **batch).loss).tangent.abs() > 0
 
 
 def func_jvp(model):
@@ -224,27 +209,16 @@ def counted_operations(model):
     assert counts[0] == counts[1] > 1e5
 
 
-def seen_in_a_step(model, mode, name):
-    """Return the functions that a mode of torch is given during a training step."""
+def called_functions(model):
     seen = []
 
-    def note(self, function, types, args=(), kwargs=None):
-        seen.append(function)
-        return function(*args, **(kwargs or {}))
+    class Noting(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
 
-    with type("Noting", (mode,), {name: note})():
+    with Noting():
         train_step(model)
-    return seen
-
-
-def dispatched_operations(model):
-    seen = seen_in_a_step(model, TorchDispatchMode, "__torch_dispatch__")
-    assert seen
-    assert not [function for function in seen if "mkldnn._linear" in str(function)]
-
-
-def called_functions(model):
-    seen = seen_in_a_step(model, TorchFunctionMode, "__torch_function__")
     assert seen.count(F.linear) >= len(linears(model))
 
 
@@ -312,10 +286,10 @@ def onnx_by_tracing(model):
 CALLS = {
     function.__name__: function
     for function in (
-        *(logits_are_those_of_the_loss_by_name_and_by_place, hooks_of_accelerate, hand_written_lora),
+        *(logits_are_those_of_the_loss_by_name_and_by_place, hand_written_lora, adalora),
         *(forwards_of_ones_own, hooks_that_change_in_place, jit_trace, exported_program, onnx_by_tracing),
         *(func_grad, func_jvp, forward_mode, per_sample_gradients, batched_gradients, second_derivatives),
-        *(counted_operations, dispatched_operations, called_functions, dynamic_quantization),
+        *(counted_operations, called_functions, dynamic_quantization),
     )
 }
 for direction in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
@@ -323,8 +297,6 @@ for direction in ("forward", "forward_pre", "full_backward", "full_backward_pre"
     CALLS[hook] = functools.partial(hooks, register=getattr(nn.Module, hook), is_global=False)
 for hook in ("register_module_forward_hook", "register_module_full_backward_hook"):
     CALLS[hook] = functools.partial(hooks, register=getattr(nn.modules.module, hook), is_global=True)
-CALLS["lora"] = functools.partial(adapter, make=LoraConfig)
-CALLS["adalora"] = functools.partial(adapter, make=AdaLoraConfig, total_step=10, tinit=1, tfinal=2)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -167,20 +167,3 @@ def test_the_loss_that_trains_is_the_readable_one(sizes, smoothing, ignored, has
         assert one.dtype == other.dtype
         largest = max(1.0, other.abs().max().item())
         assert (one.float() - other.float()).abs().max() <= tolerance * largest
-
-
-@pytest.mark.parametrize("family", ["transformer", "recurrent"])
-def test_both_families_train_by_either_and_by_the_short_one_where_a_switch_says_so(family):
-    model = tiny_model(family=family, label_smoothing=0.1).train()
-    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[9, 10, 11, -100]])}
-    results = []
-    for skip_logits in (False, True):
-        model.zero_grad()
-        outputs = model(**batch, skip_logits=skip_logits)
-        assert (outputs.logits is None) == skip_logits
-        outputs.loss.backward()
-        results.append([outputs.loss, *(weight.grad for weight in model.parameters() if weight.grad is not None)])
-    torch.testing.assert_close(*(found[0] for found in results), rtol=1e-6, atol=0)
-    torch.testing.assert_close(*(found[1:] for found in results), rtol=1e-4, atol=1e-5)
-    model.skips_logits_in_training = True
-    assert model(**batch).logits is None

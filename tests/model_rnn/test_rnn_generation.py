@@ -1,7 +1,5 @@
 """What is particular to a recurrent model: its attention, states and masks, and Heed's own searches with it."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from heedful import BeamSearch, HeedRNNModel, MinimumBayesRisk
+from heedful import BeamSearch, HeedRNNModel
 from heedful.cells_heed import RecurrentCache
 from heedful.versions_heed import CACHE
 from helpers import (
@@ -25,7 +23,6 @@ from helpers import (
     tiny_rnn,
 )
 from helpers import RECURRENT_VARIANTS as VARIANTS
-from plain_strategies import without_padding
 
 LENGTHS = (9, 2, 6)
 
@@ -154,15 +151,3 @@ def test_a_transformer_and_a_recurrent_model_vote_together():
     assert all(found[0] != generated(member, rows, **settings) for member in members)
     uncached = generated(members[0], rows, custom_generate=searches[0], use_cache=False, **settings)
     assert found[0] == uncached
-
-
-def test_minimum_bayes_risk_chooses_among_the_samples():
-    ids, mask = padded(sentences(4, 6))
-    torch.manual_seed(0)
-    tokens = SimpleNamespace(batch_decode=lambda rows, **_: [str(row) for row in rows])
-    search = MinimumBayesRisk(tokens, utility=lambda ours, theirs: float(ours == theirs) - len(ours) / 100)
-    settings = {"max_length": 8, "do_sample": True, "num_return_sequences": 4, "return_dict_in_generate": True}
-    found = tiny_rnn().generate(ids, attention_mask=mask, custom_generate=search, **settings)
-    assert [len(found.candidate_sequences), len(found.sequences)] == [8, 2]
-    candidates = without_padding(found.candidate_sequences)
-    assert all(row in candidates for row in without_padding(found.sequences))

@@ -34,6 +34,7 @@ KINDS = {
     "marian": lambda: MarianMTModel._from_config(MarianConfig(**SIZES), **EAGER),
     "bart": lambda: BartForConditionalGeneration._from_config(BartConfig(**SIZES), **EAGER),
     "t5": lambda: T5ForConditionalGeneration._from_config(T5Config(**T5_SIZES), **EAGER),
+    "recurrent": lambda: tiny_model(family="recurrent"),
 }
 
 
@@ -41,7 +42,7 @@ def model_of(kind, seed=0):
     """Return a tiny model of a class whose outputs depend on what it reads, end at several tokens, repeat none."""
     torch.manual_seed(seed)
     model = KINDS[kind]()
-    if kind != "heed":
+    if kind not in ("heed", "recurrent"):
         shake(model)
     model.generation_config.update(
         **{"eos_token_id": ENDS, "no_repeat_ngram_size": 1, "forced_eos_token_id": None, "bos_token_id": START},

@@ -277,14 +277,10 @@ def test_flex_attention_refuses_gradients_on_the_cpu_dropout_and_a_static_cache(
                 model.train()(SOURCE, labels=TARGET)
 
 
-def by_setting(part):
-    return lambda name, config: part(HeedForConditionalGeneration(config)).set_attn_implementation(name)
-
-
 ROADS = [
-    by_setting(lambda model: model),
-    by_setting(lambda model: model.model.encoder),
-    by_setting(lambda model: model.model.decoder),
+    lambda name, config: HeedForConditionalGeneration(config).set_attn_implementation(name),
+    lambda name, config: HeedForConditionalGeneration(config).model.encoder.set_attn_implementation(name),
+    lambda name, config: HeedForConditionalGeneration(config).model.decoder.set_attn_implementation(name),
     lambda name, config: HeedForConditionalGeneration(config).set_attn_implementation({"": name}),
 ]
 OTHER = ["flash_attention_2", "paged|sdpa", "kernels-community/flash-attn2", "of_my_own"]

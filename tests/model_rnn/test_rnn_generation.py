@@ -123,14 +123,12 @@ def test_compiling_changes_nothing():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("where", ["argument", "config"])
-def test_outputs_come_as_a_tuple_where_that_is_asked_for(where):
+def test_outputs_come_as_a_tuple_where_a_call_or_the_config_asks_for_it():
     model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])
     expected = model(source, decoder_input_ids=source).logits
-    model.config.return_dict = where == "argument"
-    asked = {"return_dict": False} if where == "argument" else {}
-    assert torch.equal(model(source, decoder_input_ids=source, **asked)[0], expected)
-    assert isinstance(model.model(source, decoder_input_ids=source, **asked), tuple)
+    assert isinstance(model.model(source, decoder_input_ids=source, return_dict=False), tuple)
+    model.config.return_dict = False
+    assert torch.equal(model(source, decoder_input_ids=source)[0], expected)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -22,6 +22,7 @@ from heedful.inference.attention.drawing import draw_attention, draw_attention_g
 from heedful.inference.attention.labels import Words, token_labels
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, attention_map, attention_maps_of_ids
 from heedful.inference.translation import Translator
+from helpers import assert_refused
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
 
@@ -95,39 +96,31 @@ def test_without_a_target_the_models_own_translation_is_followed(model, tokenize
 
 
 def test_the_model_stays_in_training_mode_but_dropout_is_off(training_model, tokenizers):
+    training_model.get_encoder().eval()  # as a frozen one
+    before = {name: module.training for name, module in training_model.named_modules()}
     during = attention_map(training_model, tokenizers, SOURCE, TARGET).weights
-    assert training_model.training
+    assert {name: module.training for name, module in training_model.named_modules()} == before
     np.testing.assert_array_equal(during, attention_map(training_model.eval(), tokenizers, SOURCE, TARGET).weights)
 
 
-def _bart(tokenizers, **options):
-    config = BartConfig(
-        **{"vocab_size": 290, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16},
-        **{"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2},
-        **{"max_position_embeddings": 20, **tokenizers.special_ids(), **options},
-    )
-    return BartForConditionalGeneration(config).eval()
-
-
 def test_a_sentence_beyond_learned_positions_is_named(tokenizers):
-    model = _bart(tokenizers, attn_implementation="eager")
-    with pytest.raises(ValueError, match=r"source must have at most 20 tokens.* but has 26"):
-        attention_map(model, tokenizers, "x" * 25, "y")
-    with pytest.raises(ValueError, match=r"target must have at most 20 tokens.* but has 26"):
-        attention_map(model, tokenizers, "x", "y" * 25)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 20}
+    config = BartConfig(**sizes, vocab_size=290, **tokenizers.special_ids(), attn_implementation="eager")
+    model = BartForConditionalGeneration(config).eval()
+    for side, texts in (("source", ("x" * 25, "y")), ("target", ("x", "y" * 25))):
+        with pytest.raises(ValueError, match=rf"{side} must have at most 20 tokens.* but has 26"):
+            attention_map(model, tokenizers, *texts)
 
 
-def test_byte_pieces_are_shown_as_the_characters_that_begin_in_them(tokenizers):
-    # Three bytes of 네, the full stop, </s>.
-    assert token_labels(tokenizers.source, tokenizers.source("네.").input_ids) == ["네", "…", "…", ".", "</s>"]
+def test_bytes_are_shown_as_the_characters_that_begin_in_them_and_what_cannot_be_seen_by_its_name(tokenizers):
+    def labels(text):
+        return token_labels(tokenizers.source, tokenizers.source(text).input_ids)
 
-
-def test_spaces_control_characters_and_stray_bytes_are_visible(tokenizers):
-    tokenizer = tokenizers.source
-    assert token_labels(tokenizer, tokenizer("a\tb").input_ids)[1] == "\\t"
-    first_byte_of_a_character = tokenizer("네").input_ids[0]
-    assert token_labels(tokenizer, [first_byte_of_a_character, 1]) == ["‹EB›", "<s>"]
-    assert "▁" in token_labels(tokenizer, tokenizer("x y").input_ids)
+    assert labels("네.") == ["네", "…", "…", ".", "</s>"]  # three bytes, the full stop, the end
+    assert labels("a\tb")[1] == "\\t"
+    assert "▁" in labels("x y")
+    first_byte = tokenizers.source("네").input_ids[0]
+    assert token_labels(tokenizers.source, [first_byte, 1, 9999]) == ["‹EB›", "<s>", "<9999>"]
 
 
 def test_words_and_tags_keep_their_names():
@@ -148,11 +141,6 @@ def test_joiners_stay_within_labels_and_are_visible_alone(algorithm):
         assert token_labels(pair.source, pair.source("\u200c").input_ids)[0] == "\\u200c"
 
 
-def test_an_id_that_the_tokenizer_does_not_know_is_shown_by_its_number(tokenizers):
-    first = tokenizers.source("네").input_ids[0]
-    assert token_labels(tokenizers.source, [first, 9999, 2]) == ["‹EB›", "<9999>", "</s>"]
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=20))
 def test_labels_put_together_are_the_text(tokenizers, text):
@@ -167,13 +155,10 @@ STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".PNG": b"\x89P
 
 def test_a_picture_is_written(small_map, tmp_path):
     for suffix, start in STARTS.items():
-        path = draw_attention(small_map, tmp_path / f"map{suffix}", title="제목 $5")
-        assert path.read_bytes().startswith(start)
-        grid = draw_attention_grid(random_maps(2, 3, 4, 5), tmp_path / f"grid{suffix}", title="제목")
-        assert grid.read_bytes().startswith(start)
-    assert {place.name for place in tmp_path.iterdir()} == {
-        f"{n}{suffix}" for n in ("map", "grid") for suffix in STARTS
-    }
+        for draw, maps in ((draw_attention, small_map), (draw_attention_grid, random_maps(1, 2, 2, 3))):
+            path = draw(maps, tmp_path / f"{draw.__name__}{suffix}", title="제목 $5")
+            assert path.read_bytes().startswith(start)
+    assert len([*tmp_path.iterdir()]) == 8
 
 
 def test_darker_cells_have_more_weight(small_map, tmp_path):
@@ -193,18 +178,6 @@ def test_rows_of_the_picture_are_rows_of_the_map(tmp_path):
     assert inside.sum() > 1000
     assert below[inside].max() < 0.7 * height
     assert right[inside].min() > 0.4 * width
-
-
-def test_labels_are_at_their_rows_and_columns(small_map, tmp_path, drawn):
-    draw_attention(small_map, tmp_path / "map.png")
-    axes = drawn[0].axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == small_map.source_tokens
-    assert [label.get_text() for label in axes.get_yticklabels()] == small_map.target_tokens
-    assert axes.images[0].get_clim() == (0, 1)
-
-
-def test_korean_letters_have_shapes(small_map, tmp_path):
-    assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("koreanize_matplotlib") is None, reason="the extra's own font")
@@ -243,23 +216,6 @@ assert "koreanize_matplotlib" not in sys.modules
     subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True)
 
 
-def test_wrong_paths_are_named(small_map, tmp_path):
-    (tmp_path / "folder.png").mkdir()
-    for name, message in (
-        ("map.jpg", r"`path` must end in one of \.png, \.svg, \.pdf, but is .*map\.jpg"),
-        ("nowhere/map.png", r"nowhere does not exist"),
-        ("folder.png", r"`path` must be a file to write, but .*folder\.png is a folder"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            draw_attention(small_map, tmp_path / name)
-
-
-def test_missing_matplotlib_names_the_extra(small_map, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"heedful\[plots\]"):
-        draw_attention(small_map, tmp_path / "map.png")
-
-
 def random_maps(layers, heads, rows, columns):
     weights = np.random.default_rng(0).dirichlet(np.ones(columns), size=(layers, heads, rows)).astype(np.float32)
     words = [None] * columns, [None] * rows
@@ -282,16 +238,25 @@ def test_the_grid_has_a_small_map_for_each_head_in_its_place(tmp_path, drawn):
     assert [label.get_text() for label in whole[3].get_yticklabels()] == maps.target_tokens
 
 
-def test_a_grid_of_what_is_not_there_is_an_error(tmp_path):
+def test_wrong_paths_and_a_grid_of_what_is_not_there_are_named(small_map, tmp_path, monkeypatch):
+    (tmp_path / "folder.png").mkdir()
+    paths = [
+        ("map.jpg", r"`path` must end in one of \.png, \.svg, \.pdf, but is .*map\.jpg"),
+        ("nowhere/map.png", r"nowhere does not exist"),
+        ("folder.png", r"`path` must be a file to write, but .*folder\.png is a folder"),
+    ]
+    assert_refused(paths, lambda name: draw_attention(small_map, tmp_path / name), (ValueError, FileNotFoundError))
+    grids = [
+        (("grid.png", {"kind": "decoder"}), "`kind` must be one of cross, but is 'decoder'"),
+        (("grid.png", {"layer": 1}), "`layer` must be between -1 and 0, but is 1"),
+        (("grid.gif", {}), "`path` must end in one of"),
+    ]
     maps = random_maps(1, 1, 2, 2)
-    for name, options, message in (
-        ("grid.png", {"kind": "decoder"}, "`kind` must be one of cross, but is 'decoder'"),
-        ("grid.png", {"layer": 1}, "`layer` must be between -1 and 0, but is 1"),
-        ("grid.gif", {}, "`path` must end in one of"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            draw_attention_grid(maps, tmp_path / name, **options)
-    assert list(tmp_path.iterdir()) == []
+    assert_refused(grids, lambda given: draw_attention_grid(maps, tmp_path / given[0], **given[1]))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"heedful\[plots\]"):
+        draw_attention(small_map, tmp_path / "map.png")
+    assert [place.name for place in tmp_path.iterdir()] == ["folder.png"]
 
 
 def test_letters_that_no_font_has_are_written_as_their_code_points(monkeypatch):
@@ -334,15 +299,17 @@ def test_korean_columns_are_never_turned(drawn, tmp_path):
     assert drawn[1].get_figwidth() > drawn[0].get_figwidth()
 
 
-def test_a_picture_says_what_it_shows(drawn, tmp_path):
-    weights = np.full((1, 1), 1, dtype=np.float32)
+def test_a_picture_says_what_it_shows(small_map, drawn, tmp_path):
     for kind, sides in drawing.SIDES.items():
-        draw_attention(AttentionMap(["a"], ["b"], weights, kind), tmp_path / "map.png", "layer 1")
+        draw_attention(replace(small_map, kind=kind), tmp_path / "map.png", "layer 1 " * 20)
         axes, bar = drawn[-1].axes
         assert (axes.get_xlabel(), axes.get_ylabel()) == sides
-        assert (bar.get_ylabel(), drawn[-1].get_suptitle()) == ("attention weight", "layer 1")
+        assert [label.get_text() for label in axes.get_xticklabels()] == small_map.source_tokens
+        assert [label.get_text() for label in axes.get_yticklabels()] == small_map.target_tokens
+        assert axes.images[0].get_clim() == (0, 1)
+        assert (bar.get_ylabel(), drawn[-1].get_suptitle()) == ("attention weight", "layer 1 " * 20)
         # The title is wider than this map.
-        assert drawn[-1].get_figwidth() >= drawing._inches(["layer 1"], 12)
+        assert drawn[-1].get_figwidth() >= drawing._inches(["layer 1 " * 20], 12)
 
 
 def test_a_grid_shows_words_or_tokens(drawn, tmp_path):

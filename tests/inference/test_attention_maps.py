@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator, prepare_for_inference
 from heedful.attention_heed import HeedAttention
@@ -22,6 +21,7 @@ from heedful.inference.attention.maps import attention_map, attention_maps, atte
 from heedful.inference.attention.measures import attention_entropy, attention_rollout
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
+from helpers import assert_refused
 from pretrained_checkpoints import ENGLISH, KOREAN
 from pretrained_checkpoints import marian as saved_marian
 
@@ -74,16 +74,6 @@ def test_every_kind_layer_and_head_is_there_with_the_models_own_weights(model, t
         assert one.weights.shape == (len(one.target_tokens), len(one.source_tokens))
 
 
-def test_one_map_is_the_one_among_all(model, tokenizers):
-    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
-    for kind in KINDS:
-        for layer, head in ((0, 1), (-1, None)):
-            alone = attention_map(model, tokenizers, SOURCE, TARGET, layer, head, kind)
-            among = maps.map(kind, layer, head)
-            np.testing.assert_allclose(alone.weights, among.weights, atol=1e-6)
-            assert (alone.source_tokens, alone.target_tokens) == (among.source_tokens, among.target_tokens)
-
-
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
 def test_the_attention_function_does_not_matter_and_stays(model, tokenizers, kernels, kernel):
     expected = attention_maps(model, tokenizers, SOURCE, TARGET)
@@ -102,13 +92,6 @@ def test_other_models_are_set_to_eager_for_the_duration(tokenizers, make):
     assert_equal(found, attention_maps(model, tokenizers, SOURCE, TARGET))
     assert found.kinds == KINDS
     np.testing.assert_allclose(found.weights["cross"].sum(axis=-1), 1, atol=1e-5)
-
-
-def test_the_former_attention_function_comes_back_after_an_error(tokenizers, monkeypatch):
-    model = marian(tokenizers, attn_implementation="sdpa")
-    with pytest.raises(ValueError, match="`layer` must be between -2 and 1, but is 5"):
-        attention_map(model, tokenizers, SOURCE, TARGET, layer=5)
-    assert model.config._attn_implementation == "sdpa"
 
 
 def test_translators_native_decoders_and_prepared_models_have_the_models_attention(model, tokenizers):
@@ -135,14 +118,6 @@ def test_only_what_is_asked_is_computed_and_kept(model, tokenizers, monkeypatch)
     assert len(dropped) == 4
 
 
-def test_every_part_of_the_model_keeps_its_mode(tokenizers):
-    model = marian(tokenizers).train()
-    model.get_encoder().eval()
-    before = {name: module.training for name, module in model.named_modules()}
-    attention_maps(model, tokenizers, SOURCE, TARGET)
-    assert {name: module.training for name, module in model.named_modules()} == before
-
-
 def test_a_restricted_neighbourhood_counts_in_the_share_of_entropy(tokenizers):
     config = HeedConfig(**SIZES, encoder_neighbourhood=2, decoder_neighbourhood=1, **tokenizers.special_ids())
     model = HeedForConditionalGeneration(config).eval()
@@ -156,12 +131,15 @@ def test_a_restricted_neighbourhood_counts_in_the_share_of_entropy(tokenizers):
         np.testing.assert_allclose(attention_entropy(maps, kind).share, 1, atol=1e-5)
 
 
-def test_no_hook_is_left_behind_also_by_a_pass_that_fails(model, tokenizers, monkeypatch):
+def test_a_pass_that_fails_leaves_no_hook_and_the_former_attention_function(model, tokenizers, monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
-    with pytest.raises(ValueError, match="`layer`"):
-        attention_map(model, tokenizers, SOURCE, TARGET, layer=9)
+    other = marian(tokenizers, attn_implementation="sdpa")
+    for each in (model, other):
+        with pytest.raises(ValueError, match="`layer`"):
+            attention_map(each, tokenizers, SOURCE, TARGET, layer=9)
+    assert other.config._attn_implementation == "sdpa"
     attention_map(model, tokenizers, SOURCE, TARGET, layer=0)
     monkeypatch.setattr(model.get_decoder().layers[1].feed_forward, "forward", fail)
     with pytest.raises(MemoryError):
@@ -181,24 +159,14 @@ def test_kinds_are_those_asked_for(model, tokenizers):
         attention_maps(model, tokenizers, SOURCE, TARGET, kinds=[])
 
 
-WRONG = (
-    ({"layer": 2}, "`layer` must be between -2 and 1, but is 2"),
-    ({"layer": -3}, "`layer` must be between -2 and 1, but is -3"),
-    ({"head": 4}, "`head` must be between 0 and 3, but is 4"),
-    ({"head": -1}, "`head` must be between 0 and 3, but is -1"),
-)
-
-
 def test_a_layer_or_head_that_does_not_exist_is_an_error(model, tokenizers):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
-    for (arguments, message), kind in product(WRONG, KINDS):
-        for look in (partial(maps.map, kind), partial(attention_map, model, tokenizers, SOURCE, TARGET, kind=kind)):
-            with pytest.raises(ValueError, match=message):
-                look(**arguments)
-    with pytest.raises(ValueError, match="`layer` must be between -2 and 1"):
-        maps.steps("cross", 2)
-    with pytest.raises(ValueError, match="`head` must be between 0 and 3"):
-        maps.steps("cross", 0, 4)
+    wrong = [({"layer": layer}, f"`layer` must be between -2 and 1, but is {layer}") for layer in (2, -3)]
+    wrong += [({"head": head}, f"`head` must be between 0 and 3, but is {head}") for head in (4, -1)]
+    for kind in KINDS:
+        alone = partial(attention_map, model, tokenizers, SOURCE, TARGET, kind=kind)
+        for look in (partial(maps.map, kind), alone, partial(maps.steps, kind)):
+            assert_refused(wrong, lambda arguments, look=look: look(**arguments))
 
 
 def test_a_target_language_is_led_by_its_tag():
@@ -211,25 +179,6 @@ def test_a_target_language_is_led_by_its_tag():
         attention_maps(model, words, "개가 달린다", "the dog")
 
 
-class Recurrent(torch.nn.Module):
-    """What a recurrent model gives: cross-attention of one layer and one head, if any, and no self-attention."""
-
-    def __init__(self, tokenizers, attends: bool):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.config = MarianConfig(vocab_size=290, **tokenizers.special_ids())
-        self.attends = attends
-        self.device = torch.device("cpu")
-
-    def get_encoder(self):
-        return lambda input_ids, **_: BaseModelOutput(last_hidden_state=torch.zeros(*input_ids.shape, 4))
-
-    def forward(self, encoder_outputs, decoder_input_ids, **_):
-        shape = 1, 1, decoder_input_ids.shape[1], encoder_outputs.last_hidden_state.shape[1]
-        weights = torch.randn(shape).softmax(-1)
-        return Seq2SeqLMOutput(logits=None, cross_attentions=(weights,) if self.attends else None)
-
-
 def recurrent(tokenizers, **options):
     torch.manual_seed(0)
     sizes = {"embedding_size": 16, "hidden_size": 16, "vocab_size": 290}
@@ -239,67 +188,32 @@ def recurrent(tokenizers, **options):
 @pytest.mark.parametrize("attention", ["dot", "scaled_dot", "general", "additive"])
 def test_a_recurrent_model_has_its_cross_attention(tokenizers, attention):
     model = recurrent(tokenizers, attention=attention, bidirectional=False)
-    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
+    maps = attention_maps(Translator(model, tokenizers), tokenizers, SOURCE, TARGET)
+    source, target = tokenizers.encode_source([SOURCE]), tokenizers.encode_target([TARGET])
     with torch.no_grad():
-        outputs = model(
-            input_ids=torch.tensor(tokenizers.encode_source([SOURCE])),
-            labels=torch.tensor(tokenizers.encode_target([TARGET])),
-            output_attentions=True,
-        )
-    assert maps.kinds == ["cross"]
+        outputs = model(input_ids=torch.tensor(source), labels=torch.tensor(target), output_attentions=True)
+    assert (maps.kinds, maps.layers("cross"), maps.heads("cross")) == (["cross"], 1, 1)
     np.testing.assert_allclose(maps.weights["cross"], torch.cat(outputs.cross_attentions).numpy(), atol=1e-6)
     assert maps.weights["cross"].shape == (1, 1, len(maps.target_tokens), len(maps.source_tokens))
-    with pytest.raises(ValueError, match="`kind` must be one that the model has, but is 'encoder' instead"):
-        attention_map(model, tokenizers, SOURCE, TARGET, kind="encoder")
+    for given, message in (
+        ({"kind": "encoder"}, "`kind` must be one that the model has, but is 'encoder' instead"),
+        ({"kind": "decoder"}, "`kind` must be one that the model has, but is 'decoder' instead"),
+        ({"layer": 1}, "`layer` must be between -1 and 0, but is 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attention_map(model, tokenizers, SOURCE, TARGET, **given)
+    with pytest.raises(ValueError, match="`kind` must be one that the model has, but is 'decoder' instead"):
+        attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross", "decoder"])
 
 
-def test_rollout_of_a_recurrent_model_names_what_it_lacks(tokenizers):
-    maps = attention_maps(Translator(recurrent(tokenizers), tokenizers), tokenizers, SOURCE, TARGET)
-    with pytest.raises(ValueError, match="Rollout to the source must have the encoder's self-attention"):
-        attention_rollout(maps)
-
-
-def test_a_recurrent_model_without_attention_is_an_error(tokenizers):
+def test_a_model_without_attention_is_an_error(tokenizers, monkeypatch):
     model = recurrent(tokenizers, attention="none", input_feeding=False)
-    with pytest.raises(ValueError, match="its config's `attention` is 'none' instead"):
-        attention_maps(model, tokenizers, SOURCE, TARGET)
-
-
-def test_a_model_with_cross_attention_alone_has_that_kind(tokenizers):
-    model = Recurrent(tokenizers, attends=True)
-    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
-    assert maps.kinds == ["cross"]
-    assert (maps.layers("cross"), maps.heads("cross")) == (1, 1)
-    assert attention_map(model, tokenizers, SOURCE, TARGET, layer=0, head=0).weights.shape == maps.map().weights.shape
-    for kind in ("encoder", "decoder"):
-        with pytest.raises(ValueError, match=f"`kind` must be one that the model has, but is '{kind}' instead"):
-            attention_map(model, tokenizers, SOURCE, TARGET, kind=kind)
-        with pytest.raises(ValueError, match=f"`kind` must be one that the model has, but is '{kind}' instead"):
-            attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross", kind])
-    with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 1"):
-        attention_map(model, tokenizers, SOURCE, TARGET, layer=1)
-    with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 1"):
-        maps.map(layer=1)
-
-
-def test_a_model_that_does_not_attend_is_an_error(tokenizers):
-    model = Recurrent(tokenizers, attends=False)
-    with pytest.raises(ValueError, match="`model` must give its attention weights, but gives none"):
-        attention_maps(model, tokenizers, SOURCE, TARGET)
-    model.config.attention = "none"
     for look in (attention_maps, attention_map):
         with pytest.raises(ValueError, match="its config's `attention` is 'none' instead"):
             look(model, tokenizers, SOURCE, TARGET)
-
-
-def test_words_are_what_stands_between_spaces(tokenizers):
-    ids = tokenizers.encode_source(["고양이가  잔다. a"])[0]
-    words = token_words(tokenizers.source, ids)
-    assert words[-1] is None
-    assert {word for word in words if word is not None} == {0, 1, 2}
-    assert [word for word in words if word is not None] == sorted(word for word in words if word is not None)
-    by_word = [[id_ for id_, word in zip(ids, words, strict=True) if word == number] for number in range(3)]
-    assert [tokenizers.source.decode(part).strip() for part in by_word] == ["고양이가", "잔다.", "a"]
+    monkeypatch.setattr(model.config, "attention", "dot")
+    with pytest.raises(ValueError, match="`model` must give its attention weights, but gives none"):
+        attention_maps(model, tokenizers, SOURCE, TARGET)
 
 
 def test_unknown_words_are_words():
@@ -338,6 +252,8 @@ def test_words_are_shown_whole_and_scripts_without_spaces_by_their_tokens(tokeni
     assert shown.labels == [*words, "</s>"]
     assert shown.of_tokens == sorted(shown.of_tokens)
     assert len(shown.of_tokens) == len(ids)
+    broken = tokenizers.source("네").input_ids[0]
+    assert shown_words(tokenizers.source, [broken, 2]) == (["‹EB›", "</s>"], [0, 1])
 
 
 def test_words_of_sentencepiece_and_tags_are_shown_without_their_marks():
@@ -357,11 +273,6 @@ def test_a_single_word_of_a_tokenizer_of_characters_is_shown_letter_by_letter():
     assert shown == [[*dates[0], "</s>"], ["1", "March", "2021", "</s>"]]
     pieces = train_tokenizers(dates, dates, vocab_size=265)
     assert shown_words(pieces.target, pieces.encode_target(dates)[0]).labels == [dates[0], "</s>"]
-
-
-def test_a_broken_character_is_shown_by_its_bytes(tokenizers):
-    first = tokenizers.source("네").input_ids[0]
-    assert shown_words(tokenizers.source, [first, 2]) == (["‹EB›", "</s>"], [0, 1])
 
 
 def test_marians_own_tokenizer_is_shown_in_words(tmp_path):

@@ -4,14 +4,13 @@ import json
 import re
 import shutil
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from chromium import EXECUTABLE, Chromium
-from heedful.cli.main import app
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TEXT_TASK, pipelines_of_folder
@@ -21,14 +20,16 @@ from helpers import assert_refused, dequantized, tiny_model, tiny_rnn
 from memorised import PAIRS, memorised_model
 
 NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE is None, reason="Node is not installed")
+needs_chromium = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
 # Runs the scripts of a page as they stand there; prints ids, tokens, score and text for each model and sentence.
 RUN = r"""
-const page = require("fs").readFileSync(process.argv[2], "utf8");
+const page = require("fs").readFileSync(process.argv[1], "utf8");
 const code = page.match(/<script>\n"use strict";\n([\s\S]*?)<\/script>/)[1];
 const models = JSON.parse(page.match(/const MODELS = (\[.*\]);/)[1]);
 const kinds = "{ heed: Transformer, heed_rnn: Recurrent }";
 const [Tokenizer, search, classes] = new Function(`${code}; return [Tokenizer, search, ${kinds}];`)();
-const [texts, beams] = JSON.parse(process.argv[3]);
+const [texts, beams] = JSON.parse(process.argv[2]);
 console.log(JSON.stringify(models.map((data) => {
   const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0)).buffer;
   const tokenizer = new Tokenizer(data.tokenizer), model = new classes[data.config.model_type](data, bytes);
@@ -88,58 +89,66 @@ def ranged(character: str, count: int) -> str:
 
 
 def run(path: Path, texts: list[str], beams: int | None) -> list[list[dict]]:
-    command = [
-        str(NODE),
-        "-e",
-        RUN.replace("process.argv[2]", "process.argv[1]").replace("process.argv[3]", "process.argv[2]"),
-    ]
-    done = subprocess.run(
-        [*command, str(path), json.dumps([texts, beams])], capture_output=True, encoding="utf-8", check=False
-    )
+    return in_node(RUN, path, json.dumps([texts, beams]))
+
+
+def in_node(program: str, *arguments):
+    """Return what a program of JavaScript prints."""
+    command = [str(NODE), "-e", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+@contextmanager
+def opened(path: Path, profile: Path):
+    """Open a page in a browser with an empty profile."""
+    profile.mkdir()
+    browser = Chromium(profile)
+    try:
+        browser.open(path)
+        yield browser
+    finally:
+        browser.close()
+
+
+@needs_node
 def test_a_page_gives_the_tokens_of_generate_with_every_option_greedily_and_with_beams(tokenizers, tmp_path):
     folders = [saved(tmp_path / name, tokenizers, **options) for name, options in (EXPRESSIBLE | RECURRENT).items()]
     write_page(folders, tmp_path / "page.html")
+    rows = tokenizers.encode_source(TEXTS)
     for beams in (1, 3):
         for folder, found in zip(folders, run(tmp_path / "page.html", TEXTS, beams), strict=True):
             same = dequantized(load_model(folder))
-            for text, one in zip(TEXTS, found, strict=True):
-                (ids,) = tokenizers.encode_source([text])
+            for text, ids, one in zip(TEXTS, rows, found, strict=True):
                 assert one["ids"] == ids, text
                 out = same.generate(torch.tensor([ids]), num_beams=beams)
                 assert [1, *one["tokens"]] == out[0].tolist(), (folder.name, beams, text)
                 assert one["count"] == beams
-            known = (
-                list(PAIRS.values()) if folder.name in EXPRESSIBLE else [one["text"] for one in found[: len(PAIRS)]]
-            )
-            assert [one["text"] for one in found[: len(PAIRS)]] == known
+            if folder.name in EXPRESSIBLE:
+                assert [one["text"] for one in found[: len(PAIRS)]] == list(PAIRS.values())
             assert len({tuple(one["tokens"]) for one in found}) > 5
 
 
-@pytest.mark.skipif(NODE is None, reason="Node is not installed")
-@pytest.mark.parametrize("options", [{}, RECURRENT["bahdanau"]], ids=["transformer", "recurrent"])
-def test_the_attention_that_a_page_shows_is_the_models(tokenizers, tmp_path, options):
-    folder = saved(tmp_path / "a-run" / "model", tokenizers, **options)
-    write_page([folder], tmp_path / "page.html")
-    assert "<title>a-run</title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    ((found,),) = run(tmp_path / "page.html", TEXTS[:1], 1)
-    same = dequantized(load_model(folder))
-    same.set_attn_implementation("eager")
-    output = same(
-        torch.tensor([found["ids"]]),
-        decoder_input_ids=torch.tensor([[1, *found["tokens"][:-1]]]),
-        output_attentions=True,
-    )
-    expected = torch.stack([layer[0] for layer in output.cross_attentions]).permute(2, 0, 1, 3)  # (T, layers, h, S)
-    assert (torch.tensor(found["cross"]) - expected).abs().max() < 1e-4
-    assert expected.std() > 0.01
+@needs_node
+def test_the_attention_that_a_page_shows_is_the_models(tokenizers, tmp_path):
+    for name, options in {"a-run": {}, "recurrent": RECURRENT["bahdanau"]}.items():
+        folder = saved(tmp_path / name / "model", tokenizers, **options)
+        write_page([folder], tmp_path / "page.html")
+        assert f"<title>{name}</title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+        ((found,),) = run(tmp_path / "page.html", TEXTS[:1], 1)
+        same = dequantized(load_model(folder))
+        same.set_attn_implementation("eager")
+        fed = torch.tensor([[1, *found["tokens"][:-1]]])
+        output = same(torch.tensor([found["ids"]]), decoder_input_ids=fed, output_attentions=True)
+        expected = torch.stack([layer[0] for layer in output.cross_attentions]).permute(
+            2, 0, 1, 3
+        )  # (T, L, h, S)
+        assert (torch.tensor(found["cross"]) - expected).abs().max() < 1e-4
+        assert expected.std() > 0.01
 
 
-@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+@needs_node
 def test_bytes_are_shown_as_what_one_reads_and_a_begun_character_as_its_range():
     page = page_module.PAGE.read_text(encoding="utf-8")
     functions = page[page.index("function decoded(") : page.index("const mean = ")]
@@ -151,22 +160,16 @@ def test_bytes_are_shown_as_what_one_reads_and_a_begun_character_as_its_range():
     cases |= {b"\xed": "퀀–\ud7ff", b"\xf0": "\U00010000–\U0003ffff", b"\xf4": "\U00100000–\U0010ffff"}
     cases |= {b"\x85\xb8": "‹85 B8›", b"\xff": "‹FF›"}
     program = f"{functions}; console.log(JSON.stringify(JSON.parse(process.argv[1]).map(readable)))"
-    command = [str(NODE), "-e", program, json.dumps([list(each) for each in cases])]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
-    assert json.loads(done.stdout) == list(cases.values())
+    assert in_node(program, json.dumps([list(each) for each in cases])) == list(cases.values())
 
 
-@pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
-def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(tokenizers, tmp_path):
+@needs_chromium
+def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(tokenizers, tmp_path, heedful_command):
     folders = [saved(tmp_path / name, tokenizers, **EXPRESSIBLE[name]) for name in ("the_paper", "pre_norm")]
     folders.append(saved(tmp_path / "recurrent", tokenizers, **RECURRENT["luong"]))
     path = tmp_path / "page.html"
-    told = CliRunner().invoke(app, ["page", *map(str, folders), "-o", str(path), "--example", "<b>네."])
-    assert (told.exit_code, told.output.strip()) == (0, str(path))
-    (tmp_path / "profile").mkdir()
-    browser = Chromium(tmp_path / "profile")
-    try:
-        browser.open(path)
+    assert heedful_command("page", *folders, "-o", path, "--example", "<b>네.")[:2] == (0, f"{path}\n")
+    with opened(path, tmp_path / "profile") as browser:
         assert browser.run("document.getElementById('source').value") == "<b>네."
         browser.run("source.value = '비가 온다.'; views.forEach((view) => view.translate(source.value))")
         outputs = "[...document.querySelectorAll('output')].map((each) => each.textContent)"
@@ -181,19 +184,17 @@ def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(to
         browser.run("document.querySelectorAll('.target button')[3].focus()")
         assert first.startswith("Token ")
         assert browser.run(asked) != first
-        rows = (
-            "[...document.querySelector('.weights').rows].map((row) => [...row.cells].map((each) => each.textContent))"
-        )
+        cells = "[...row.cells].map((each) => each.textContent)"
+        rows = f"[...document.querySelector('.weights').rows].map((row) => {cells})"
         table = browser.run(rows)
         assert "".join(row[0] for row in table) == "비가▁온다.</s>"
         assert sum(float(row[3]) for row in table) == pytest.approx(1, abs=0.02)
         assert {len(row) for row in table} == {4}
         assert browser.run("document.querySelector('.next').rows.length") == 8
-        for kind in ("encoder", "decoder"):
+        for kind in ("encoder", "decoder", "cross"):
             browser.run(f"document.querySelector('.kind').value = '{kind}'; views[0].chooseKind()")
             assert browser.run(rows)
         # Layers and heads count as `heedful attention` counts them.
-        browser.run("document.querySelector('.kind').value = 'cross'; views[0].chooseKind()")
         numbers = "[...document.querySelector('%s').options].map((each) => each.textContent)"
         assert [browser.run(numbers % name) for name in (".layer", ".head")] == [["0", "1"], ["mean", *"0123"]]
         # No token is half a character: those of one stand together, and what it attends to adds up to 1.
@@ -209,11 +210,9 @@ def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(to
         assert browser.run("document.documentElement.scrollWidth") <= 360
         assert browser.requests() == [path.as_uri()]
         assert not browser.complaints()
-    finally:
-        browser.close()
 
 
-@pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
+@needs_chromium
 def test_a_page_of_a_model_for_another_task_speaks_of_no_translation_and_names_it_once(tokenizers, tmp_path):
     folder = saved(tmp_path / "answers" / "model", tokenizers)
     config = json.loads((folder / "config.json").read_text())
@@ -222,10 +221,7 @@ def test_a_page_of_a_model_for_another_task_speaks_of_no_translation_and_names_i
     card = "---\n---\n\n# 문의 <b>답변\n\n## Limits\n\n- It knows no prices.\n\n## How to use\n\nNot this.\n"
     (folder / "README.md").write_text(card, encoding="utf-8")
     write_page([folder], tmp_path / "page.html", "네. " * 9 + "가" * 99)
-    (tmp_path / "profile").mkdir()
-    browser = Chromium(tmp_path / "profile")
-    try:
-        browser.open(tmp_path / "page.html")
+    with opened(tmp_path / "page.html", tmp_path / "profile") as browser:
         for language, words in {"en": ["translat"], "ko": ["번역", "원문"]}.items():
             browser.run(f"language = '{language}'; sayAll()")
             shown = browser.run("document.querySelector('main').innerText")
@@ -236,8 +232,6 @@ def test_a_page_of_a_model_for_another_task_speaks_of_no_translation_and_names_i
         assert browser.run("document.documentElement.scrollWidth") <= 390
         ends = "[...document.querySelectorAll('.weights td')].map((each) => each.getBoundingClientRect().right)"
         assert max(browser.run(ends)) <= 390
-    finally:
-        browser.close()
 
 
 def test_a_page_is_little_larger_than_its_weights_and_no_text_ends_its_script(tokenizers, tmp_path):
@@ -251,28 +245,20 @@ def test_a_page_is_little_larger_than_its_weights_and_no_text_ends_its_script(to
 
 
 def test_what_a_page_cannot_hold_is_refused_by_name(tokenizers, tmp_path, monkeypatch):
+    fields = {"attention_scoring": "dot", "position_encoding": "shaw", "norm_type": "rmsnorm", "share_layers": True}
+    fields |= {"activation_function": "swiglu", "encoder_neighbourhood": 2, "decoder_neighbourhood": 2}
+    cases = {name: {name: value} for name, value in (fields | {"encoder_key_value_heads": 2}).items()}
     sizes = {"vocab_size": len(tokenizers.source), **tokenizers.special_ids()}
-    cases = {
-        "attention_scoring": {"attention_scoring": "dot"},
-        "position_encoding": {"position_encoding": "shaw"},
-        "norm_type": {"norm_type": "rmsnorm"},
-        "activation_function": {"activation_function": "swiglu"},
-        "encoder_neighbourhood": {"encoder_neighbourhood": 2},
-        "decoder_neighbourhood": {"decoder_neighbourhood": 2},
-        "encoder_key_value_heads": {"encoder_key_value_heads": 2},
-        "d_v": {"d_k": 4},
-        "share_layers": {"share_layers": True},
-    }
-    for name, changes in cases.items():
-        for each in (tiny_model(**sizes, **changes), tokenizers):
-            each.save_pretrained(tmp_path / name)
-    for each in (tiny_rnn(**sizes, attention="none"), tokenizers):
-        each.save_pretrained(tmp_path / "attention")
+    models = {name: tiny_model(**sizes, **changes) for name, changes in (cases | {"d_v": {"d_k": 4}}).items()}
+    models["attention"] = tiny_rnn(**sizes, attention="none")
     words = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=300, algorithm="unigram")
-    for each in (tiny_model(vocab_size=len(words.source), **words.special_ids()), words):
-        each.save_pretrained(tmp_path / "tokenizer")
-    messages = [([name], f"`{name}` must be") for name in (*cases, "attention")]
+    pairs = dict.fromkeys(models, tokenizers) | {"tokenizer": words}
+    messages = [([name], f"`{name}` must be") for name in models]
     messages.append((["tokenizer"], "must be byte-level BPE with NFC for a page, but is Unigram"))
+    models["tokenizer"] = tiny_model(vocab_size=len(words.source), **words.special_ids())
+    for name, model in models.items():
+        for each in (model, pairs[name]):
+            each.save_pretrained(tmp_path / name)
     assert_refused(messages, lambda names: write_page([tmp_path / name for name in names], tmp_path / "page.html"))
     monkeypatch.setattr(page_module, "LARGEST", 1000)
     with pytest.raises(ValueError, match=r"must have at most 1,000 bytes of weights, but have \d\d"):

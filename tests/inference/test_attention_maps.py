@@ -1,7 +1,6 @@
 """All attention of one pair, of every kind of model, whatever computes attention otherwise."""
 
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention import recording
 from heedful.inference.attention.labels import shown_words, token_labels, token_words
 from heedful.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
-from heedful.inference.attention.measures import attention_entropy, attention_rollout
+from heedful.inference.attention.measures import attention_entropy
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 from helpers import assert_refused
@@ -195,13 +194,13 @@ def test_a_recurrent_model_has_its_cross_attention(tokenizers, attention):
     assert (maps.kinds, maps.layers("cross"), maps.heads("cross")) == (["cross"], 1, 1)
     np.testing.assert_allclose(maps.weights["cross"], torch.cat(outputs.cross_attentions).numpy(), atol=1e-6)
     assert maps.weights["cross"].shape == (1, 1, len(maps.target_tokens), len(maps.source_tokens))
-    for given, message in (
+    for arguments, message in (
         ({"kind": "encoder"}, "`kind` must be one that the model has, but is 'encoder' instead"),
         ({"kind": "decoder"}, "`kind` must be one that the model has, but is 'decoder' instead"),
         ({"layer": 1}, "`layer` must be between -1 and 0, but is 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            attention_map(model, tokenizers, SOURCE, TARGET, **given)
+            attention_map(model, tokenizers, SOURCE, TARGET, **arguments)
     with pytest.raises(ValueError, match="`kind` must be one that the model has, but is 'decoder' instead"):
         attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross", "decoder"])
 

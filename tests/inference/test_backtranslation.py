@@ -3,22 +3,20 @@
 import collections
 import gzip
 import json
-import re
-import shlex
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from guides import commands_of, python_of, run_commands, text_of
 from heedful import BackTranslation, SeededSampling, Translator
-from heedful.cli import main as cli
 from heedful.data.sources import read_pairs
 from heedful.inference.teaching.back_translation import LOOP, noised
 from helpers import assert_refused
+from memorised import saved_in
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "backtranslate.md").read_text(encoding="utf-8")
+GUIDE = text_of("backtranslate")
 
 
 @pytest.fixture
@@ -28,38 +26,32 @@ def lines(pairs) -> list[str]:
     return [*texts, " ".join(texts[:3]), *texts[::-1], " ".join(texts)]
 
 
-def hot(**settings) -> BackTranslation:
-    return BackTranslation("sampling", temperature=1.5, **settings)
-
-
 @pytest.mark.parametrize(
-    ("method", "engine"), [("sampling", "native"), ("sampling", "generate"), ("noised", "native")]
+    ("making", "engines"),
+    [
+        (partial(BackTranslation, "sampling", temperature=1.5), ("native", "generate")),
+        (partial(BackTranslation, "noised", num_beams=2), ("native",)),
+    ],
+    ids=["sampling", "noised"],
 )
 def test_what_is_random_follows_from_the_seed_and_the_line_and_not_from_the_batch(
-    model, tokenizers, lines, method, engine
+    model, tokenizers, lines, making, engines
 ):
-    translator = Translator(model, tokenizers, engine=engine)
-    make = hot if method == "sampling" else lambda seed: BackTranslation("noised", num_beams=2, seed=seed)
-    settings = {"max_new_tokens": 40}
-    expected = list(make(seed=3).pairs(translator, lines, **settings))
-    for batches in ({"token_budget": 1}, {"token_budget": 60, "chunk_size": 5}):
-        assert list(make(seed=3).pairs(translator, lines, **settings, **batches)) == expected
-    assert list(make(seed=4).pairs(translator, lines, **settings)) != expected
+    def made(seed, engine=engines[0], **batches):
+        translator = Translator(model, tokenizers, engine=engine)
+        return list(making(seed=seed).pairs(translator, lines, max_new_tokens=30, **batches))
+
+    expected = made(3)
+    for engine in engines:
+        for batches in ({"token_budget": 1}, {"token_budget": 60, "chunk_size": 5}):
+            assert made(3, engine, **batches) == expected
+    assert made(4) != expected
     assert len(expected) > 7
-    made = collections.defaultdict(list)
+    sources = collections.defaultdict(set)
     for row in expected:
-        made[row["target"]].append(row["source"])
+        sources[row["target"]].add(row["source"])
     # The same text in another line has other numbers.
-    assert any(len({*sources}) > 1 for sources in made.values())
-
-
-def test_both_engines_draw_the_same(model, tokenizers, lines):
-    drawn = [
-        [best.token_ids for (best,) in Translator(model, tokenizers, engine).translate_lines(lines, sampling=sampling)]
-        for engine in ("native", "generate")
-        for sampling in [SeededSampling(seed=5, top_k=3)]
-    ]
-    assert drawn[0] == drawn[1]
+    assert any(len(texts) > 1 for texts in sources.values())
 
 
 def test_tokens_are_drawn_with_the_models_probabilities(model, tokenizers):
@@ -130,21 +122,20 @@ def test_settings_that_would_be_ignored_or_cannot_be_are_named(model, tokenizers
     ]
     assert_refused(cases, lambda settings: BackTranslation(**settings))
     translator = Translator(model, tokenizers)
-    for settings in ({"num_beams": 2}, {"split": True}):
-        with pytest.raises(ValueError, match="`sampling` must come with one beam"):
-            translator.translate_lines([], sampling=SeededSampling(), **settings)
+    cases = [
+        ({name: value}, "`sampling` must come with one beam") for name, value in (("num_beams", 2), ("split", True))
+    ]
+    assert_refused(cases, lambda given: translator.translate_lines([], sampling=SeededSampling(), **given))
     monkeypatch.setattr(model.generation_config, "do_sample", True)
     with pytest.raises(ValueError, match="`do_sample` of the generation config must be False for beam"):
         list(BackTranslation().pairs(translator, ["네."]))
-    assert len(list(hot(seed=1).pairs(translator, ["네."]))) <= 1
+    assert len(list(BackTranslation("sampling").pairs(translator, ["네."]))) <= 1
 
 
 @pytest.fixture
 def backtranslate(model, tokenizers, tmp_path, heedful_command):
     """Run `heedful backtranslate` on the model; return its exit code, output and errors."""
-    model.save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
-    return partial(heedful_command, "backtranslate", tmp_path / "model")
+    return partial(heedful_command, "backtranslate", saved_in(tmp_path / "model", model, tokenizers))
 
 
 def test_the_command_writes_pairs_that_can_be_trained_on(backtranslate, pairs, tmp_path):
@@ -193,21 +184,15 @@ def test_wrong_use_is_told_and_leaves_no_file(backtranslate, pairs, tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {"model", "texts.txt", "a.jsonl"}
 
 
-def test_the_commands_and_the_python_of_the_guide_run(model, tokenizers, pairs, tmp_path, monkeypatch, capsys):
+def test_the_commands_and_the_python_of_the_guide_run(
+    model, tokenizers, pairs, tmp_path, monkeypatch, capsys, heedful_command
+):
     monkeypatch.chdir(tmp_path)
-    model.save_pretrained("runs/backward/model")
-    tokenizers.save_pretrained("runs/backward/model")
+    saved_in("runs/backward/model", model, tokenizers)
     Path("texts.txt").write_text("".join(f"{text}\n" for text in pairs), encoding="utf-8")
-    commands = re.findall(r"^heedful (.*)$", GUIDE, flags=re.MULTILINE)
-    assert len(commands) == 3
-    for command in commands:
-        monkeypatch.setattr(sys, "argv", ["heedful", *shlex.split(command)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert not ended.value.code, command
+    assert len(run_commands(heedful_command, commands_of(GUIDE))) == 3
     drawn = [json.loads(line) for line in Path("drawn.jsonl").read_text(encoding="utf-8").splitlines()]
-    capsys.readouterr()
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+    (code,) = python_of(GUIDE)
     found = {}
     exec(code, found)
     assert found["pairs"] == drawn

@@ -10,10 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartForSequenceClassification, T5Config
-from typer.testing import CliRunner
 
+from guides import printing_of, python_of, text_of
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
-from heedful.cli.main import app
 from heedful.data.tokenization import TARGET_FOLDER
 from heedful.diagnosis.verification import verify
 from heedful.inference.attention.embeddings import word_states
@@ -188,24 +187,6 @@ def languages(tmp_path_factory) -> Path:
     return nllb(tmp_path_factory.mktemp("source") / "nllb")
 
 
-def changed(source: Path, folder: Path, **changes) -> Path:
-    shutil.copytree(source, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    return folder
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_stay_in_the_dtype_in_which_they_were_to_the_bit(tmp_path, source, dtype):
-    model = AutoModelForSeq2SeqLM.from_pretrained(source).to(dtype)
-    shutil.copytree(source, tmp_path / "half")
-    model.save_pretrained(tmp_path / "half")
-    folder = convert(tmp_path / "half", tmp_path / "heed").folder
-    weights = load_file(folder / "model.safetensors")
-    assert {value.dtype for value in weights.values()} == {dtype}
-    assert torch.equal(weights["model.encoder.layers.1.feed_forward.fc2.bias"], model.model.encoder.layers[1].fc2.bias)
-
-
 def test_a_bias_of_zeros_is_left_out_another_kept_and_no_memory_shared(source):
     theirs = AutoModelForSeq2SeqLM.from_pretrained(source)
     ours = convert_model(theirs)
@@ -231,7 +212,7 @@ def test_what_cannot_be_expressed_or_read_is_named_and_nothing_is_left(tmp_path,
         "lack model.decoder.layers.2": {"decoder_layers": 3},
         r"must have the shapes of its config, but are model\.encoder\.layers\.0\.fc1": {"encoder_ffn_dim": 48},
     }
-    folder = changed(source, tmp_path / "changed")
+    folder = shutil.copytree(source, tmp_path / "changed")
     config = json.loads((folder / "config.json").read_text())
 
     def try_to_convert(changes):
@@ -239,18 +220,16 @@ def test_what_cannot_be_expressed_or_read_is_named_and_nothing_is_left(tmp_path,
         convert(folder, tmp_path / "heed")
 
     assert_refused([(changes, message) for message, changes in cases.items()], try_to_convert)
-    (folder / "config.json").write_text(json.dumps(config))
     for kept in (1000, 0):  # of the weights
         (folder / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:kept])
-        with pytest.raises(ValueError, match=f"The model in {folder} cannot be loaded: SafetensorError"):
-            convert(folder, tmp_path / "heed")
+        assert_refused([({}, f"The model in {folder} cannot be loaded: SafetensorError")], try_to_convert)
     assert [path.name for path in tmp_path.iterdir()] == ["changed"]
 
 
 def test_other_kinds_of_models_are_named(tmp_path):
-    with pytest.raises(
-        ValueError, match="`model_type` must be one of bart, m2m_100, marian, pegasus, mbart, but is t5"
-    ):
+    assert set(STOCK) == set(conversion.KINDS)  # those that whoever loads one is told to convert
+    message = "`model_type` must be one of bart, m2m_100, marian, pegasus, mbart, but is t5"
+    with pytest.raises(ValueError, match=message):
         convert_config(T5Config())
     BartForSequenceClassification(BartConfig(**SIZES, vocab_size=99)).save_pretrained(tmp_path / "classifier")
     with pytest.raises(ValueError, match=r"`architectures` must be .*, but is BartForSequenceClassification"):
@@ -268,41 +247,38 @@ def test_a_published_model_is_named_with_the_command_that_converts_it(converted)
     assert Translator.from_pretrained(converted.result.folder).translate(KOREAN[:1], max_new_tokens=3)
 
 
-def test_the_models_that_can_be_converted_are_known_to_who_loads_one():
-    assert set(STOCK) == set(conversion.KINDS)
-
-
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("marian", torch.float16), ("pegasus", torch.bfloat16), ("nllb", torch.float16)]
+    ("name", "dtype"), [("marian", torch.float16), ("pegasus", torch.bfloat16), ("bart", torch.float16)]
 )
-def test_a_checkpoint_in_half_precision_is_converted_as_exactly(tmp_path, name, dtype):
+def test_a_checkpoint_in_half_precision_is_converted_as_exactly_and_stays_so_to_the_bit(tmp_path, name, dtype):
     source = BUILDERS[name](tmp_path / name)
     model = AutoModelForSeq2SeqLM.from_pretrained(source).to(dtype)
     model.save_pretrained(source)
     result = convert(source, tmp_path / "heed")
     assert result.difference < 1e-5
-    ours, theirs = (AutoModelForSeq2SeqLM.from_pretrained(folder).eval() for folder in (result.folder, source))
-    assert ours.dtype == theirs.dtype == dtype
+    weights = load_file(result.folder / "model.safetensors")
+    assert {value.dtype for value in weights.values()} == {dtype}
+    assert torch.equal(weights["model.encoder.layers.1.feed_forward.fc2.bias"], model.model.encoder.layers[1].fc2.bias)
+    ours = AutoModelForSeq2SeqLM.from_pretrained(result.folder).eval()
     inputs = {"input_ids": torch.randint(5, 80, (2, 9)), "decoder_input_ids": torch.randint(5, 80, (2, 4))}
-    expected = theirs(**inputs).logits
+    expected = model.eval()(**inputs).logits
     assert_near(ours(**inputs).logits, expected, 16 * torch.finfo(dtype).eps)
 
 
 def test_what_looks_into_a_tokenizer_names_one_that_it_cannot_look_into(tmp_path):
     folder = convert(BUILDERS["marian"](tmp_path / "marian"), tmp_path / "heed").folder
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps(config | {"activation_function": "relu"})
-    )  # which a page can compute
+    config["activation_function"] = "relu"  # which a page can compute
+    (folder / "config.json").write_text(json.dumps(config))
     translator = Translator.from_pretrained(folder)
-    for look in (
+    looks = (
         lambda: write_page([folder], tmp_path / "page.html"),
         lambda: check_pattern(translator.tokenizers),
         lambda: export_transformers(folder, tmp_path / "stock", KOREAN[:2], zero_start=True),
         lambda: word_states(translator, translator.tokenizers, KOREAN[0].split()[0]),
-    ):
-        with pytest.raises(ValueError, match=r"must be a fast one .*, but is a MarianTokenizer instead"):
-            look()
+    )
+    message = r"must be a fast one .*, but is a MarianTokenizer instead"
+    assert_refused([(look, message) for look in looks], lambda look: look())
     assert {path.name for path in tmp_path.iterdir()} == {"marian", "heed"}
 
 
@@ -316,8 +292,15 @@ def test_what_differs_or_cannot_be_written_leaves_nothing(tmp_path, source, lang
     weights = load_file(marian / "model.safetensors")
     weights["model.encoder.embed_positions.weight"] = model.model.encoder.embed_positions.weight + 0.01
     save_file(weights, marian / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"`model.encoder.embed_positions.weight` must hold the sinusoids .* 1.0e-02"):
-        convert(marian, tmp_path / "heed")
+    larger = shutil.copytree(source, tmp_path / "larger")
+    tokenizer = AutoTokenizer.from_pretrained(larger)
+    tokenizer.add_tokens(["<one>", "<more>"])
+    tokenizer.save_pretrained(larger)
+    cases = [
+        (marian, r"`model.encoder.embed_positions.weight` must hold the sinusoids .* 1.0e-02"),
+        (larger, r"must have at most (\d+) tokens, the model's `vocab_size`.*, but has \d+"),
+    ]
+    assert_refused(cases, lambda folder: convert(folder, tmp_path / "heed"))
     with monkeypatch.context() as patch:
         patch.setitem(conversion.KINDS["m2m_100"][1], "sinusoid_layout", "concatenated")
         with pytest.raises(ValueError, match="logits differ by"):
@@ -326,24 +309,27 @@ def test_what_differs_or_cannot_be_written_leaves_nothing(tmp_path, source, lang
         patch.setattr(TokenizerPair, "save_pretrained", fail)
         with pytest.raises(OSError, match="no space"):
             convert(source, tmp_path / "heed")
-    (tmp_path / "used").mkdir()
-    with pytest.raises(ValueError, match=r"`target` must be a folder that does not exist yet, but .*used does"):
-        convert(source, tmp_path / "used")
-    assert {path.name for path in tmp_path.iterdir()} == {"marian", "used"}
-    assert not list((tmp_path / "used").iterdir())
+    with pytest.raises(ValueError, match=r"`target` must be a folder that does not exist yet, but .*larger does"):
+        convert(source, larger)
+    assert {path.name for path in tmp_path.iterdir()} == {"marian", "larger"}
 
 
-def test_languages_are_chosen_checked_and_refused_where_there_are_none(tmp_path, source, languages):
-    with pytest.raises(ValueError, match=r"`target_language` must be one of .*deu_Latn.*, but is 'de' instead"):
-        convert(languages, tmp_path / "heed", "kor_Hang", "de")
-    with pytest.raises(ValueError, match=r"`source_language` must be None for a .*, but is 'ko' instead"):
-        convert(source, tmp_path / "heed", "ko")
-    folder = convert(languages, tmp_path / "heed", "fra_Latn", "deu_Latn").folder
+def test_languages_are_chosen_checked_and_refused_where_there_are_none(tmp_path, source, languages, heedful_command):
+    cases = [
+        ((languages, "kor_Hang", "de"), r"`target_language` must be one of .*deu_Latn.*, but is 'de' instead"),
+        ((source, "ko", None), r"`source_language` must be None for a .*, but is 'ko' instead"),
+    ]
+    assert_refused(cases, lambda given: convert(given[0], tmp_path / "heed", *given[1:]))
+    chosen = ["--source-language", "fra_Latn", "--target-language", "deu_Latn"]
+    code, output, errors = heedful_command("convert", languages, tmp_path / "heed", *chosen)
+    assert code == 0, errors
+    assert "m2m_100: " in output
+    assert "logits differ by 0" in output
     tokenizer = AutoTokenizer.from_pretrained(languages, src_lang="fra_Latn", tgt_lang="deu_Latn")
-    pair = TokenizerPair.from_pretrained(folder)
+    pair = TokenizerPair.from_pretrained(tmp_path / "heed")
     assert pair.encode_source(["a b"]) == tokenizer(["a b"])["input_ids"]
     assert pair.encode_target(["a b"]) == tokenizer(text_target=["a b"])["input_ids"]
-    settings = json.loads((folder / "generation_config.json").read_text())
+    settings = json.loads((tmp_path / "heed" / "generation_config.json").read_text())
     assert settings["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("deu_Latn")
 
 
@@ -363,25 +349,6 @@ def test_a_model_without_a_tokenizer_is_converted_alone(tmp_path, source):
     assert not (result.folder / "tokenizer_config.json").exists()
     with pytest.raises(ValueError, match="`target_language` needs a tokenizer"):
         convert(tmp_path / "alone", tmp_path / "other", target_language="de")
-
-
-def test_a_tokenizer_that_is_larger_than_the_model_is_refused(tmp_path, source):
-    folder = tmp_path / "larger"
-    shutil.copytree(source, folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens(["<one>", "<more>"])
-    tokenizer.save_pretrained(folder)
-    with pytest.raises(ValueError, match=r"must have at most (\d+) tokens, the model's `vocab_size`.*, but has \d+"):
-        convert(folder, tmp_path / "heed")
-
-
-def test_the_command_converts_and_tells(tmp_path, languages):
-    arguments = ["convert", str(languages), str(tmp_path / "heed"), "--target-language", "fra_Latn"]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "m2m_100: " in result.output
-    assert "logits differ by 0" in result.output
-    assert (tmp_path / "heed/model.safetensors").is_file()
 
 
 def memorise(folder: Path) -> None:
@@ -404,8 +371,11 @@ def memorise(folder: Path) -> None:
 
 
 def test_the_python_of_the_guide_runs_and_prints_what_it_says(tmp_path, languages, monkeypatch, capsys):
-    guide = (Path(__file__).parents[2] / "docs/guides/convert.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, flags=re.DOTALL)
+    guide = text_of("convert")
+    rows = re.findall(r"^\| .* \| (.*) \|$", guide, flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)", row)}
+    assert {"position_offset", "embedding_norm", "output_bias"} <= named <= set(HeedConfig.__dataclass_fields__)
+    blocks = printing_of(guide)
     assert len(blocks) == guide.count("```python") == 3
     shutil.copytree(languages, tmp_path / "checkpoints/nllb")
     memorise(tmp_path / "checkpoints/nllb")
@@ -437,49 +407,33 @@ def test_a_converted_folder_has_a_card_with_which_it_can_be_pushed(converted):
     assert "\n\n\n" not in text
 
 
-@pytest.fixture
-def with_card(tmp_path, source):
-    """A checkpoint as the Hub has them: with a card, and the id under which it was saved."""
-    folder = changed(source, tmp_path / "with_card", _name_or_path="someone/bart-ko-en")
+def test_license_languages_and_origin_are_carried_over_and_a_card_that_cannot_be_read_is_as_none(tmp_path, source):
+    folder = shutil.copytree(source, tmp_path / "with_card")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"_name_or_path": "someone/bart-ko-en"}))
     metadata = "license: other\nlicense_name: mine\nlicense_link: LICENSE\nlanguage:\n- ko\n- en"
-    (folder / "README.md").write_text(f"---\n{metadata}\ntags:\n- theirs\n---\n# Theirs\n", encoding="utf-8")
-    return folder
-
-
-def test_license_languages_and_origin_are_carried_over(tmp_path, with_card):
-    folder = convert(with_card, tmp_path / "heed").folder
-    check_folder(folder)
-    facts = metadata_of(folder)
+    cards = [f"---\n{metadata}\ntags:\n- theirs\n---\n# Theirs\n", "---\nlicense: [\n---\n", "no metadata", ""]
+    found = []
+    for number, card in enumerate(cards):
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        found.append(convert(folder, tmp_path / str(number)).folder)
+    check_folder(found[0])
+    facts = metadata_of(found[0])
     assert (facts["license"], facts["license_name"], facts["license_link"]) == ("other", "mine", "LICENSE")
-    assert facts["language"] == ["ko", "en"]
-    assert facts["base_model"] == "someone/bart-ko-en"
+    assert (facts["language"], facts["base_model"]) == (["ko", "en"], "someone/bart-ko-en")
     assert "theirs" not in facts["tags"]
-    assert "https://huggingface.co/someone/bart-ko-en" in (folder / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("card", ["---\nlicense: [\n---\n", "no metadata", ""])
-def test_a_card_that_cannot_be_read_is_as_none(tmp_path, with_card, card):
-    (with_card / "README.md").write_text(card, encoding="utf-8")
-    facts = metadata_of(convert(with_card, tmp_path / "heed").folder)
-    assert (facts["license"], facts["language"]) == ("unknown", ["und"])
+    assert "https://huggingface.co/someone/bart-ko-en" in (found[0] / "README.md").read_text(encoding="utf-8")
+    for facts in map(metadata_of, found[1:]):
+        assert (facts["license"], facts["language"]) == ("unknown", ["und"])
 
 
 def test_the_code_of_the_card_runs(tmp_path, source, capsys):
     folder = convert(source, tmp_path / "heed").folder
-    blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     names = {}
-    for code in blocks:
+    for code in python_of((folder / "README.md").read_text(encoding="utf-8")):
         code = code.replace('repository = "heed"', f"repository = {str(folder)!r}").replace('"main"', "None")
         exec(code.replace('"…"', repr(KOREAN[0])), names)
     printed = capsys.readouterr().out
     half = len(printed) // 2
     assert printed[:half] == printed[half:]
     assert len(printed.strip()) > 10
-
-
-def test_the_options_of_the_guide_are_those_of_the_config():
-    guide = (Path(__file__).parents[2] / "docs/guides/convert.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| .* \| (.*) \|$", guide, flags=re.MULTILINE)
-    named = {name for row in rows for name in re.findall(r"`(\w+)", row)}
-    assert {"position_offset", "embedding_norm", "output_bias"} <= named
-    assert named <= set(HeedConfig.__dataclass_fields__)

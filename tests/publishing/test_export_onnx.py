@@ -190,7 +190,7 @@ def traced(saved, tmp_path_factory):
         onnx.save(model, plain / name)
 
     def write(model, target, with_attention=False):
-        torch.nn.Module.float(model)
+        torch.nn.Module.float(model).eval().set_attn_implementation("eager")
         shutil.copytree(attentive if with_attention else plain, target, dirs_exist_ok=True)
 
     @contextmanager

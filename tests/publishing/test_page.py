@@ -141,9 +141,7 @@ def test_the_attention_that_a_page_shows_is_the_models(tokenizers, tmp_path):
         same.set_attn_implementation("eager")
         fed = torch.tensor([[1, *found["tokens"][:-1]]])
         output = same(torch.tensor([found["ids"]]), decoder_input_ids=fed, output_attentions=True)
-        expected = torch.stack([layer[0] for layer in output.cross_attentions]).permute(
-            2, 0, 1, 3
-        )  # (T, L, h, S)
+        expected = torch.stack([layer[0] for layer in output.cross_attentions]).permute(2, 0, 1, 3)  # (T, L, h, S)
         assert (torch.tensor(found["cross"]) - expected).abs().max() < 1e-4
         assert expected.std() > 0.01
 

@@ -27,6 +27,7 @@ from transformers import (
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from helpers import shake
+from memorised import saved_in
 
 SIZES = {
     **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64, "dropout": 0.0},
@@ -51,9 +52,10 @@ def train_pieces(path: Path, texts: list[str], kind: str = "unigram") -> list[st
     return [processor.id_to_piece(id_) for id_ in range(3, processor.get_piece_size())]
 
 
-def randomized(model):
-    """Draw all weights anew, final bias included, but keep the sinusoids."""
+def saved(folder: Path, model, tokenizer, **settings) -> Path:
+    """Draw all weights anew, final bias included, but keep the sinusoids; save the model and its tokenizer."""
     kept = {name: value.clone() for name, value in model.state_dict().items() if "embed_positions" in name}
+    torch.manual_seed(0)
     shake(model)
     if model.config.model_type in ("marian", "pegasus"):
         model.load_state_dict(kept, strict=False)
@@ -62,8 +64,8 @@ def randomized(model):
     if hasattr(model, "final_logits_bias"):
         torch.nn.init.normal_(model.final_logits_bias, std=0.5)
     # Untrained models like one token best; its successors depend on all that is read.
-    model.generation_config.no_repeat_ngram_size = 1
-    return model.eval()
+    model.generation_config.update(no_repeat_ngram_size=1, max_length=24, num_beams=4, **settings)
+    return saved_in(folder, model.eval(), tokenizer)
 
 
 def marian(folder: Path, separate: bool = False) -> Path:
@@ -74,9 +76,8 @@ def marian(folder: Path, separate: bool = False) -> Path:
     names = {"source_spm": str(folder / "source.spm"), "target_spm": str(folder / "target.spm")}
     names["vocab"] = str(folder / "vocab.json")
     if separate:
-        vocabularies = {"vocab": source, "target_vocab": target}
         names["target_vocab_file"] = str(folder / "target_vocab.json")
-        for name, pieces in vocabularies.items():
+        for name, pieces in {"vocab": source, "target_vocab": target}.items():
             write_vocabulary(folder / f"{name}.json", ["</s>", "<unk>", "<pad>", *pieces])
         sizes = {"vocab_size": len(source) + 3, "decoder_vocab_size": len(target) + 3, "pad_token_id": 2}
     else:
@@ -84,18 +85,13 @@ def marian(folder: Path, separate: bool = False) -> Path:
         union = list(dict.fromkeys([*source[:-20], *target]))
         write_vocabulary(folder / "vocab.json", ["</s>", "<unk>", *union, "<pad>"])
         sizes = {"vocab_size": len(union) + 3, "pad_token_id": len(union) + 2}
-    torch.manual_seed(0)
     config = MarianConfig(
         **{**SIZES, **sizes, "activation_function": "swish", "scale_embedding": True, "eos_token_id": 0},
         **{"bos_token_id": 0, "decoder_start_token_id": sizes["pad_token_id"]},
         **{"share_encoder_decoder_embeddings": not separate},
     )
-    model = randomized(MarianMTModel(config))
-    settings = {"max_length": 24, "num_beams": 4, "bad_words_ids": [[config.pad_token_id]], "forced_eos_token_id": 0}
-    model.generation_config.update(**settings)
-    model.save_pretrained(folder)
-    MarianTokenizer(**names, separate_vocabs=separate).save_pretrained(folder)
-    return folder
+    settings = {"bad_words_ids": [[config.pad_token_id]], "forced_eos_token_id": 0}
+    return saved(folder, MarianMTModel(config), MarianTokenizer(**names, separate_vocabs=separate), **settings)
 
 
 def pegasus(folder: Path) -> Path:
@@ -104,12 +100,8 @@ def pegasus(folder: Path) -> Path:
     special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103)), "<unk>"]
     pieces = [(token, 0.0) for token in special] + [each for each in unigram_pieces(folder) if each[0] not in special]
     tokenizer = PegasusTokenizer(vocab=pieces)
-    torch.manual_seed(0)
-    model = randomized(PegasusForConditionalGeneration(PegasusConfig(**SIZES, vocab_size=len(tokenizer))))
-    model.generation_config.update(max_length=24, num_beams=4, forced_eos_token_id=1)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    model = PegasusForConditionalGeneration(PegasusConfig(**SIZES, vocab_size=len(tokenizer)))
+    return saved(folder, model, tokenizer, forced_eos_token_id=1)
 
 
 def bart(folder: Path) -> Path:
@@ -121,29 +113,19 @@ def bart(folder: Path) -> Path:
     folder.mkdir()
     bytes_.save_model(str(folder))
     tokenizer = BartTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    model = randomized(BartForConditionalGeneration(BartConfig(**SIZES, vocab_size=len(tokenizer))))
-    model.generation_config.update(max_length=24, num_beams=4, forced_bos_token_id=0, forced_eos_token_id=2)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    model = BartForConditionalGeneration(BartConfig(**SIZES, vocab_size=len(tokenizer)))
+    return saved(folder, model, tokenizer, forced_bos_token_id=0, forced_eos_token_id=2)
 
 
 def mbart(folder: Path, fifty: bool = True) -> Path:
     """Like facebook/mbart-large-50, or like mbart-large-en-ro, whose decoder starts with the language."""
     folder.mkdir()
     kind = MBart50Tokenizer if fifty else MBartTokenizer
-    pieces = unigram_pieces(folder)
-    pieces = [(token, 0.0) for token in FAIRSEQ] + pieces if not fifty else [*[(t, 0.0) for t in FAIRSEQ[:3]], *pieces]
+    pieces = [(token, 0.0) for token in FAIRSEQ[: 3 if fifty else 4]] + unigram_pieces(folder)
     tokenizer = kind(vocab=pieces, src_lang="ko_KR", tgt_lang="en_XX")
     start = 2 if fifty else tokenizer.convert_tokens_to_ids("en_XX")
-    torch.manual_seed(0)
     config = MBartConfig(**SIZES, vocab_size=len(tokenizer), scale_embedding=True, decoder_start_token_id=start)
-    model = randomized(MBartForConditionalGeneration(config))
-    model.generation_config.update(max_length=24, num_beams=4, forced_eos_token_id=2)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(folder, MBartForConditionalGeneration(config), tokenizer, forced_eos_token_id=2)
 
 
 def nllb(folder: Path) -> Path:
@@ -156,10 +138,7 @@ def nllb(folder: Path) -> Path:
     state = json.loads(pieces._tokenizer.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
     tokenizer = NllbTokenizer(vocab=state["vocab"], merges=merges, src_lang="kor_Hang", tgt_lang="eng_Latn")
-    model = m2m100_model(len(tokenizer) + 2)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(folder, m2m100_model(len(tokenizer) + 2), tokenizer)
 
 
 def m2m100(folder: Path, counted: bool = True) -> Path:
@@ -173,18 +152,11 @@ def m2m100(folder: Path, counted: bool = True) -> Path:
     if counted:  # as the published files have them
         tokenizer = M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en", additional_special_tokens=languages)
         assert tokenizer.convert_tokens_to_ids("__en__") == tokenizer.lang_token_to_id["__en__"]
-    model = m2m100_model(tokenizer.encoder_size + len(languages) + 8)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(folder, m2m100_model(tokenizer.encoder_size + len(languages) + 8), tokenizer)
 
 
 def m2m100_model(vocab_size: int) -> M2M100ForConditionalGeneration:
-    torch.manual_seed(0)
-    config = M2M100Config(**SIZES, vocab_size=vocab_size, attention_dropout=0.0)
-    model = randomized(M2M100ForConditionalGeneration(config))
-    model.generation_config.update(max_length=24, num_beams=4)
-    return model
+    return M2M100ForConditionalGeneration(M2M100Config(**SIZES, vocab_size=vocab_size, attention_dropout=0.0))
 
 
 def unigram_pieces(folder: Path) -> list[tuple[str, float]]:

@@ -51,7 +51,7 @@ def unpacked(text, *shape):
     return np.frombuffer(base64.b64decode(text), dtype="<u2").reshape(shape) / 10_000
 
 
-def test_the_page_holds_all_weights_to_four_digits(maps, tmp_path):
+def test_the_page_holds_all_weights_to_four_digits_of_words_or_tokens(maps, tmp_path):
     data = data_of(write_attention_report(maps, tmp_path / "page.html"))
     assert data["source"]["tokens"] == SOURCE
     for kind, weights in maps.weights.items():
@@ -59,9 +59,6 @@ def test_the_page_holds_all_weights_to_four_digits(maps, tmp_path):
         np.testing.assert_allclose(unpacked(found["weights"], *weights.shape), weights, atol=0.500001e-4)
         rolled = attention_rollout(maps, kind).weights
         np.testing.assert_allclose(unpacked(found["rollout"], *rolled.shape), rolled, atol=0.500001e-4)
-
-
-def test_the_page_shows_words_or_tokens(maps, tmp_path):
     shown = replace(maps, source_shown=Words(["고양이가", "잔다.", "</s>"], [0, 0, 1, 2]))
     data = data_of(write_attention_report(shown, tmp_path / "page.html"))
     assert data["source"]["tokens"] == ["고양이가", "잔다.", "</s>"]
@@ -75,12 +72,15 @@ def test_the_page_shows_words_or_tokens(maps, tmp_path):
     assert data == data_of(write_attention_report(maps, tmp_path / "page.html"))
 
 
-def test_hostile_tokens_and_titles_end_no_element(maps, tmp_path):
+def test_hostile_tokens_and_titles_end_no_element_and_no_place_on_the_network_is_named(maps, tmp_path):
     page = write_attention_report(maps, tmp_path / "page.html", title=f"{HOSTILE} {{{{data}}}}").read_text("utf-8")
     assert "<img" not in page
     assert page.count("</script>") == 2
     assert page.count('"kinds":{') == 1
     assert "&lt;img src=x onerror=alert(1)&gt; {{data}}</title>" in page
+    page = write_attention_report(maps, tmp_path / "page.html").read_text("utf-8")
+    assert re.findall(r"https?:|url\(|@import|<script src|<link(?! rel=\"icon\" href=\"data:,\")", page) == []
+    assert "default-src 'none'" in page
 
 
 def test_directions_are_those_of_the_first_letters(maps, tmp_path):
@@ -94,12 +94,6 @@ def test_thirty_tokens_of_a_base_model_take_less_than_a_megabyte_and_a_half(tmp_
     tokens = [f"▁token{i}" for i in range(30)]
     path = write_attention_report(random_maps(tokens, tokens, layers=6, heads=8), tmp_path / "page.html")
     assert path.stat().st_size < 600_000
-
-
-def test_the_page_names_no_place_on_the_network(maps, tmp_path):
-    page = write_attention_report(maps, tmp_path / "page.html").read_text("utf-8")
-    assert re.findall(r"https?:|url\(|@import|<script src|<link(?! rel=\"icon\" href=\"data:,\")", page) == []
-    assert "default-src 'none'" in page
 
 
 def test_wrong_arguments_write_nothing(maps, tmp_path):
@@ -315,17 +309,19 @@ def test_the_page_is_in_korean_too_and_keeps_what_was_chosen(page, maps):
 
 
 @needs_chromium
-def test_a_click_keeps_a_word_and_escape_lets_go(page, maps):
-    page.click(token("rows", 1))
-    page.move_to(token("rows", 3))
-    assert_shows(shown(page, "columns"), maps.map("cross").weights[1])
-    assert page.run(f"{token('rows', 1)}.getAttribute('aria-pressed')") == "true"
-    page.press("Escape")
-    assert [number for number, _, _ in shown(page, "columns")] == [""] * len(SOURCE)
-
-
-@needs_chromium
-def test_the_keyboard_reaches_every_word_in_reading_order(page, maps):
+def test_everything_to_operate_has_a_name_and_a_reading_order(page, maps):
+    # A page without scores offers none.
+    assert page.run("document.getElementById('numbers-shown').hidden") is True
+    assert page.run("document.getElementById('numbers').children.length") == 0
+    nameless = page.run(
+        "[...document.querySelectorAll('button, input, canvas, [role=group]')].filter(e => !e.closest('[aria-hidden]')"
+        " && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')).length"
+    )
+    assert nameless == 0
+    places = [page.run(f"{token('columns', i)}.getBoundingClientRect().x") for i in range(3)]
+    assert places == sorted(places, reverse=True)
+    places = [page.run(f"{token('rows', i)}.getBoundingClientRect().x") for i in range(3)]
+    assert places == sorted(places)
     page.run(f"{token('columns', 0)}.focus()")
     page.press("ArrowLeft")  # the source is read from the right to the left
     assert page.run("document.activeElement.getAttribute('aria-label')") == SOURCE[1]
@@ -341,19 +337,30 @@ def test_the_keyboard_reaches_every_word_in_reading_order(page, maps):
 
 
 @needs_chromium
-def test_everything_to_operate_has_a_name(page):
-    # A page without scores offers none.
-    assert page.run("document.getElementById('numbers-shown').hidden") is True
-    assert page.run("document.getElementById('numbers').children.length") == 0
-    nameless = page.run(
-        "[...document.querySelectorAll('button, input, canvas, [role=group]')].filter(e => !e.closest('[aria-hidden]')"
-        " && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')).length"
-    )
-    assert nameless == 0
+def test_what_was_pointed_at_is_marked_in_the_map_and_a_click_keeps_it_until_escape(page, maps):
+    marked = "['left', 'top', 'width', 'height'].map(name => parseInt(document.querySelector('.band').style[name]))"
+    for side, index, band, label in (
+        ("rows", 2, [0, 48, 24 * len(SOURCE), 24], TARGET[2]),
+        ("columns", 1, [24, 0, 24, 24 * len(TARGET)], SOURCE[1]),
+    ):
+        page.move_to(token(side, index))
+        assert page.run(marked) == band
+        assert page.run("[...document.querySelectorAll('#map .on')].map(e => e.textContent)") == [label]
+    page.click(token("rows", 1))
+    page.move_to(token("rows", 3))
+    assert_shows(shown(page, "columns"), maps.map("cross").weights[1])
+    assert page.run(f"{token('rows', 1)}.getAttribute('aria-pressed')") == "true"
+    page.press("Escape")
+    assert [number for number, _, _ in shown(page, "columns")] == [""] * len(SOURCE)
 
 
 @needs_chromium
-def test_the_map_follows_the_mouse(page, maps):
+def test_a_click_on_the_map_keeps_a_row_and_one_on_its_edge_nothing(page, maps):
+    page.run(
+        "(c => { const b = c.getBoundingClientRect(); c.dispatchEvent(new MouseEvent('click', "
+        "{clientX: b.x + 5, clientY: b.bottom})); })(document.querySelector('#map canvas'))"
+    )
+    assert page.run("state.pinned") is False
     page.run("document.querySelector('#map canvas').scrollIntoView({block: 'center'})")
     x, y = page.run("(b => [b.x, b.y])(document.querySelector('#map canvas').getBoundingClientRect())")
     place = {"x": x + 1.5 * 24, "y": y + 2.5 * 24}
@@ -365,42 +372,6 @@ def test_the_map_follows_the_mouse(page, maps):
         page("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
     page.move_to(token("rows", 0))
     assert_shows(shown(page, "columns"), maps.map("cross").weights[2])
-
-
-@needs_chromium
-def test_the_map_marks_what_is_pointed_at(page):
-    marked = "['left', 'top', 'width', 'height'].map(name => parseInt(document.querySelector('.band').style[name]))"
-    for side, index, band, label in (
-        ("rows", 2, [0, 48, 24 * len(SOURCE), 24], TARGET[2]),
-        ("columns", 1, [24, 0, 24, 24 * len(TARGET)], SOURCE[1]),
-    ):
-        page.move_to(token(side, index))
-        assert page.run(marked) == band
-        assert page.run("[...document.querySelectorAll('#map .on')].map(e => e.textContent)") == [label]
-
-
-@needs_chromium
-def test_stacks_of_different_depths_each_begin_with_their_last_layer(browser, tmp_path):
-    deep, flat = random_maps(["a", "b"], ["x", "y", "z"], layers=4), random_maps(["a", "b"], ["x", "y", "z"], layers=1)
-    maps = replace(flat, weights={**flat.weights, "encoder": deep.weights["encoder"]})
-    browser.open(write_attention_report(maps, tmp_path / "page.html", kind="encoder"))
-    choose(browser, "kinds", "decoder")
-    browser.move_to(token("rows", 2))
-    assert_shows(shown(browser, "columns"), maps.map("decoder").weights[2])
-    choose(browser, "layers", "rollout")
-    choose(browser, "kinds", "encoder")
-    browser.move_to(token("rows", 1))
-    assert_shows(shown(browser, "columns"), maps.map("encoder").weights[1])
-    assert browser.complaints() == []
-
-
-@needs_chromium
-def test_a_click_on_the_edge_of_the_map_keeps_nothing(page):
-    page.run(
-        "(c => { const b = c.getBoundingClientRect(); c.dispatchEvent(new MouseEvent('click', "
-        "{clientX: b.x + 5, clientY: b.bottom})); })(document.querySelector('#map canvas'))"
-    )
-    assert page.run("state.pinned") is False
 
 
 @needs_chromium
@@ -431,15 +402,15 @@ def test_hostile_tokens_are_text_and_nothing_is_fetched(page, tmp_path):
 
 
 @needs_chromium
-def test_right_to_left_words_stand_from_right_to_left(page):
-    places = [page.run(f"{token('columns', i)}.getBoundingClientRect().x") for i in range(3)]
-    assert places == sorted(places, reverse=True)
-    places = [page.run(f"{token('rows', i)}.getBoundingClientRect().x") for i in range(3)]
-    assert places == sorted(places)
-
-
-@needs_chromium
-def test_a_recurrent_models_page_has_its_only_map(browser, tmp_path):
+def test_pages_begin_with_what_was_asked_for_whatever_the_stacks(browser, maps, tmp_path):
+    browser.open(write_attention_report(maps, tmp_path / "page.html", kind="decoder", layer=0, head=2))
+    assert browser.run("[...document.querySelectorAll('input:checked')].map(e => e.nextSibling.textContent)") == [
+        "decoder",
+        "0",
+        "2",
+    ]
+    browser.move_to(token("rows", 1))
+    assert_shows(shown(browser, "columns"), maps.weights["decoder"][0, 2, 1])
     maps = random_maps(["a", "b"], ["x", "y", "z"], layers=1, heads=1, kinds=("cross",))
     browser.open(write_attention_report(maps, tmp_path / "page.html"))
     labels = browser.run(
@@ -449,18 +420,17 @@ def test_a_recurrent_models_page_has_its_only_map(browser, tmp_path):
     browser.move_to(token("rows", 2))
     assert_shows(shown(browser, "columns"), maps.weights["cross"][0, 0, 2])
     assert browser.complaints() == []
-
-
-@needs_chromium
-def test_the_page_begins_with_what_was_asked_for(browser, maps, tmp_path):
-    browser.open(write_attention_report(maps, tmp_path / "page.html", kind="decoder", layer=0, head=2))
-    assert browser.run("[...document.querySelectorAll('input:checked')].map(e => e.nextSibling.textContent)") == [
-        "decoder",
-        "0",
-        "2",
-    ]
+    deep, flat = random_maps(["a", "b"], ["x", "y", "z"], layers=4), random_maps(["a", "b"], ["x", "y", "z"], layers=1)
+    maps = replace(flat, weights={**flat.weights, "encoder": deep.weights["encoder"]})
+    browser.open(write_attention_report(maps, tmp_path / "page.html", kind="encoder"))
+    choose(browser, "kinds", "decoder")
+    browser.move_to(token("rows", 2))
+    assert_shows(shown(browser, "columns"), maps.map("decoder").weights[2])
+    choose(browser, "layers", "rollout")
+    choose(browser, "kinds", "encoder")
     browser.move_to(token("rows", 1))
-    assert_shows(shown(browser, "columns"), maps.weights["decoder"][0, 2, 1])
+    assert_shows(shown(browser, "columns"), maps.map("encoder").weights[1])
+    assert browser.complaints() == []
 
 
 def test_every_row_of_a_grid_is_labelled_in_a_font_that_has_korean(model, tokenizers, tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def shapes(monkeypatch):
     return seen
 
 
-def test_batches_of_sentences_as_they_come_have_few_shapes(shapes):
+def test_batches_of_sentences_as_they_come_have_few_shapes_within_the_models_positions(shapes):
     model, lengths = tiny_model(), dict(enumerate(natural_lengths(4000)[0]))
     batches = list(token_batches(lengths, 4096))
     for batch in batches:
@@ -133,9 +133,6 @@ def test_batches_of_sentences_as_they_come_have_few_shapes(shapes):
         assert longest <= length < longest + 32
     assert len(shapes) == len(batches) > 15
     assert len(set(shapes)) <= 5
-
-
-def test_a_source_is_not_padded_beyond_the_models_positions(shapes):
     for limit, length in ((12, 12), (39, 39), (40, 40), (41, 40)):
         model = tiny_model(position_encoding="learned", max_position_embeddings=limit)
         graphs.generate(model, pad_sources([[5] * 12], 0, model.device), settings_of(model))
@@ -208,7 +205,7 @@ def test_graphs_step_aside_for_settings_that_padding_changes_or_a_user_has_chose
         assert not graphs.may_use_graphs(model, inputs, settings_of(model))
 
 
-def test_graphs_step_aside_for_ensembles_drawn_tokens_and_other_models(on_gpu):
+def test_graphs_step_aside_for_ensembles_drawn_tokens_other_models_and_on_the_cpu(on_gpu, monkeypatch):
     model, sources = tiny_model(), [[5, 6, 7]]
     settings = settings_of(model)
     GenerateEngine(model, [tiny_model(seed=1)]).search(sources, settings, 4096)
@@ -219,9 +216,6 @@ def test_graphs_step_aside_for_ensembles_drawn_tokens_and_other_models(on_gpu):
         inputs = pad_sources(sources, 0, other.device)
         assert not graphs.may_use_graphs(other, inputs, settings_of(other))
     assert not on_gpu
-
-
-def test_on_the_cpu_nothing_is_compiled(on_gpu, monkeypatch):
     for module in (generation_heed, graphs):
         monkeypatch.setattr(module, "COMPILED_DEVICES", ("cuda",))
     model = tiny_model()

@@ -168,7 +168,7 @@ def test_what_only_generate_can_do_is_refused_by_name(model):
             model.generate(**make_batch(7), custom_generate=decoder, **arguments)
 
 
-def test_a_model_that_it_cannot_express_an_unknown_precision_and_another_model_are_refused_by_name(model):
+def test_a_model_or_precision_that_it_cannot_do_hooks_and_another_model_are_refused_by_name(model):
     with pytest.raises(ValueError, match="`attention_scoring` must be scaled_dot or dot"):
         NativeDecoder(make_model({"attention_scoring": "additive"}))
     with pytest.raises(ValueError, match="`precision` must be one of float32, int8"):
@@ -176,9 +176,6 @@ def test_a_model_that_it_cannot_express_an_unknown_precision_and_another_model_a
     decoder = NativeDecoder(make_model({}, seed=1))
     with pytest.raises(ValueError, match="must be the one that the NativeDecoder was made of"):
         model.generate(**make_batch(8), custom_generate=decoder)
-
-
-def test_a_model_whose_hooks_would_not_be_called_is_refused():
     model = make_model({})
     model(**make_batch(1), labels=make_batch(1)["input_ids"], output_attentions=True)  # leaves transformers' own hooks
     NativeDecoder(model)

@@ -231,7 +231,7 @@ def test_what_belongs_to_another_user_is_not_loaded(cache):
 
 
 @compiled
-def test_a_relative_cache_is_ignored(tmp_path, monkeypatch):
+def test_a_relative_cache_is_ignored(cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -240,22 +240,15 @@ def test_a_relative_cache_is_ignored(tmp_path, monkeypatch):
 
 
 @compiled
-def test_a_missing_compiler_is_warned_of(cache, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.warns(UserWarning, match=r"without kernels of its own, and slower: no C\+\+ compiler \(c\+\+, g\+\+"):
-        assert load() is None
-    assert not cache.exists()
-
-
-@compiled
-def test_what_a_compiler_complains_of_is_shown_and_nothing_is_left(cache, monkeypatch, tmp_path):
+def test_a_compiler_that_is_missing_or_complains_is_warned_of_and_nothing_is_left(cache, monkeypatch, tmp_path):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho 'this is not C++' >&2\nexit 1\n")
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(shutil, "which", lambda name: str(broken))
-    with pytest.warns(UserWarning, match="and slower: this is not C"):
-        assert load() is None
-    assert list(cache.iterdir()) == []
+    for found, said in ((None, r"no C\+\+ compiler \(c\+\+, g\+\+"), (str(broken), "this is not C")):
+        monkeypatch.setattr(shutil, "which", lambda name, found=found: found)
+        with pytest.warns(UserWarning, match=f"without kernels of its own, and slower: {said}"):
+            assert load() is None
+        assert not cache.exists() or list(cache.iterdir()) == []
 
 
 @pytest.mark.usefixtures("cache")

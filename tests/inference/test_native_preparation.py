@@ -97,9 +97,6 @@ def test_what_the_native_decoder_cannot_do_is_done_as_before(model, steps):
             found.append(result if isinstance(result, torch.Tensor) else result.sequences)
         assert torch.equal(*found), name
         assert "step" not in steps, name
-
-
-def test_a_source_of_padding_alone_is_read_as_before_alone_and_beside_others(model, steps):
     batch = make_batch(4)
     batch["attention_mask"][2] = 0
     before = model.generate(**batch)
@@ -107,7 +104,7 @@ def test_a_source_of_padding_alone_is_read_as_before_alone_and_beside_others(mod
         assert torch.equal(model.generate(**batch), before)
         alone = model.generate(batch["input_ids"][2:3], attention_mask=batch["attention_mask"][2:3])[0]
     assert alone.tolist() == before[2, : len(alone)].tolist()
-    assert not steps
+    assert "step" not in steps
 
 
 def test_a_streamer_is_fed_token_by_token_and_a_cache_that_is_handed_in_is_filled(model, steps):
@@ -139,6 +136,9 @@ def test_generate_takes_what_it_took_before(model, steps):
         steps.clear()
         assert torch.equal(model.generate(**call), expected)
         assert "step" in steps
+    embeddings = model.model.decoder.embed_tokens(torch.tensor([[1]] * 7))
+    with pytest.raises(ValueError, match="Exactly one of `input_ids` and `inputs_embeds`"):
+        model.generate(**make_batch(1), decoder_inputs_embeds=embeddings)
 
 
 def test_states_and_tokens_can_be_differentiated_through_later(model):
@@ -248,7 +248,7 @@ def test_a_model_that_cannot_be_prepared_is_left_as_it_was(model):
         prepare_for_inference(model, "int8")
 
 
-def test_models_of_other_types_go_on_with_what_was_encoded():
+def test_models_of_other_types_or_without_version_counters_go_on_with_what_was_encoded():
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         model, batch = make_model({}).to(dtype), make_batch(10)
         torch.manual_seed(3)
@@ -258,6 +258,11 @@ def test_models_of_other_types_go_on_with_what_was_encoded():
         with torch.no_grad():
             assert model.get_encoder()(**batch).last_hidden_state.dtype == dtype
             assert model(**batch, labels=batch["input_ids"]).loss.isfinite()
+    with torch.inference_mode():
+        model = make_model({})
+    before = model.generate(**make_batch(1))
+    with prepare_for_inference(model):
+        assert torch.equal(model.generate(**make_batch(1)), before)
 
 
 @needs_peft_of_transformers
@@ -283,18 +288,3 @@ def test_a_watermark_that_knows_its_rows_is_set_in_each(model):
     with prepare_for_inference(model):
         found = [model.generate(**batch, **settings, num_beams=beams) for beams in (1, 3)]
     assert all(map(torch.equal, found, before))
-
-
-def test_a_model_without_version_counters_can_be_prepared():
-    with torch.inference_mode():
-        model = make_model({})
-    before = model.generate(**make_batch(1))
-    with prepare_for_inference(model):
-        assert torch.equal(model.generate(**make_batch(1)), before)
-
-
-def test_two_kinds_of_prompt_are_the_error_of_generate(model):
-    embeddings = model.model.decoder.embed_tokens(torch.tensor([[1]] * 7))
-    prepare_for_inference(model)
-    with pytest.raises(ValueError, match="Exactly one of `input_ids` and `inputs_embeds`"):
-        model.generate(**make_batch(1), decoder_inputs_embeds=embeddings)

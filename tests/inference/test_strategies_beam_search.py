@@ -85,14 +85,7 @@ def test_without_options_it_is_the_beam_search_of_transformers(variant, setting)
     assert torch.equal(ours.encoder_attentions[-1], theirs.encoder_attentions[-1])
 
 
-def test_finished_rows_are_filled_with_padding():
-    model, (ids, mask) = tiny_model(), padded(sentences(9, 2, 6))
-    for beams in (1, 4):
-        rows = model.generate(ids, attention_mask=mask, max_length=13, num_beams=beams, custom_generate=BeamSearch())
-        assert {token for row in rows.tolist() for token in row[len(cut(row)) :]} == {PAD}
-
-
-def test_one_beam_is_greedy_search():
+def test_one_beam_is_greedy_search_and_finished_rows_are_filled_with_padding():
     model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
     options = {"attention_mask": mask, "max_length": 13, "do_sample": False}
     greedy = model.generate(ids, **options)
@@ -100,6 +93,10 @@ def test_one_beam_is_greedy_search():
     # With these a longer hypothesis would be looked for, but greedy search stops at its first.
     options |= {"length_penalty": 9.0, "early_stopping": "never"}
     assert torch.equal(model.generate(ids, custom_generate=BeamSearch(), **options), greedy)
+    model, (ids, mask) = tiny_model(), padded(sentences(9, 2, 6))
+    for beams in (1, 4):
+        rows = model.generate(ids, attention_mask=mask, max_length=13, num_beams=beams, custom_generate=BeamSearch())
+        assert {token for row in rows.tolist() for token in row[len(cut(row)) :]} == {PAD}
 
 
 def test_the_transition_scores_of_a_hypothesis_add_up_to_its_score():
@@ -263,7 +260,7 @@ def of_another_start():
     return member
 
 
-def test_a_model_that_cannot_choose_with_the_other_is_refused():
+def test_models_and_inputs_that_the_search_cannot_take_are_refused():
     split = {"decoder_vocab_size": 71, "share_encoder_decoder_embeddings": False}
     for member, message in (
         (tiny_model(vocab_size=98), "target size 99"),
@@ -273,9 +270,6 @@ def test_a_model_that_cannot_choose_with_the_other_is_refused():
     ):
         with pytest.raises(ValueError, match=rf"`models\[0\]` must .*{message}"):
             tiny_model().generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(models=[member]), num_beams=2)
-
-
-def test_an_ensemble_needs_the_tokens_of_the_source():
     model = tiny_model()
     strategy = BeamSearch(models=[tiny_model(seed=1)])
     for given_source in (
@@ -284,16 +278,10 @@ def test_an_ensemble_needs_the_tokens_of_the_source():
     ):
         with pytest.raises(ValueError, match="`input_ids` must be given"):
             model.generate(**given_source, custom_generate=strategy, num_beams=2)
-
-
-def test_a_coverage_penalty_without_attention_weights_is_refused():
     model = model_of("marian")
     model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match="attn_implementation='eager'"):
         model.generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(coverage_penalty=0.2), num_beams=2)
-
-
-def test_more_hypotheses_than_there_are_is_an_error():
     allowed = [[token] for token in range(99) if token != 50]
     with pytest.raises(ValueError, match="`num_return_sequences` must be at most"):
         tiny_model().generate(
@@ -302,9 +290,6 @@ def test_more_hypotheses_than_there_are_is_an_error():
             **{"num_beams": 3, "num_return_sequences": 3, "bad_words_ids": allowed},
             **{"max_new_tokens": 1, "eos_token_id": 2},
         )
-
-
-def test_a_filled_cache_is_refused():
     model, ids = tiny_model(), torch.tensor([[20, 21]])
     cache = cache_of(model(ids, decoder_input_ids=torch.tensor([[START, 30]]), use_cache=True))
     with pytest.raises(ValueError, match=f"`{CACHE}` must be empty"):

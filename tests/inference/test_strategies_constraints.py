@@ -57,15 +57,19 @@ def test_constrained_search_equals_the_plainest(kind, name):
     assert not any(unmet(tokens, as_phrases(words)) for _, tokens in ours)
 
 
-def test_every_one_of_the_n_best_contains_the_words():
+def test_every_one_of_the_n_best_contains_the_words_which_may_fill_the_whole_output():
     model, rows = tiny_model(), sentences(*LENGTHS)
     found = decode(model, rows, BeamSearch(force_words_ids=[[20, 21]]), num_beams=6, num_return_sequences=6)
     assert len(found) == 18
     assert all(contains(tokens, [20, 21]) for _, tokens in found)
     assert len({tuple(tokens) for _, tokens in found[:6]}) == 6
+    found = decode(
+        tiny_model(), sentences(4), BeamSearch(force_words_ids=[[20, 21], [22], [23, 24, 25, 26, 27]]), num_beams=2
+    )
+    assert sorted(found[0][1][1:]) == list(range(20, 28))
 
 
-def test_each_sentence_may_have_words_of_its_own():
+def test_each_sentence_may_have_words_of_its_own_or_none():
     model, rows = tiny_model(), sentences(*LENGTHS)
     words = [[[20, 21]], [], [[[30], [31]]]]
     together = decode(model, rows, BeamSearch(sentence_force_words_ids=words), num_beams=4)
@@ -76,9 +80,6 @@ def test_each_sentence_may_have_words_of_its_own():
     assert_same(together, alone)
     assert contains(together[0][1], [20, 21])
     assert {30, 31} & set(together[2][1])
-
-
-def test_no_words_for_any_sentence_is_the_plain_search():
     model, rows = tiny_model(), sentences(*LENGTHS)
     forced = decode(model, rows, BeamSearch(sentence_force_words_ids=[[], [], []]), num_beams=4)
     assert_same(forced, decode(model, rows, BeamSearch(), num_beams=4))
@@ -90,13 +91,6 @@ def test_words_can_be_forced_on_an_ensemble_with_the_penalty_of_gnmt():
     found = decode(models[0], rows, strategy, num_beams=4, length_penalty=0.6)
     assert all(contains(tokens, [20, 21]) for _, tokens in found)
     assert_same(found, [decode(models[0], [row], strategy, num_beams=4, length_penalty=0.6)[0] for row in rows])
-
-
-def test_words_that_fill_the_whole_output_are_found():
-    found = decode(
-        tiny_model(), sentences(4), BeamSearch(force_words_ids=[[20, 21], [22], [23, 24, 25, 26, 27]]), num_beams=2
-    )
-    assert sorted(found[0][1][1:]) == list(range(20, 28))
 
 
 PHRASES = st.lists(st.lists(st.integers(14, 24), min_size=1, max_size=3, unique=True), min_size=1, max_size=2)
@@ -149,19 +143,13 @@ REFUSED = {
 }
 
 
-def test_words_that_make_no_sense_are_refused_by_name():
+def test_words_that_make_no_sense_or_do_not_fit_are_refused_by_name():
     model = tiny_model()
     for message, words in REFUSED.items():
         with pytest.raises(ValueError, match=message):
             decode(model, sentences(4), BeamSearch(**words), num_beams=3)
-
-
-def test_a_length_limit_by_source_counts_for_the_words_too():
     strategy = BeamSearch(force_words_ids=[[20, 21, 22, 23]], tokens_beyond_source=1)
     with pytest.raises(ValueError, match="longest output, 3 tokens"):
         decode(tiny_model(), sentences(5, 2), strategy, num_beams=3)
-
-
-def test_words_that_other_settings_forbid_are_an_error():
     with pytest.raises(ValueError, match=r"`force_words_ids` of sentence 0 must be possible within 8"):
         decode(tiny_model(), sentences(4), BeamSearch(force_words_ids=[[20]]), num_beams=3, bad_words_ids=[[20]])

@@ -111,15 +111,12 @@ def test_an_empty_line_gives_an_empty_translation_without_the_model(translator, 
     assert translator.translate([]) == []
 
 
-def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning(translator):
+def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning_and_a_forced_end_is_one(translator, monkeypatch):
     with pytest.warns(UserWarning, match="2 outputs were cut off at 7 tokens") as record:
         results = translator.translate(["비가 온다.", "네.", "고양이가 잔다."], max_new_tokens=7, token_budget=1)
     assert len(record) == 1
     assert [result[0].finished for result in results] == [False, True, False]
     assert [len(result[0].token_ids) for result in results] == [7, 5, 7]
-
-
-def test_an_end_that_was_forced_counts_as_cut_off(translator, monkeypatch):
     monkeypatch.setattr(translator.model.generation_config, "forced_eos_token_id", 2)
     with pytest.warns(UserWarning, match="1 output was cut off"):
         results = translator.translate(["비가 온다."], max_new_tokens=7)
@@ -139,18 +136,6 @@ def test_the_default_length_comes_from_the_generation_config(translator, monkeyp
             assert (len(found.token_ids), found.finished) == (expected, False)
 
 
-def test_translating_leaves_the_model_as_it_was(translator):
-    before = translator.model.generation_config.to_dict()
-    translator.model.train()
-    translator.model.get_encoder().eval()  # as a frozen one
-    translator.translate(["네."], num_beams=2, max_new_tokens=9)
-    assert translator.model.training
-    assert translator.model.get_decoder().layers[0].training
-    assert not any(module.training for module in translator.model.get_encoder().modules())
-    assert translator.model.generation_config.to_dict() == before
-    translator.model.eval()
-
-
 def test_transformers_has_nothing_to_say_of_lengths(translator, monkeypatch):
     said = []
     logger = logging.getLogger("transformers.generation.utils")
@@ -163,10 +148,19 @@ def test_transformers_has_nothing_to_say_of_lengths(translator, monkeypatch):
     assert said == []
 
 
-def test_dropout_is_off_while_translating(training_model, tokenizers, pairs):
+def test_translating_turns_dropout_off_and_leaves_the_model_as_it_was(training_model, tokenizers, pairs, translator):
     results = Translator(training_model, tokenizers).translate(list(pairs))
     assert training_model.training
     assert results == Translator(training_model.eval(), tokenizers).translate(list(pairs))
+    before = translator.model.generation_config.to_dict()
+    translator.model.train()
+    translator.model.get_encoder().eval()  # as a frozen one
+    translator.translate(["네."], num_beams=2, max_new_tokens=9)
+    assert translator.model.training
+    assert translator.model.get_decoder().layers[0].training
+    assert not any(module.training for module in translator.model.get_encoder().modules())
+    assert translator.model.generation_config.to_dict() == before
+    translator.model.eval()
 
 
 def test_samples_may_be_more_than_beams(translator, monkeypatch):
@@ -197,15 +191,12 @@ def test_a_stream_of_lines_is_translated_in_order(translator, pairs):
         assert result[0].score == pytest.approx(expected[0].score, abs=1e-5)
 
 
-def test_a_stream_reads_no_further_than_its_chunk(translator, pairs):
+def test_a_stream_reads_no_further_than_its_chunk_and_warns_once(translator, pairs):
     taken = []
     lines = (taken.append(source) or source for source in pairs)
     stream = translator.translate_lines(lines, chunk_size=2)
     assert next(stream)[0].text == next(iter(pairs.values()))
     assert len(taken) == 2
-
-
-def test_a_stream_warns_once_for_all_its_chunks(translator):
     with pytest.warns(UserWarning, match="3 outputs were cut off") as record:
         list(translator.translate_lines(["비가 온다."] * 3, chunk_size=1, max_new_tokens=5))
     assert len(record) == 1
@@ -338,16 +329,20 @@ def short_sources(model, tokenizers) -> Translator:
 LONG = "고양이가 잔다. 비가 온다.  네."
 
 
-def test_a_source_longer_than_all_of_the_training_is_warned_of(short_sources):
+def test_a_source_longer_than_the_training_or_the_positions_is_warned_of(short_sources, model, tokenizers):
     tokens = len(short_sources.tokenizers.encode_source([LONG])[0])
     with pytest.warns(UserWarning, match=f"Sentence 2, of {tokens} tokens, is longer than the 20 .* `--split`"):
         short_sources.translate(["네.", LONG])
     with pytest.warns(UserWarning, match="2 sentences, the first of them sentence 1 of") as record:
         list(short_sources.translate_lines([LONG, "네.", LONG], chunk_size=1))
     assert len([entry for entry in record if "longer" in str(entry.message)]) == 1
+    model = copy.deepcopy(model)
+    model.config.max_position_embeddings = 12
+    with pytest.warns(UserWarning, match="longer than the 12 tokens"):
+        Translator(model, tokenizers).translate([LONG])
 
 
-def test_split_takes_a_long_source_apart_and_nothing_else(short_sources):
+def test_split_takes_a_long_source_apart_and_nothing_else_and_joins_the_n_best(short_sources):
     (whole,), (parts,) = short_sources.translate_lines(["네. 네.", LONG], split=True)
     assert whole.token_ids == short_sources.translate(["네. 네."])[0][0].token_ids
     alone = [best for (best,) in short_sources.translate(["고양이가 잔다.", "비가 온다.", "네."])]
@@ -355,9 +350,6 @@ def test_split_takes_a_long_source_apart_and_nothing_else(short_sources):
     assert parts.token_ids == sum((each.token_ids for each in alone), ())
     assert parts.score == pytest.approx(sum(each.score for each in alone) / 3, abs=1e-5)
     assert parts.finished
-
-
-def test_the_n_best_of_split_sources_are_joined_in_their_order(short_sources):
     (row,) = short_sources.translate_lines([LONG], split=True, num_beams=3, num_return_sequences=2)
     assert row[0].text == "The cat sleeps. It rains. Yes."
     assert len(row) == 2
@@ -392,13 +384,6 @@ def test_a_source_is_split_where_the_pipeline_splits_it(short_sources, monkeypat
         )
         translate(text, split_sentences=True, max_new_tokens=1)
     assert [piece for piece in seen if piece] == pieces
-
-
-def test_without_word_of_the_training_the_positions_of_the_config_count(model, tokenizers):
-    model = copy.deepcopy(model)
-    model.config.max_position_embeddings = 12
-    with pytest.warns(UserWarning, match="longer than the 12 tokens"):
-        Translator(model, tokenizers).translate([LONG])
 
 
 def test_a_source_that_no_memory_could_hold_is_refused_or_left_out(translator, monkeypatch):
@@ -449,16 +434,13 @@ def test_a_model_whose_weights_lie_on_disk_translates_scores_and_searches(folder
     assert np.array_equal(*(each.weights["cross"] for each in maps))
 
 
-def test_progress_counts_the_lines_that_are_done_and_not_those_that_are_read(translator):
+def test_progress_counts_the_lines_that_are_done_once_and_not_those_that_are_read(translator, short_sources):
     counts, lines = [], ["네.", "", "비가 온다.", "고양이가 잔다."]
     found = translator.translate_lines(lines, token_budget=1, num_beams=1, progress=counts.append)
     next(found)
     assert counts == [1, 1, 1, 1]
     assert len(list(found)) == 3
     assert sum(counts) == len(lines)
-
-
-def test_progress_counts_lines_that_are_split_once(short_sources):
     counts = []
     list(short_sources.translate_lines(["네.", LONG], split=True, progress=counts.append))
     assert sum(counts) == 2

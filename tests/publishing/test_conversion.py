@@ -143,11 +143,7 @@ def test_what_looks_like_a_special_token_in_a_sentence_is_text(converted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "converted",
-    ["marian_separate", "mbart50", "m2m100"],
-    indirect=True,
-)
+@pytest.mark.parametrize("converted", ["marian_separate", "mbart50", "m2m100"], indirect=True)
 def test_the_folder_passes_heed_verify_without_heed_too(converted):
     result = verify(converted.result.folder, ENGLISH[-5:])
     assert not result.failed, result.table()

@@ -50,7 +50,7 @@ ASKED = {
     "bad_words_ids": {"bad_words_ids": [[2], [70], [88, 93]], "min_new_tokens": 3},
     "several ends": {"eos_token_id": [2, 17, 46, 80], "num_beams": 3},
     "the paper's search": {
-        **{"num_beams": 3, "length_penalty": 0.6, "length_penalty_form": "gnmt", "tokens_beyond_source": 2},
+        **{"num_beams": 3, "length_penalty": 0.6, "length_penalty_form": "gnmt", "tokens_beyond_source": 2}
     },
     "sampling": {"do_sample": True, "temperature": 0.7},
     "the source's tokens": {"encoder_no_repeat_ngram_size": 2},

@@ -32,7 +32,7 @@ def drawn(runs, path, metrics=()):
     return draw_learning_curves(runs, path.with_suffix(".svg"), metrics).read_text(encoding="utf-8")
 
 
-def test_a_run_is_drawn_with_its_losses_and_scores_to_the_same_bytes(run, tmp_path):
+def test_a_run_is_drawn_with_its_losses_and_scores_to_the_same_bytes_and_metrics_found_by_name(run, tmp_path):
     text = drawn([run], tmp_path / "a")
     for name in ("train/loss", "validation/loss", "validation/bleu", ">update<", ">loss<"):
         assert name in text
@@ -41,6 +41,15 @@ def test_a_run_is_drawn_with_its_losses_and_scores_to_the_same_bytes(run, tmp_pa
     first = draw_learning_curves([run], tmp_path / "a.png").read_bytes()
     assert first.startswith(b"\x89PNG")
     assert draw_learning_curves([run], tmp_path / "a.png").read_bytes() == first
+    text = drawn([run], tmp_path / "a", ["loss", "train/learning_rate", "train/loss"])
+    assert [name for name in read_curves(run) if f">{name}<" in text] == [
+        *("train/loss", "train/learning_rate", "validation/loss")
+    ]
+    short = run_of(tmp_path / "short", LINES[:1])
+    text = drawn([short, run], tmp_path / "a", ["validation/loss"])
+    assert "validation/loss" in text
+    assert SECOND in text
+    assert FIRST in text  # in the legend
 
 
 def test_runs_are_named_in_one_picture_whatever_they_are_called(tmp_path):
@@ -51,14 +60,6 @@ def test_runs_are_named_in_one_picture_whatever_they_are_called(tmp_path):
     (tmp_path / "other").mkdir()
     twins = [tmp_path / "_b", run_of(tmp_path / "other" / "_b")]
     assert all(f">{path}<" in drawn(twins, tmp_path / "a") for path in twins)
-
-
-def test_a_run_keeps_its_colour_where_another_has_logged_less(run, tmp_path):
-    short = run_of(tmp_path / "short", LINES[:1])
-    text = drawn([short, run], tmp_path / "a", ["validation/loss"])
-    assert "validation/loss" in text
-    assert SECOND in text
-    assert FIRST in text  # in the legend
 
 
 def test_runs_of_many_metrics_fill_rows_of_two_panels_and_the_loss_of_training_is_explained(tmp_path):
@@ -77,13 +78,6 @@ def test_error_rates_have_a_panel_of_their_own(tmp_path):
     for name in (">error rate in %<", ">validation/character_error_rate<", ">validation/bleu<", ">loss<"):
         assert text.count(name) == 1, name
     assert ">400<" in text
-
-
-def test_metrics_are_found_by_their_names_or_the_last_part_of_them(run, tmp_path):
-    text = drawn([run], tmp_path / "a", ["loss", "train/learning_rate", "train/loss"])
-    assert [name for name in read_curves(run) if f">{name}<" in text] == [
-        *("train/loss", "train/learning_rate", "validation/loss"),
-    ]
 
 
 def test_half_a_line_of_a_log_is_left_out(run):

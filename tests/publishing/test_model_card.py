@@ -92,7 +92,7 @@ def test_every_field_changes_the_card(card):
         assert card_of(**change) != card, change
 
 
-def test_nothing_is_left_to_fill_in(tmp_path, monkeypatch):
+def test_nothing_is_left_to_fill_in_and_tables_are_whole(tmp_path, monkeypatch, card):
     few = {"scores": {"x": {"count": 1}}, "cleaning": {"kept": 3}, "example": {"translation": ""}}
     for card in (card_of(), card_of(**few)):
         assert not re.search(r"\{\{|\}\}|\{%|%\}|TODO|More Information Needed|None\b|Undefined", card)
@@ -103,9 +103,6 @@ def test_nothing_is_left_to_fill_in(tmp_path, monkeypatch):
     monkeypatch.setattr("heedful.publishing.model_card.TEMPLATES", tmp_path)
     with pytest.raises(jinja2.UndefinedError, match="unheard_of"):
         render("template.md", card_metadata(card_facts()))
-
-
-def test_tables_are_whole(card):
     for table in re.findall(r"(?:^\|.*\n)+", card.split("\n---\n", 1)[1], re.MULTILINE):
         rows = [re.sub(r"\\\|", "", row).count("|") for row in table.splitlines()]
         assert len(rows) > 2
@@ -135,7 +132,7 @@ def test_what_scores_ignored_is_said_to_readers_and_to_the_hub():
     assert found["short", "bleu"] == {"signature": scores["short"]["bleu_signature"], "ignore": "[.?]"}
 
 
-def test_the_metadata_is_what_the_hub_reads(card):
+def test_the_metadata_is_what_the_hub_reads_also_of_what_is_no_translation(card, tmp_path):
     data = ModelCard(card).data
     assert (data.language, data.license, data.library_name) == (["ko", "en"], "apache-2.0", "transformers")
     assert (data.pipeline_tag, data.datasets, data.metrics) == ("translation", ["someone/pairs"], list(METRICS))
@@ -148,13 +145,14 @@ def test_the_metadata_is_what_the_hub_reads(card):
     assert {result.task_type for result in results.values()} == {"translation"}
     other = card_metadata(card_facts(license="My Own License"))
     assert (other.license, other.license_name) == ("other", "my-own-license")
-
-
-def test_the_metadata_of_what_is_no_translation_files_it_elsewhere():
     data = ModelCard(card_of(source_language="und", target_language="und")).data
     assert data.pipeline_tag == "text-generation"
     assert "translation" not in data.tags
     assert {(result.task_type, result.task_name) for result in data.eval_results} == {("text-generation", None)}
+    path = write_model_card(tmp_path, card_facts())
+    assert path == tmp_path / "README.md"
+    assert path.read_text(encoding="utf-8") == card
+    assert ModelCard.load(path).data.model_name == "heed-tiny-ko-en"
 
 
 def test_names_of_others_are_text_on_one_line():
@@ -182,13 +180,6 @@ def test_a_wrong_fact_is_named():
     assert_refused(cases, lambda changes: card_facts(**changes))
 
 
-def test_the_card_lies_in_the_models_folder(tmp_path, card):
-    path = write_model_card(tmp_path, card_facts())
-    assert path == tmp_path / "README.md"
-    assert path.read_text(encoding="utf-8") == card
-    assert ModelCard.load(path).data.model_name == "heed-tiny-ko-en"
-
-
 # The card of the project: that of the quickstart's model
 
 
@@ -197,16 +188,13 @@ def quickstart() -> CardFacts:
     return CardFacts(**json.loads(Path(__file__).with_name("quickstart_facts.json").read_text(encoding="utf-8")))
 
 
-def test_the_card_of_the_project_is_rendered_from_the_facts_of_its_run(quickstart):
+def test_the_facts_of_the_project_are_of_the_quickstarts_recipe_and_its_card_is_rendered_from_them(quickstart):
     path = ROOT / "model_card.md"
     assert path.read_text(encoding="utf-8") == render_model_card(quickstart)
     assert not path.is_symlink()
     data = read_card(path).data
     assert (data.license, data.language, data.library_name) == ("apache-2.0", ["ko", "en"], "transformers")
     assert {result.metric_type for result in data.eval_results} == set(METRICS)
-
-
-def test_the_facts_of_the_project_are_of_the_quickstarts_recipe(quickstart):
     recipe, run = read_recipe(ROOT / "configuration" / "recipes" / "quickstart.yaml"), quickstart.run
     assert (quickstart.name, run["updates"]) == (recipe.name, recipe.optimization.max_updates)
     assert run["recipe"]["optimization"]["learning_rate"] == recipe.optimization.learning_rate

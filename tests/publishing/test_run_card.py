@@ -49,14 +49,6 @@ def test_a_run_that_translates_nothing_publishes_a_model_and_a_card_that_do_not_
     assert re.findall(r".*[Tt]ranslat.*|.*[Ss]entence.*", left) == []
 
 
-def test_the_learning_curve_lies_beside_the_card_which_shows_it(result):
-    picture = "![Losses and scores over the updates](learning_curve.png)"
-    assert picture in write_run_card(result).read_text(encoding="utf-8")
-    assert (result.folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    nowhere = replace(result, recipe=replace(result.recipe, output="nowhere"))
-    assert "learning_curve" not in write_run_card(nowhere).read_text(encoding="utf-8")
-
-
 def test_every_part_of_the_card_is_filled_from_the_run(result):
     path = write_run_card(result)
     assert path == result.folder / "README.md"
@@ -108,19 +100,18 @@ def test_every_part_of_the_card_is_filled_from_the_run(result):
     assert set(parts) == set(expected)
     for part, pieces in expected.items():
         assert [piece for piece in pieces if piece not in parts[part]] == [], part
-
-
-def test_the_metadata_is_what_the_hub_reads(result):
     data = ModelCard.load(write_run_card(result)).data
     assert data.license == "apache-2.0"
     assert set(data.language) == {"ko", "en"}
     assert data.library_name
-
-
-def test_the_card_does_not_say_where_the_run_lay(result):
     text = write_run_card(result).read_text(encoding="utf-8")
     assert str(result.recipe.folder) not in text
     assert "private" not in text
+    picture = "![Losses and scores over the updates](learning_curve.png)"
+    assert picture in write_run_card(result).read_text(encoding="utf-8")
+    assert (result.folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    nowhere = replace(result, recipe=replace(result.recipe, output="nowhere"))
+    assert "learning_curve" not in write_run_card(nowhere).read_text(encoding="utf-8")
 
 
 def test_facts_are_the_runs(result):
@@ -142,7 +133,7 @@ def test_facts_are_the_runs(result):
     assert example["translation"] == said
 
 
-def test_what_the_recipe_says_for_the_card_goes_before_what_is_guessed(result):
+def test_what_the_recipe_says_goes_before_what_is_guessed_and_the_vocabulary_is_described_as_it_was_made(result):
     said = with_card(result, license="mit", source_language="ja", target_language="de", dataset="someone/pairs")
     facts = facts_of(said)
     assert (facts.license, facts.source_language, facts.target_language) == ("mit", "ja", "de")
@@ -152,9 +143,6 @@ def test_what_the_recipe_says_for_the_card_goes_before_what_is_guessed(result):
     # Unknown licenses and languages are not made up.
     assert (facts.license, facts.source_language, facts.target_language) == ("unknown", "und", "und")
     assert facts.run["sides"] == ["`command`", "`actions`"]
-
-
-def test_the_vocabulary_is_described_as_it_was_made(result):
     for changes, said in (({"algorithm": "word"}, "400 words for both sides"), ({"path": "x"}, "a given tokenizer")):
         tokenizer = replace(result.recipe.tokenizer, **changes)
         assert said in facts_of(replace(result, recipe=replace(result.recipe, tokenizer=tokenizer))).vocabulary

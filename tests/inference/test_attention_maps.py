@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator, prepare_for_inference
 from heedful.attention_heed import HeedAttention
@@ -210,9 +211,10 @@ def test_a_model_without_attention_is_an_error(tokenizers, monkeypatch):
     for look in (attention_maps, attention_map):
         with pytest.raises(ValueError, match="its config's `attention` is 'none' instead"):
             look(model, tokenizers, SOURCE, TARGET)
-    monkeypatch.setattr(model.config, "attention", "dot")
+    other = recurrent(tokenizers)
+    monkeypatch.setattr(other, "forward", lambda **_: Seq2SeqLMOutput())
     with pytest.raises(ValueError, match="`model` must give its attention weights, but gives none"):
-        attention_maps(model, tokenizers, SOURCE, TARGET)
+        attention_maps(other, tokenizers, SOURCE, TARGET)
 
 
 def test_unknown_words_are_words():

@@ -24,6 +24,7 @@ def folders(tmp_path_factory):
     for seed, name in enumerate(("runs/quickstart/model", "runs/other/model")):
         torch.manual_seed(seed)
         model = HeedForConditionalGeneration(HeedConfig(vocab_size=400, **sizes))
+        model.generation_config.max_length = 60
         found[name] = saved_in(tmp_path_factory.mktemp("run"), model, tokenizers)
     return found
 

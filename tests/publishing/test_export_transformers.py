@@ -3,9 +3,9 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import ctranslate2
 import pytest
@@ -14,11 +14,13 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from card_facts import card_facts
+from guides import python_of
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli.main import app
 from heedful.publishing import hub
 from heedful.publishing.conversion.model_conversion import convert, convert_model
 from heedful.publishing.conversion.stock_models import start_from_zero, stock_config, stock_model
+from heedful.publishing.exports import fresh_process
 from heedful.publishing.exports import transformers_export as exporter
 from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
 from heedful.publishing.model_card import write_model_card
@@ -43,23 +45,14 @@ EXPRESSIBLE = {
     "unequal_stacks": ("pegasus", {"decoder_layers": 3, "decoder_attention_heads": 2, "norm_placement": "pre"}),
     "sizes_that_are_the_default": ("marian", {"d_k": 8, "d_v": 8, "encoder_key_value_heads": 4}),
 }
-INEXPRESSIBLE = {
-    "share_encoder_decoder_embeddings": {"share_encoder_decoder_embeddings": False},
-    "tie_output_embeddings": {"tie_output_embeddings": False},
-    "tie_word_embeddings": {"tie_word_embeddings": False},
-    "attention_scoring": {"attention_scoring": "dot"},
-    "encoder_neighbourhood": {"encoder_neighbourhood": 2},
-    "decoder_neighbourhood": {"decoder_neighbourhood": 3},
-    "norm_type": {"norm_type": "rmsnorm"},
-    "layer_norm_eps": {"layer_norm_eps": 1e-6},
-    "activation_function": {"activation_function": "swiglu"},
-    "encoder_key_value_heads": {"encoder_key_value_heads": 2},
-    "decoder_key_value_heads": {"decoder_key_value_heads": 1},
-    "d_k": {"d_k": 4},
-    "d_v": {"d_v": 12},
+INEXPRESSIBLE = dict(
+    share_encoder_decoder_embeddings=False, tie_output_embeddings=False, tie_word_embeddings=False, norm_type="rmsnorm",
+    attention_scoring="dot", encoder_neighbourhood=2, decoder_neighbourhood=3, layer_norm_eps=1e-6, d_k=4, d_v=12,
+    activation_function="swiglu", encoder_key_value_heads=2, decoder_key_value_heads=1, position_offset=2,
+    embedding_norm=True,
+)  # fmt: skip
+INEXPRESSIBLE = {name: {name: value} for name, value in INEXPRESSIBLE.items()} | {
     "position_encoding": {"position_encoding": "t5", "relative_attention_max_distance": 20},
-    "position_offset": {"position_offset": 2},
-    "embedding_norm": {"embedding_norm": True},
     "norm_placement": {"sinusoid_layout": "tensor2tensor", "position_offset": 1},
 }
 
@@ -71,7 +64,21 @@ def model_of(changes: dict) -> HeedForConditionalGeneration:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """The folder of a model of the paper's shape that ends its translations by itself."""
-    return saved_model(tmp_path_factory.mktemp("memorised") / "model", norm_placement="post")
+    options = {"norm_placement": "post", "encoder_layers": 1, "decoder_layers": 1}
+    return saved_model(tmp_path_factory.mktemp("memorised") / "model", **options)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Let the program that compares run in this process, where transformers is imported already."""
+
+    def run(command, **_):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "heedful", None)
+            fresh_process.answer(*command[3:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(exporter.subprocess, "run", run)
 
 
 @pytest.fixture(scope="module")
@@ -127,27 +134,27 @@ def test_every_field_of_the_config_is_expressed_refused_or_for_training_alone():
     assert set(HeedConfig.__annotations__) - tried - others - sizes == set()
 
 
-def test_the_folder_runs_where_heedful_and_trust_are_missing_as_its_card_says(exported):
+def test_the_folder_runs_without_heedful_and_trust_as_its_card_says(exported, monkeypatch, capsys):
     assert not list(exported.glob("*.py"))
     assert "auto_map" not in (exported / "config.json").read_text()
-    card = (exported / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    (code,) = python_of((exported / "README.md").read_text())
     code = code.replace('"out"', json.dumps(str(exported))).replace('"…"', '"비가 온다."')
-    blocked = 'import sys; sys.modules["heedful"] = None\n' + code
-    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout == "It rains.\n"
+    monkeypatch.setitem(sys.modules, "heedful", None)
+    exec(code, {})
+    assert capsys.readouterr().out == "It rains.\n"
 
 
 def test_the_way_back_gives_the_first_model_and_its_tokenizer(exported, folder, tmp_path):
     convert(exported, tmp_path / "back")
-    first, back = (HeedForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "back"))
     source, target = torch.tensor([[9, 8, 7, 2]]), torch.tensor([[1, 5, 6]])
-    expected, found = (each(source, decoder_input_ids=target).logits for each in (first, back))
+    models = [HeedForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "back")]
+    expected, found = (each(source, decoder_input_ids=target).logits for each in models)
     assert (expected - found).abs().max() / expected.abs().max().clamp(min=1) < 1e-6
     ids = [AutoTokenizer.from_pretrained(each)(list(PAIRS))["input_ids"] for each in (folder, tmp_path / "back")]
     assert ids[0] == ids[1]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_ctranslate2s_own_converter_reads_a_marian_that_starts_from_zero(folder, tmp_path):
     out = tmp_path / "out"
     export_transformers(folder, out, list(PAIRS), zero_start=True)
@@ -159,22 +166,23 @@ def test_ctranslate2s_own_converter_reads_a_marian_that_starts_from_zero(folder,
     assert [tokenizer.convert_tokens_to_string(row) for row in found] == list(PAIRS.values())
 
 
-def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(folder, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("in_this_process")
+def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(
+    folder, tmp_path, monkeypatch, heedful_command
+):
     sent = {}
 
     def push(out, repository, **options):
-        sent.update(
-            {path.name: path.read_text(encoding="utf-8") for path in out.iterdir() if path.suffix != ".safetensors"}
-        )
+        sent.update({path.name: path.read_text("utf-8") for path in out.iterdir() if path.suffix != ".safetensors"})
         return hub.Pushed(repository, "0123", "https://hub/me/stock")
 
     shutil.copytree(folder, tmp_path / "model")
     write_model_card(tmp_path / "model", card_facts(example={"source": 'Ein "Test".'}))
     monkeypatch.setattr(hub, "push", push)
     monkeypatch.setattr(exporter.comparison, "sentences_to_compare", lambda _: list(PAIRS))
-    told = CliRunner().invoke(app, ["push", str(tmp_path / "model"), "me/stock", "--as", "transformers"])
-    assert told.exit_code == 0, told.output
-    assert "me/stock at revision 0123" in told.output
+    code, output, errors = heedful_command("push", tmp_path / "model", "me/stock", "--as", "transformers")
+    assert code == 0, errors
+    assert "me/stock at revision 0123" in output
     assert json.loads(sent["config.json"])["architectures"] == ["MarianMTModel"]
     own, card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8"), sent["README.md"]
     assert card.split("## How to use")[0] == own.split("## How to use")[0]
@@ -205,7 +213,9 @@ def test_a_card_gets_the_section_for_the_stock_form_and_keeps_what_its_owner_wro
     assert written(own) == f"# Mine\n\n{section}\n## Later\n\nMore.\n"
 
 
-def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(folder, tmp_path, monkeypatch):
+def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
+    folder, tmp_path, monkeypatch, request
+):
     def changed(ours):
         stock = stock_model(ours)
         stock.model.encoder.layers[0].fc1.weight.data[3, 4] += 1e-2
@@ -215,15 +225,19 @@ def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
         stock.save_pretrained(target)
         (target / "config.json").write_text("{}")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(exporter, "save", broken)
+        message = r"transformers alone cannot run .*; it says: ValueError: Unrecognized model"
+        with pytest.raises(ValueError, match=message):
+            export_transformers(folder, tmp_path / "out", list(PAIRS))
+    request.getfixturevalue("in_this_process")
     monkeypatch.setattr(exporter, "stock_model", changed)
     with pytest.raises(ValueError, match=r"logits differ by .*, so that no folder is left"):
-        export_transformers(folder, tmp_path / "out", list(PAIRS))
-    monkeypatch.setattr(exporter, "save", broken)
-    with pytest.raises(ValueError, match=r"transformers alone cannot run .*; it says: ValueError: Unrecognized model"):
         export_transformers(folder, tmp_path / "out", list(PAIRS))
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_the_stock_form_keeps_the_settings_of_the_generation_config(folder, tmp_path):
     asked = {"min_length": 9, "no_repeat_ngram_size": 1, "forced_bos_token_id": 50, "eos_token_id": [2, 60]}
     shutil.copytree(folder, tmp_path / "model")

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from card_facts import FACTS, PREDICTIONS, REFERENCES, RUN, SCORES, card_facts
-from heedful.data.tokenizer_training import train_tokenizers
+from guides import python_of
 from heedful.evaluation.metrics import METRICS, score_translations
 from heedful.publishing.hub import read_card
 from heedful.publishing.model_card import (
@@ -24,7 +24,7 @@ from heedful.publishing.model_card import (
 )
 from heedful.training.recipe_file import read_recipe
 from helpers import assert_refused
-from memorised import PAIRS, memorised_model
+from memorised import PAIRS, saved_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -229,16 +229,15 @@ def test_readme_and_benchmarks_show_the_scores_of_the_card(quickstart):
     ids=["joint", "separate", "languages"],
 )
 def test_the_code_in_the_card_runs(tmp_path, capsys, options, language, count):
-    pair = train_tokenizers(list(PAIRS), list(PAIRS.values()), **{"vocab_size": 264, **options})
-    for each in (memorised_model(pair, PAIRS, language), pair):
-        each.save_pretrained(tmp_path)
-    card = card_of(joint_vocabulary=pair.is_joint, example={"source": "고양이가 잔다.", "language": language})
+    layers = {"encoder_layers": 1, "decoder_layers": 1}
+    saved_model(tmp_path, PAIRS, language, **{"vocab_size": 264, **layers, **options})
+    joint, example = options.get("joint", True), {"source": "고양이가 잔다.", "language": language}
+    card = card_of(joint_vocabulary=joint, example=example)
     moved = with_repository(card, str(tmp_path))
     assert f"repository = {json.dumps(str(tmp_path))}" in moved
     assert with_repository(moved, "heed-tiny-ko-en") == card
-    blocks = re.findall(r"```python\n(.*?)```", moved, re.DOTALL)
+    blocks, names = python_of(moved), {}
     assert len(blocks) == count
-    names = {}
     for block in blocks:  # a folder has no revisions; the guide of publishing runs them as they are
         exec(block.replace('revision = "main"', "revision = None"), names)
     assert capsys.readouterr().out.splitlines() == ["The cat sleeps."] * count

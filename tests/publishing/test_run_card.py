@@ -150,7 +150,7 @@ def test_what_the_recipe_says_goes_before_what_is_guessed_and_the_vocabulary_is_
 
 def test_a_stream_of_two_vocabularies_without_a_test_set_is_described(tmp_path):
     changes = {"tokenizer.joint": False, "tokenizer.target_vocab_size": 380, "validation.sentences": 7}
-    changes |= {"data.streaming": True, "data.pool_size": 50, "optimization.max_updates": 12}
+    changes |= {"data.streaming": True, "data.pool_size": 50, "optimization.max_updates": 2}
     result = train(tiny_recipe(tmp_path / "run", changes))
     facts = facts_of(result)
     assert facts.vocabulary == "400 byte-level BPE pieces for the source, 380 for the target"

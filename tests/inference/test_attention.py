@@ -75,6 +75,12 @@ def test_rows_are_predicted_tokens_and_columns_what_they_look_at(model, tokenize
     assert decoder.source_tokens == ["<s>", *cross.target_tokens[:-1]]
     encoder = attention_map(model, tokenizers, SOURCE, TARGET, kind="encoder")
     assert encoder.source_tokens == encoder.target_tokens == cross.source_tokens
+    translation = Translator(model, tokenizers).translate([SOURCE])[0][0]
+    own = attention_map(model, tokenizers, SOURCE)
+    assert own.target_tokens == token_labels(tokenizers.target, translation.token_ids)
+    ids = tokenizers.encode_source([SOURCE])[0], translation.token_ids
+    followed = attention_maps_of_ids(model, tokenizers, *ids, ["cross"]).map()
+    np.testing.assert_array_equal(own.weights, followed.weights)
 
 
 def test_rows_sum_to_one_and_the_decoder_never_looks_ahead(model, tokenizers):
@@ -84,15 +90,6 @@ def test_rows_sum_to_one_and_the_decoder_never_looks_ahead(model, tokenizers):
         assert found.weights.shape == (len(found.target_tokens), len(found.source_tokens))
         np.testing.assert_allclose(found.weights.sum(axis=1), 1, atol=1e-5)
     assert np.triu(attention_map(model, tokenizers, SOURCE, TARGET, kind="decoder").weights, k=1).max() == 0
-
-
-def test_without_a_target_the_models_own_translation_is_followed(model, tokenizers):
-    translation = Translator(model, tokenizers).translate([SOURCE])[0][0]
-    own = attention_map(model, tokenizers, SOURCE)
-    assert own.target_tokens == token_labels(tokenizers.target, translation.token_ids)
-    ids = tokenizers.encode_source([SOURCE])[0], translation.token_ids
-    followed = attention_maps_of_ids(model, tokenizers, *ids, ["cross"]).map()
-    np.testing.assert_array_equal(own.weights, followed.weights)
 
 
 def test_the_model_stays_in_training_mode_but_dropout_is_off(training_model, tokenizers):
@@ -165,9 +162,6 @@ def test_darker_cells_have_more_weight(small_map, tmp_path):
     pixels = image.imread(draw_attention(small_map, tmp_path / "map.png"))[..., :3]
     darkest_blue = np.array(matplotlib.colormaps["Blues"](0.9)[:3])
     assert (np.abs(pixels - darkest_blue).max(axis=2) < 0.02).sum() > 1000
-
-
-def test_rows_of_the_picture_are_rows_of_the_map(tmp_path):
     weights = np.zeros((2, 3), dtype=np.float32)
     weights[0, 2] = 1
     path = draw_attention(AttentionMap(["a", "b", "c"], ["x", "y"], weights), tmp_path / "map.png")
@@ -187,19 +181,29 @@ def test_the_extras_font_serves_where_the_system_has_none(small_map, tmp_path, m
     assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []
 
 
-def test_letters_without_any_font_name_the_extra(small_map, tmp_path, monkeypatch):
+def test_letters_without_any_font_name_the_extra_and_are_written_as_their_code_points(
+    small_map, tmp_path, monkeypatch
+):
     monkeypatch.setattr(drawing, "_wide_fonts", lambda manager: iter(()))
     messages = drawn_warnings(small_map, tmp_path / "map.png")
     assert len(messages) == 1
     assert "3 of the letters to draw (고양이)" in messages[0]
     assert "heedful[plots]" in messages[0]
+    monkeypatch.setattr(drawing, "_wide_fonts", lambda manager: iter(()))
+    with pytest.warns(UserWarning, match="code points are drawn instead"):
+        (texts,), style = drawing.writable(["고a", "b"])
+    assert texts == ["⟨ACE0⟩a", "b"]
+    assert style["family"] == ["DejaVu Sans"]
 
 
-def test_drawing_leaves_matplotlib_as_it_was(small_map, tmp_path):
+def test_drawing_leaves_matplotlib_as_it_was_and_takes_no_font_of_boxes(small_map, tmp_path):
     before = dict(matplotlib.rcParams)
     draw_attention(small_map, tmp_path / "map.png")
     assert dict(matplotlib.rcParams) == before
     assert font_manager.findfont("DejaVu Sans").endswith("DejaVuSans.ttf")
+    names = {family for family, _ in drawing._wide_fonts(font_manager.fontManager)}
+    assert "DejaVu Sans" in names
+    assert not any("Last Resort" in name for name in names)
 
 
 def test_drawing_imports_neither_pyplot_nor_the_font_package(small_map, tmp_path, monkeypatch):
@@ -223,7 +227,7 @@ def random_maps(layers, heads, rows, columns):
     return AttentionMaps(source, target, ["<s>", *target[:-1]], *words, {"cross": weights})
 
 
-def test_the_grid_has_a_small_map_for_each_head_in_its_place(tmp_path, drawn):
+def test_the_grid_has_a_small_map_for_each_head_in_its_place_of_words_or_tokens(tmp_path, drawn):
     maps = random_maps(2, 3, 4, 5)
     draw_attention_grid(maps, tmp_path / "grid.png")
     draw_attention_grid(maps, tmp_path / "grid.png", layer=-1)
@@ -236,6 +240,14 @@ def test_the_grid_has_a_small_map_for_each_head_in_its_place(tmp_path, drawn):
     np.testing.assert_array_equal(last[2].images[0].get_array(), maps.weights["cross"][1, 2])
     assert [label.get_text() for label in whole[-1].get_xticklabels()] == maps.source_tokens
     assert [label.get_text() for label in whole[3].get_yticklabels()] == maps.target_tokens
+    maps = replace(random_maps(1, 2, 2, 3), source_shown=Words(["고양이가", "잔다."], [0, 0, 1]))
+    draw_attention_grid(maps, tmp_path / "grid.png")
+    draw_attention_grid(maps, tmp_path / "grid.png", tokens=True)
+    words, tokens = ([label.get_text() for label in figure.axes[0].get_xticklabels()] for figure in drawn[2:])
+    assert (words, tokens) == (["고\n양\n이\n가", "잔\n다\n."], ["s0", "s1", "s2"])
+    expected = maps.weights["cross"][0, 1]
+    np.testing.assert_allclose(drawn[2].axes[1].images[0].get_array()[:, 0], expected[:, :2].sum(axis=1), atol=1e-6)
+    np.testing.assert_array_equal(drawn[3].axes[1].images[0].get_array(), expected)
 
 
 def test_wrong_paths_and_a_grid_of_what_is_not_there_are_named(small_map, tmp_path, monkeypatch):
@@ -257,20 +269,6 @@ def test_wrong_paths_and_a_grid_of_what_is_not_there_are_named(small_map, tmp_pa
     with pytest.raises(ImportError, match=r"heedful\[plots\]"):
         draw_attention(small_map, tmp_path / "map.png")
     assert [place.name for place in tmp_path.iterdir()] == ["folder.png"]
-
-
-def test_letters_that_no_font_has_are_written_as_their_code_points(monkeypatch):
-    monkeypatch.setattr(drawing, "_wide_fonts", lambda manager: iter(()))
-    with pytest.warns(UserWarning, match="code points are drawn instead"):
-        (texts,), style = drawing.writable(["고a", "b"])
-    assert texts == ["⟨ACE0⟩a", "b"]
-    assert style["family"] == ["DejaVu Sans"]
-
-
-def test_a_font_of_boxes_is_no_font():
-    names = {family for family, _ in drawing._wide_fonts(font_manager.fontManager)}
-    assert "DejaVu Sans" in names
-    assert not any("Last Resort" in name for name in names)
 
 
 def test_a_picture_that_fails_half_way_leaves_the_former_one(small_map, tmp_path, monkeypatch):
@@ -310,14 +308,3 @@ def test_a_picture_says_what_it_shows(small_map, drawn, tmp_path):
         assert (bar.get_ylabel(), drawn[-1].get_suptitle()) == ("attention weight", "layer 1 " * 20)
         # The title is wider than this map.
         assert drawn[-1].get_figwidth() >= drawing._inches(["layer 1 " * 20], 12)
-
-
-def test_a_grid_shows_words_or_tokens(drawn, tmp_path):
-    maps = replace(random_maps(1, 2, 2, 3), source_shown=Words(["고양이가", "잔다."], [0, 0, 1]))
-    draw_attention_grid(maps, tmp_path / "grid.png")
-    draw_attention_grid(maps, tmp_path / "grid.png", tokens=True)
-    words, tokens = ([label.get_text() for label in figure.axes[0].get_xticklabels()] for figure in drawn)
-    assert (words, tokens) == (["고\n양\n이\n가", "잔\n다\n."], ["s0", "s1", "s2"])
-    expected = maps.weights["cross"][0, 1]
-    np.testing.assert_allclose(drawn[0].axes[1].images[0].get_array()[:, 0], expected[:, :2].sum(axis=1), atol=1e-6)
-    np.testing.assert_array_equal(drawn[1].axes[1].images[0].get_array(), expected)

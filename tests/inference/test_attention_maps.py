@@ -148,7 +148,7 @@ def test_a_pass_that_fails_leaves_no_hook_and_the_former_attention_function(mode
     assert recording._without_weights not in hooks
 
 
-def test_kinds_are_those_asked_for(model, tokenizers):
+def test_kinds_are_those_asked_for_and_empty_sequences_are_named(model, tokenizers):
     assert attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["decoder", "cross"]).kinds == ["cross", "decoder"]
     maps = attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross"])
     with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
@@ -157,6 +157,11 @@ def test_kinds_are_those_asked_for(model, tokenizers):
         attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["self"])
     with pytest.raises(ValueError, match="`kinds` must name at least one"):
         attention_maps(model, tokenizers, SOURCE, TARGET, kinds=[])
+    for ids, side in ((([], [5, 2]), "source"), (([5, 2], []), "target")):
+        with pytest.raises(ValueError, match=f"{side} must have at least one token"):
+            attention_maps_of_ids(model, tokenizers, *ids)
+    with pytest.raises(ValueError, match="`source` must be a sentence, but is ' '"):
+        attention_maps(model, tokenizers, " ")
 
 
 def test_a_layer_or_head_that_does_not_exist_is_an_error(model, tokenizers):
@@ -217,11 +222,6 @@ def test_a_model_without_attention_is_an_error(tokenizers, monkeypatch):
         attention_maps(other, tokenizers, SOURCE, TARGET)
 
 
-def test_unknown_words_are_words():
-    words = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=100, algorithm="word")
-    assert token_words(words.target, words.encode_target(["the cat runs"])[0]) == [0, 1, 2, None]
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(alphabet="aé고😀न", min_size=1, max_size=4), min_size=1, max_size=5))
 def test_every_word_of_any_script_gets_tokens_in_order(tokenizers, words):
@@ -229,14 +229,6 @@ def test_every_word_of_any_script_gets_tokens_in_order(tokenizers, words):
     found = [word for word in token_words(tokenizers.source, ids) if word is not None]
     assert found == sorted(found)
     assert set(found) == set(range(len(words)))
-
-
-def test_empty_sequences_are_named(model, tokenizers):
-    for ids, side in ((([], [5, 2]), "source"), (([5, 2], []), "target")):
-        with pytest.raises(ValueError, match=f"{side} must have at least one token"):
-            attention_maps_of_ids(model, tokenizers, *ids)
-    with pytest.raises(ValueError, match="`source` must be a sentence, but is ' '"):
-        attention_maps(model, tokenizers, " ")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +249,7 @@ def test_words_are_shown_whole_and_scripts_without_spaces_by_their_tokens(tokeni
     assert shown_words(tokenizers.source, [broken, 2]) == (["‹EB›", "</s>"], [0, 1])
 
 
-def test_words_of_sentencepiece_and_tags_are_shown_without_their_marks():
+def test_words_are_shown_without_the_marks_of_sentencepiece_tags_and_characters_letter_by_letter(tmp_path):
     texts = ["고양이가 잔다.", "개가 달린다."]
     pair = train_tokenizers(texts, texts, vocab_size=290, algorithm="unigram", languages=["en"])
     ids = pair.encode_source(["고양이가 zz 달린다."], target_language="en")[0]
@@ -265,20 +257,16 @@ def test_words_of_sentencepiece_and_tags_are_shown_without_their_marks():
     assert shown_words(pair.source, ids).labels == ["<2en>", "고양이가", "zz", "달린다.", "</s>"]
     words = train_tokenizers(texts, texts, vocab_size=100, algorithm="word")
     assert shown_words(words.source, words.encode_source(["고양이가 zz"])[0]).labels == ["고양이가", "<unk>", "</s>"]
-
-
-def test_a_single_word_of_a_tokenizer_of_characters_is_shown_letter_by_letter():
     dates = ["2021-03-03", "1 March 2021"]
     pair = train_tokenizers(dates, dates, vocab_size=300, algorithm="character")
     shown = [shown_words(pair.target, pair.encode_target([text])[0]).labels for text in dates]
     assert shown == [[*dates[0], "</s>"], ["1", "March", "2021", "</s>"]]
     pieces = train_tokenizers(dates, dates, vocab_size=265)
     assert shown_words(pieces.target, pieces.encode_target(dates)[0]).labels == [dates[0], "</s>"]
-
-
-def test_marians_own_tokenizer_is_shown_in_words(tmp_path):
     model = saved_marian(tmp_path / "marian")
     pair = TokenizerPair.from_pretrained(model)
     source, target = KOREAN[0], ENGLISH[0]
     assert shown_words(pair.source, pair.encode_source([source])[0]).labels == [*source.split(), "</s>"]
     assert shown_words(pair.target, pair.encode_target([target])[0]).labels == [*target.split(), "</s>"]
+    words = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=100, algorithm="word")
+    assert token_words(words.target, words.encode_target(["the cat runs"])[0]) == [0, 1, 2, None]

@@ -35,7 +35,7 @@ def maps_of(source_words=(0, 1), target_words=(0, 1), **weights):
 ENCODER = [[[[1, 0], [0.5, 0.5]]], [[[0, 1], [1, 0]]]]
 
 
-def test_rollout_multiplies_the_layers_each_with_half_its_residual():
+def test_rollout_multiplies_the_layers_each_with_half_its_residual_and_leads_cross_attention_on():
     # Ã_1 = [[1, 0], [0.25, 0.75]], Ã_2 = [[0.5, 0.5], [0.5, 0.5]], Ã_2·Ã_1 = [[0.625, 0.375], [0.625, 0.375]]
     maps = maps_of(encoder=ENCODER)
     np.testing.assert_allclose(attention_rollout(maps, "encoder").weights, [[0.625, 0.375], [0.625, 0.375]])
@@ -43,9 +43,6 @@ def test_rollout_multiplies_the_layers_each_with_half_its_residual():
     # Their order matters: Ã_1·Ã_2 would be [[0.5, 0.5], [0.5, 0.5]]
     maps = maps_of(encoder=ENCODER[::-1])
     np.testing.assert_allclose(attention_rollout(maps, "encoder").weights, [[0.5, 0.5], [0.5, 0.5]])
-
-
-def test_cross_attention_is_led_on_through_the_encoder():
     # the mean of the heads, [[0.5, 0.5], [0, 1]], times the rollout above
     cross = [[[[0, 1], [1, 0]], [[0, 1], [1, 0]]], [[[1, 0], [0, 1]], [[0, 1], [0, 1]]]]
     maps = maps_of(encoder=[[[[1, 0], [0.5, 0.5]]]], cross=cross)
@@ -53,9 +50,6 @@ def test_cross_attention_is_led_on_through_the_encoder():
     np.testing.assert_allclose(rolled.weights, [[0.625, 0.375], [0.25, 0.75]])
     np.testing.assert_allclose(attention_rollout(maps, "cross", layer=0).weights, [[0.25, 0.75], [1, 0]])
     assert (rolled.source_tokens, rolled.target_tokens, rolled.kind) == (["s0", "s1"], ["t0", "t1"], "cross")
-
-
-def test_rollout_to_a_source_without_self_attention_is_an_error():
     weights = [[[[1, 0], [0, 1]]]]
     cases = [
         ((maps_of(cross=weights),), "must have the encoder's self-attention"),
@@ -168,16 +162,13 @@ def test_what_is_no_file_of_links_or_cannot_be_compared_is_named(tmp_path):
 WORDS = Words(["고양이가", "잔다.", "</s>"], [0, 0, 1, 2]), Words(["The", "cat", "</s>"], [0, 1, 1, 2])
 
 
-def test_between_words_columns_are_added_and_rows_averaged():
+def test_between_words_columns_are_added_and_rows_averaged_of_words_that_the_decoder_was_fed():
     weights = [[0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.4, 0], [0.1, 0.1, 0.2, 0.6], [0, 0, 0, 1]]
     maps = replace(maps_of(range(4), range(4), cross=[[weights]]), source_shown=WORDS[0], target_shown=WORDS[1])
     found = word_attention(maps)
     assert (found.source_tokens, found.target_tokens, found.kind) == (WORDS[0].labels, WORDS[1].labels, "cross")
     np.testing.assert_allclose(found.weights, [[0.3, 0.3, 0.4], [0.4, 0.3, 0.3], [0, 0, 1]], atol=1e-7)
     np.testing.assert_array_equal(maps.map().weights, np.float32(weights))
-
-
-def test_between_words_the_decoder_looks_at_the_words_that_it_was_fed():
     # It was fed <s>, The, and the two pieces of cat; each row looks at the last of them alone.
     maps = replace(maps_of(range(4), range(4), decoder=[[np.eye(4)]]), target_shown=WORDS[1])
     found = word_attention(maps, maps.map("decoder"))

@@ -77,15 +77,12 @@ def test_one_query_at_a_time_gives_the_same_as_all_at_once(model, tokenizers, ki
         np.testing.assert_allclose(weights @ steps.value[:end], steps.output[row], atol=1e-5)
 
 
-def test_later_tokens_have_minus_infinity_in_the_decoder_alone(model, tokenizers):
+def test_one_layer_is_recorded_where_it_is_asked_for_and_later_tokens_have_minus_infinity(model, tokenizers):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
     for kind in KINDS:
         scores = maps.scores(kind)
         later = np.triu(np.ones(scores.shape[-2:], dtype=bool), 1) & (kind == "decoder")
         np.testing.assert_array_equal(np.isinf(scores), np.broadcast_to(later, scores.shape))
-
-
-def test_only_the_layer_that_is_asked_for_is_recorded_and_no_hook_stays(model, tokenizers):
     with recorded_heads(model, ["cross"], -1) as states:
         attention_maps(model, tokenizers, SOURCE, TARGET)
     assert {kind: len(layers) for kind, layers in states.items()} == {"cross": 1}

@@ -74,7 +74,7 @@ def test_a_drawn_translation_has_the_score_of_its_tokens(model, tokenizers, line
     assert [one.score for one, _ in same] == pytest.approx([other.per_token for _, other in same], abs=1e-5)
 
 
-def test_noise_deletes_replaces_and_moves_words_as_often_and_far_as_the_paper_says():
+def test_noise_and_loops_are_as_often_and_far_as_the_paper_says():
     words = [f"w{place}" for place in range(50)]
     found = [noised(" ".join(words), 1, number).split() for number in range(200)]
     assert sum(map(len, found)) / 10_000 == pytest.approx(0.9, abs=0.02)
@@ -86,6 +86,10 @@ def test_noise_deletes_replaces_and_moves_words_as_often_and_far_as_the_paper_sa
         moves += [abs(sorted(places).index(place) - index) for index, place in enumerate(places)]
     assert max(moves) == 3
     assert noised("", 1, 1) == ""
+    for text in ("no no no no", "a b a b a b a b c", "x a b c d a b c d a b c d a b c d"):
+        assert LOOP.search(text + " ")
+    for text in ("no no no", "na nano nano nano", "a b a b a b a c", "1 11 11 11 1"):
+        assert not LOOP.search(text + " ")
 
 
 def test_beam_and_greedy_are_the_translators_own_and_useless_lines_are_left_out(model, tokenizers, pairs):
@@ -99,13 +103,6 @@ def test_beam_and_greedy_are_the_translators_own_and_useless_lines_are_left_out(
     making = BackTranslation("greedy")
     with pytest.warns(UserWarning, match="cut off at 6 tokens"):
         assert len(list(making.pairs(translator, list(pairs), max_new_tokens=6))) == 8 - making.left_out < 8
-
-
-def test_a_loop_is_some_words_four_times_on_end():
-    for text in ("no no no no", "a b a b a b a b c", "x a b c d a b c d a b c d a b c d"):
-        assert LOOP.search(text + " ")
-    for text in ("no no no", "na nano nano nano", "a b a b a b a c", "1 11 11 11 1"):
-        assert not LOOP.search(text + " ")
 
 
 def test_settings_that_would_be_ignored_or_cannot_be_are_named(model, tokenizers, monkeypatch):
@@ -138,7 +135,7 @@ def backtranslate(model, tokenizers, tmp_path, heedful_command):
     return partial(heedful_command, "backtranslate", saved_in(tmp_path / "model", model, tokenizers))
 
 
-def test_the_command_writes_pairs_that_can_be_trained_on(backtranslate, pairs, tmp_path):
+def test_the_command_writes_pairs_that_can_be_trained_on_and_leaves_out_a_broken_line(backtranslate, pairs, tmp_path):
     (tmp_path / "texts.txt").write_text("".join(f"{text}\n\n" for text in pairs), encoding="utf-8")
     path = tmp_path / "pairs.jsonl.gz"
     code, output, errors = backtranslate(tmp_path / "texts.txt", "-o", path)
@@ -147,9 +144,6 @@ def test_the_command_writes_pairs_that_can_be_trained_on(backtranslate, pairs, t
     expected = [{"source": text, "target": target} for target, text in pairs.items()]
     assert list(read_pairs(str(path), "source", "target")) == expected
     assert [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()] == expected
-
-
-def test_a_compressed_file_is_read_and_a_broken_line_is_no_target(backtranslate, pairs, tmp_path):
     lines = [text.encode() for text in pairs]
     (tmp_path / "texts.txt.gz").write_bytes(gzip.compress(b"\n".join([lines[0], lines[1] + b"\xff", lines[2]])))
     with pytest.warns(UserWarning, match="Line 2 must be UTF-8, .*: the line is left out"):

@@ -37,16 +37,13 @@ def asked_directly(translator, source, **strategy):
         )
 
 
-def test_a_translator_scores_by_the_penalty_of_the_generation_config(paper, pairs):
+def test_a_translator_scores_by_the_penalty_of_the_generation_config_which_is_not_the_power(paper, pairs):
     for source in pairs:
         found = paper.translate([source], num_return_sequences=4)[0]
         expected = asked_directly(paper, source, length_penalty_form="gnmt", tokens_beyond_source=50)
         assert [one.score for one in found] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
         ended = [row[1 : 1 + len(one.token_ids)] for row, one in zip(expected.sequences.tolist(), found, strict=True)]
         assert [list(one.token_ids) for one in found] == ended
-
-
-def test_the_penalty_of_gnmt_is_not_the_power(paper, pairs):
     power = asked_directly(paper, next(iter(pairs)), tokens_beyond_source=50)
     found = paper.translate([next(iter(pairs))])[0][0]
     assert abs(found.score - power.sequences_scores[0].item()) > 1e-3
@@ -66,13 +63,10 @@ def test_each_sentence_ends_at_its_own_limit_whatever_stands_beside_it(paper, pa
     assert not any(one.finished for one in found)
 
 
-def test_an_engine_that_cannot_read_the_settings_refuses_them(paper, tokenizers, pairs):
+def test_engines_that_cannot_read_the_settings_refuse_them_as_a_form_given_twice(paper, tokenizers, pairs):
     native = Translator(paper.model, tokenizers, engine="native")
     with pytest.raises(ValueError, match="`length_penalty_form` must not be set with the native decoder"):
         native.translate(list(pairs))
-
-
-def test_ctranslate2_refuses_the_settings(paper):
     from heedful.inference.ctranslate2.engine import check_settings
 
     config = GenerationConfig(eos_token_id=2, num_beams=4, early_stopping=True)
@@ -80,6 +74,8 @@ def test_ctranslate2_refuses_the_settings(paper):
     config.tokens_beyond_source = 50
     with pytest.raises(ValueError, match="`tokens_beyond_source` must not be set with CTranslate2, but is 50 instead"):
         check_settings(config, paper.model.config)
+    with pytest.raises(ValueError, match=r"`length_penalty_form` must be given once, but is 'power'.*'gnmt'"):
+        paper.model.generate(torch.tensor([[15, 16]]), custom_generate=BeamSearch(length_penalty_form="power"))
 
 
 def test_generate_warns_of_settings_that_it_does_not_read_and_beam_search_reads_them(paper):
@@ -91,11 +87,6 @@ def test_generate_warns_of_settings_that_it_does_not_read_and_beam_search_reads_
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         paper.model.generate(ids, max_new_tokens=2, max_length=None, custom_generate=BeamSearch())
-
-
-def test_a_form_given_twice_must_be_the_same(paper):
-    with pytest.raises(ValueError, match=r"`length_penalty_form` must be given once, but is 'power'.*'gnmt'"):
-        paper.model.generate(torch.tensor([[15, 16]]), custom_generate=BeamSearch(length_penalty_form="power"))
 
 
 def test_settings_of_an_earlier_model_go_with_the_next_recipe(tmp_path):

@@ -64,7 +64,7 @@ def test_a_tokenizer_pair_and_a_trained_model(model, tokenizers, pairs):
     assert tokenizers.decode_target(chosen) == list(pairs.values())
 
 
-def test_scores_and_candidates_are_returned():
+def test_scores_and_candidates_are_returned_which_may_come_from_another_strategy():
     model, (ids, mask) = model_of("heed"), padded(sentences(9, 2, 6))
     strategy = MinimumBayesRisk(Letters(), utility=overlap, keep=3)
     options = {"attention_mask": mask, "num_return_sequences": COUNT, "max_new_tokens": 8, "do_sample": True}
@@ -80,9 +80,6 @@ def test_scores_and_candidates_are_returned():
     assert found.utilities[0].tolist() == pytest.approx(
         [sum(overlap(text, other) for other in texts) / COUNT for text in texts]
     )
-
-
-def test_candidates_may_come_from_another_strategy():
     models, (ids, mask) = [model_of("heed", seed) for seed in (0, 1)], padded(sentences(9, 2, 6))
     ensemble = BeamSearch(models=models[1:])
     options = {"attention_mask": mask, "num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 8}

@@ -78,11 +78,18 @@ def texts_of(results):
 # Texts in and out
 
 
-def test_one_text_gives_a_list_and_several_give_a_list_in_their_order(translate):
+def test_one_text_gives_a_list_and_several_give_a_list_in_their_order_also_read_lazily(translate):
     assert translate(KOREAN[0]) == [{"translation_text": ENGLISH[0]}]
     assert texts_of(translate(KOREAN)) == ENGLISH
     assert texts_of(translate(tuple(reversed(KOREAN)))) == ENGLISH[::-1]
     assert translate([]) == []
+    taken = []
+    stream = translate((taken.append(text) or text for text in KOREAN), batch_size=2)
+    assert next(stream) == {"translation_text": ENGLISH[0]}
+    assert len(taken) <= 3
+    assert texts_of(stream) == ENGLISH[1:]
+    assert texts_of(translate(iter(KOREAN))) == ENGLISH
+    assert texts_of(translate(KeyDataset([{"ko": text} for text in KOREAN], "ko"), batch_size=2)) == ENGLISH
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -152,17 +159,10 @@ def test_stop_strings_end_a_translation_with_every_search(translate, model, toke
             assert [one["score"] for one in found] == pytest.approx([one["score"] for one in alone], abs=1e-5)
 
 
-def test_iterators_are_read_lazily_and_in_order(translate):
-    taken = []
-    stream = translate((taken.append(text) or text for text in KOREAN), batch_size=2)
-    assert next(stream) == {"translation_text": ENGLISH[0]}
-    assert len(taken) <= 3
-    assert texts_of(stream) == ENGLISH[1:]
-    assert texts_of(translate(iter(KOREAN))) == ENGLISH
-    assert texts_of(translate(KeyDataset([{"ko": text} for text in KOREAN], "ko"), batch_size=2)) == ENGLISH
-
-
-def test_n_best_lists_have_the_scores_of_generate(translate, model, tokenizers):
+def test_scores_are_those_of_the_translator_and_of_generate_weighed_by_tokens(translate, model, tokenizers):
+    expected = Translator(model, tokenizers).translate(KOREAN, num_beams=1)
+    found = translate(KOREAN, num_beams=1, return_scores=True, length_penalty=1.0)
+    assert [one["score"] for one in found] == pytest.approx([one[0].score for one in expected], abs=1e-4)
     results = translate(KOREAN, num_beams=4, num_return_sequences=3, return_scores=True, batch_size=2)
     for text, translations in zip(KOREAN, results, strict=True):
         inputs = tokenizers.source([text], return_tensors="pt")
@@ -172,15 +172,6 @@ def test_n_best_lists_have_the_scores_of_generate(translate, model, tokenizers):
         assert [one["score"] for one in translations] == pytest.approx(output.sequences_scores.tolist(), abs=1e-5)
         assert texts_of(translations) == tokenizers.decode_target(output.sequences)
     assert [len(one) for one in translate([KOREAN[0]], num_beams=2, num_return_sequences=2)] == [2]
-
-
-def test_scores_are_those_of_the_translator(translate, model, tokenizers):
-    expected = Translator(model, tokenizers).translate(KOREAN, num_beams=1)
-    found = translate(KOREAN, num_beams=1, return_scores=True, length_penalty=1.0)
-    assert [one["score"] for one in found] == pytest.approx([one[0].score for one in expected], abs=1e-4)
-
-
-def test_the_score_of_a_text_weighs_its_sentences_by_their_tokens(translate, tokenizers):
     one, other = translate([KOREAN[0], KOREAN[1]], num_beams=2, return_scores=True)
     both = translate(f"{KOREAN[0]}\n{KOREAN[1]}", num_beams=2, return_scores=True)[0]
     counts = [len(ids) for ids in tokenizers.encode_target(ENGLISH[:2])]
@@ -191,14 +182,11 @@ def test_the_score_of_a_text_weighs_its_sentences_by_their_tokens(translate, tok
 # Long texts
 
 
-def test_lines_paragraphs_and_white_space_stay_where_they_are(translate):
+def test_lines_paragraphs_and_white_space_stay_where_they_are_and_are_no_text_alone(translate, monkeypatch):
     text = "\n  고양이가 잔다.\n\n\n네.\t\r\n \n비가 온다.  \n"
     expected = "\n  The cat sleeps.\n\n\nYes.\t\r\n \nIt rains.  \n"
     for batch_size in (1, 2):
         assert translate(text, batch_size=batch_size)[0]["translation_text"] == expected
-
-
-def test_a_text_without_words_is_not_shown_to_the_model(translate, monkeypatch):
     monkeypatch.setattr(translate.model, "generate", lambda **_: pytest.fail("the model was asked"))
     for text in ("", " ", "\n\n", "\u2028", "\u200b", "\ufeff", "\u2060\n \u00ad", "\u3164"):
         assert translate(text, return_scores=True) == [{"translation_text": text, "score": 0.0}]
@@ -482,16 +470,13 @@ WRONG_SETTINGS = [
 ]
 
 
-def test_wrong_settings_are_named(translate, model, tokenizers):
+def test_wrong_settings_and_what_is_no_text_are_named(translate, model, tokenizers):
     given = {"model": model, "tokenizer": tokenizers.source, "device": "cpu"}
     streamed = {"streamer": TextIteratorStreamer(tokenizers.target), "batch_size": 2}
     call = [({"tgt_lang": "en"}, r"`tgt_lang` must be .*none: it has one direction.*'en'")]
     call.append((streamed, "`batch_size` must be 1"))
     assert_refused(WRONG_SETTINGS + call, lambda settings: translate(KOREAN, **settings))
     assert_refused(WRONG_SETTINGS, lambda settings: pipeline(TASK, **given, **settings))
-
-
-def test_what_is_no_text_is_named(translate):
     wrong = [(["네.", 3], "must be a string, but is int"), ([["네."]], "must be a string, but is list")]
     wrong += [(each, f"`inputs` must be a list or a stream, but is a {type(each).__name__}") for each in (3.5, None)]
     wrong += [({"text": "네."}, "but is a dict"), ("네.".encode(), "but is a bytes")]
@@ -551,7 +536,9 @@ def test_the_task_is_known_once_heed_is_imported_and_trusts_no_copied_code(folde
     assert type(trusted) is HeedTranslationPipeline
 
 
-def test_what_does_not_translate_has_a_task_of_its_own_that_the_folder_remembers(model, folder, tmp_path):
+def test_what_does_not_translate_has_a_task_of_its_own_and_takes_a_text_whole(
+    model, folder, tmp_path, tokenizers, monkeypatch
+):
     generate = pipeline(TEXT_TASK, model=str(folder), device="cpu")
     assert generate(KOREAN) == [{"generated_text": text} for text in ENGLISH]
     generate.save_pretrained(tmp_path)
@@ -560,9 +547,6 @@ def test_what_does_not_translate_has_a_task_of_its_own_that_the_folder_remembers
     again.save_pretrained(tmp_path / "again")
     offered = json.loads((tmp_path / "again" / "config.json").read_text())["custom_pipelines"]
     assert offered == pipelines_of_folder(TEXT_TASK) != pipelines_of_folder(TASK)
-
-
-def test_what_does_not_translate_takes_a_text_whole(model, tokenizers, monkeypatch):
     seen, encode = [], pipeline_heed.Languages.encode
 
     def record(self, tokenizer, text, *languages):

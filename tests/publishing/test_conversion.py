@@ -117,7 +117,7 @@ def test_the_generation_config_is_the_checkpoints_and_names_the_language(convert
         assert ours["bad_words_ids"] == [[ours["pad_token_id"]]]
 
 
-def test_tokenizers_give_the_same_ids_and_decode_to_the_same_text(converted):
+def test_tokenizers_give_the_same_ids_and_text_and_what_looks_like_a_special_token_is_text(converted):
     pair, texts = converted.pair, [*TEXTS, *KOREAN, *ENGLISH]
     assert pair.encode_source(texts) == converted.tokens([text.strip() for text in texts])
     labels = converted.tokens(texts, "target")
@@ -128,9 +128,6 @@ def test_tokenizers_give_the_same_ids_and_decode_to_the_same_text(converted):
     assert pair.decode_target(labels) == converted.tokenizer.batch_decode(labels, **options)
     assert pair.decode_target(labels)[-1] == ENGLISH[-1]
     pair.check_config(converted.models[0].config)
-
-
-def test_what_looks_like_a_special_token_in_a_sentence_is_text(converted):
     pair, tokenizer = converted.pair, converted.tokenizer
     tokens = [str(token) for token in tokenizer.added_tokens_decoder.values()]
     tokens += list(getattr(tokenizer, "lang_token_to_id", ()))
@@ -150,7 +147,7 @@ def test_the_folder_passes_heed_verify_without_heed_too(converted):
     assert {"code in the folder", "tokenizer round trip"} <= {f.check for f in result.findings if f.passed}
 
 
-def test_notes_say_what_was_kept_and_left_out(converted):
+def test_notes_and_the_card_say_what_was_kept_and_left_out_and_the_folder_can_be_pushed(converted):
     notes, folder = " ".join(converted.result.notes), converted.result.folder
     is_kept = converted.name.startswith(("marian", "m2m"))
     assert ("only sentencepiece" in notes) == is_kept
@@ -158,6 +155,18 @@ def test_notes_say_what_was_kept_and_left_out(converted):
     assert has_two == (converted.name in ("marian_separate", "mbart50", "mbart", "nllb"))
     kind = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
     assert (kind == ("HeedSourceTokenizer" if has_two else "PreTrainedTokenizerFast")) != is_kept
+    check_folder(converted.result.folder)
+    facts, text = metadata_of(converted.result.folder), (converted.result.folder / "README.md").read_text()
+    expected = {"nllb": ["kor", "eng"], "m2m100": ["ko", "en"], "mbart": ["ko", "en"], "mbart50": ["ko", "en"]}
+    assert facts["language"] == expected.get(converted.name, ["und"])
+    assert facts["license"] == "unknown"
+    assert "base_model" not in facts
+    assert converted.result.model_type in facts["tags"]
+    assert f"`{converted.source.name}`" in text
+    assert f"{converted.result.parameters:,}" in text
+    assert f"by {converted.result.difference:.1e} at most" in text
+    assert all(f"- {note}" in text for note in converted.result.notes)
+    assert "\n\n\n" not in text
 
 
 @pytest.mark.parametrize("name", ["marian_separate", "nllb"])
@@ -329,22 +338,19 @@ def test_languages_are_chosen_checked_and_refused_where_there_are_none(tmp_path,
     assert settings["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("deu_Latn")
 
 
-def test_languages_that_a_tokenizer_does_not_count_among_its_tokens_are_counted(tmp_path):
-    folder = convert(m2m100(tmp_path / "m2m100", counted=False), tmp_path / "heed").folder
-    pair = TokenizerPair.from_pretrained(folder)
-    (ids,) = pair.encode_target(["a"])
-    assert pair.target.convert_ids_to_tokens(ids[0]) == "__en__"
-    assert pair.decode_target([ids]) == ["a"]
-    assert not any("__" in best.text for best, *_ in Translator.from_pretrained(folder).translate(KOREAN[:3]))
-
-
-def test_a_model_without_a_tokenizer_is_converted_alone(tmp_path, source):
+def test_models_without_a_tokenizer_or_with_one_that_does_not_count_its_languages_are_converted(tmp_path, source):
     AutoModelForSeq2SeqLM.from_pretrained(source).save_pretrained(tmp_path / "alone")
     result = convert(tmp_path / "alone", tmp_path / "heed")
     assert "no tokenizer" in result.notes[0]
     assert not (result.folder / "tokenizer_config.json").exists()
     with pytest.raises(ValueError, match="`target_language` needs a tokenizer"):
         convert(tmp_path / "alone", tmp_path / "other", target_language="de")
+    folder = convert(m2m100(tmp_path / "m2m100", counted=False), tmp_path / "heed").folder
+    pair = TokenizerPair.from_pretrained(folder)
+    (ids,) = pair.encode_target(["a"])
+    assert pair.target.convert_ids_to_tokens(ids[0]) == "__en__"
+    assert pair.decode_target([ids]) == ["a"]
+    assert not any("__" in best.text for best, *_ in Translator.from_pretrained(folder).translate(KOREAN[:3]))
 
 
 def memorise(folder: Path) -> None:
@@ -386,21 +392,6 @@ def test_the_python_of_the_guide_runs_and_prints_what_it_says(tmp_path, language
 
 def metadata_of(folder: Path) -> dict:
     return read_card(folder / "README.md").data.to_dict()
-
-
-def test_a_converted_folder_has_a_card_with_which_it_can_be_pushed(converted):
-    check_folder(converted.result.folder)
-    facts, text = metadata_of(converted.result.folder), (converted.result.folder / "README.md").read_text()
-    expected = {"nllb": ["kor", "eng"], "m2m100": ["ko", "en"], "mbart": ["ko", "en"], "mbart50": ["ko", "en"]}
-    assert facts["language"] == expected.get(converted.name, ["und"])
-    assert facts["license"] == "unknown"
-    assert "base_model" not in facts
-    assert converted.result.model_type in facts["tags"]
-    assert f"`{converted.source.name}`" in text
-    assert f"{converted.result.parameters:,}" in text
-    assert f"by {converted.result.difference:.1e} at most" in text
-    assert all(f"- {note}" in text for note in converted.result.notes)
-    assert "\n\n\n" not in text
 
 
 def test_license_languages_and_origin_are_carried_over_and_a_card_that_cannot_be_read_is_as_none(tmp_path, source):

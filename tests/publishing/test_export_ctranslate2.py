@@ -288,7 +288,7 @@ def test_the_batches_do_not_change_what_is_translated_and_changed_weights_are_co
     assert [row[0].token_ids for row in before] != [row[0].token_ids for row in after]
 
 
-def test_longer_sequences_than_there_are_positions_are_refused(tokenizers):
+def test_longer_sequences_than_there_are_positions_are_refused_and_a_source_is_never_cut(tokenizers):
     for encoding, said, limit in (("learned", 20, 20), ("sinusoidal", 20, 20), ("sinusoidal", 512, TABLE_ROWS)):
         model = make_model(tokenizers, position_encoding=encoding, max_position_embeddings=said)
         translator = Translator(model, tokenizers, "ctranslate2")
@@ -296,9 +296,6 @@ def test_longer_sequences_than_there_are_positions_are_refused(tokenizers):
             translator.translate(["the man", "near " * (limit + 1)], num_beams=1)
         with pytest.raises(ValueError, match=f"`max_new_tokens` must be at most {limit}"):
             translator.translate(["the man"], num_beams=1, max_new_tokens=limit + 1)
-
-
-def test_a_source_is_never_cut(tokenizers):
     model = make_model(tokenizers, seed=10, max_position_embeddings=512)
     text = " ".join(DRAW.choices(WORDS, k=1000))  # CTranslate2's own limit is 1,024 tokens
     assert len(tokenizers.encode_source([text])[0]) > 1024

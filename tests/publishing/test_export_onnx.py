@@ -419,13 +419,10 @@ def test_what_cannot_be_exported_is_refused_in_a_line_and_leaves_nothing(
             assert_refused([((saved, out), r"pip install 'heedful\[onnx\]'")], export)
 
 
-def test_the_built_in_sentences_are_as_many_as_asked_for_and_said_not_to_be_the_models(tmp_path):
+def test_the_built_in_sentences_or_those_of_a_runs_validation_are_compared(tmp_path):
     for count in (1, 2, 500):
         with pytest.warns(UserWarning, match="built-in ones, in Korean and English: `--sentences` takes yours"):
             assert len(set(sentences_to_compare(tmp_path, count=count))) == count
-
-
-def test_a_model_of_a_run_is_compared_on_its_validation_sentences(tmp_path):
     lines = [f"{number}\tnumber {number}\n" for number in range(9)]
     for name in ("train", "validation"):
         (tmp_path / f"{name}.tsv").write_text("source\ttarget\n" + "".join(lines[name == "validation" :]))
@@ -506,7 +503,7 @@ def attention_of(loaded):
     return torch.stack([torch.stack([layer[0, :, -1] for layer in step]) for step in out.cross_attentions])
 
 
-def test_one_decoder_serves_every_step_and_gives_the_attention(saved, web):
+def test_one_decoder_serves_every_step_gives_the_attention_and_holds_weights_once(saved, web):
     decoder = session_of(web / "onnx" / "decoder_model_merged.onnx")
     model, pair = loaded
     source = torch.tensor(pair.encode_source(list(PAIRS)[:1]))
@@ -525,9 +522,6 @@ def test_one_decoder_serves_every_step_and_gives_the_attention(saved, web):
     expected = attention_of(loaded)[:8, 0]
     assert np.abs(np.stack(found) - expected.numpy()).max() < 1e-5
     assert expected.std() > 0.01
-
-
-def test_weights_that_both_steps_need_are_in_the_file_once(web):
     graph = onnx.load(web / "onnx" / "decoder_model_merged.onnx").graph
     contents = [weight.raw_data for weight in graph.initializer if len(weight.raw_data) > 64]
     assert len(contents) == len(set(contents)) > 10

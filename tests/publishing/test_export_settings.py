@@ -195,20 +195,17 @@ def test_each_form_takes_what_the_guide_says():
     assert told >= set(SETTINGS["a page"])
 
 
-def test_a_setting_that_is_not_known_is_refused_where_not_generate_carries_it_out():
-    config = GenerationConfig.from_dict({"a_new_mode": 3, "num_beams": 2, "top_k": 50, "temperature": 0.5})
-    assert asked_of(config) == {"a_new_mode": 3, "num_beams": 2}
-    for form in SETTINGS:
-        with pytest.raises(ValueError, match=r"what .* cannot do: `a_new_mode` must not be set, but is 3"):
-            check_settings(config, form)
-
-
-def test_what_changes_nothing_is_nothing_asked():
+def test_what_changes_nothing_is_nothing_asked_and_a_setting_that_is_not_known_is_refused():
     idle = {"num_beams": 1, "repetition_penalty": 1.0, "min_length": 0, "length_penalty": 1.0, "do_sample": False}
     idle |= {"bad_words_ids": [], "early_stopping": False, "no_repeat_ngram_size": 0, "length_penalty_form": "power"}
     assert asked_of(GenerationConfig.from_dict(idle)) == {}
     zeros = {"forced_bos_token_id": 0, "length_penalty": 0.0, "no_repeat_ngram_size": 1, "min_new_tokens": 0}
     assert asked_of(GenerationConfig.from_dict(zeros)) == zeros
+    config = GenerationConfig.from_dict({"a_new_mode": 3, "num_beams": 2, "top_k": 50, "temperature": 0.5})
+    assert asked_of(config) == {"a_new_mode": 3, "num_beams": 2}
+    for form in SETTINGS:
+        with pytest.raises(ValueError, match=r"what .* cannot do: `a_new_mode` must not be set, but is 3"):
+            check_settings(config, form)
 
 
 def test_what_belongs_to_beams_is_left_out_with_a_warning_where_a_form_has_none_or_ends_them_otherwise(memorised):
@@ -227,40 +224,15 @@ def test_what_belongs_to_beams_is_left_out_with_a_warning_where_a_form_has_none_
         ctranslate2_export._searches(model)
 
 
-# What is drawn from, one setting at a time.
-POOL = {
-    "num_beams": (2, 3, 4),
-    "length_penalty": (-1.0, 0.0, 0.6, 2.0),
-    "early_stopping": (True, "never"),
-    "min_length": (3, 9),
-    "min_new_tokens": (1, 5),
-    "max_new_tokens": (3, 7),
-    "max_length": (5, 11),
-    "no_repeat_ngram_size": (1, 2, 3),
-    "repetition_penalty": (0.7, 1.3, 2.5),
-    "forced_bos_token_id": (0, 44, 61),
-    "forced_eos_token_id": (2, [17]),  # two would be as good as each other
-    "suppress_tokens": ([44], [2, 46, 70]),
-    "begin_suppress_tokens": ([2], [44, 55]),
-    "bad_words_ids": ([[44]], [[2], [70, 71], [82, 85, 2]]),
-    "eos_token_id": ([2, 46], [2, 17, 44, 80]),
-    "length_penalty_form": ("gnmt",),
-    "tokens_beyond_source": (1, 4),
-    "do_sample": (True,),
-    "encoder_repetition_penalty": (1.5,),
-    "renormalize_logits": (True,),
-    "num_return_sequences": (1,),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("form", ["a page", "CTranslate2", "transformers", "ONNX"])
 def test_settings_that_are_drawn_together_are_carried_out_or_named(form, seed, memorised, tmp_path):
     draw, asked = random.Random(seed), {}
     while len(asked) < 20:
-        names = [*draw.sample(list(POOL), draw.randint(1, 4)), *draw.choice([[], ["num_beams"]])]
-        drawn = {name: draw.choice(POOL[name]) for name in names}
+        drawn = {}
+        for settings in draw.sample(list(ASKED.values()), draw.randint(2, 4)):
+            drawn |= settings
         with suppress(ValueError):  # what `generate()` itself refuses
             generated(memorised[0], [5, 6, 7, 2], with_settings(memorised[0], drawn))
             asked[str(len(asked))] = drawn

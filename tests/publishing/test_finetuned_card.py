@@ -80,7 +80,9 @@ def test_scores_are_those_that_were_measured(card, folder, tmp_path):
     assert (code, "`scores['other']` must have `count`" in errors) == (2, True)
 
 
-def test_a_card_that_is_there_is_replaced_only_when_asked(card, folder):
+def test_a_card_that_is_there_is_replaced_only_when_asked_and_that_of_the_base_model_is_not_read(
+    card, folder, tmp_path
+):
     (folder / "README.md").write_text("Mine.", encoding="utf-8")
     code, output, errors = card(*TOLD, *LANGUAGES)
     assert (code, output) == (2, "")
@@ -88,9 +90,6 @@ def test_a_card_that_is_there_is_replaced_only_when_asked(card, folder):
     assert (folder / "README.md").read_text(encoding="utf-8") == "Mine."
     assert card(*TOLD, *LANGUAGES, "--overwrite")[0] == 0
     assert "Mine." not in (folder / "README.md").read_text(encoding="utf-8")
-
-
-def test_nothing_of_the_base_models_card_is_taken_over(folder, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
     write_model_card(base, card_facts(license="cc-by-nc-4.0"))

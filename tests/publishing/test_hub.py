@@ -187,7 +187,7 @@ def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, fold
     assert pushed.said[1] == f"{pushed.hub.url}/me/tiny/commit/{pushed.revisions[0]}"
 
 
-def test_another_push_leaves_nothing_of_the_one_before(pushed):
+def test_pushes_leave_nothing_of_the_one_before_and_send_a_model_its_tokenizer_or_a_whole_pipeline(pushed):
     first, separate, sharded, again = (set(files_at(pushed, revision)) for revision in pushed.revisions)
     assert "target_tokenizer/tokenizer.json" in separate
     assert again == first
@@ -195,16 +195,6 @@ def test_another_push_leaves_nothing_of_the_one_before(pushed):
     assert len([name for name in sharded if name.endswith(".safetensors")]) > 1
     branches = pushed.hub.repositories["me/tiny"].branches
     assert branches == {"main": pushed.revisions[3], "next": pushed.revisions[2]}
-
-
-def test_each_revision_loads_with_heed_without_it_without_the_network_and_with_a_token_of_its_own(pushed):
-    assert pushed.loaded[-1:] == pushed.with_heed[-1:] == ["done"]
-    assert run(pushed.offline, "-c", LOAD, pushed.answers)[-1:] == ["done"]
-    assert pushed.hub.repositories["me/tiny"].private
-    assert pushed.private == ["done", "done"]
-
-
-def test_model_tokenizer_and_card_or_a_whole_pipeline_can_be_pushed(pushed):
     own, whole = (pushed.hub.repositories[name] for name in ("me/own", "me/whole"))
     files = own.commits[own.branches["main"]]
     assert own.private
@@ -212,6 +202,13 @@ def test_model_tokenizer_and_card_or_a_whole_pipeline_can_be_pushed(pushed):
     assert b"heed-tiny-ko-en" in files["README.md"]
     files = set(whole.commits[whole.branches["main"]])
     assert CODE | {"model.safetensors", "tokenizer.json", "target_tokenizer/tokenizer.json"} <= files
+
+
+def test_each_revision_loads_with_heed_without_it_without_the_network_and_with_a_token_of_its_own(pushed):
+    assert pushed.loaded[-1:] == pushed.with_heed[-1:] == ["done"]
+    assert run(pushed.offline, "-c", LOAD, pushed.answers)[-1:] == ["done"]
+    assert pushed.hub.repositories["me/tiny"].private
+    assert pushed.private == ["done", "done"]
 
 
 # Before anything is sent
@@ -261,7 +258,7 @@ def test_a_card_that_the_hub_could_not_read_is_not_pushed(folder):
     assert_refused(cases, push_changed)
 
 
-def test_a_push_without_a_network_fails_in_one_line(folder, monkeypatch):
+def test_a_push_without_a_network_fails_in_one_line_and_training_state_stays_at_home(folder, monkeypatch):
     from huggingface_hub.errors import HfHubHTTPError
 
     def fail(*_, **__):
@@ -270,9 +267,6 @@ def test_a_push_without_a_network_fails_in_one_line(folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi", lambda **_: SimpleNamespace(create_repo=fail))
     with pytest.raises(ConnectionError, match=r"^The Hub cannot be reached to push me/model: .* in name resolution$"):
         push(folder, "me/model")
-
-
-def test_training_state_and_hidden_files_stay_at_home():
     from huggingface_hub.utils import filter_repo_objects
 
     private = ["training_state/optimizer.pt", "log.jsonl", ".secret", "manifest.json", "target_tokenizer/.x"]

@@ -62,7 +62,7 @@ def test_runs_are_named_in_one_picture_whatever_they_are_called(tmp_path):
     assert all(f">{path}<" in drawn(twins, tmp_path / "a") for path in twins)
 
 
-def test_runs_of_many_metrics_fill_rows_of_two_panels_and_the_loss_of_training_is_explained(tmp_path):
+def test_runs_of_many_metrics_fill_rows_of_panels_error_rates_one_of_their_own(tmp_path):
     more = {f"validation/metric_{number}": float(number) for number in range(5)}
     runs = [run_of(tmp_path / name, [*LINES[:2], {"update": 100, **more}]) for name in "ab"]
     text = drawn(runs, tmp_path / "c")
@@ -70,9 +70,6 @@ def test_runs_of_many_metrics_fill_rows_of_two_panels_and_the_loss_of_training_i
     assert (width, height) == pytest.approx((1.4 * 432, 3 * 259.2))  # six panels
     assert text.count("label smoothing") == 1
     assert "label smoothing" not in drawn(runs, tmp_path / "d", ["metric_1"])
-
-
-def test_error_rates_have_a_panel_of_their_own(tmp_path):
     rates = {"update": 100, "seconds": 2.0, "validation/token_error_rate": 400.0, "validation/character_error_rate": 9}
     text = drawn([run_of(tmp_path / "run", [*LINES, rates])], tmp_path / "a")
     for name in (">error rate in %<", ">validation/character_error_rate<", ">validation/bleu<", ">loss<"):
@@ -88,7 +85,7 @@ def test_half_a_line_of_a_log_is_left_out(run):
     assert "seconds" not in read_curves(run)
 
 
-def test_what_cannot_be_drawn_is_named(run, tmp_path):
+def test_what_cannot_be_drawn_is_named_and_fails_no_run(run, tmp_path, monkeypatch, caplog):
     empty = run_of(tmp_path / "empty", [])
     with pytest.raises(FileNotFoundError, match=r"`RUN` must be the folder of a run, but .* has no log\.jsonl"):
         draw_learning_curves([run, tmp_path], tmp_path / "a.png")
@@ -102,9 +99,6 @@ def test_what_cannot_be_drawn_is_named(run, tmp_path):
     with pytest.raises(ValueError, match=r"`--output` must end in one of \.png, \.svg, but is .*a\.gif instead"):
         draw_learning_curves([run], tmp_path / "a.gif")
     assert not list(tmp_path.glob("a.*"))
-
-
-def test_a_picture_that_cannot_be_drawn_is_told_and_fails_nothing(run, tmp_path, monkeypatch, caplog):
     assert leave_learning_curve(tmp_path / "none", tmp_path) == ""
     assert "no learning curve is drawn: `RUN` must be" in caplog.text
     monkeypatch.setitem(sys.modules, "matplotlib", None)

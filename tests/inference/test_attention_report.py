@@ -90,12 +90,6 @@ def test_directions_are_those_of_the_first_letters(maps, tmp_path):
         assert [data[name]["direction"] for name in ("source", "target", "fed")] == expected
 
 
-def test_thirty_tokens_of_a_base_model_take_less_than_a_megabyte_and_a_half(tmp_path):
-    tokens = [f"▁token{i}" for i in range(30)]
-    path = write_attention_report(random_maps(tokens, tokens, layers=6, heads=8), tmp_path / "page.html")
-    assert path.stat().st_size < 600_000
-
-
 def test_wrong_arguments_write_nothing(maps, tmp_path):
     for name, arguments, message in (
         ("page.html", {"layer": 2}, "`layer` must be between -2 and 1"),
@@ -202,7 +196,17 @@ def test_hovering_a_word_shades_what_it_looks_at_and_writes_the_numbers(page, ma
 
 
 @needs_chromium
-def test_kinds_layers_and_heads_are_chosen(page, maps):
+def test_kinds_layers_and_heads_are_chosen_also_by_their_small_maps_which_look_like_their_weights(page, maps):
+    page.click('document.querySelector(\'.head[data-layer="1"][data-head="2"]\')')
+    for canvas in (".head[aria-pressed=true] canvas", "#map canvas"):
+        pixels = page.run(
+            "(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
+            f"(document.querySelector('{canvas}'))"
+        )
+        reds = np.array(pixels).reshape(len(TARGET), len(SOURCE), 4)[..., 0]
+        np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 2]) * (0x1E - 255), atol=1.5)
+    page.move_to(token("rows", 4))
+    assert_shows(shown(page, "columns"), maps.weights["cross"][1, 2, 4])
     for kind in ("cross", "encoder", "decoder"):
         choose(page, "kinds", kind)
         choose(page, "layers", "0")
@@ -214,20 +218,6 @@ def test_kinds_layers_and_heads_are_chosen(page, maps):
         assert_shows(shown(page, "columns"), attention_rollout(maps, kind).weights[3])
         for side, labels in (("columns", maps.map(kind).source_tokens), ("rows", maps.map(kind).target_tokens)):
             assert page.run(TEXTS.format(f"#{side}")) == page.run(TEXTS.format(f"#map .{side}")) == labels
-
-
-@needs_chromium
-def test_a_small_map_chooses_its_head_and_maps_look_like_their_weights(page, maps):
-    page.click('document.querySelector(\'.head[data-layer="1"][data-head="2"]\')')
-    for canvas in (".head[aria-pressed=true] canvas", "#map canvas"):
-        pixels = page.run(
-            "(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
-            f"(document.querySelector('{canvas}'))"
-        )
-        reds = np.array(pixels).reshape(len(TARGET), len(SOURCE), 4)[..., 0]
-        np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 2]) * (0x1E - 255), atol=1.5)
-    page.move_to(token("rows", 4))
-    assert_shows(shown(page, "columns"), maps.weights["cross"][1, 2, 4])
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +233,7 @@ def scored():
     return replace(maps, states=states)
 
 
-def test_the_page_holds_all_scores_and_what_is_masked(scored, tmp_path):
+def test_the_page_holds_all_scores_what_is_masked_and_means_between_words(scored, tmp_path):
     data = data_of(write_attention_report(scored, tmp_path / "page.html"))
     for kind in scored.kinds:
         found, scores = data["kinds"][kind]["scores"], scored.scores(kind)
@@ -253,9 +243,6 @@ def test_the_page_holds_all_scores_and_what_is_masked(scored, tmp_path):
         assert ((parts == -32_768) == is_masked).all()
         numbers = parts[~is_masked] / 32_767 * found["largest"]
         np.testing.assert_allclose(numbers, scores[~is_masked], atol=found["largest"] / 32_767)
-
-
-def test_between_words_stands_the_mean_of_the_scores_that_are_not_masked():
     scores = np.array([[1, -np.inf, -np.inf], [2, 3, -np.inf], [4, 5, 6]])
     rows, columns = Words(["a", "b"], [0, 0, 1]), Words(["c", "d"], [0, 0, 1])
     np.testing.assert_array_equal(scores_between_words(scores, rows, columns), [[2, -np.inf], [4.5, 6]])

@@ -10,13 +10,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from heedful.inference.loading import load_model, resolve_device
 from heedful.inference.translation import Translator
 from helpers import assert_refused, tiny_model
+from memorised import saved_in
 
 
 @pytest.fixture
 def folder(model, tokenizers, tmp_path):
-    model.save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return saved_in(tmp_path / "model", model, tokenizers)
 
 
 def test_a_saved_model_translates_as_before(folder, model, tokenizers, pairs):
@@ -77,12 +76,9 @@ WRONG_CONFIGS = [
 ]
 
 
-def test_a_wrong_config_is_named(folder):
+def test_a_wrong_config_and_a_model_without_an_encoder_are_named(folder, tmp_path):
     path = folder / "config.json"
     assert_refused(WRONG_CONFIGS, lambda text: load_model(path.write_text(text, encoding="utf-8") and folder))
-
-
-def test_a_model_without_an_encoder_is_named(tmp_path):
     GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=20)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"The model in {tmp_path} cannot be loaded: .*GPT2Config"):
         load_model(tmp_path)

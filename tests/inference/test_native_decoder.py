@@ -14,7 +14,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, prepare_for_inference
 from heedful.inference.native.decoder import NativeDecoder
-from heedful.inference.native.search import best_tokens
 from heedful.modeling_heed import HeedFeedForward
 
 TINY = {
@@ -189,15 +188,6 @@ def test_the_public_name_of_earlier_versions_works_with_a_warning():
         assert heedful.NativeDecoder is NativeDecoder
 
 
-def test_more_tokens_than_learned_positions_are_the_error_of_generate():
-    model = make_model({"position_encoding": "learned", "max_position_embeddings": 12})
-    for beams, decoding in product((1, 3), ({}, {"custom_generate": NativeDecoder(model)})):
-        with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
-            model.generate(**make_batch(1), num_beams=beams, max_new_tokens=20, eos_token_id=None, **decoding)
-    with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
-        NativeDecoder(model).encoded(torch.full((1, 13), 5))
-
-
 def test_sources_and_prompts_are_checked_as_the_model_does(model):
     decoder, batch = NativeDecoder(model), make_batch(1)
     with pytest.raises(ValueError, match="Token ids must be at least 0 and below 90, but one is 95"):
@@ -212,20 +202,23 @@ def test_sources_and_prompts_are_checked_as_the_model_does(model):
         decoder.encoded(**batch)
     with pytest.raises(ValueError, match="`attention_mask` must leave a token of each source"):
         model.generate(encoder_outputs=encoded, attention_mask=batch["attention_mask"], custom_generate=decoder)
+    model = make_model({"position_encoding": "learned", "max_position_embeddings": 12})
+    for beams, decoding in product((1, 3), ({}, {"custom_generate": NativeDecoder(model)})):
+        with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
+            model.generate(**make_batch(1), num_beams=beams, max_new_tokens=20, eos_token_id=None, **decoding)
+    with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
+        NativeDecoder(model).encoded(torch.full((1, 13), 5))
 
 
-def test_there_may_be_more_beams_than_tokens():
-    ours, theirs = both(
-        make_model({"vocab_size": 6}), {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}, num_beams=8
-    )
-    assert torch.equal(ours, theirs)
-
-
-def test_autocast_changes_nothing(model):
+def test_autocast_changes_nothing_and_there_may_be_more_beams_than_tokens(model):
     decoder, batch = NativeDecoder(model), make_batch(2)
     with torch.autocast("cpu", torch.bfloat16):
         tokens = model.generate(**decoder.encoded(**batch), custom_generate=decoder, num_beams=3)
     assert torch.equal(tokens, model.generate(**batch, num_beams=3))
+    ours, theirs = both(
+        make_model({"vocab_size": 6}), {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}, num_beams=8
+    )
+    assert torch.equal(ours, theirs)
 
 
 def add_in_place(model):
@@ -254,24 +247,6 @@ def test_weights_and_hooks_that_have_changed_since_are_noticed(change):
     CHANGES[change](model)
     with pytest.raises(ValueError, match="weights or modules have changed since"):
         model.generate(**make_batch(9), custom_generate=decoder)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    sentences=st.integers(1, 3),
-    beams=st.integers(1, 4),
-    vocabulary=st.integers(1, 300),
-    count=st.integers(1, 12),
-    seed=st.integers(0, 1000),
-)
-def test_the_best_tokens_are_those_of_a_full_sort(sentences, beams, vocabulary, count, seed):
-    torch.manual_seed(seed)
-    logits, scores = torch.randn(sentences * beams, vocabulary), torch.randn(sentences, beams)
-    totals, hypotheses, tokens = best_tokens(logits, scores, count)
-    plain = (logits.view(sentences, beams, vocabulary) + scores[..., None]).flatten(1)
-    wanted = plain.topk(min(count, beams * vocabulary))
-    assert totals.tolist() == wanted.values.tolist()
-    assert (hypotheses * vocabulary + tokens).tolist() == wanted.indices.tolist()
 
 
 REPLACED = {

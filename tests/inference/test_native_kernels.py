@@ -83,7 +83,7 @@ def test_long_sources_are_encoded_as_by_the_model():
 @compiled
 def test_threads_share_a_large_product_and_change_nothing():
     product, states = kernels.CompiledProduct(torch.randn(300, 256), None, False, False), torch.randn(9, 256)
-    found, before = [], torch.get_num_threads()
+    before, found = torch.get_num_threads(), []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         found.append(product(states))

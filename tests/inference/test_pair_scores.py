@@ -11,8 +11,6 @@ import torch
 from accelerate import Accelerator
 
 from heedful import (
-    HeedConfig,
-    HeedForConditionalGeneration,
     HeedRNNConfig,
     HeedRNNForConditionalGeneration,
     Translator,
@@ -22,7 +20,8 @@ from heedful.data.encoding import EncodedPairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.scoring import PairScore
 from heedful.training.loop.validation import validation_loss
-from helpers import assert_refused
+from helpers import assert_refused, tiny_model
+from memorised import saved_in
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +145,7 @@ def test_sources_longer_than_the_training_are_told_once_without_advice_on_transl
 
 @pytest.fixture
 def folder(model, tokenizers, tmp_path):
-    model.save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return saved_in(tmp_path / "model", model, tokenizers)
 
 
 @pytest.fixture
@@ -200,8 +197,7 @@ def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
     score, folder, recurrent, tokenizers, pairs, tmp_path, monkeypatch
 ):
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs.items()), encoding="utf-8")
-    recurrent.save_pretrained(tmp_path / "backward")
-    tokenizers.save_pretrained(tmp_path / "backward")
+    saved_in(tmp_path / "backward", recurrent, tokenizers)
     arguments = (tmp_path / "pairs.tsv", "--source", 1, "--target", 2)
     code, output, errors = score(*arguments, "--backward", tmp_path / "backward", "--json", "--tokens")
     assert code == 0, errors
@@ -219,9 +215,7 @@ def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
     ]
 
     both = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=300, languages=("ko", "en"))
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": len(both.source)}
-    both.save_pretrained(folder)
-    HeedForConditionalGeneration(HeedConfig(**sizes, **both.special_ids())).save_pretrained(folder)
+    saved_in(folder, tiny_model(vocab_size=len(both.source), **both.special_ids()), both)
     code, output, errors = score(*arguments, "--to", "en", "--backward-to", "ko")
     assert code == 0, errors
     translator = Translator.from_pretrained(folder)
@@ -231,7 +225,9 @@ def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
     assert score(*arguments, "--to", "en", "--backward-to", "fr")[0] == 2
 
 
-def test_a_bad_line_is_told_with_its_number_and_leaves_no_file(score, tmp_path, pairs):
+def test_a_bad_line_is_told_with_its_number_and_a_pair_that_is_too_long_has_empty_cells(
+    score, tmp_path, pairs, monkeypatch
+):
     lines = [json.dumps({"source": source, "target": target}) for source, target in pairs.items()]
     for bad, message in (("{", "line 9 is broken"), ('{"source": "a"}', "'target' must be text in every row")):
         (tmp_path / "pairs.jsonl").write_text("\n".join([*lines, bad]), encoding="utf-8")
@@ -242,9 +238,6 @@ def test_a_bad_line_is_told_with_its_number_and_leaves_no_file(score, tmp_path, 
         assert not (tmp_path / "scores.tsv").exists()
     code, _, errors = score(tmp_path / "none.jsonl")
     assert (code, "must be a file that exists" in errors) == (2, True)
-
-
-def test_a_pair_that_is_too_long_has_empty_cells(score, tmp_path, monkeypatch):
     monkeypatch.setattr("heedful.inference.translation.MOST_SOURCE_TOKENS", 12)
     monkeypatch.setattr(Translator, "_longest_trained", lambda self: None)
     (tmp_path / "pairs.tsv").write_text(f"source\ttarget\n네.\tYes.\n네.\t{'No! ' * 9}\n", encoding="utf-8")

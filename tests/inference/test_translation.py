@@ -169,20 +169,6 @@ def test_samples_may_be_more_than_beams(translator, monkeypatch):
     assert len(results[0]) == 3
 
 
-def test_learned_positions_limit_source_and_target(learned_positions_model, tokenizers):
-    translator = Translator(learned_positions_model, tokenizers)
-    with pytest.raises(ValueError, match=r"Sentence 2 must have at most 12 tokens.* but has 31 instead"):
-        translator.translate(["네.", "x" * 30])
-    with pytest.raises(ValueError, match="Sentence 3 "):  # numbered through the whole stream
-        list(translator.translate_lines(["", "", "x" * 30], chunk_size=2))
-    with pytest.raises(ValueError, match="`max_new_tokens` must be at most 12"):
-        translator.translate(["네."], max_new_tokens=13)
-    with pytest.warns(UserWarning, match="11 tokens"):  # the config's 12 with the start token
-        translator.translate(["네."])
-    with pytest.warns(UserWarning, match="12 tokens"):
-        translator.translate(["네."], max_new_tokens=12)
-
-
 def test_a_stream_of_lines_is_translated_in_order(translator, pairs):
     lines = [f"{source}\n" for source in pairs]  # a line end is no part of a sentence, nor is a byte order mark
     results = list(translator.translate_lines(["\ufeff" + lines[0], *lines[1:]], chunk_size=3, num_beams=2))
@@ -270,16 +256,6 @@ def test_a_translator_that_has_translated_can_be_sent_to_another_process(model, 
     expected = texts_of(translator.translate(["고양이가 잔다."]))
     sent = pickle.loads(pickle.dumps(translator))
     assert texts_of(sent.translate(["고양이가 잔다."])) == expected
-
-
-def test_a_setting_that_reads_the_source_is_left_to_generate(model, tokenizers):
-    model, texts = copy.deepcopy(model), ["고양이가 잔다.", "네."]
-    plain = texts_of(Translator(model, tokenizers).translate(texts))
-    model.generation_config.update(encoder_no_repeat_ngram_size=1, max_new_tokens=20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = [texts_of(Translator(model, tokenizers, name).translate(texts)) for name in ("auto", "generate")]
-    assert found[0] == found[1] != plain
 
 
 def test_threads_share_a_model_and_leave_its_settings_as_they_were(model, tokenizers):
@@ -386,7 +362,9 @@ def test_a_source_is_split_where_the_pipeline_splits_it(short_sources, monkeypat
     assert [piece for piece in seen if piece] == pieces
 
 
-def test_a_source_that_no_memory_could_hold_is_refused_or_left_out(translator, monkeypatch):
+def test_a_source_that_no_memory_could_hold_or_beyond_learned_positions_is_refused_or_left_out(
+    translator, monkeypatch, learned_positions_model, tokenizers
+):
     monkeypatch.setattr(translation, "MOST_SOURCE_TOKENS", 600)
     lines = ["네.", "x" * 1000, "비가 온다."]
     with pytest.raises(ValueError, match=r"Sentence 2 must have at most 600 tokens, .* but has 1001 instead"):
@@ -394,15 +372,33 @@ def test_a_source_that_no_memory_could_hold_is_refused_or_left_out(translator, m
     with pytest.warns(UserWarning, match="Sentence 2, of 1001 tokens, is too long to be translated, and left empty"):
         found = texts_of(translator.translate_lines(lines, keep_going=True))
     assert found == [["Yes."], [""], ["It rains."]]
+    translator = Translator(learned_positions_model, tokenizers)
+    with pytest.raises(ValueError, match=r"Sentence 2 must have at most 12 tokens.* but has 31 instead"):
+        translator.translate(["네.", "x" * 30])
+    with pytest.raises(ValueError, match="Sentence 3 "):  # numbered through the whole stream
+        list(translator.translate_lines(["", "", "x" * 30], chunk_size=2))
+    with pytest.raises(ValueError, match="`max_new_tokens` must be at most 12"):
+        translator.translate(["네."], max_new_tokens=13)
+    with pytest.warns(UserWarning, match="11 tokens"):  # the config's 12 with the start token
+        translator.translate(["네."])
+    with pytest.warns(UserWarning, match="12 tokens"):
+        translator.translate(["네."], max_new_tokens=12)
 
 
-def test_by_default_an_engine_is_taken_that_reads_the_settings(translator):
+def test_by_default_an_engine_is_taken_that_reads_the_settings(translator, model, tokenizers):
     for setting in ("output_logits", "low_memory", "assistant_early_exit", "prompt_lookup_num_tokens", "dola_layers"):
         beams = 1 if setting == "low_memory" else 2  # with which `generate()` itself refuses it
         plain = translator.translate(["네."], num_beams=beams)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(translator.model.generation_config, setting, 2)
             assert translator.translate(["네."], num_beams=beams)[0][0].token_ids == plain[0][0].token_ids
+    model, texts = copy.deepcopy(model), ["고양이가 잔다.", "네."]
+    plain = texts_of(Translator(model, tokenizers).translate(texts))
+    model.generation_config.update(encoder_no_repeat_ngram_size=1, max_new_tokens=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [texts_of(Translator(model, tokenizers, name).translate(texts)) for name in ("auto", "generate")]
+    assert found[0] == found[1] != plain
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])

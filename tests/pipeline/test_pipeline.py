@@ -137,9 +137,6 @@ def test_settings_that_count_the_rows_of_a_batch_meet_its_texts_in_their_order(m
     found = texts_of(translate(texts, batch_size=3, num_beams=4, custom_generate=forced))
     assert found[:2] == [ENGLISH[3], ""]
     assert "Yes" in found[2]
-
-
-def test_a_strategy_may_return_fewer_than_it_chose_among(translate, tokenizers):
     chosen = MinimumBayesRisk(tokenizers, keep=2)
     settings = {"custom_generate": chosen, "num_beams": 4, "num_return_sequences": 4, "batch_size": 2}
     texts = [KOREAN[0], f"{KOREAN[3]}\n\n{KOREAN[5]}"]
@@ -192,7 +189,9 @@ def test_lines_paragraphs_and_white_space_stay_where_they_are_and_are_no_text_al
         assert translate(text, return_scores=True) == [{"translation_text": text, "score": 0.0}]
 
 
-def test_sentences_are_translated_one_by_one_where_that_is_asked_for_or_needed(translate):
+def test_sentences_are_translated_one_by_one_where_needed_and_a_whole_text_keeps_its_line_breaks(
+    translate, monkeypatch
+):
     text = " ".join(KOREAN)
     expected = " ".join(ENGLISH)
     assert translate(text, split_sentences=True)[0]["translation_text"] == expected
@@ -201,9 +200,6 @@ def test_sentences_are_translated_one_by_one_where_that_is_asked_for_or_needed(t
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert translate(text, max_new_tokens=60)[0]["translation_text"] != expected
-
-
-def test_a_whole_text_keeps_its_line_breaks_for_the_model(translate, monkeypatch):
     seen = []
     monkeypatch.setattr(translate.model, "generate", lambda input_ids, **_: seen.append(input_ids) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -211,7 +207,7 @@ def test_a_whole_text_keeps_its_line_breaks_for_the_model(translate, monkeypatch
     assert translate.tokenizer.batch_decode(seen[0], skip_special_tokens=True) == ["네.\n네."]
 
 
-def test_nothing_is_cut_off_silently(translate, tokenizers):
+def test_nothing_is_cut_off_silently_at_256_tokens_or_what_the_folder_says(translate, tokenizers, monkeypatch):
     with pytest.raises(ValueError, match=r"at most 6 tokens, but '개가 공원에서 달린다.'… has \d+ instead"):
         translate("네. 개가 공원에서 달린다.", max_source_tokens=6)
     config = HeedConfig(
@@ -226,9 +222,6 @@ def test_nothing_is_cut_off_silently(translate, tokenizers):
         assert len(short("Yes. " * 20)) == 1
     with pytest.warns(UserWarning, match="2 sentences were cut off at 2 tokens"):
         translate(f"{KOREAN[0]}\n{KOREAN[1]}", max_new_tokens=2)
-
-
-def test_the_longest_translation_is_as_the_folder_says_and_256_where_it_says_nothing(translate, monkeypatch):
     monkeypatch.setattr(translate.model.generation_config, "eos_token_id", 99)
     for max_length, longest in ((120, 119), (20, 19), (None, 256)):
         monkeypatch.setattr(translate.model.generation_config, "max_length", max_length)
@@ -245,24 +238,18 @@ SENTENCES = [
 ]
 
 
-def test_sentences_end_where_a_reader_ends_them():
+def test_sentences_end_where_a_reader_ends_them_in_linear_time_with_the_spaces_of_the_script():
     for sentences in SENTENCES:
         pieces = [("", "  "), *[(sentence, "  ") for sentence in sentences[:-1]], (sentences[-1], " ")]
         assert split_sentences("  " + "  ".join(sentences) + " ") == pieces
     # Chinese and Japanese ones need no space.
     line = "「猫は寝る。」犬は走る！雨だ。"
     assert split_sentences(line) == [("「猫は寝る。」", ""), ("犬は走る！", ""), ("雨だ。", "")]
-
-
-def test_to_split_a_text_takes_time_that_grows_with_its_length():
     for repeated in (".", "a. ", "A. ", "。a", "a.", '."', "(A.", "! ", " ", "1. "):
         begun, text = time.process_time(), "a " + repeated * 30_000
         pieces = split_sentences(text)
         assert time.process_time() - begun < 5
         assert "".join(sentence + space for sentence, space in pieces) == text
-
-
-def test_spaces_between_sentences_follow_the_target_script():
     join = pipeline_heed._joined
     assert join("It rains.", "Yes.") == join("It rains. ", "Yes.") == "It rains. Yes."
     assert join("雨だ。 ", "はい。") == join("雨だ。", "はい。") == "雨だ。はい。"
@@ -309,13 +296,14 @@ SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_atten
 SIZES |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64}
 
 
-def settled(model):
-    """Make a random model's answers differ from each other, and short."""
+def served(kind, config, tokenizer, **options):
+    """Return a pipeline, its model, random, with answers that are short and differ from each other, and tokenizer."""
+    model = kind(config(**{"vocab_size": len(tokenizer), **SIZES, **options}))
     torch.manual_seed(1)
     shake(model)
     model.generation_config.max_new_tokens = 9
     model.generation_config.no_repeat_ngram_size = 1
-    return model.eval()
+    return pipeline(TASK, model=model.eval(), tokenizer=tokenizer, device="cpu"), model, tokenizer
 
 
 def word_tokenizer(words, start=("<s>", "<pad>", "</s>", "<unk>")):
@@ -355,9 +343,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*cut off.*:UserWarning:(?!_pyte
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_bart_is_served(no_warnings, num_beams):
-    tokenizer = word_tokenizer(WORDS)
-    model = settled(BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **SIZES)))
-    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    translate, model, tokenizer = served(BartForConditionalGeneration, BartConfig, word_tokenizer(WORDS))
     texts = ["a b c", "d", "e f g h a"]
     expected = answers(model, tokenizer, tokenizer(texts)["input_ids"], num_beams=num_beams)
     assert len(set(expected)) == 3
@@ -365,15 +351,10 @@ def test_bart_is_served(no_warnings, num_beams):
 
 
 def test_marian_of_several_targets_selects_one_by_a_tag(no_warnings):
-    start = ("</s>", "<unk>", ">>deu<<", ">>fra<<")
-    tokenizer = word_tokenizer([*WORDS, "<pad>"], start)
-    pad = tokenizer.pad_token_id
-    config = MarianConfig(
-        **{**SIZES, "vocab_size": len(tokenizer), "pad_token_id": pad, "decoder_start_token_id": pad},
-        **{"eos_token_id": 0, "forced_eos_token_id": 0},
-    )
-    model = settled(MarianMTModel(config))
-    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    tokenizer = word_tokenizer([*WORDS, "<pad>"], ("</s>", "<unk>", ">>deu<<", ">>fra<<"))
+    ids = {"pad_token_id": tokenizer.pad_token_id, "decoder_start_token_id": tokenizer.pad_token_id}
+    ids |= {"eos_token_id": 0, "forced_eos_token_id": 0}
+    translate, model, tokenizer = served(MarianMTModel, MarianConfig, tokenizer, **ids)
     for language, tag in (("deu", 2), ("fra", 3)):
         rows = [[tag, *tokenizer(text)["input_ids"]] for text in ("a b c", "d")]
         assert texts_of(translate(["a b c", "d"], tgt_lang=language)) == answers(model, tokenizer, rows)
@@ -386,12 +367,11 @@ def test_marian_of_several_targets_selects_one_by_a_tag(no_warnings):
 def nllb():
     vocabulary = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefgh"])}
     tokenizer = NllbTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=["eng_Latn", "fra_Latn", "kor_Hang"])
-    return settled(M2M100ForConditionalGeneration(M2M100Config(vocab_size=len(tokenizer), **SIZES))), tokenizer
+    return served(M2M100ForConditionalGeneration, M2M100Config, tokenizer)
 
 
 def test_nllb_marks_the_source_and_begins_with_the_target(no_warnings):
-    model, tokenizer = nllb()
-    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    translate, model, tokenizer = nllb()
     assert translate.languages.known == ("eng_Latn", "fra_Latn", "kor_Hang")
     found = {}
     for source in (None, "kor_Hang"):
@@ -415,7 +395,7 @@ def test_nllb_marks_the_source_and_begins_with_the_target(no_warnings):
 
 
 def test_a_source_is_marked_with_its_language_while_other_threads_use_the_tokenizer(no_warnings, monkeypatch):
-    model, tokenizer = nllb()
+    _, model, tokenizer = nllb()
     vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")] + [("▁", -2.0), ("a", -3.0)]
     for each in (tokenizer, MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")):
         languages, before, expected = languages_of(each, model), each.src_lang, {}
@@ -434,12 +414,10 @@ def test_mbart_begins_with_the_target_in_either_of_its_ways(no_warnings, starts_
     vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
     vocabulary += [("▁", -2.0), *[(letter, -3.0) for letter in "abcdefgh"]]
     tokenizer = MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")
-    config = MBartConfig(vocab_size=len(tokenizer), decoder_start_token_id=2, **SIZES)
-    german = tokenizer.convert_tokens_to_ids("de_DE")
-    if starts_with_language:
-        config.decoder_start_token_id = tokenizer.convert_tokens_to_ids("ro_RO")
-    model = settled(MBartForConditionalGeneration(config))
-    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    german, romanian = tokenizer.convert_tokens_to_ids(["de_DE", "ro_RO"])
+    start = romanian if starts_with_language else 2
+    kinds = MBartForConditionalGeneration, MBartConfig
+    translate, model, tokenizer = served(*kinds, tokenizer, decoder_start_token_id=start)
     option = "decoder_start_token_id" if starts_with_language else "forced_bos_token_id"
     expected = answers(model, tokenizer, tokenizer(["a b"])["input_ids"], **{option: german})
     assert texts_of(translate("a b", tgt_lang="de_DE")) == expected
@@ -447,12 +425,9 @@ def test_mbart_begins_with_the_target_in_either_of_its_ways(no_warnings, starts_
 
 def test_t5_gets_its_task_in_words_by_a_prefix(no_warnings):
     tokenizer = word_tokenizer([*WORDS, "<s>"], ("<pad>", "</s>", "<unk>"))
-    sizes = {"vocab_size": len(tokenizer), "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    prefix = "translate English to German : "
-    tasks = {"translation_en_to_de": {"prefix": prefix}}
-    config = T5Config(**sizes, decoder_start_token_id=0, task_specific_params=tasks)
-    model = settled(T5ForConditionalGeneration(config))
-    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    sizes, prefix = {"d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}, "translate English to German : "
+    sizes |= {"decoder_start_token_id": 0, "task_specific_params": {"translation_en_to_de": {"prefix": prefix}}}
+    translate, model, tokenizer = served(T5ForConditionalGeneration, T5Config, tokenizer, **sizes)
     expected = answers(model, tokenizer, tokenizer([prefix + "a b"])["input_ids"])
     assert texts_of(translate("a b", prefix=prefix)) == expected
     with pytest.raises(ValueError, match=r"`src_lang` must be a language of the model \(none: it has one direction"):
@@ -483,14 +458,11 @@ def test_wrong_settings_and_what_is_no_text_are_named(translate, model, tokenize
     assert_refused(wrong, translate)
 
 
-def test_settings_of_the_pipeline_are_defaults_of_its_calls(model, tokenizers):
+def test_settings_and_a_generation_config_are_defaults_of_a_call(model, tokenizers, translate, monkeypatch):
     settings = {"num_beams": 2, "num_return_sequences": 2, "return_scores": True, "batch_size": 2}
     translate = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
     assert [len(result) for result in translate(KOREAN)] == [2] * len(KOREAN)
     assert set(translate("네.", num_return_sequences=1)[0]) == {"translation_text", "score"}
-
-
-def test_a_generation_config_says_what_it_says_to_generate(model, tokenizers, translate, monkeypatch):
     assert len(translate("네.", generation_config=GenerationConfig(num_beams=3, num_return_sequences=3))) == 3
     own = GenerationConfig(num_beams=2)
     by_default = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", generation_config=own)
@@ -528,12 +500,18 @@ def separate(tmp_path_factory):
     return saved_model(tmp_path_factory.mktemp("separate"), vocab_size=264, joint=False)
 
 
-def test_the_task_is_known_once_heed_is_imported_and_trusts_no_copied_code(folder):
+def test_the_task_is_known_trusts_no_copied_code_and_finds_the_target_tokenizer(folder, separate, tmp_path):
     translate = pipeline(TASK, model=str(folder), device="cpu")
     assert type(translate) is HeedTranslationPipeline
     assert texts_of(translate(KOREAN)) == ENGLISH
     trusted = pipeline(model=str(folder), device="cpu", trust_remote_code=True)
     assert type(trusted) is HeedTranslationPipeline
+    assert pipeline_heed.TARGET_FOLDER == TARGET_FOLDER
+    translate = pipeline(TASK, model=str(separate), device="cpu")
+    assert translate.target_tokenizer.get_vocab() != translate.tokenizer.get_vocab()
+    assert texts_of(translate(KOREAN, batch_size=2)) == ENGLISH
+    translate.save_pretrained(tmp_path)
+    assert texts_of(pipeline(TASK, model=str(tmp_path), device="cpu")(KOREAN)) == ENGLISH
 
 
 def test_what_does_not_translate_has_a_task_of_its_own_and_takes_a_text_whole(
@@ -563,17 +541,8 @@ def test_what_does_not_translate_has_a_task_of_its_own_and_takes_a_text_whole(
         generate("One. Two.", max_source_tokens=2)
 
 
-def test_the_target_tokenizer_of_a_folder_is_found(separate, tmp_path):
-    assert pipeline_heed.TARGET_FOLDER == TARGET_FOLDER
-    translate = pipeline(TASK, model=str(separate), device="cpu")
-    assert translate.target_tokenizer.get_vocab() != translate.tokenizer.get_vocab()
-    assert texts_of(translate(KOREAN, batch_size=2)) == ENGLISH
-    translate.save_pretrained(tmp_path)
-    assert texts_of(pipeline(TASK, model=str(tmp_path), device="cpu")(KOREAN)) == ENGLISH
-
-
 def test_a_pipeline_saves_models_that_are_not_heeds_with_itself(no_warnings, tmp_path):
-    model, tokenizer = nllb()
+    _, model, tokenizer = nllb()
     translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu", tgt_lang="fra_Latn")
     translate.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["custom_pipelines"] == pipelines_of_folder(TASK)

@@ -169,11 +169,9 @@ def test_notes_and_the_card_say_what_was_kept_and_left_out_and_the_folder_can_be
     assert "\n\n\n" not in text
 
 
-@pytest.mark.parametrize("name", ["marian_separate", "nllb"])
-def test_a_converted_model_is_trained_further(tmp_path, name):
-    source = BUILDERS[name](tmp_path / name)
-    folder = convert(source, tmp_path / "heed").folder
-    changes = {"model": {"start_from": str(folder)}, "tokenizer": {}, "optimization.max_updates": 4}
+def test_a_converted_model_is_trained_further(tmp_path, languages):
+    folder = convert(languages, tmp_path / "heed").folder
+    changes = {"model": {"start_from": str(folder)}, "tokenizer": {}, "optimization.max_updates": 3}
     result = train(tiny_recipe(tmp_path / "run", changes))
     before, after = load_file(folder / "model.safetensors"), load_file(result.folder / "model.safetensors")
     assert before.keys() == after.keys()

@@ -423,7 +423,9 @@ def test_a_type_or_a_device_that_is_not_there_is_refused_by_name(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_broken_or_of_another_version_or_engine_is_refused(exported, tmp_path):
+def test_a_folder_that_is_broken_or_of_another_version_and_a_missing_package_are_named(
+    exported, tmp_path, memorised, monkeypatch
+):
     folder = shutil.copytree(exported, tmp_path / "other")
 
     def assert_named(message, **options):
@@ -443,9 +445,6 @@ def test_a_folder_that_is_broken_or_of_another_version_or_engine_is_refused(expo
     assert_named(r"`format_version` of .* must be 1, but is 9 instead: .*by Heed 7\.0")
     (folder / "heed.json").unlink()
     assert_named("must be written by `heedful export ctranslate2`")
-
-
-def test_the_engine_that_is_not_installed_names_the_extra(memorised, exported, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     for attempt in (
         lambda: Translator(*memorised, "ctranslate2"),
@@ -456,15 +455,12 @@ def test_the_engine_that_is_not_installed_names_the_extra(memorised, exported, m
             attempt()
 
 
-def test_a_comparison_names_the_first_sentence_that_differs():
+def test_a_comparison_names_the_first_sentence_that_differs_and_a_folder_appears_whole_or_not_at_all(tmp_path):
     refuse({"greedy": compare(["one"], [(1, 2)], [[1, 2]])}, "it", "float32")
     comparison = compare(["one", "two", "three"], [(1, 2), (3, 2), (4, 2)], [[1, 2], [5, 2], [6, 2]])
     message = r"2 of 3 sentences.* is sentence 2, 'two': .* \[3, 2\], it \(greedy\) tokens"
     with pytest.raises(ValueError, match=message):
         refuse({"greedy": comparison}, "it", "float32")
-
-
-def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     with pytest.raises(FileNotFoundError), new_folder(tmp_path / "out") as folder:
         shutil.copy(tmp_path / "none", folder)
     assert list(tmp_path.iterdir()) == []

@@ -595,11 +595,6 @@ def test_the_page_runs_only_files_whose_hashes_it_knows(web):
     assert re.search(r"connect-src ([^;]*);", policy)[1] == f"'self' blob: {web_export.CDN}"
 
 
-@needs_package
-def test_the_hashes_are_those_of_npms_files():
-    assert len(web_export._library(MODULES)) == 3
-
-
 def test_a_model_that_no_browser_holds_and_a_folder_without_npms_packages_are_refused(saved, tmp_path, monkeypatch):
     file = tmp_path / "node_modules" / "@huggingface" / "transformers" / "dist" / "transformers.min.js"
     must = r"`packages` must be a folder node_modules with .*transformers 4\.3\.1, but .*"
@@ -618,20 +613,17 @@ def test_a_model_that_no_browser_holds_and_a_folder_without_npms_packages_are_re
 
 @needs_package
 @needs_chromium
-def test_the_page_translates_and_shows_attention_in_a_browser(web, tmp_path):
-    with served(web=web) as address:
-        translate_in_a_browser(address, tmp_path, f"{address}/npm/")
-
-
-@needs_package
-@needs_chromium
-def test_a_page_with_its_library_beside_it_loads_nothing_from_elsewhere(saved, web, tmp_path):
+@pytest.mark.parametrize("place", ["npm", "web"])
+def test_the_page_translates_and_shows_attention_in_a_browser(web, tmp_path, place):
     web = shutil.copytree(web, tmp_path / "web")
-    web_export._write_page(web, "name", "…", web_export._library(MODULES))
-    assert "https://" not in (web / "index.html").read_text(encoding="utf-8")
+    if place == "web":  # its library lies beside it
+        library = web_export._library(MODULES)
+        assert len(library) == 3
+        web_export._write_page(web, "name", "…", library)
+        assert "https://" not in (web / "index.html").read_text(encoding="utf-8")
     (tmp_path / "profile").mkdir()
     with served(web=web) as address:
-        translate_in_a_browser(address, tmp_path / "profile", f"{address}/web/")
+        translate_in_a_browser(address, tmp_path / "profile", f"{address}/{place}/")
 
 
 @needs_chromium

@@ -221,25 +221,7 @@ def folder(folders, tmp_path, monkeypatch):
     return tmp_path / "model"
 
 
-def test_a_folder_without_a_file_that_it_takes_or_with_anothers_tokenizers_is_not_pushed(folder):
-    check_folder(folder)
-    names = [*sorted(CODE), "config.json", "README.md", "model-00002-of-*.safetensors", "tokenizer_config.json"]
-    for (path,) in (list(folder.glob(name)) for name in names):
-        content = path.read_bytes()
-        path.unlink()
-        with pytest.raises((FileNotFoundError, ValueError), match=path.name):  # loading misses a shard
-            push(folder, "me/tiny")
-        path.write_bytes(content)
-    train_tokenizers(KOREAN, ENGLISH, vocab_size=265).save_pretrained(folder)
-    with pytest.raises(ValueError, match="`vocab_size` must be 265, but is 272"):
-        push(folder, "me/tiny")
-    for path in folder.glob("*.safetensors*"):
-        path.unlink()
-    cases = [(folder / "nowhere", "must be a folder with a model"), (folder, "weights")]
-    assert_refused(cases, lambda place: push(place, "me/tiny"), FileNotFoundError)
-
-
-def test_a_card_that_the_hub_could_not_read_is_not_pushed(folder):
+def test_a_folder_that_lacks_a_file_has_anothers_tokenizers_or_an_unreadable_card_is_not_pushed(folder):
     path = folder / "README.md"
     card = path.read_text(encoding="utf-8")
     cases = [
@@ -256,6 +238,22 @@ def test_a_card_that_the_hub_could_not_read_is_not_pushed(folder):
         push(folder, "me/tiny")
 
     assert_refused(cases, push_changed)
+    path.write_text(card, encoding="utf-8")
+    check_folder(folder)
+    names = [*sorted(CODE), "config.json", "README.md", "model-00002-of-*.safetensors", "tokenizer_config.json"]
+    for (path,) in (list(folder.glob(name)) for name in names):
+        content = path.read_bytes()
+        path.unlink()
+        with pytest.raises((FileNotFoundError, ValueError), match=path.name):  # loading misses a shard
+            push(folder, "me/tiny")
+        path.write_bytes(content)
+    train_tokenizers(KOREAN, ENGLISH, vocab_size=265).save_pretrained(folder)
+    with pytest.raises(ValueError, match="`vocab_size` must be 265, but is 272"):
+        push(folder, "me/tiny")
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    cases = [(folder / "nowhere", "must be a folder with a model"), (folder, "weights")]
+    assert_refused(cases, lambda place: push(place, "me/tiny"), FileNotFoundError)
 
 
 def test_a_push_without_a_network_fails_in_one_line_and_training_state_stays_at_home(folder, monkeypatch):

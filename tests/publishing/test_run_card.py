@@ -118,14 +118,10 @@ def test_facts_are_the_runs(result):
     facts = facts_of(result)
     run, recipe = facts.run, facts.run["recipe"]
     assert run["pairs"] == {"train": result.corpus.pairs, "validation": 20, "unseen": 6}
-    assert (run["updates"], facts.parameters) == (2, result.parameters)
     assert run["target_tokens"] == result.progress.target_tokens > 0
-    assert run["validation_loss"] == result.metrics["validation"]["loss"]
     assert set(facts.scores) == {"unseen"}
-    assert recipe["optimization"]["max_updates"] == 2
     assert {"output", "card", "resume", "overwrite"}.isdisjoint(recipe)
     assert "folder" not in recipe["data"]
-    assert set(facts.versions) == {"heedful", "transformers", "torch"}
     kept = json.loads(json.dumps(asdict(facts)))  # as `scripts/model_card.py` does
     assert render_model_card(CardFacts(**kept)) == render_model_card(facts)
     example = run["example"]

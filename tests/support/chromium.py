@@ -1,6 +1,5 @@
 """A headless Chromium, driven over a pipe by the DevTools protocol, and a server of local files for it."""
 
-import base64
 import json
 import os
 import re
@@ -134,11 +133,6 @@ class Chromium:
     def prefer(self, scheme: str) -> None:
         """Set the system's colours: light or dark."""
         self("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    def screenshot(self, path: Path) -> None:
-        """Write a picture of the whole page."""
-        found = self("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def requests(self) -> list[str]:
         """Return the addresses that were asked for since the page was opened."""

@@ -68,7 +68,7 @@ def test_scores_do_not_depend_on_the_batch_its_padding_or_the_rows_read_together
     assert list(translator.score_pairs(reversed(mixed), token_budget=1, chunk_size=3)) == alone[::-1]  # to the bit
 
 
-@pytest.mark.parametrize(("engine", "num_beams"), [("native", 3), ("generate", 1), ("generate", 3)])
+@pytest.mark.parametrize(("engine", "num_beams"), itertools.product(("native", "generate"), (1, 3)))
 def test_a_translations_score_is_its_pairs_divided_by_the_length_penalty(
     model, tokenizers, pairs, monkeypatch, engine, num_beams
 ):

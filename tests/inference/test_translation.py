@@ -92,15 +92,6 @@ def test_beam_scores_are_those_of_generate(translator, tokenizers, pairs, monkey
             assert scores == pytest.approx(output.sequences_scores.tolist(), abs=1e-4)
 
 
-def test_greedy_search_has_scores_too(translator, model, tokenizers):
-    translation = translator.translate(["네."], num_beams=1)[0][0]
-    labels = torch.tensor(tokenizers.encode_target(["Yes."]))
-    logits = model(input_ids=torch.tensor(tokenizers.encode_source(["네."])), labels=labels).logits
-    expected = logits.log_softmax(dim=-1).gather(2, labels[..., None]).mean().item()
-    assert len(translation.token_ids) == labels.shape[1]
-    assert translation.score == pytest.approx(expected, abs=1e-5)
-
-
 def test_an_empty_line_gives_an_empty_translation_without_the_model(translator, pairs, monkeypatch):
     results = translator.translate(["", "네.", "  \t"], num_beams=2, num_return_sequences=2)
     assert results[0] == results[2] == [Translation()] * 2

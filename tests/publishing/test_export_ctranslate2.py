@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 import sys
-import warnings
 from itertools import product
 
 import ctranslate2
@@ -30,6 +29,7 @@ from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from helpers import assert_refused, shake, tiny_model
 from memorised import PAIRS, SHOWN, saved_in, saved_model
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*cut off:UserWarning")
 WORDS = ["the", "a", "man", "dog", "runs", "sleeps", "park", "boy", "girl", "two", "red", "blue", "car", "near", "big"]
 DRAW = random.Random(0)
 SENTENCES = [" ".join(DRAW.choices(WORDS, k=DRAW.randint(1, 9))) for _ in range(400)]
@@ -121,10 +121,8 @@ def make_model(tokenizers, seed: int = 1, **changes):
     for matrix in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head):
         torch.nn.init.normal_(matrix.weight, std=model.config.d_model**-0.5)
     model.generation_config.update(eos_token_id=[], no_repeat_ngram_size=None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        settings = {"num_beams": 1, "max_new_tokens": 12, "target_language": next(iter(tokenizers.languages), None)}
-        translated = Translator(model, tokenizers, "generate").translate(SOURCES, **settings)
+    settings = {"num_beams": 1, "max_new_tokens": 12, "target_language": next(iter(tokenizers.languages), None)}
+    translated = Translator(model, tokenizers, "generate").translate(SOURCES, **settings)
     rows = [best.token_ids for best, *_ in translated]
     places = {token: {row.index(token) if token in row else 12 for row in rows} for row in rows for token in row}
     model.generation_config.eos_token_id = max(places, key=lambda token: len(places[token]))
@@ -134,11 +132,9 @@ def make_model(tokenizers, seed: int = 1, **changes):
 def both(model, tokenizers, texts=SOURCES, early_stopping=True, **settings):
     """Translate by `generate()` and by CTranslate2."""
     model.generation_config.early_stopping = early_stopping
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*cut off")
-        settings = {"max_new_tokens": 12, **settings}
-        engines = ("generate", "ctranslate2")
-        results = [Translator(model, tokenizers, engine).translate(texts, **settings) for engine in engines]
+    settings = {"max_new_tokens": 12, **settings}
+    engines = ("generate", "ctranslate2")
+    results = [Translator(model, tokenizers, engine).translate(texts, **settings) for engine in engines]
     model.generation_config.early_stopping = False  # or it could not be saved without beams
     return results
 
@@ -211,13 +207,11 @@ def test_another_end_of_beam_search_is_refused_with_the_ways_out(tokenizers):
         model.generation_config.early_stopping = early_stopping
         with pytest.raises(ValueError, match=named):
             translator.translate(SOURCES, num_beams=3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        settings = {"num_beams": 3, "early_stopping": True, "max_new_tokens": 12}
-        found = translator.translate(SOURCES, **settings)
-        assert_equal(Translator(model, tokenizers, "generate").translate(SOURCES, **settings), found)
-        assert model.generation_config.early_stopping == "never"
-        translator.translate(SOURCES, num_beams=1)
+    settings = {"num_beams": 3, "early_stopping": True, "max_new_tokens": 12}
+    found = translator.translate(SOURCES, **settings)
+    assert_equal(Translator(model, tokenizers, "generate").translate(SOURCES, **settings), found)
+    assert model.generation_config.early_stopping == "never"
+    translator.translate(SOURCES, num_beams=1)
 
 
 def test_settings_of_greedy_search_are_those_of_generate(tokenizers):
@@ -273,18 +267,16 @@ def test_the_batches_do_not_change_what_is_translated_and_changed_weights_are_co
     model = make_model(tokenizers, seed=9)
     translator = Translator(model, tokenizers, "ctranslate2")
     settings = {"num_beams": 3, "max_new_tokens": 12, "early_stopping": True}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        before, *others = (translator.translate(SOURCES, **settings, token_budget=budget) for budget in (8192, 100, 1))
-        engine = translator._engines["ctranslate2"]
-        for other in others:
-            assert_equal(before, other)
-        translator.translate(SOURCES[:1], **settings)
-        assert translator._engines["ctranslate2"] is engine
-        with torch.no_grad():
-            model.model.decoder.layers[0].feed_forward.fc1.weight.mul_(-1.0)
-        after = translator.translate(SOURCES, **settings)
-        assert_equal(Translator(model, tokenizers, "generate").translate(SOURCES, **settings), after)
+    before, *others = (translator.translate(SOURCES, **settings, token_budget=budget) for budget in (8192, 100, 1))
+    engine = translator._engines["ctranslate2"]
+    for other in others:
+        assert_equal(before, other)
+    translator.translate(SOURCES[:1], **settings)
+    assert translator._engines["ctranslate2"] is engine
+    with torch.no_grad():
+        model.model.decoder.layers[0].feed_forward.fc1.weight.mul_(-1.0)
+    after = translator.translate(SOURCES, **settings)
+    assert_equal(Translator(model, tokenizers, "generate").translate(SOURCES, **settings), after)
     assert [row[0].token_ids for row in before] != [row[0].token_ids for row in after]
 
 

@@ -138,7 +138,8 @@ def page(browser, maps, tmp_path):
     assert browser.complaints() == []
 
 
-TEXTS = "[...document.querySelectorAll('{} bdi')].map(e => e.textContent)"
+# Of the rows from some row on, so many, of a canvas.
+PIXELS = "(c => [...c.getContext('2d').getImageData(0, {}, c.width, {}).data])(document.querySelector('{}'))"
 
 
 def token(side, index):
@@ -183,12 +184,9 @@ def test_hovering_a_word_shades_what_it_looks_at_and_writes_the_numbers(page, ma
         page.move_to(token("rows", row))
         assert_shows(shown(page, "columns"), maps.map("cross").weights[row])
     best = np.argsort(-maps.map("cross").weights[0])
-    lines = page.run(
-        "[...document.querySelectorAll('#detail li')].map(e => [e.querySelector('bdi').textContent, "
-        "e.lastChild.textContent])"
-    )
-    assert [label for label, _ in lines] == [SOURCE[i] for i in best]
-    np.testing.assert_allclose([float(n) for _, n in lines], maps.map("cross").weights[0][best], atol=1e-4)
+    assert page.texts("#detail li bdi") == [SOURCE[i] for i in best]
+    lines = page.run("[...document.querySelectorAll('#detail li')].map(e => e.lastChild.textContent)")
+    np.testing.assert_allclose([*map(float, lines)], maps.map("cross").weights[0][best], atol=1e-4)
     page("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
     assert [number for number, _, _ in shown(page, "columns")] == [""] * len(SOURCE)
     page.move_to(token("columns", 1))  # a word of the source shows which words look at it
@@ -199,10 +197,7 @@ def test_hovering_a_word_shades_what_it_looks_at_and_writes_the_numbers(page, ma
 def test_kinds_layers_and_heads_are_chosen_also_by_their_small_maps_which_look_like_their_weights(page, maps):
     page.click('document.querySelector(\'.head[data-layer="1"][data-head="2"]\')')
     for canvas in (".head[aria-pressed=true] canvas", "#map canvas"):
-        pixels = page.run(
-            "(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
-            f"(document.querySelector('{canvas}'))"
-        )
+        pixels = page.run(PIXELS.format(0, "c.height", canvas))
         reds = np.array(pixels).reshape(len(TARGET), len(SOURCE), 4)[..., 0]
         np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 2]) * (0x1E - 255), atol=1.5)
     page.move_to(token("rows", 4))
@@ -217,7 +212,7 @@ def test_kinds_layers_and_heads_are_chosen_also_by_their_small_maps_which_look_l
         page.move_to(token("rows", 3))
         assert_shows(shown(page, "columns"), attention_rollout(maps, kind).weights[3])
         for side, labels in (("columns", maps.map(kind).source_tokens), ("rows", maps.map(kind).target_tokens)):
-            assert page.run(TEXTS.format(f"#{side}")) == page.run(TEXTS.format(f"#map .{side}")) == labels
+            assert page.texts(f"#{side} bdi") == page.texts(f"#map .{side} bdi") == labels
 
 
 @pytest.fixture(scope="module")
@@ -253,13 +248,10 @@ def test_scores_are_shown_in_place_of_weights_and_as_dots(browser, scored, tmp_p
     browser.open(write_attention_report(scored, tmp_path / "page.html", kind="decoder", layer=0, head=1))
     choose(browser, "numbers", "scores")
     browser.move_to(token("rows", 1))
-    texts = browser.run("[...document.querySelectorAll('#columns small')].map(e => e.textContent)")
     first, second, _ = scored.scores("decoder")[0, 1, 1]
-    assert texts == [f"{first:.2f}", f"{second:.2f}", "−∞"]
+    assert browser.texts("#columns small") == [f"{first:.2f}", f"{second:.2f}", "−∞"]
     assert "raw scores" in browser.run("document.getElementById('map-note').textContent")
-    pixels = browser.run(
-        "(c => [...c.getContext('2d').getImageData(0, 48, c.width, 48).data])(document.querySelector('#map canvas'))"
-    )
+    pixels = browser.run(PIXELS.format(48, 48, "#map canvas"))
     inked = (np.array(pixels).reshape(48, 3, 48, 4)[..., 3] > 127).sum(axis=(0, 2))
     largest = np.abs(np.where(np.isinf(scored.scores("decoder")), 0, scored.scores("decoder"))).max()
     areas = [math.pi * (0.48 * 48) ** 2 * abs(score) / largest for score in (first, second)]
@@ -283,13 +275,11 @@ def test_the_page_is_in_korean_too_and_keeps_what_was_chosen(page, maps):
     korean = page.run(words)
     assert "Point at a word" in english
     assert "가리키거나" in korean
-    said = [token for label in ("columns", "rows") for token in page.run(TEXTS.format(f"#{label}"))]
-    for each in [*said, "English"]:
+    for each in [*page.texts("#columns bdi"), *page.texts("#rows bdi"), "English"]:
         korean = korean.replace(each, "")
     assert re.findall("[A-Za-z]{2,}", korean) == ["Tab", "Esc"]
-    assert page.run("document.querySelector('#map canvas').ariaLabel").startswith(
-        "교차 어텐션, 층 0, 헤드 평균의 히트맵"
-    )
+    label = page.run("document.querySelector('#map canvas').ariaLabel")
+    assert label.startswith("교차 어텐션, 층 0, 헤드 평균의 히트맵")
     assert_shows(shown(page, "columns"), maps.map("cross", 0).weights[1])
     page.run("find('language').value = 'en'; find('language').dispatchEvent(new Event('change'))")
     assert page.run(words) == english
@@ -305,10 +295,9 @@ def test_everything_to_operate_has_a_name_and_a_reading_order(page, maps):
         " && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')).length"
     )
     assert nameless == 0
-    places = [page.run(f"{token('columns', i)}.getBoundingClientRect().x") for i in range(3)]
-    assert places == sorted(places, reverse=True)
-    places = [page.run(f"{token('rows', i)}.getBoundingClientRect().x") for i in range(3)]
-    assert places == sorted(places)
+    for side, is_to_left in (("columns", True), ("rows", False)):
+        places = [page.run(f"{token(side, i)}.getBoundingClientRect().x") for i in range(3)]
+        assert places == sorted(places, reverse=is_to_left)
     page.run(f"{token('columns', 0)}.focus()")
     page.press("ArrowLeft")  # the source is read from the right to the left
     assert page.run("document.activeElement.getAttribute('aria-label')") == SOURCE[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from guides import commands_of, python_of, run_commands, text_of
+from guides import assert_named, commands_of, python_of, run_commands, text_of
 from heedful import BackTranslation, SeededSampling, Translator
 from heedful.data.sources import read_pairs
 from heedful.inference.teaching.back_translation import LOOP, noised
@@ -156,26 +156,20 @@ def test_the_command_writes_pairs_that_can_be_trained_on_and_leaves_out_a_broken
 
 
 def test_wrong_use_is_told_and_leaves_no_file(backtranslate, pairs, tmp_path):
-    texts = tmp_path / "texts.txt"
+    texts, lines, out = tmp_path / "texts.txt", tmp_path / "a.jsonl", tmp_path / "pairs.jsonl"
     texts.write_text("\n\n", encoding="utf-8")
-    (tmp_path / "a.jsonl").write_text("{}\n", encoding="utf-8")
-    for arguments, message in (
+    lines.write_text("{}\n", encoding="utf-8")
+    cases = [
         ([texts, "-o", tmp_path / "pairs.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
-        ([tmp_path / "none", "-o", tmp_path / "pairs.jsonl"], "`TEXTS` must be a file of sentences"),
-        ([tmp_path / "a.jsonl", "-o", tmp_path / "pairs.jsonl"], "`TEXTS` must be a file of target sentences"),
-        ([tmp_path / "a.jsonl", "-o", tmp_path / "a.jsonl"], "`--output` must be another file than those that are"),
-        (
-            [texts, "-o", tmp_path / "pairs.jsonl", "--top-k", 3],
-            "`--top-k` is for sampling, and must be left out of beam",
-        ),
-        ([texts, "-o", tmp_path / "pairs.jsonl"], "but all 2 are left out"),
+        ([tmp_path / "none", "-o", out], "`TEXTS` must be a file of sentences"),
+        ([lines, "-o", out], "`TEXTS` must be a file of target sentences"),
+        ([lines, "-o", lines], "`--output` must be another file than those that are"),
+        ([texts, "-o", out, "--top-k", 3], "`--top-k` is for sampling, and must be left out of beam"),
+        ([texts, "-o", out], "but all 2 are left out"),
         ([texts, "-o", tmp_path / "new" / "deep" / "pairs.jsonl"], "but all 2 are left out"),
-    ):
-        code, output, errors = backtranslate(*arguments)
-        assert (code, output) == (2, ""), arguments
-        assert message in errors
-        assert "Traceback" not in errors
-        assert {path.name for path in tmp_path.iterdir()} == {"model", "texts.txt", "a.jsonl"}
+    ]
+    assert_named(backtranslate, cases)
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "texts.txt", "a.jsonl"}
 
 
 def test_the_commands_and_the_python_of_the_guide_run(

@@ -8,7 +8,7 @@ import pytest
 import sacrebleu
 import torch
 
-from guides import commands_of, run_commands, text_of
+from guides import assert_named, commands_of, run_commands, text_of
 from heedful import BeamSearch, HeedForConditionalGeneration, TokenizerPair, Translator
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.micro_batches import collate
@@ -157,12 +157,8 @@ def test_wrong_use_is_told_and_leaves_nothing(distill, other, pairs):
     options = ("--num-beams", "--closest", "--max-new-tokens", "--to")
     cases += [([*token, option, 3], f"No such option: {option}") for option in options]
     before = {*Path().rglob("*")}
-    for arguments, message in cases:
-        code, output, errors = distill(*arguments)
-        assert (code, output) == (2, ""), arguments
-        assert message in errors
-        assert "Traceback" not in errors
-        assert {*Path().rglob("*")} == before
+    assert_named(distill, cases)
+    assert {*Path().rglob("*")} == before
 
 
 def test_the_commands_of_the_guide_run(distill, heedful_command, fresh_accelerate):

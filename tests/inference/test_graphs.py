@@ -5,6 +5,7 @@ otherwise.
 """
 
 import copy
+import itertools
 import logging
 import pickle
 import warnings
@@ -20,7 +21,6 @@ from heedful.inference import graphs
 from heedful.inference.engines import GenerateEngine, pad_sources, token_batches
 from heedful.inference.native.engine import prepare_for_inference
 from heedful.inference.strategies.sampling import SeededSampling
-from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
 from helpers import VARIANTS, padded, sentences, tiny_model, tiny_rnn
 from row_lengths import natural_lengths
@@ -75,8 +75,7 @@ def check_same(found, expected):
         assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-5)
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("search", "batch"), itertools.product(SEARCHES, BATCHES))
 def test_graphs_find_the_tokens_of_plain_steps(on_gpu, search, batch):
     torch.manual_seed(2)
     model = tiny_model()
@@ -97,14 +96,6 @@ def test_graphs_find_them_in_every_variant_of_the_model(on_gpu, variant):
         found = GenerateEngine(model).search(sources, settings, 4096)
         check_same(found, plainly(model, sources, settings))
     assert len(on_gpu) == 2
-
-
-def test_a_trained_models_translations_are_those_of_plain_steps(on_gpu, model, tokenizers, pairs):
-    model = copy.deepcopy(model)
-    translator = Translator(model, tokenizers, engine="generate")
-    found = translator.translate(list(pairs), num_beams=2)
-    assert [best.text for best, *_ in found] == list(pairs.values())
-    assert on_gpu
 
 
 @pytest.fixture

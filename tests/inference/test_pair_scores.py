@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from guides import assert_named
 from heedful import (
     HeedRNNConfig,
     HeedRNNForConditionalGeneration,
@@ -231,13 +232,9 @@ def test_a_bad_line_is_told_with_its_number_and_a_pair_that_is_too_long_has_empt
     lines = [json.dumps({"source": source, "target": target}) for source, target in pairs.items()]
     for bad, message in (("{", "line 9 is broken"), ('{"source": "a"}', "'target' must be text in every row")):
         (tmp_path / "pairs.jsonl").write_text("\n".join([*lines, bad]), encoding="utf-8")
-        code, output, errors = score(tmp_path / "pairs.jsonl", "-o", tmp_path / "scores.tsv")
-        assert (code, output) == (2, "")
-        assert message in errors
-        assert "Traceback" not in errors
+        assert_named(score, [((tmp_path / "pairs.jsonl", "-o", tmp_path / "scores.tsv"), message)])
         assert not (tmp_path / "scores.tsv").exists()
-    code, _, errors = score(tmp_path / "none.jsonl")
-    assert (code, "must be a file that exists" in errors) == (2, True)
+    assert_named(score, [((tmp_path / "none.jsonl",), "must be a file that exists")])
     monkeypatch.setattr("heedful.inference.translation.MOST_SOURCE_TOKENS", 12)
     monkeypatch.setattr(Translator, "_longest_trained", lambda self: None)
     (tmp_path / "pairs.tsv").write_text(f"source\ttarget\n네.\tYes.\n네.\t{'No! ' * 9}\n", encoding="utf-8")

@@ -123,15 +123,11 @@ def test_every_field_of_the_config_is_tried():
     assert own - changed - NOT_COMPUTED == set()
 
 
-class SideBySide(torch.nn.Module):
+class SideBySide(torch.nn.ModuleList):
     """Parts of a model that all read the first of any number of inputs."""
 
-    def __init__(self, parts):
-        super().__init__()
-        self.parts = torch.nn.ModuleList(parts)
-
     def forward(self, *inputs):
-        return tuple(part(inputs[0]) for part in self.parts)
+        return tuple(part(inputs[0]) for part in self)
 
 
 def feed_forward(activation):

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from card_facts import SCORES, card_facts
+from guides import assert_named
 from heedful.publishing.finetuned_card import write_finetuned_card
 from heedful.publishing.hub import check_folder, read_card
 from heedful.publishing.model_card import write_model_card
@@ -114,9 +115,5 @@ WRONG = [
 
 
 def test_what_is_missing_or_wrong_is_named(card, folder):
-    for arguments, message in WRONG:
-        code, output, errors = card(*arguments)
-        assert (code, output) == (2, ""), arguments
-        assert message in " ".join(errors.split())
-        assert "Traceback" not in errors
+    assert_named(card, WRONG)
     assert not (folder / "README.md").exists()

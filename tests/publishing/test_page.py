@@ -170,8 +170,7 @@ def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(to
     with opened(path, tmp_path / "profile") as browser:
         assert browser.run("document.getElementById('source').value") == "<b>네."
         browser.run("source.value = '비가 온다.'; views.forEach((view) => view.translate(source.value))")
-        outputs = "[...document.querySelectorAll('output')].map((each) => each.textContent)"
-        assert browser.run(outputs)[:2] == ["It rains."] * 2
+        assert browser.texts("output")[:2] == ["It rains."] * 2
         assert browser.run("views[2].part('.kind').options[1].disabled")  # a recurrent encoder attends to nothing
         browser.run("language = 'en'; sayAll()")
         # With the mouse, and with the keyboard: the token, and the numbers behind it.

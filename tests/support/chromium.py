@@ -108,6 +108,10 @@ class Chromium:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
+    def texts(self, selector: str) -> list[str]:
+        """Return the texts of all elements of a selector."""
+        return self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.textContent)")
+
     def move_to(self, element: str) -> None:
         """Move the mouse over the middle of what a JavaScript expression gives."""
         place = self.run(

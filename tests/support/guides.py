@@ -1,4 +1,4 @@
-"""What a guide shows, run as it is written."""
+"""What a guide shows, run as it is written, and what commands refuse."""
 
 import re
 import shlex
@@ -35,3 +35,12 @@ def run_commands(heedful_command, commands: list[str], more: dict[str, list[str]
         code, printed[command], errors = heedful_command(*words, *(more or {}).get(words[0], []))
         assert code == 0, (command, errors)
     return printed
+
+
+def assert_named(command, cases):
+    """Run a command with each `(arguments, message)`: it must end with the message, and print nothing else."""
+    for arguments, message in cases:
+        code, output, errors = command(*arguments)
+        assert (code, output) == (2, ""), arguments
+        assert message in " ".join(re.sub("[│╭╰─╮╯]", "", errors).split()), arguments
+        assert "Traceback" not in errors, arguments

@@ -81,10 +81,10 @@ def test_neighbours_are_the_nearest_texts_and_not_the_word_itself(follow, model,
     assert [len(found), found[0].own] == [3, pytest.approx(1)]
     for vector, near in zip(word.vectors, found, strict=True):
         cosines = torch.cosine_similarity(table, vector[None])
-        assert [token.cosine for token in near.tokens] == pytest.approx(
-            [float(token.embedding @ vector / vector.norm()) for token in near.tokens], abs=1e-6
-        )
-        assert [token.cosine for token in near.tokens] == sorted((token.cosine for token in near.tokens), reverse=True)
+        values = [token.cosine for token in near.tokens]
+        expected = [float(token.embedding @ vector / vector.norm()) for token in near.tokens]
+        assert values == pytest.approx(expected, abs=1e-6)
+        assert values == sorted(values, reverse=True)
         texts = [token.text for token in near.tokens]
         assert len(texts) == len(set(texts)) > 50
         best = dict.fromkeys(texts, -1.0)
@@ -95,9 +95,8 @@ def test_neighbours_are_the_nearest_texts_and_not_the_word_itself(follow, model,
         assert best == pytest.approx({token.text: token.cosine for token in near.tokens}, abs=1e-6)
         assert not {"</s>", "<pad>", "", "고양이가"} & set(texts)
         assert not any("\ufffd" in text for text in texts)
-    assert found[1].own == pytest.approx(
-        torch.cosine_similarity(word.vectors[0], word.vectors[1], dim=0).item(), abs=1e-6
-    )
+    own = torch.cosine_similarity(word.vectors[0], word.vectors[1], dim=0).item()
+    assert found[1].own == pytest.approx(own, abs=1e-6)
     assert found[1].own < 0.99
 
 

@@ -63,7 +63,7 @@ def test_the_tokens_of_generate_stay_the_same(options, steps):
         assert not steps
 
 
-def test_undone_twice_it_is_as_before_and_can_be_prepared_again(model):
+def test_a_model_that_cannot_be_prepared_is_left_as_it_was_and_undone_twice_it_is_as_before(model):
     prepared = prepare_for_inference(model)
     prepared.undo()
     prepared.undo()
@@ -72,6 +72,18 @@ def test_undone_twice_it_is_as_before_and_can_be_prepared_again(model):
     with prepare_for_inference(model, "int8") as again:
         prepared.undo()
         assert model.prepared is again
+    for options, message in (
+        ({"attention_scoring": "additive"}, "`attention_scoring`"),
+        ({"position_encoding": "t5"}, "`position_encoding`"),
+        ({}, "evaluation mode"),
+    ):
+        other = make_model(options).train(not options)
+        with pytest.raises(ValueError, match=message):
+            prepare_for_inference(other)
+        assert other.prepared is None
+    prepare_for_inference(model)
+    with pytest.raises(ValueError, match="prepared already"):
+        prepare_for_inference(model, "int8")
 
 
 CALLS_FOR_GENERATE = {
@@ -141,18 +153,7 @@ def test_generate_takes_what_it_took_before(model, steps):
         model.generate(**make_batch(1), decoder_inputs_embeds=embeddings)
 
 
-def test_states_and_tokens_can_be_differentiated_through_later(model):
-    prepare_for_inference(model)
-    batch = make_batch(6)
-    tokens = model.generate(**batch, num_beams=2)
-    with torch.no_grad():
-        encoded = model.get_encoder()(**batch)
-    loss = model(attention_mask=batch["attention_mask"], encoder_outputs=encoded, labels=tokens).loss
-    loss.backward()
-    assert model.lm_head.weight.grad.abs().sum() > 0
-
-
-def test_gradients_attentions_and_training_use_the_modules(model, steps):
+def test_gradients_attentions_and_training_use_the_modules_and_states_can_be_differentiated_later(model, steps):
     prepare_for_inference(model)
     batch = make_batch(6)
     model.get_encoder()(**batch).last_hidden_state.sum().backward()
@@ -163,6 +164,12 @@ def test_gradients_attentions_and_training_use_the_modules(model, steps):
         model.generate(**batch)
     assert not steps
     assert list(model.get_encoder().named_parameters()) == list(model.model.encoder.named_parameters())
+    tokens = model.eval().generate(**batch, num_beams=2)
+    with torch.no_grad():
+        encoded = model.get_encoder()(**batch)
+    loss = model(attention_mask=batch["attention_mask"], encoder_outputs=encoded, labels=tokens).loss
+    loss.backward()
+    assert model.lm_head.weight.grad.abs().sum() > 0
 
 
 def test_changed_weights_are_packed_anew(model, steps):
@@ -231,21 +238,6 @@ def test_threads_may_generate_at_the_same_time(model):
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda batch: model.generate(**batch, num_beams=3), batches))
     assert all(map(torch.equal, found, expected))
-
-
-def test_a_model_that_cannot_be_prepared_is_left_as_it_was(model):
-    for options, message in (
-        ({"attention_scoring": "additive"}, "`attention_scoring`"),
-        ({"position_encoding": "t5"}, "`position_encoding`"),
-        ({}, "evaluation mode"),
-    ):
-        other = make_model(options).train(not options)
-        with pytest.raises(ValueError, match=message):
-            prepare_for_inference(other)
-        assert other.prepared is None
-    prepare_for_inference(model)
-    with pytest.raises(ValueError, match="prepared already"):
-        prepare_for_inference(model, "int8")
 
 
 def test_models_of_other_types_or_without_version_counters_go_on_with_what_was_encoded():

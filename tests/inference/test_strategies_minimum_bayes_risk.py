@@ -91,12 +91,6 @@ def test_scores_and_candidates_are_returned_which_may_come_from_another_strategy
     assert all(row in rows[4 * number : 4 * number + 4] for number, row in enumerate(without_padding(found.sequences)))
 
 
-def test_a_candidate_that_occurs_often_wins_over_a_single_one():
-    assert expected_utilities(["a", "b", "b"], lambda one, other: float(one == other)) == pytest.approx(
-        [1 / 3, 2 / 3, 2 / 3]
-    )
-
-
 @settings(deadline=None)
 @given(st.lists(st.text("ab c", max_size=6), min_size=1, max_size=5))
 def test_the_expected_utility_is_the_mean_of_sentence_chrf(texts):

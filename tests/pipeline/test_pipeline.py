@@ -460,9 +460,9 @@ def test_wrong_settings_and_what_is_no_text_are_named(translate, model, tokenize
 
 def test_settings_and_a_generation_config_are_defaults_of_a_call(model, tokenizers, translate, monkeypatch):
     settings = {"num_beams": 2, "num_return_sequences": 2, "return_scores": True, "batch_size": 2}
-    translate = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
-    assert [len(result) for result in translate(KOREAN)] == [2] * len(KOREAN)
-    assert set(translate("네.", num_return_sequences=1)[0]) == {"translation_text", "score"}
+    two = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
+    assert [len(result) for result in two(KOREAN)] == [2] * len(KOREAN)
+    assert set(two("네.", num_return_sequences=1)[0]) == {"translation_text", "score"}
     assert len(translate("네.", generation_config=GenerationConfig(num_beams=3, num_return_sequences=3))) == 3
     own = GenerationConfig(num_beams=2)
     by_default = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", generation_config=own)

@@ -51,7 +51,7 @@ EXPRESSIBLE = {
     "learned": {"position_encoding": "learned", "embedding_norm": True, "max_position_embeddings": 64, **SHALLOW},
     "biases_and_gelu": {"attention_bias": True, "output_bias": True, "activation_function": "gelu", **SHALLOW},
     "silu": {"feed_forward_bias": False, "activation_function": "silu", "sinusoid_layout": "concatenated", **SHALLOW},
-    "m2m100": {"sinusoid_layout": "tensor2tensor", "position_offset": 2, "activation_function": "tanh", **SHALLOW},
+    "m2m100": {"sinusoid_layout": "tensor2tensor", "position_offset": 2, "activation_function": "tanh"},
     "nothing_shared": {"tie_word_embeddings": False, "scale_embedding": False, "d_k": 6, "d_v": 6, **SHALLOW},
 }
 RECURRENT = {

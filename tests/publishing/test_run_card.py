@@ -57,10 +57,8 @@ def test_every_part_of_the_card_is_filled_from_the_run(result):
     parts = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     scores, progress = result.metrics["unseen"], result.progress
     low, high = scores["bleu_interval"]
-    description = (
-        f"ko → en; | {result.parameters:,} |; 400 byte-level BPE; apache-2.0"
+    description = f"ko → en; | {result.parameters:,} |; 400 byte-level BPE; apache-2.0"
     description += "; 1 + 1 layers; d_model 32; post-norm"
-    )
     usage = "pipeline(model=repository; trust_remote_code=True; Translator.from_pretrained(repository"
     procedure = f"| Updates | {progress.update} |; | Target tokens seen | {progress.target_tokens:,} |"
     procedure += f"; | Time | {round(progress.seconds)} s |; | Hardware | {result.hardware} |"

@@ -22,12 +22,8 @@ CDN = "https://cdn.jsdelivr.net/npm/"
 MODULES = Path(__file__).parents[2] / ".node" / "node_modules"
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
-    *(
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-extensions",
-        "--no-default-browser-check",
-    ),
+    *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
+    "--no-default-browser-check",
     *("--remote-debugging-pipe", "--window-size=1200,1500", "about:blank"),
 )
 

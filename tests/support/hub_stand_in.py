@@ -121,10 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send({"error": "no such revision"}, 404, {"X-Error-Code": "RevisionNotFound"})
         files = repository.commits[commit]
         if action == "preupload":
-            asked = [file["path"] for file in json.loads(body)["files"]]
-            return self.send(
-                {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in asked]}
-            )
+            regular = {"uploadMode": "regular", "shouldIgnore": False}
+            return self.send({"files": [{"path": file["path"], **regular} for file in json.loads(body)["files"]]})
         if action == "commit":
             return self.commit(repository, name, revision, dict(files), body)
         if action == "tree":

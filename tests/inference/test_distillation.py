@@ -18,6 +18,7 @@ from heedful.data.teacher import TeacherTokens, teacher_tensors
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.teaching.back_translation import SequenceDistillation
 from heedful.inference.teaching.distillation import write_teacher_tokens
+from helpers import tiny_model
 from memorised import saved_in
 from tiny_runs import SIZES
 
@@ -104,14 +105,11 @@ def test_the_most_probable_tokens_are_those_of_the_mean_of_the_teachers(
 
 def test_a_teacher_of_two_languages_knows_both_directions(tmp_path, pairs):
     tokenizers = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=300, languages=("ko", "en"))
-    config = {"vocab_size": len(tokenizers.source), **tokenizers.special_ids(), **SIZES}
-    config = HeedForConditionalGeneration.config_class(**config)
-    teacher = Translator(HeedForConditionalGeneration(config).eval(), tokenizers)
+    teacher = Translator(tiny_model(vocab_size=len(tokenizers.source), **tokenizers.special_ids()), tokenizers)
     texts = [{"source": source, "target": target} for source, target in pairs.items()]
     write_teacher_tokens(tmp_path / "teacher", teacher, texts, ("en", "ko"))
-    rows = EncodedPairs(
-        PairEncoder(tokenizers, heads=[tokenizers.head("en"), tokenizers.head("ko")]).rows(both_ways(texts))
-    )
+    encoder = PairEncoder(tokenizers, heads=[tokenizers.head("en"), tokenizers.head("ko")])
+    rows = EncodedPairs(encoder.rows(both_ways(texts)))
     assert len(rows) == 16
     TeacherTokens(tmp_path / "teacher").check(tokenizers, rows)
 

@@ -10,10 +10,8 @@ from heedful.inference.strategies.beams import coverage_penalty
 from heedful.inference.strategies.steps import average
 from heedful.versions_heed import CACHE, cache_of
 from helpers import ENDS, PAD, START, VARIANTS, assert_near, each_once, padded, sentences, tiny_model
-from plain_strategies import KINDS, PlainBeamSearch, ask, assert_same, gnmt, model_of
+from plain_strategies import KINDS, LENGTHS, LIMIT, PlainBeamSearch, ask, assert_same, cut, decode, gnmt, model_of
 
-LENGTHS = (9, 2, 6)
-LIMIT = 8
 SETTINGS = {
     "four_beams": {"num_beams": 4},
     "n_best": {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.6},
@@ -22,23 +20,6 @@ SETTINGS = {
     "static_cache": {"num_beams": 4, "cache_implementation": "static"},
     "processors": {"num_beams": 5, "num_return_sequences": 5, "repetition_penalty": 1.5, "min_new_tokens": 3},
 }
-
-
-def cut(row):
-    """Cut a generated row behind its end token, or where padding begins."""
-    end = next((place for place, token in enumerate(row) if token in ENDS), len(row))
-    row = row[: end + 1]
-    while row[-1] == PAD:
-        row = row[:-1]
-    return row
-
-
-def decode(model, rows, strategy, side="right", **options):
-    """Return `(score, tokens)` of each returned hypothesis of a batch."""
-    ids, mask = padded(rows, side)
-    options = {"do_sample": False, "max_new_tokens": LIMIT, "return_dict_in_generate": True} | options
-    found = model.generate(ids, attention_mask=mask, custom_generate=strategy, **options)
-    return list(zip(found.sequences_scores.tolist(), map(cut, found.sequences.tolist()), strict=True))
 
 
 def each_alone(models, rows, averaged=None, **options):

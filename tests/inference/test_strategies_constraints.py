@@ -5,23 +5,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import plain_strategies as plain
 from heedful import BeamSearch
 from heedful.inference.strategies.constraints import ForcedWords, Progress
-from helpers import each_once, padded, sentences, tiny_model
-from plain_strategies import (
-    KINDS,
-    ask,
-    assert_same,
-    constrained_search,
-    contains,
-    missing,
-    model_of,
-    unmet,
-    without_padding,
-)
+from helpers import each_once, sentences, tiny_model
+from plain_strategies import KINDS, LENGTHS, LIMIT, assert_same, contains, decode, missing, model_of, unmet
 
-LENGTHS = (9, 2, 6)
-LIMIT = 8
 WORDS = {
     "one_token": [[40]],
     "two_phrases": [[20, 21], [33]],
@@ -35,22 +24,15 @@ def as_phrases(words):
     return [[entry] if isinstance(entry[0], int) else entry for entry in words]
 
 
-def decode(model, rows, strategy, **options):
-    """Return `(score, tokens)` of each returned hypothesis."""
-    ids, mask = padded(rows)
-    options = {"do_sample": False, "max_new_tokens": LIMIT, "return_dict_in_generate": True} | options
-    found = model.generate(ids, attention_mask=mask, custom_generate=strategy, **options)
-    rows = without_padding(found.sequences)
-    return list(zip(found.sequences_scores.tolist(), rows, strict=True))
-
-
 @pytest.mark.parametrize(("kind", "name"), each_once(KINDS, WORDS, ["heed"]))
 def test_constrained_search_equals_the_plainest(kind, name):
     words, model, rows = WORDS[name], model_of(kind), sentences(*LENGTHS)
     cached = kind != "t5"
     ours = decode(model, rows, BeamSearch(force_words_ids=words), num_beams=4, use_cache=cached)
     theirs = [
-        constrained_search(lambda tokens, row=row: ask(model, row, tokens), as_phrases(words), beams=4, limit=LIMIT)[0]
+        plain.constrained_search(
+            lambda tokens, row=row: plain.ask(model, row, tokens), as_phrases(words), beams=4, limit=LIMIT
+        )[0]
         for row in rows
     ]
     assert_same(ours, theirs)

@@ -7,24 +7,8 @@ from threading import Thread
 
 import pytest
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    GenerationConfig,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    MBartConfig,
-    MBartForConditionalGeneration,
-    MBartTokenizer,
-    NllbTokenizer,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-    TextIteratorStreamer,
-    pipeline,
-)
+import transformers
+from transformers import PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 from heedful import pipeline_heed
@@ -343,7 +327,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*cut off.*:UserWarning:(?!_pyte
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_bart_is_served(no_warnings, num_beams):
-    translate, model, tokenizer = served(BartForConditionalGeneration, BartConfig, word_tokenizer(WORDS))
+    translate, model, tokenizer = served(
+        transformers.BartForConditionalGeneration, transformers.BartConfig, word_tokenizer(WORDS)
+    )
     texts = ["a b c", "d", "e f g h a"]
     expected = answers(model, tokenizer, tokenizer(texts)["input_ids"], num_beams=num_beams)
     assert len(set(expected)) == 3
@@ -354,7 +340,7 @@ def test_marian_of_several_targets_selects_one_by_a_tag(no_warnings):
     tokenizer = word_tokenizer([*WORDS, "<pad>"], ("</s>", "<unk>", ">>deu<<", ">>fra<<"))
     ids = {"pad_token_id": tokenizer.pad_token_id, "decoder_start_token_id": tokenizer.pad_token_id}
     ids |= {"eos_token_id": 0, "forced_eos_token_id": 0}
-    translate, model, tokenizer = served(MarianMTModel, MarianConfig, tokenizer, **ids)
+    translate, model, tokenizer = served(transformers.MarianMTModel, transformers.MarianConfig, tokenizer, **ids)
     for language, tag in (("deu", 2), ("fra", 3)):
         rows = [[tag, *tokenizer(text)["input_ids"]] for text in ("a b c", "d")]
         assert texts_of(translate(["a b c", "d"], tgt_lang=language)) == answers(model, tokenizer, rows)
@@ -366,8 +352,10 @@ def test_marian_of_several_targets_selects_one_by_a_tag(no_warnings):
 
 def nllb():
     vocabulary = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefgh"])}
-    tokenizer = NllbTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=["eng_Latn", "fra_Latn", "kor_Hang"])
-    return served(M2M100ForConditionalGeneration, M2M100Config, tokenizer)
+    tokenizer = transformers.NllbTokenizer(
+        vocab=vocabulary, merges=[], extra_special_tokens=["eng_Latn", "fra_Latn", "kor_Hang"]
+    )
+    return served(transformers.M2M100ForConditionalGeneration, transformers.M2M100Config, tokenizer)
 
 
 def test_nllb_marks_the_source_and_begins_with_the_target(no_warnings):
@@ -397,7 +385,7 @@ def test_nllb_marks_the_source_and_begins_with_the_target(no_warnings):
 def test_a_source_is_marked_with_its_language_while_other_threads_use_the_tokenizer(no_warnings, monkeypatch):
     _, model, tokenizer = nllb()
     vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")] + [("▁", -2.0), ("a", -3.0)]
-    for each in (tokenizer, MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")):
+    for each in (tokenizer, transformers.MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")):
         languages, before, expected = languages_of(each, model), each.src_lang, {}
         for language in languages.known[:3]:
             each.src_lang = language
@@ -413,10 +401,10 @@ def test_a_source_is_marked_with_its_language_while_other_threads_use_the_tokeni
 def test_mbart_begins_with_the_target_in_either_of_its_ways(no_warnings, starts_with_language):
     vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
     vocabulary += [("▁", -2.0), *[(letter, -3.0) for letter in "abcdefgh"]]
-    tokenizer = MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")
+    tokenizer = transformers.MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")
     german, romanian = tokenizer.convert_tokens_to_ids(["de_DE", "ro_RO"])
     start = romanian if starts_with_language else 2
-    kinds = MBartForConditionalGeneration, MBartConfig
+    kinds = transformers.MBartForConditionalGeneration, transformers.MBartConfig
     translate, model, tokenizer = served(*kinds, tokenizer, decoder_start_token_id=start)
     option = "decoder_start_token_id" if starts_with_language else "forced_bos_token_id"
     expected = answers(model, tokenizer, tokenizer(["a b"])["input_ids"], **{option: german})
@@ -427,7 +415,9 @@ def test_t5_gets_its_task_in_words_by_a_prefix(no_warnings):
     tokenizer = word_tokenizer([*WORDS, "<s>"], ("<pad>", "</s>", "<unk>"))
     sizes, prefix = {"d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}, "translate English to German : "
     sizes |= {"decoder_start_token_id": 0, "task_specific_params": {"translation_en_to_de": {"prefix": prefix}}}
-    translate, model, tokenizer = served(T5ForConditionalGeneration, T5Config, tokenizer, **sizes)
+    translate, model, tokenizer = served(
+        transformers.T5ForConditionalGeneration, transformers.T5Config, tokenizer, **sizes
+    )
     expected = answers(model, tokenizer, tokenizer([prefix + "a b"])["input_ids"])
     assert texts_of(translate("a b", prefix=prefix)) == expected
     with pytest.raises(ValueError, match=r"`src_lang` must be a language of the model \(none: it has one direction"):
@@ -463,15 +453,18 @@ def test_settings_and_a_generation_config_are_defaults_of_a_call(model, tokenize
     two = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
     assert [len(result) for result in two(KOREAN)] == [2] * len(KOREAN)
     assert set(two("네.", num_return_sequences=1)[0]) == {"translation_text", "score"}
-    assert len(translate("네.", generation_config=GenerationConfig(num_beams=3, num_return_sequences=3))) == 3
-    own = GenerationConfig(num_beams=2)
+    assert (
+        len(translate("네.", generation_config=transformers.GenerationConfig(num_beams=3, num_return_sequences=3)))
+        == 3
+    )
+    own = transformers.GenerationConfig(num_beams=2)
     by_default = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", generation_config=own)
     assert texts_of(by_default(KOREAN, batch_size=2)) == ENGLISH
     monkeypatch.setattr(model.generation_config, "num_beams", 3)
     monkeypatch.setattr(model.generation_config, "num_return_sequences", 2)
     assert [len(each) for each in translate(KOREAN[:2], generation_config=own, num_beams=3)] == [2, 2]
     monkeypatch.setattr(model.generation_config, "max_length", None)
-    own = GenerationConfig(eos_token_id=99, num_beams=1, num_return_sequences=1)
+    own = transformers.GenerationConfig(eos_token_id=99, num_beams=1, num_return_sequences=1)
     with pytest.warns(UserWarning, match="1 sentence was cut off at 256 tokens"):
         translate("네.", generation_config=own)
     with pytest.warns(UserWarning, match="1 sentence was cut off at 9 tokens"):

@@ -5,25 +5,7 @@ from pathlib import Path
 
 import sentencepiece
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BartTokenizer,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    M2M100Tokenizer,
-    MarianConfig,
-    MarianMTModel,
-    MarianTokenizer,
-    MBart50Tokenizer,
-    MBartConfig,
-    MBartForConditionalGeneration,
-    MBartTokenizer,
-    NllbTokenizer,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-    PegasusTokenizer,
-)
+import transformers
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from helpers import shake
@@ -85,13 +67,18 @@ def marian(folder: Path, separate: bool = False) -> Path:
         union = list(dict.fromkeys([*source[:-20], *target]))
         write_vocabulary(folder / "vocab.json", ["</s>", "<unk>", *union, "<pad>"])
         sizes = {"vocab_size": len(union) + 3, "pad_token_id": len(union) + 2}
-    config = MarianConfig(
+    config = transformers.MarianConfig(
         **{**SIZES, **sizes, "activation_function": "swish", "scale_embedding": True, "eos_token_id": 0},
         **{"bos_token_id": 0, "decoder_start_token_id": sizes["pad_token_id"]},
         **{"share_encoder_decoder_embeddings": not separate},
     )
     settings = {"bad_words_ids": [[config.pad_token_id]], "forced_eos_token_id": 0}
-    return saved(folder, MarianMTModel(config), MarianTokenizer(**names, separate_vocabs=separate), **settings)
+    return saved(
+        folder,
+        transformers.MarianMTModel(config),
+        transformers.MarianTokenizer(**names, separate_vocabs=separate),
+        **settings,
+    )
 
 
 def pegasus(folder: Path) -> Path:
@@ -99,8 +86,10 @@ def pegasus(folder: Path) -> Path:
     folder.mkdir()
     special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103)), "<unk>"]
     pieces = [(token, 0.0) for token in special] + [each for each in unigram_pieces(folder) if each[0] not in special]
-    tokenizer = PegasusTokenizer(vocab=pieces)
-    model = PegasusForConditionalGeneration(PegasusConfig(**SIZES, vocab_size=len(tokenizer)))
+    tokenizer = transformers.PegasusTokenizer(vocab=pieces)
+    model = transformers.PegasusForConditionalGeneration(
+        transformers.PegasusConfig(**SIZES, vocab_size=len(tokenizer))
+    )
     return saved(folder, model, tokenizer, forced_eos_token_id=1)
 
 
@@ -112,20 +101,22 @@ def bart(folder: Path) -> Path:
     bytes_.train_from_iterator(KOREAN + ENGLISH, 400, special_tokens=[*FAIRSEQ, "<mask>"])
     folder.mkdir()
     bytes_.save_model(str(folder))
-    tokenizer = BartTokenizer.from_pretrained(folder)
-    model = BartForConditionalGeneration(BartConfig(**SIZES, vocab_size=len(tokenizer)))
+    tokenizer = transformers.BartTokenizer.from_pretrained(folder)
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**SIZES, vocab_size=len(tokenizer)))
     return saved(folder, model, tokenizer, forced_bos_token_id=0, forced_eos_token_id=2)
 
 
 def mbart(folder: Path, fifty: bool = True) -> Path:
     """Like facebook/mbart-large-50, or like mbart-large-en-ro, whose decoder starts with the language."""
     folder.mkdir()
-    kind = MBart50Tokenizer if fifty else MBartTokenizer
+    kind = transformers.MBart50Tokenizer if fifty else transformers.MBartTokenizer
     pieces = [(token, 0.0) for token in FAIRSEQ[: 3 if fifty else 4]] + unigram_pieces(folder)
     tokenizer = kind(vocab=pieces, src_lang="ko_KR", tgt_lang="en_XX")
     start = 2 if fifty else tokenizer.convert_tokens_to_ids("en_XX")
-    config = MBartConfig(**SIZES, vocab_size=len(tokenizer), scale_embedding=True, decoder_start_token_id=start)
-    return saved(folder, MBartForConditionalGeneration(config), tokenizer, forced_eos_token_id=2)
+    config = transformers.MBartConfig(
+        **SIZES, vocab_size=len(tokenizer), scale_embedding=True, decoder_start_token_id=start
+    )
+    return saved(folder, transformers.MBartForConditionalGeneration(config), tokenizer, forced_eos_token_id=2)
 
 
 def nllb(folder: Path) -> Path:
@@ -137,7 +128,9 @@ def nllb(folder: Path) -> Path:
     pieces.train_from_iterator(KOREAN + ENGLISH, 500, special_tokens=list(FAIRSEQ))
     state = json.loads(pieces._tokenizer.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
-    tokenizer = NllbTokenizer(vocab=state["vocab"], merges=merges, src_lang="kor_Hang", tgt_lang="eng_Latn")
+    tokenizer = transformers.NllbTokenizer(
+        vocab=state["vocab"], merges=merges, src_lang="kor_Hang", tgt_lang="eng_Latn"
+    )
     return saved(folder, m2m100_model(len(tokenizer) + 2), tokenizer)
 
 
@@ -147,16 +140,20 @@ def m2m100(folder: Path, counted: bool = True) -> Path:
     pieces = train_pieces(folder / "sentencepiece.bpe.model", KOREAN + ENGLISH, "bpe")
     write_vocabulary(folder / "vocab.json", [*FAIRSEQ, *pieces])
     files = {"vocab_file": str(folder / "vocab.json"), "spm_file": str(folder / "sentencepiece.bpe.model")}
-    tokenizer = M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en")
+    tokenizer = transformers.M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en")
     languages = list(tokenizer.lang_token_to_id)
     if counted:  # as the published files have them
-        tokenizer = M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en", additional_special_tokens=languages)
+        tokenizer = transformers.M2M100Tokenizer(
+            **files, src_lang="ko", tgt_lang="en", additional_special_tokens=languages
+        )
         assert tokenizer.convert_tokens_to_ids("__en__") == tokenizer.lang_token_to_id["__en__"]
     return saved(folder, m2m100_model(tokenizer.encoder_size + len(languages) + 8), tokenizer)
 
 
-def m2m100_model(vocab_size: int) -> M2M100ForConditionalGeneration:
-    return M2M100ForConditionalGeneration(M2M100Config(**SIZES, vocab_size=vocab_size, attention_dropout=0.0))
+def m2m100_model(vocab_size: int) -> transformers.M2M100ForConditionalGeneration:
+    return transformers.M2M100ForConditionalGeneration(
+        transformers.M2M100Config(**SIZES, vocab_size=vocab_size, attention_dropout=0.0)
+    )
 
 
 def unigram_pieces(folder: Path) -> list[tuple[str, float]]:

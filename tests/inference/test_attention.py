@@ -120,12 +120,6 @@ def test_bytes_are_shown_as_the_characters_that_begin_in_them_and_what_cannot_be
     assert token_labels(tokenizers.source, [first_byte, 1, 9999]) == ["‹EB›", "<s>", "<9999>"]
 
 
-def test_words_and_tags_keep_their_names():
-    words = train_tokenizers(["개가 달린다"], ["the dog"], vocab_size=100, algorithm="word", languages=["en"])
-    ids = words.encode_source(["개가 뭐"], target_language="en")[0]
-    assert token_labels(words.source, ids) == ["<2en>", "▁개가", "<unk>", "</s>"]
-
-
 @pytest.mark.parametrize("algorithm", ["word", "bpe"])
 def test_joiners_stay_within_labels_and_are_visible_alone(algorithm):
     text = "می\u200cخواهم 👨\u200d👩"

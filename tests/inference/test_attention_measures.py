@@ -140,7 +140,7 @@ def test_what_is_no_file_of_links_or_cannot_be_compared_is_named(tmp_path):
 WORDS = Words(["고양이가", "잔다.", "</s>"], [0, 0, 1, 2]), Words(["The", "cat", "</s>"], [0, 1, 1, 2])
 
 
-def test_between_words_columns_are_added_and_rows_averaged_of_words_that_the_decoder_was_fed():
+def test_between_words_columns_are_added_and_rows_averaged_which_sum_to_one(model, tokenizers):
     weights = [[0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.4, 0], [0.1, 0.1, 0.2, 0.6], [0, 0, 0, 1]]
     maps = replace(maps_of(range(4), range(4), cross=[[weights]]), source_shown=WORDS[0], target_shown=WORDS[1])
     found = word_attention(maps)
@@ -152,9 +152,6 @@ def test_between_words_columns_are_added_and_rows_averaged_of_words_that_the_dec
     found = word_attention(maps, maps.map("decoder"))
     assert (found.source_tokens, found.target_tokens) == (["<s>", "The", "cat"], ["The", "cat", "</s>"])
     np.testing.assert_allclose(found.weights, [[1, 0, 0], [0, 0.5, 0.5], [0, 0, 1]])
-
-
-def test_a_models_rows_between_words_sum_to_one_and_its_alignment_is_that_of_the_picture(model, tokenizers):
     source, target = "고양이가 잔다.", "The cat sleeps."
     maps = attention_maps(model, tokenizers, source, target)
     for kind in maps.kinds:

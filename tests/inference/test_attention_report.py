@@ -72,7 +72,7 @@ def test_the_page_holds_all_weights_to_four_digits_of_words_or_tokens(maps, tmp_
     assert data == data_of(write_attention_report(maps, tmp_path / "page.html"))
 
 
-def test_hostile_tokens_and_titles_end_no_element_and_no_place_on_the_network_is_named(maps, tmp_path):
+def test_hostile_tokens_end_no_element_no_place_is_named_and_directions_are_of_first_letters(maps, tmp_path):
     page = write_attention_report(maps, tmp_path / "page.html", title=f"{HOSTILE} {{{{data}}}}").read_text("utf-8")
     assert "<img" not in page
     assert page.count("</script>") == 2
@@ -81,9 +81,6 @@ def test_hostile_tokens_and_titles_end_no_element_and_no_place_on_the_network_is
     page = write_attention_report(maps, tmp_path / "page.html").read_text("utf-8")
     assert re.findall(r"https?:|url\(|@import|<script src|<link(?! rel=\"icon\" href=\"data:,\")", page) == []
     assert "default-src 'none'" in page
-
-
-def test_directions_are_those_of_the_first_letters(maps, tmp_path):
     controls = random_maps(["<2en>", "القطة"], ["صغيرة", "b"])  # control tokens have none
     for shown, expected in ((maps, ["rtl", "ltr", "ltr"]), (controls, ["rtl", "rtl", "rtl"])):
         data = data_of(write_attention_report(shown, tmp_path / "page.html"))

@@ -54,7 +54,7 @@ def test_what_is_random_follows_from_the_seed_and_the_line_and_not_from_the_batc
     assert any(len(texts) > 1 for texts in sources.values())
 
 
-def test_tokens_are_drawn_with_the_models_probabilities(model, tokenizers):
+def test_tokens_are_drawn_with_the_models_probabilities_and_scored_by_them(model, tokenizers, lines):
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).expand(4000, 4)
     for settings, kept in (({}, 4), ({"temperature": 2.0}, 4), ({"top_k": 2}, 2)):
         (processor,) = SeededSampling(seed=1, **settings).processors(range(4000))
@@ -63,9 +63,6 @@ def test_tokens_are_drawn_with_the_models_probabilities(model, tokenizers):
         found = torch.tensor([counts[token] / 4000 for token in range(4)])
         assert found[:kept].tolist() == pytest.approx(expected.tolist(), abs=0.03)
         assert found[kept:].sum() == 0
-
-
-def test_a_drawn_translation_has_the_score_of_its_tokens(model, tokenizers, lines):
     translator = Translator(model, tokenizers)
     found = [best for (best,) in translator.translate_lines(lines, sampling=SeededSampling(seed=2, temperature=0.7))]
     scores = translator.score_pairs(zip(lines, (best.text for best in found), strict=True))

@@ -41,14 +41,13 @@ def test_a_word_of_several_tokens_is_their_mean(follow, model, tokenizers):
     torch.testing.assert_close(found.vectors[1:], states_of(model, ids)[:, places].mean(dim=1))
 
 
-def test_the_embedding_of_a_word_is_the_same_in_every_sentence_and_its_states_are_not(follow):
+def test_a_whole_word_comes_before_the_beginning_of_another_with_one_embedding_in_every_sentence(
+    follow, model, tokenizers
+):
     sentences = "그녀는 책을 읽는다.", "나는 사과를 먹는다. 나는 책을 먹는다."
     one, other = (follow("책을", sentence).vectors for sentence in sentences)
     assert torch.equal(one[0], other[0])
     assert all((left - right).norm() > 0.05 for left, right in zip(one[1:], other[1:], strict=True))
-
-
-def test_a_whole_word_comes_before_the_beginning_of_another_which_is_enough(follow, model, tokenizers):
     found = follow(" a ", "an a")
     (ids,) = tokenizers.encode_source(["an a"])
     assert len(found.pieces) == 1

@@ -164,15 +164,6 @@ def quantized(model):
     model.lm_head.weight = type("Quantized", (torch.nn.Parameter,), {})(model.lm_head.weight.detach())
 
 
-@pytest.mark.parametrize("change", [hooked, adapted, flexible, quantized])
-def test_graphs_step_aside_for_what_is_done_to_a_model(change):
-    model = tiny_model()
-    inputs, settings = pad_sources([[5, 6, 7]], 0, model.device), settings_of(model)
-    assert graphs.may_use_graphs(model, inputs, settings)
-    change(model)
-    assert not graphs.may_use_graphs(model, inputs, settings)
-
-
 ASIDE = {
     "sampling": {"do_sample": True},
     "stop_strings": {"stop_strings": "a"},
@@ -186,7 +177,7 @@ ASIDE = {
 }
 
 
-def test_graphs_step_aside_for_settings_that_padding_changes_or_a_user_has_chosen():
+def test_graphs_step_aside_for_what_is_done_to_a_model_and_for_settings_that_a_user_has_chosen():
     model = tiny_model()
     inputs = pad_sources([[5, 6, 7]], 0, model.device)
     assert graphs.may_use_graphs(model, inputs, settings_of(model))
@@ -194,6 +185,10 @@ def test_graphs_step_aside_for_settings_that_padding_changes_or_a_user_has_chose
         assert not graphs.may_use_graphs(model, inputs, settings_of(model, **changes)), name
     with prepare_for_inference(model):
         assert not graphs.may_use_graphs(model, inputs, settings_of(model))
+    for change in (hooked, adapted, flexible, quantized):
+        other = tiny_model()
+        change(other)
+        assert not graphs.may_use_graphs(other, inputs, settings_of(other)), change
 
 
 def test_graphs_step_aside_for_ensembles_drawn_tokens_other_models_and_on_the_cpu(on_gpu, monkeypatch):

@@ -18,13 +18,10 @@ def folder(model, tokenizers, tmp_path):
     return saved_in(tmp_path / "model", model, tokenizers)
 
 
-def test_a_saved_model_translates_as_before(folder, model, tokenizers, pairs):
+def test_a_saved_model_translates_as_before_and_what_is_missing_is_named(folder, model, tokenizers, pairs, tmp_path):
     loaded = Translator.from_pretrained(folder, device="cpu")
     assert not loaded.model.training
     assert loaded.translate(list(pairs)) == Translator(model, tokenizers).translate(list(pairs))
-
-
-def test_what_is_missing_is_named(folder, tmp_path):
     cases = {
         "tokenizer_config.json": "tokenizer",
         "model.safetensors": r"has none of model\.safetensors",

@@ -239,8 +239,15 @@ def test_a_relative_cache_is_ignored(cache, tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["home"]
 
 
-@compiled
-def test_a_compiler_that_is_missing_or_complains_is_warned_of_and_nothing_is_left(cache, monkeypatch, tmp_path):
+def test_a_compiler_that_is_missing_or_complains_is_warned_of_and_another_processor_is_not(
+    cache, monkeypatch, tmp_path, recwarn
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+        assert load() is None
+        assert len(recwarn) == 0
+    if kernels.library() is None:
+        pytest.skip("no kernels can be compiled here")
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho 'this is not C++' >&2\nexit 1\n")
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
@@ -249,10 +256,3 @@ def test_a_compiler_that_is_missing_or_complains_is_warned_of_and_nothing_is_lef
         with pytest.warns(UserWarning, match=f"without kernels of its own, and slower: {said}"):
             assert load() is None
         assert not cache.exists() or list(cache.iterdir()) == []
-
-
-@pytest.mark.usefixtures("cache")
-def test_other_processors_do_without_and_without_a_warning(monkeypatch, recwarn):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert load() is None
-    assert len(recwarn) == 0

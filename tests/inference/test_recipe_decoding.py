@@ -63,7 +63,15 @@ def test_each_sentence_ends_at_its_own_limit_whatever_stands_beside_it(paper, pa
     assert not any(one.finished for one in found)
 
 
-def test_engines_that_cannot_read_the_settings_refuse_them_as_a_form_given_twice(paper, tokenizers, pairs):
+def test_engines_that_cannot_read_the_settings_refuse_them_or_warn(paper, tokenizers, pairs):
+    ids = torch.tensor([[15, 16, 17]])
+    with pytest.warns(
+        UserWarning, match=r"does not read `length_penalty_form` and `tokens_beyond_source`.*BeamSearch"
+    ):
+        paper.model.generate(ids, max_new_tokens=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        paper.model.generate(ids, max_new_tokens=2, max_length=None, custom_generate=BeamSearch())
     native = Translator(paper.model, tokenizers, engine="native")
     with pytest.raises(ValueError, match="`length_penalty_form` must not be set with the native decoder"):
         native.translate(list(pairs))
@@ -76,17 +84,6 @@ def test_engines_that_cannot_read_the_settings_refuse_them_as_a_form_given_twice
         check_settings(config, paper.model.config)
     with pytest.raises(ValueError, match=r"`length_penalty_form` must be given once, but is 'power'.*'gnmt'"):
         paper.model.generate(torch.tensor([[15, 16]]), custom_generate=BeamSearch(length_penalty_form="power"))
-
-
-def test_generate_warns_of_settings_that_it_does_not_read_and_beam_search_reads_them(paper):
-    ids = torch.tensor([[15, 16, 17]])
-    with pytest.warns(
-        UserWarning, match=r"does not read `length_penalty_form` and `tokens_beyond_source`.*BeamSearch"
-    ):
-        paper.model.generate(ids, max_new_tokens=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        paper.model.generate(ids, max_new_tokens=2, max_length=None, custom_generate=BeamSearch())
 
 
 def test_settings_of_an_earlier_model_go_with_the_next_recipe(tmp_path):

@@ -55,7 +55,7 @@ def test_every_command_of_the_guide_runs(place, heedful_command, pairs):
     assert "± " in printed[COMMANDS[-1]]
 
 
-def test_the_python_of_the_guide_runs(place, capsys, monkeypatch):
+def test_the_python_of_the_guide_runs_and_every_column_is_explained(place, capsys, monkeypatch):
     quick = partial(comparison.ComparisonSettings, resamples=40, trials=40)
     monkeypatch.setattr(comparison, "ComparisonSettings", quick)
     for code in python_of(GUIDE):
@@ -65,8 +65,5 @@ def test_the_python_of_the_guide_runs(place, capsys, monkeypatch):
     assert float(first.split()[-1]) < float(second.split()[-1])
     assert float(compared.split()[0]) > 0
     assert compared.split()[1] == "2"
-
-
-def test_every_column_is_explained():
     for name in ("log_probability", "per_token", "tokens", "token_scores", "dual_cross_entropy", *ERROR_RATES):
         assert f"`{name}`" in GUIDE

@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from heedful import BeamSearch
-from heedful.inference.strategies.beams import coverage_penalty
 from heedful.inference.strategies.steps import average
 from heedful.versions_heed import CACHE, cache_of
 from helpers import ENDS, PAD, START, VARIANTS, assert_near, each_once, padded, sentences, tiny_model
@@ -242,16 +239,6 @@ def test_models_and_inputs_that_the_search_cannot_take_are_refused():
         model.generate(
             ids, decoder_input_ids=torch.tensor([[START, 30, 31]]), past_key_values=cache, custom_generate=BeamSearch()
         )
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(0.01, 3), min_size=1, max_size=8), st.floats(0, 2))
-def test_the_coverage_penalty_is_zero_where_all_is_attended_to(weights, beta):
-    coverage, mask = torch.tensor([weights], dtype=torch.float64), torch.ones(1, len(weights))
-    penalty = coverage_penalty(coverage, mask, beta).item()
-    assert penalty == pytest.approx(beta * sum(torch.tensor(min(w, 1.0)).log().item() for w in weights), abs=1e-5)
-    assert penalty <= 0
-    assert coverage_penalty(coverage, torch.zeros_like(mask), beta) == 0
 
 
 def test_a_token_that_a_model_rules_out_is_no_number_gone_wrong():

@@ -48,9 +48,6 @@ def test_the_python_of_the_guide_runs_and_keeps_its_promises(folders, capsys):
     assert tokenizer.decode(woman) == " woman"
     for row in names["found"].sequences.tolist():
         assert any(row[start : start + len(woman)] == woman for start in range(len(row)))
-
-
-def test_every_strategy_of_the_package_is_in_the_guide():
     import heedful
 
     homes = [name for name, home in heedful._HOMES.items() if home.startswith("heedful.inference.strategies")]

@@ -92,16 +92,6 @@ def test_beam_scores_are_those_of_generate(translator, tokenizers, pairs, monkey
             assert scores == pytest.approx(output.sequences_scores.tolist(), abs=1e-4)
 
 
-def test_an_empty_line_gives_an_empty_translation_without_the_model(translator, pairs, monkeypatch):
-    results = translator.translate(["", "네.", "  \t"], num_beams=2, num_return_sequences=2)
-    assert results[0] == results[2] == [Translation()] * 2
-    assert results[1][0].text == pairs["네."]
-    monkeypatch.setattr(translator.model, "generate", lambda **_: pytest.fail("the model was asked"))
-    for text in ("", "\u200b", "\ufeff", "\u2060", "\u00ad", "\u200b \u3164\n"):  # nothing of it can be seen
-        assert translator.translate([text]) == [[Translation()]]
-    assert translator.translate([]) == []
-
-
 def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning_and_a_forced_end_is_one(translator, monkeypatch):
     with pytest.warns(UserWarning, match="2 outputs were cut off at 7 tokens") as record:
         results = translator.translate(["비가 온다.", "네.", "고양이가 잔다."], max_new_tokens=7, token_budget=1)
@@ -221,13 +211,22 @@ def test_what_is_no_list_of_texts_is_named(translator, tokenizers):
         Translator(translator.model, tokenizers.source)
 
 
-def test_white_space_around_a_text_changes_no_translation_and_no_score(translator, pairs):
+def test_white_space_around_a_text_changes_nothing_and_alone_it_is_not_shown_to_the_model(
+    translator, pairs, monkeypatch
+):
     plain, scores = translator.translate(list(pairs)), list(translator.score_pairs(pairs.items()))
     for around in (" {}", "{} ", "{}\n", "\u00a0{}\t"):
         spaced = [around.format(text) for text in pairs]
         assert translator.translate(spaced) == list(translator.translate_lines(spaced)) == plain
         spaced_pairs = list(zip(spaced, map(around.format, pairs.values()), strict=True))
         assert list(translator.score_pairs(spaced_pairs)) == scores
+    results = translator.translate(["", "네.", "  \t"], num_beams=2, num_return_sequences=2)
+    assert results[0] == results[2] == [Translation()] * 2
+    assert results[1][0].text == pairs["네."]
+    monkeypatch.setattr(translator.model, "generate", lambda **_: pytest.fail("the model was asked"))
+    for text in ("", "\u200b", "\ufeff", "\u2060", "\u00ad", "\u200b \u3164\n"):  # nothing of it can be seen
+        assert translator.translate([text]) == [[Translation()]]
+    assert translator.translate([]) == []
 
 
 @given(st.dictionaries(st.integers(0, 1000), st.integers(1, 200), max_size=60), st.integers(1, 500))

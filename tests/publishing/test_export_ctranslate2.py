@@ -252,7 +252,7 @@ def test_a_setting_that_ctranslate2_cannot_express_is_refused_by_name(tokenizers
                     translate(iter(SOURCES) if translate == translator.translate_lines else SOURCES, num_beams=beams)
 
 
-def test_lines_stream_and_empty_ones_stay_empty(memorised):
+def test_an_exported_folder_translates_as_the_model_does_and_empty_lines_stay_empty(memorised, exported, monkeypatch):
     model, pair = memorised
     lines = [f"{line}\n" for line in ["", *PAIRS, "   ", next(iter(PAIRS))]]
     expected, found = (
@@ -261,6 +261,15 @@ def test_lines_stream_and_empty_ones_stay_empty(memorised):
     )
     assert_equal(expected, found)
     assert [best.text for best, *_ in found] == ["", *PAIRS.values(), "", next(iter(PAIRS.values()))]
+    model, pair = memorised
+    for beams, returned in ((1, 1), (3, 3)):
+        monkeypatch.setattr(model.generation_config, "early_stopping", True)
+        translator = Translator.from_pretrained(exported, device="cpu")
+        assert translator.engine == "ctranslate2"
+        settings = {"num_beams": beams, "num_return_sequences": returned}
+        expected = Translator(model, pair, "generate").translate(list(PAIRS), **settings)
+        assert_equal(expected, translator.translate(list(PAIRS), **settings))
+        assert_equal(expected, pickle.loads(pickle.dumps(translator)).translate(list(PAIRS), **settings))
 
 
 def test_the_batches_do_not_change_what_is_translated_and_changed_weights_are_copied_anew(tokenizers):
@@ -305,18 +314,6 @@ def test_the_target_language_is_told(tmp_path):
         Translator(model, pair, "ctranslate2").translate(texts)
     result = export_ctranslate2(saved_in(tmp_path / "model", model, pair), tmp_path / "out", texts)
     assert result.comparisons["greedy"].sentences == len(texts)
-
-
-def test_an_exported_folder_translates_as_the_model_does(memorised, exported, monkeypatch):
-    model, pair = memorised
-    for beams, returned in ((1, 1), (3, 3)):
-        monkeypatch.setattr(model.generation_config, "early_stopping", True)
-        translator = Translator.from_pretrained(exported, device="cpu")
-        assert translator.engine == "ctranslate2"
-        settings = {"num_beams": beams, "num_return_sequences": returned}
-        expected = Translator(model, pair, "generate").translate(list(PAIRS), **settings)
-        assert_equal(expected, translator.translate(list(PAIRS), **settings))
-        assert_equal(expected, pickle.loads(pickle.dumps(translator)).translate(list(PAIRS), **settings))
 
 
 def test_an_exported_folder_of_separate_tokenizers_translates(separate_tokenizers, tmp_path):

@@ -129,17 +129,9 @@ def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
     assert set(HeedConfig.__annotations__) - tried - others - sizes == set()
 
 
-def test_the_folder_runs_without_heedful_and_trust_as_its_card_says(exported, monkeypatch, capsys):
-    assert not list(exported.glob("*.py"))
-    assert "auto_map" not in (exported / "config.json").read_text()
-    (code,) = python_of((exported / "README.md").read_text())
-    code = code.replace('"out"', json.dumps(str(exported))).replace('"…"', '"비가 온다."')
-    monkeypatch.setitem(sys.modules, "heedful", None)
-    exec(code, {})
-    assert capsys.readouterr().out == "It rains.\n"
-
-
-def test_the_way_back_gives_the_first_model_and_its_tokenizer(exported, folder, tmp_path):
+def test_the_way_back_gives_the_first_model_and_the_folder_runs_without_heedful_as_its_card_says(
+    exported, folder, tmp_path, monkeypatch, capsys
+):
     convert(exported, tmp_path / "back")
     source, target = torch.tensor([[9, 8, 7, 2]]), torch.tensor([[1, 5, 6]])
     models = [HeedForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "back")]
@@ -147,6 +139,13 @@ def test_the_way_back_gives_the_first_model_and_its_tokenizer(exported, folder, 
     assert (expected - found).abs().max() / expected.abs().max().clamp(min=1) < 1e-6
     ids = [AutoTokenizer.from_pretrained(each)(list(PAIRS))["input_ids"] for each in (folder, tmp_path / "back")]
     assert ids[0] == ids[1]
+    assert not list(exported.glob("*.py"))
+    assert "auto_map" not in (exported / "config.json").read_text()
+    (code,) = python_of((exported / "README.md").read_text())
+    code = code.replace('"out"', json.dumps(str(exported))).replace('"…"', '"비가 온다."')
+    monkeypatch.setitem(sys.modules, "heedful", None)
+    exec(code, {})
+    assert capsys.readouterr().out == "It rains.\n"
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -52,7 +52,7 @@ def test_a_run_is_drawn_with_its_losses_and_scores_to_the_same_bytes_and_metrics
     assert FIRST in text  # in the legend
 
 
-def test_runs_are_named_in_one_picture_whatever_they_are_called(tmp_path):
+def test_runs_are_named_in_one_picture_and_many_metrics_fill_rows_error_rates_one_of_their_own(tmp_path):
     runs = [run_of(tmp_path / name) for name in ("한국어", "_b", "$x$")]
     text = drawn(runs, tmp_path / "a")
     for name in ("한국어", "_b", "$x$"):
@@ -60,9 +60,6 @@ def test_runs_are_named_in_one_picture_whatever_they_are_called(tmp_path):
     (tmp_path / "other").mkdir()
     twins = [tmp_path / "_b", run_of(tmp_path / "other" / "_b")]
     assert all(f">{path}<" in drawn(twins, tmp_path / "a") for path in twins)
-
-
-def test_runs_of_many_metrics_fill_rows_of_panels_error_rates_one_of_their_own(tmp_path):
     more = {f"validation/metric_{number}": float(number) for number in range(5)}
     runs = [run_of(tmp_path / name, [*LINES[:2], {"update": 100, **more}]) for name in "ab"]
     text = drawn(runs, tmp_path / "c")

@@ -25,7 +25,7 @@ from heedful.publishing.exports.onnx_model import OnnxModel
 from heedful.publishing.web.page import write_page
 from heedful.publishing.web.web_export import greedy_config
 from helpers import dequantized
-from memorised import PAIRS, memorised_model
+from memorised import PAIRS, memorised_model, saved_in
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "publish.md"
 TEXTS = [*list(PAIRS)[:2], "그녀는 사과를 읽는다 공원"]
@@ -100,40 +100,28 @@ def is_named(message, asked):
     return any(f"`{name}`" in message for name in asked)
 
 
-def compare_pages(memorised, each, folder):
-    """Return what pages and `generate()` with the same weights make of the texts, by the names of what is asked."""
+def said_by(form, memorised, each, sources, folder):
+    """Return what a form makes of the texts, for each of the generation configs."""
     model, pair = memorised
-    same, folders = dequantized(model), [folder / str(number) for number in range(len(each))]
-    for place, config in zip(folders, each.values(), strict=True):
-        for one in (model, pair):
-            one.save_pretrained(place)
-        config.to_json_file(place / "generation_config.json")  # not all of them pass `save_pretrained`
-    write_page(folders, folder / "page.html")
-    rows = run(folder / "page.html", TEXTS, None)
-    expected = [[generated(same, ids, config) for ids in pair.encode_source(TEXTS)] for config in each.values()]
-    return {name: ([one["tokens"] for one in row], best) for name, row, best in zip(each, rows, expected, strict=True)}
-
-
-def compare_ctranslate2(memorised, each):
-    model, pair = memorised
-    engine, sources, found = CTranslate2Engine(model, pair), pair.encode_source(TEXTS), {}
-    for name, config in each.items():
-        asked = copy.deepcopy(config)
-        asked.max_new_tokens = asked.max_new_tokens or asked.max_length - 1
-        asked.num_beams, asked.num_return_sequences = asked.num_beams or 1, 1
-        rows = [[*best.token_ids] for (best,) in engine.search(sources, asked, 4096)]
-        found[name] = rows, [generated(model, ids, config) for ids in sources]
-    return found
-
-
-def compare_model(theirs, memorised, each):
-    """The same for another model with a `generate()`, that of ONNX or of transformers."""
-    model, pair = memorised
-    sources = pair.encode_source(TEXTS)
-    return {
-        name: tuple([generated(one, ids, config) for ids in sources] for one in (theirs, model))
-        for name, config in each.items()
-    }
+    if form == "a page":
+        places = [folder / str(number) for number in range(len(each))]
+        for place, config in zip(places, each.values(), strict=True):
+            config.to_json_file(saved_in(place, model, pair) / "generation_config.json")  # `save_pretrained` is strict
+        write_page(places, folder / "page.html")
+        return [[one["tokens"] for one in row] for row in run(folder / "page.html", TEXTS, None)]
+    if form == "CTranslate2":
+        engine, found = CTranslate2Engine(model, pair), []
+        for config in map(copy.deepcopy, each.values()):
+            config.max_new_tokens = config.max_new_tokens or config.max_length - 1
+            config.num_beams, config.num_return_sequences = config.num_beams or 1, 1
+            found.append([[*best.token_ids] for (best,) in engine.search(sources, config, 4096)])
+        return found
+    if form == "transformers":
+        other = stock_model(model).eval()
+    else:
+        write_onnx(copy.deepcopy(model), folder)
+        other = OnnxModel.from_pretrained(folder)
+    return [[generated(other, ids, config) for ids in sources] for config in each.values()]
 
 
 def accepted(form, memorised, asked):
@@ -146,22 +134,14 @@ def accepted(form, memorised, asked):
 
 
 def compare(form, memorised, asked, folder):
-    """Return how many of what is asked a form carries out, after it has given the tokens of `generate()` for all."""
-    each = accepted(form, memorised, asked)
-    if form == "a page":
-        found = compare_pages(memorised, each, folder)
-    elif form == "CTranslate2":
-        found = compare_ctranslate2(memorised, each)
-    elif form == "transformers":
-        stock = stock_model(memorised[0]).eval()
-        found = compare_model(stock, memorised, each)
-    else:
-        (folder / "onnx").mkdir()
-        write_onnx(copy.deepcopy(memorised[0]), folder / "onnx")
-        found = compare_model(OnnxModel.from_pretrained(folder / "onnx"), memorised, each)
-    other = {name: (asked[name], rows) for name, rows in found.items() if rows[0] != rows[1]}
+    """Return what `generate()` says, by what is asked and carried out, after a form has said the same."""
+    (model, pair), each = memorised, accepted(form, memorised, asked)
+    sources, same = pair.encode_source(TEXTS), dequantized(model) if form == "a page" else model
+    expected = {name: [generated(same, ids, config) for ids in sources] for name, config in each.items()}
+    found = dict(zip(each, said_by(form, memorised, each, sources, folder), strict=True))
+    other = {name: (asked[name], rows, expected[name]) for name, rows in found.items() if rows != expected[name]}
     assert not other
-    return found
+    return expected
 
 
 FORMS = [
@@ -175,7 +155,7 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_carries_out_or_names_each_of_twenty_settings(form, memorised, tmp_path):
     found = compare(form, memorised, ASKED, tmp_path)
-    tokens = {json.dumps(rows[1]) for rows in found.values()}
+    tokens = set(map(json.dumps, found.values()))
     assert len(tokens) > 0.6 * len(found)  # the settings change what is said
     known = {"a page": 18, "CTranslate2": 9, "transformers": 19, "ONNX": 19}
     assert len(found) == known[form]

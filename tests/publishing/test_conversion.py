@@ -343,7 +343,7 @@ def test_models_without_a_tokenizer_or_with_one_that_does_not_count_its_language
     assert not (result.folder / "tokenizer_config.json").exists()
     with pytest.raises(ValueError, match="`target_language` needs a tokenizer"):
         convert(tmp_path / "alone", tmp_path / "other", target_language="de")
-    folder = convert(m2m100(tmp_path / "m2m100", counted=False), tmp_path / "heed").folder
+    folder = convert(m2m100(tmp_path / "m2m100", counted=False), tmp_path / "counted").folder
     pair = TokenizerPair.from_pretrained(folder)
     (ids,) = pair.encode_target(["a"])
     assert pair.target.convert_ids_to_tokens(ids[0]) == "__en__"

@@ -499,7 +499,7 @@ def attention_of(loaded):
     return torch.stack([torch.stack([layer[0, :, -1] for layer in step]) for step in out.cross_attentions])
 
 
-def test_one_decoder_serves_every_step_gives_the_attention_and_holds_weights_once(saved, web):
+def test_one_decoder_serves_every_step_gives_the_attention_and_holds_weights_once(loaded, web):
     decoder = session_of(web / "onnx" / "decoder_model_merged.onnx")
     model, pair = loaded
     source = torch.tensor(pair.encode_source(list(PAIRS)[:1]))

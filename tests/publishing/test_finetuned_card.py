@@ -95,7 +95,7 @@ def test_a_card_that_is_there_is_replaced_only_when_asked_and_that_of_the_base_m
     base.mkdir()
     write_model_card(base, card_facts(license="cc-by-nc-4.0"))
     told = {"license": "mit", "datasets": ["mine.tsv"], "source_language": "ko", "target_language": "en"}
-    path = write_finetuned_card(folder, base_model=str(base), **told)
+    path = write_finetuned_card(folder, base_model=str(base), overwrite=True, **told)
     text = path.read_text(encoding="utf-8")
     assert "cc-by-nc" not in text
     assert str(tmp_path) not in text

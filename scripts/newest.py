@@ -38,7 +38,7 @@ def pytest(*arguments: str) -> dict[str, int]:
     return {"passed": counts["tests"] - failed - counts["skipped"], "failed": failed, "skipped": counts["skipped"]}
 
 
-def told(counts: dict[str, int]) -> str:
+def summary(counts: dict[str, int]) -> str:
     """Say what came of some tests."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
@@ -70,14 +70,15 @@ def main() -> None:
             text=True,
             check=True,
         ).stdout.strip()
-        line = "skipped (it needs two environments)" if folders[name]["skipped"] else told(folders[name])
+        line = "skipped (it needs two environments)" if folders[name]["skipped"] else summary(folders[name])
         line = "every version reads them, with Heedful and without" if folders[name]["passed"] else line
         print(f"transformers {found} ({name}): folders that it saves: {line}")
     beside = ", ".join(f"{library} {version(library)}" for library in BESIDE)
     readme = "works" if failure is None else f"fails at `heedful {failure}`"
     works = not suite["failed"] and failure is None and not any(found["failed"] for found in folders.values())
     verdict = "works" if works else "DOES NOT WORK"
-    print(f"transformers {version('transformers')} with {beside}: {verdict}: tests {told(suite)}; README run {readme}")
+    outcome = f"tests {summary(suite)}; README run {readme}"
+    print(f"transformers {version('transformers')} with {beside}: {verdict}: {outcome}")
     sys.exit(not works)
 
 

@@ -189,8 +189,8 @@ def table(page: str) -> str:
     by_last = {name.rpartition(".")[2]: name for name in known}
     found = {(name if "." in name else by_last.get(name, f"?.{name}")): where for name, where in touched()[0].items()}
     for name, where in sorted(found.items()):
-        _, *told = known.get(name, ("?", "?", "?"))
-        lines.append(f"| `{name}` | {', '.join(sorted(where))} | {told[0]} | {told[1]} |")
+        _, *reasons = known.get(name, ("?", "?", "?"))
+        lines.append(f"| `{name}` | {', '.join(sorted(where))} | {reasons[0]} | {reasons[1]} |")
     begin, end = page.index("| name | where |"), page.rindex("|\n") + 2
     return page[:begin] + "\n".join(lines) + "\n" + page[end:]
 

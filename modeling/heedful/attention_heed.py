@@ -37,10 +37,10 @@ def eager_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute Attention(Q, K, V) = softmax(QKᵀ/√d_k) V (equation 1) as written, or with the additive score.
 
-    It is called as every attention function of transformers is: with `(batch, heads, length, width)` queries, keys and
-    values (of fewer heads where groups share them), a mask `(batch, 1, Q, K)` that is added to the scores, `dropout`
-    and `scaling`, with relative positions also the `position_bias` or `distances` of `positions_heed.py`. It
-    returns the output `(batch, Q, heads, d_v)` and the weights `(batch, heads, Q, K)`.
+    As every attention function of transformers it takes `(batch, heads, length, width)` queries, keys and values (of
+    fewer heads where groups share them), a mask `(batch, 1, Q, K)` that is added to the scores, `dropout` and
+    `scaling`; with relative positions also the `position_bias` or `distances` of `positions_heed.py`. It returns the
+    output `(batch, Q, heads, d_v)` and the weights `(batch, heads, Q, K)`.
     """
     if module.num_key_value_groups > 1:
         key = key.repeat_interleave(module.num_key_value_groups, dim=1)
@@ -125,9 +125,8 @@ class HeedAttention(nn.Module):
 
         Those are the encoder's output, `(sources, source_length, d_model)`, see `HeedDecoder`. The mask is as the
         attention function of that name takes it, or a `WindowedMask`; `(batch, query_length)` positions are read where
-        they are rotary; `packing` says which tokens the states are, where others are left out of them; `relative` is
-        what `RelativePositions` returns. Keys and values are cached under `layer_idx`, the number of the layer. The
-        weights are returned beside the output if the attention function returns them.
+        they are rotary; `packing` says which tokens the states are; `relative` is what `RelativePositions` returns;
+        `layer_idx` is the layer's number in the cache. Weights are returned if the attention function returns them.
         """
         cache = given_cache(cache, kwargs)
         attend = attention_function(attn_implementation, eager_attention, hidden_states.device)

@@ -1,7 +1,4 @@
-"""The cells of recurrent models: their equations, how they run over padded sequences, and what they keep.
-
-Letters in shape comments: B batch.
-"""
+"""Recurrent models' cells: their equations, how they run over padded sequences (B in a batch), what they keep."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,9 +45,8 @@ class Cell(nn.RNNBase):
         """Read one token of each sequence, `(batch, input_size)`, or whole ones, `(batch, length, input_size)`.
 
         Return the next state; of whole sequences the output at each token, `(batch, length, hidden_size)` with zeros
-        at padding, and the state behind the last token that was read. `tokens` is false at padding, on any side. The
-        first state is zeros by default. `is_reversed` reads each sequence from its end; `is_fused` lets torch's loop
-        run in place of the equations, where torch has such a cell.
+        at padding, where `tokens` is false, and the state behind the last token that was read. `is_reversed` reads
+        from the end; `is_fused` lets torch's loop run in place of the equations, where torch has such a cell.
         """
         is_fused = is_fused and self.fused_step is not None
         if inputs.dim() > 2:
@@ -153,14 +149,13 @@ def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
 def may_fuse(config: HeedRNNConfig, device: torch.device, tokens: torch.Tensor | None = None) -> bool:
     """Return whether torch's fused cells run: not under autocast of the CPU, `torch.func` or a replaced `F.linear`.
 
-    The equations do: under autocast their products are in bfloat16, and the state stays in float32. To leave out
-    padding, fused cells read the tokens, which what is traced must not.
+    Under autocast the equations' products are in bfloat16, and the state stays in float32. To leave out padding, fused
+    cells read the tokens, which what is traced must not.
     """
+    if not config.use_fused_cells or not is_original(nn.Linear) or is_transformed():
+        return False
     is_mixed = device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    is_supported = is_original(nn.Linear) and not (
-        is_mixed or is_transformed() or (is_traced() and tokens is not None)
-    )
-    return config.use_fused_cells and is_supported
+    return not is_mixed and not (is_traced() and tokens is not None)
 
 
 def run_fused(
@@ -175,13 +170,15 @@ def run_fused(
     if tokens is None:
         outputs, last = cell.whole(inputs.flip(1) if is_reversed else inputs, given)
         return outputs.flip(1) if is_reversed else outputs, as_state(last)
-    order = reading_order(tokens, is_reversed)
+    length, position = inputs.shape[1], torch.arange(inputs.shape[1], device=tokens.device)
+    # The positions in the order in which they are read, padding last.
+    order = torch.where(tokens, length - position if is_reversed else position, 2 * length + position).argsort(1)
     lengths = tokens.sum(1).cpu()
     laid_out = inputs.take_along_dim(order[..., None], 1)
     # A row of padding alone cannot be packed: it is read as one token, whose effect is undone below.
     packed = pack_padded_sequence(laid_out, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
     outputs, last = cell.whole(packed, given)
-    outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
+    outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=length)
     outputs = outputs.take_along_dim(order.argsort(1)[..., None], 1)
     if bool(lengths.all()):
         return outputs, as_state(last)
@@ -197,13 +194,6 @@ def no_state(cell: Cell, inputs: torch.Tensor) -> State:
 def as_state(last: torch.Tensor | tuple[torch.Tensor, ...]) -> State:
     """Return what torch gives as the last state, `(1, batch, hidden)`, as we do."""
     return tuple(part[0] for part in (last if isinstance(last, tuple) else (last,)))
-
-
-def reading_order(tokens: torch.Tensor, is_reversed: bool) -> torch.Tensor:
-    """Return the positions of `(batch, length)` tokens in the order in which they are read, padding last."""
-    length = tokens.shape[1]
-    position = torch.arange(length, device=tokens.device)
-    return torch.where(tokens, length - position if is_reversed else position, 2 * length + position).argsort(1)
 
 
 def run_by_steps(
@@ -269,22 +259,14 @@ class RecurrentMemory(CacheLayerMixin):
 
     lazy_initialization = update
 
-    def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.states = [tuple(change(part) for part in state) for state in self.states]
-        self.fed = None if self.fed is None else change(self.fed)
-        self.keys = None if self.keys is None else change(self.keys)
-
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Let each row go on from another one."""
-        self._change(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep the rows of these numbers."""
-        self._change(lambda rows: rows[indices.to(rows.device)])
+        def reordered(rows: Any) -> Any:
+            return None if rows is None else rows.index_select(0, beam_idx.to(rows.device))
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row."""
-        self._change(lambda rows: rows.repeat_interleave(repeats, dim=0))
+        self.states = [tuple(map(reordered, state)) for state in self.states]
+        self.fed, self.keys = reordered(self.fed), reordered(self.keys)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refuse to go back to an earlier token, by a `ValueError`."""
@@ -296,12 +278,9 @@ class RecurrentMemory(CacheLayerMixin):
 
 
 class RecurrentCache(Cache):
-    """What `generate()` keeps between steps.
+    """What `generate()` keeps between steps, of one size for any number of tokens; it cannot go back to earlier."""
 
-    Its size does not depend on the number of tokens so far, and it cannot go back to an earlier one.
-    """
-
-    layers: Any  # one `RecurrentMemory`, which `generate()` reorders, repeats and resets
+    layers: Any  # one `RecurrentMemory`, which `generate()` reorders and resets
 
     def __init__(self):
         super().__init__(layers=[RecurrentMemory()])

@@ -27,12 +27,12 @@ def write_checksums(folder: str | Path, part: Part) -> None:
     """Write the checksums of a part that a folder holds, and leave those of the others."""
     folder = Path(folder)
     try:
-        known = _read(folder / CHECKSUMS_FILE, dict)
+        known = _known(folder)
     except ValueError:  # a broken file is written anew
         known = {}
     known[part] = _found(folder, part)
     _write(folder / CHECKSUMS_FILE, known)
-    config = _read(folder / "config.json", object)
+    config = read_object(folder / "config.json")
     if part == "weights" and str(config.get("model_type")).startswith("heed"):
         _write(folder / "config.json", config | {CONFIG_KEY: known[part]})
 
@@ -40,12 +40,12 @@ def write_checksums(folder: str | Path, part: Part) -> None:
 def changed_files(folder: str | Path, part: Part) -> list[str] | None:
     """Return which files of a part are not as they were saved, are missing or new; None where none is known."""
     folder = Path(folder)
-    known = _read(folder / CHECKSUMS_FILE, dict).get(part)
+    known = _known(folder).get(part)
     if known is None:
         return None
     found = _found(folder, part)
     changed = sorted(name for name in known | found if known.get(name) != found.get(name))
-    is_copied = part == "weights" and _read(folder / "config.json", object).get(CONFIG_KEY) == found
+    is_copied = part == "weights" and read_object(folder / "config.json").get(CONFIG_KEY) == found
     return [] if is_copied else changed
 
 
@@ -76,13 +76,21 @@ def _files(folder: Path, part: Part) -> list[Path]:
     return [path for path in matching if path.is_file()]
 
 
-def _read(path: Path, kind: type) -> dict[str, Any]:
+def _known(folder: Path) -> dict[str, Any]:
+    known = read_object(folder / CHECKSUMS_FILE)
+    if not all(isinstance(value, dict) for value in known.values()):
+        raise ValueError(f"{folder / CHECKSUMS_FILE} must hold the checksums of files, but does not.")
+    return known
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file of JSON, empty where there is none."""
     if not path.is_file():
         return {}
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        read = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be JSON, but is not: {error}") from error
-    if not isinstance(known, dict) or not all(isinstance(value, kind) for value in known.values()):
-        raise ValueError(f"{path} must hold {'the checksums of files' if kind is dict else 'a config'}, but does not.")
-    return known
+    if not isinstance(read, dict):
+        raise ValueError(f"{path} must be a JSON object, but is {type(read).__name__} instead.")
+    return read

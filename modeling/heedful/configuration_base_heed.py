@@ -14,8 +14,7 @@ from .checksums_heed import CONFIG_KEY
 
 logger = logging.get_logger(__name__)
 
-# The `model_type` of both families, whose tokenizers fit their vocabularies exactly.
-HEED_TYPES = ("heed", "heed_rnn")
+HEED_TYPES = ("heed", "heed_rnn")  # both families, whose tokenizers fit their vocabularies exactly
 # Models of others whose positions are extended as needed, whatever `max_position_embeddings` says.
 MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
 # Keys that transformers and its neighbours write into a config.json beside the fields.
@@ -29,18 +28,15 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
-# A field of other encoder-decoders that no family has, though its name is like some of theirs.
-OTHERS_KEYS = ("tie_encoder_decoder",)
-# Fields that Heedful had, whose default 0 did nothing: layer dropout of training.
-REMOVED_KEYS = ("encoder_layerdrop", "decoder_layerdrop")
-# Others' names of fields: nearer in meaning than in letters.
+REMOVED_KEYS = ("encoder_layerdrop", "decoder_layerdrop")  # of earlier versions, whose default 0 did nothing
+# Others' names of fields, by what they mean and not by their letters; "" is none.
 MEANT_KEYS = {
     "share_embeddings": "share_encoder_decoder_embeddings",
     "static_position_embeddings": "position_encoding",
+    "tie_encoder_decoder": "",
 }
 FORMAT_VERSION = 1
-# The label of positions where nothing is to be predicted, as everywhere in transformers.
-IGNORED_LABEL = -100
+IGNORED_LABEL = -100  # of positions where nothing is to be predicted, as everywhere in transformers
 
 _is_generating = ContextVar("_is_generating", default=False)
 
@@ -48,8 +44,7 @@ _is_generating = ContextVar("_is_generating", default=False)
 class OfferedPipelines(dict[str, dict[str, Any]]):
     """The tasks that a folder brings code for, as keys; `in` asks for less: whether a task needs that code.
 
-    `pipeline()` reads it twice, and no other type answers both questions: it takes a task that the user leaves out
-    from the keys, and for a task that is `in`, it demands trust in the folder's code, where the installed one may run.
+    `pipeline()` takes a task that is left out from the keys, and demands trust in the code of one that is `in`.
     """
 
     def __contains__(self, task: object) -> bool:
@@ -86,11 +81,9 @@ class HeedBaseConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any):
         """Check the fields against each other, then let the base class take the remaining keys."""
         if self.format_version > FORMAT_VERSION:  # before anything that a newer one may have renamed
-            raise ValueError(
-                f"`format_version` must be at most {FORMAT_VERSION}, but is {self.format_version} instead: the model "
-                "was written by a newer Heedful. Install that one, or load the code that lies with the model (where "
-                "Heedful is not installed, with `trust_remote_code=True`)."
-            )
+            cure = "install that one, or, without Heedful, load the model's code with `trust_remote_code=True`"
+            found = f"is {self.format_version} instead: a newer Heedful wrote the model ({cure})"
+            raise ValueError(f"`format_version` must be at most {FORMAT_VERSION}, but {found}.")
         kwargs.pop(CONFIG_KEY, None)  # it is the folder's, not the model's
         removed = [kwargs.pop(key, 0) for key in REMOVED_KEYS]
         if any(removed):
@@ -109,10 +102,8 @@ class HeedBaseConfig(PreTrainedConfig):
         for synonym in self.attribute_map.keys() & kwargs.keys():
             name, value = self.attribute_map[synonym], kwargs.pop(synonym)
             if getattr(self, name) not in (value, type(self).__dataclass_fields__[name].default):
-                raise ValueError(
-                    f"`{synonym}` must be left out beside `{name}`, which it is another name of, but they are {value} "
-                    f"and {getattr(self, name)} instead."
-                )
+                must = f"`{synonym}` must be left out beside `{name}`, which it is another name of"
+                raise ValueError(f"{must}, but they are {value} and {getattr(self, name)} instead.")
             setattr(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -123,10 +114,7 @@ class HeedBaseConfig(PreTrainedConfig):
 
     @contextmanager
     def vocabulary_of_the_target(self) -> Iterator[None]:
-        """Let `get_text_config()` return the number of target tokens as `vocab_size`, in this thread.
-
-        A method, because the model cannot import its config's module: of a trusted folder there are two copies.
-        """
+        """Let `get_text_config()` return the number of target tokens as `vocab_size`, in this thread."""
         token = _is_generating.set(True)
         try:
             yield
@@ -134,11 +122,7 @@ class HeedBaseConfig(PreTrainedConfig):
             _is_generating.reset(token)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """Return the config of one side, as transformers does.
-
-        `generate()` asks for neither side and takes `vocab_size` for the number of tokens that it chooses from, in
-        beam search (5.17), watermarks and prompt lookup: while it runs, that is `decoder_vocab_size`.
-        """
+        """Return the config of one side, as transformers does; of neither, `generate()` takes the target's size."""
         if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
             config = copy.copy(self)
             config.vocab_size = self.target_vocab_size
@@ -185,7 +169,6 @@ class HeedBaseConfig(PreTrainedConfig):
             self._require(value is None or value >= 1, name, "at least 1")
 
     def _check_shares(self, *names: str) -> None:
-        """Check fields that are a share of a whole: at least 0 and below 1."""
         for name in names:
             self._require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
 
@@ -202,8 +185,8 @@ class HeedBaseConfig(PreTrainedConfig):
             limit = min(self.vocab_size, target) if name == "pad_token_id" else target
             ids = getattr(self, name)
             for token_id in ids if isinstance(ids, list) else [ids]:
-                if token_id is not None and not 0 <= token_id < limit:
-                    raise ValueError(f"`{name}` must be at least 0 and below {limit}, but is {token_id} instead.")
+                is_met = token_id is None or 0 <= token_id < limit
+                self._require(is_met, name, f"at least 0 and below {limit}", f"is {token_id}")
 
     def _check_spelling(self, keys: dict[str, Any]) -> None:
         """Raise on a key that looks like a misspelt field: the base class would keep it and nothing would read it."""
@@ -212,13 +195,9 @@ class HeedBaseConfig(PreTrainedConfig):
         family, fields = type(self).__name__, list(type(self).__dataclass_fields__)
         # Keys of other libraries (quantisation, pipelines) and generation defaults may be in a config.json.
         known = {*self.attribute_map, *GenerationConfig().to_dict(), *EXTRA_KEYS}
-        for key in keys:
-            if key.startswith("_") or key in known:
-                continue
-            if key in MEANT_KEYS:
-                nearest = [name for name in fields if name == MEANT_KEYS[key]]
-            else:
-                nearest = [] if key in OTHERS_KEYS else get_close_matches(key, fields, n=1, cutoff=0.8)
+        for key in (key for key in keys if not key.startswith("_") and key not in known):
+            meant = MEANT_KEYS.get(key, key)
+            nearest = get_close_matches(meant, fields, n=1, cutoff=0.8 if meant == key else 1.0)
             if nearest:
                 raise ValueError(f"`{key}` is not a field of {family}; did you mean `{nearest[0]}`?")
             logger.warning_once(f"`{key}` is not a field of {family}: it is kept, and Heed does not read it.")
@@ -226,8 +205,6 @@ class HeedBaseConfig(PreTrainedConfig):
 
 def position_limit(config: Any) -> int | None:
     """Return how many positions the sequences of any encoder-decoder may have; `None` is any number."""
-    if config.model_type == "heed":
-        return config.max_position_embeddings if config.position_encoding == "learned" else None
-    if config.model_type in MODELS_OF_ANY_LENGTH:
-        return None
-    return getattr(config, "max_position_embeddings", None)
+    is_extended = config.model_type == "heed" and config.position_encoding != "learned"
+    is_extended = is_extended or config.model_type in MODELS_OF_ANY_LENGTH
+    return None if is_extended else getattr(config, "max_position_embeddings", None)

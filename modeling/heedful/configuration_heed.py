@@ -14,9 +14,8 @@ RELATIVE_ENCODINGS = ("shaw", "t5")
 def check_one_kernel(attn_implementation: str | dict | None) -> None:
     """Raise a `ValueError` if attention functions are named for parts of a model, which would be ignored."""
     if isinstance(attn_implementation, dict) and set(attn_implementation) - {""}:
-        raise ValueError(
-            f"`attn_implementation` must be one name for encoder and decoder, but is {attn_implementation} instead."
-        )
+        must = "`attn_implementation` must be one name for encoder and decoder"
+        raise ValueError(f"{must}, but is {attn_implementation} instead.")
 
 
 @strict
@@ -29,8 +28,7 @@ class HeedConfig(HeedBaseConfig):
         vocab_size (`int`): Number of source tokens, and of target tokens unless `decoder_vocab_size` is given.
             The paper shares one byte-pair vocabulary of about 37,000 tokens (section 5.1).
         decoder_vocab_size (`int`, *optional*): Number of target tokens where source and target have separate
-            vocabularies, as languages without common characters may want; `None` becomes `vocab_size`. Assigning
-            `vocab_size` sets both where source and target have one vocabulary: where both are equal and
+            vocabularies; `None` becomes `vocab_size`. Assigning `vocab_size` sets both where both are equal and
             `share_encoder_decoder_embeddings` is True.
         d_model (`int`): Width of every layer's input and output (section 3.1).
         encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow decoder
@@ -39,8 +37,7 @@ class HeedConfig(HeedBaseConfig):
             "Universal Transformers", without its halting; Lan et al., 2020, "ALBERT").
         encoder_attention_heads, decoder_attention_heads (`int`): Number of heads h of each stack (section 3.2.2).
         encoder_key_value_heads, decoder_key_value_heads (`int`, *optional*): Number of key and value heads, each
-            serving a group of query heads (grouped-query attention); `None` gives every head its own. Fewer make
-            the cache of generation smaller.
+            for a group of query heads, which makes the cache of generation smaller; `None` gives each its own.
         d_k, d_v (`int`, *optional*): Width of a query and key, and of a value, of one head; `None` is
             d_model / h. They are free of each other: Table 3, row B, changes d_k alone.
         encoder_ffn_dim, decoder_ffn_dim (`int`): Inner width d_ff of the feed-forward networks (section 3.3).
@@ -71,8 +68,7 @@ class HeedConfig(HeedBaseConfig):
         layer_norm_eps (`float`): Added to the variance in a norm.
         depth_scaled_init (`bool`): Divides the initial matrices of layer l by √l (Zhang et al., 2019, "Improving Deep
             Transformer with Depth-Scaled Initialization and Merged Attention"; `transformer-depth-scaling` in
-            Marian). Post-norm stacks of 12 layers learn slowly or not at all without it. It changes fresh models
-            alone; the paper has none of it.
+            Marian). Post-norm stacks of 12 layers learn slowly or not at all without it.
         dropout (`float`): P_drop on each sub-layer's output and on embeddings plus positions (section 5.4).
         attention_dropout, activation_dropout (`float`): Dropout on attention weights and inside the feed-forward
             network; the paper has none there.

@@ -70,12 +70,9 @@ class HeedRNNConfig(HeedBaseConfig):
     dropout: float | int = 0.2
 
     def __post_init__(self, **kwargs: Any):
-        """Refuse a decoder that reads backwards by name, then do as every config of Heed."""
         if kwargs.pop("decoder_bidirectional", False):
-            raise ValueError(
-                "`decoder_bidirectional` must be False, but is True instead: a decoder cannot read what it has not "
-                "written yet. `bidirectional` is about the encoder."
-            )
+            why = "a decoder cannot read what it has not written yet. `bidirectional` is about the encoder."
+            raise ValueError(f"`decoder_bidirectional` must be False, but is True instead: {why}")
         super().__post_init__(**kwargs)
 
     def _check_own_fields(self) -> None:

@@ -33,9 +33,8 @@ class EncoderDecoder(nn.Module):
         """Take the two stacks, and name the matrices that are one."""
         self.encoder, self.decoder = encoder, decoder
         self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
-        self._tied_weights_keys = {}
-        if self.config.shares_source_and_target_embeddings:
-            self._tied_weights_keys["decoder.embed_tokens.weight"] = "encoder.embed_tokens.weight"
+        tied = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+        self._tied_weights_keys = tied if self.config.shares_source_and_target_embeddings else {}
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the source embeddings."""
@@ -61,13 +60,7 @@ class EncoderDecoder(nn.Module):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments.
-
-        `encoder_outputs` is what the encoder returns, or a tuple of it.
-
-        Raises:
-            ValueError: As the stacks raise it, or if the target is missing.
-        """
+        """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments."""
         cache = given_cache(cache, kwargs)
         if encoder_outputs is None:
             source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
@@ -77,16 +70,14 @@ class EncoderDecoder(nn.Module):
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
                 "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was: a call scores a target. "
-                "`generate()` makes one, and `get_encoder()` reads a source alone. (Within transformers' Trainer, "
-                "which takes the labels away to smooth them: give the data collator the model, "
-                "`DataCollatorForSeq2Seq(tokenizer, model=model)`, so that it makes `decoder_input_ids`.)"
+                "`generate()` makes one, and `get_encoder()` reads a source alone. (transformers' Trainer, which "
+                "takes labels away to smooth them, needs the collator `DataCollatorForSeq2Seq(tokenizer, model)`.)"
             )
         source = encoded.last_hidden_state
         if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
-            raise ValueError(
-                f"The attention mask must cover {source.shape[1]} tokens of the source, "
-                f"but it covers {attention_mask.shape[1]} instead (`generate()` cuts it by a `prefill_chunk_size`)."
-            )
+            must = f"The attention mask must cover {source.shape[1]} tokens of the source"
+            found = f"it covers {attention_mask.shape[1]} instead (`generate()` cuts it by a `prefill_chunk_size`)"
+            raise ValueError(f"{must}, but {found}.")
         of_source = {"encoder_hidden_states": source, "encoder_attention_mask": attention_mask}
         of_source |= self._beside_states(encoded)
         target_inputs: dict[str, Any] = {"input_ids": decoder_input_ids, "attention_mask": decoder_attention_mask}
@@ -127,9 +118,8 @@ class OutputLayer(nn.Module):
         self.model, self.lm_head = model, head
         self.model.is_part_of_a_model = True
         owner = "encoder" if self.config.shares_source_and_target_embeddings else "decoder"
-        self._tied_weights_keys = {}
-        if self.config.shares_target_and_output_embeddings:
-            self._tied_weights_keys["lm_head.weight"] = f"model.{owner}.embed_tokens.weight"
+        tied = {"lm_head.weight": f"model.{owner}.embed_tokens.weight"}
+        self._tied_weights_keys = tied if self.config.shares_target_and_output_embeddings else {}
 
     @cached_signature
     @can_return_tuple
@@ -169,13 +159,11 @@ class OutputLayer(nn.Module):
             logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all.
             num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
                 summed loss is divided; the labels of this call by default.
-            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits, which
-                take most of a step's memory with large vocabularies. It is differentiated once. By default what
-                `skips_logits_in_training` of the model says, False, and in evaluation never.
+            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, which takes less memory
+                and is differentiated once; by default the model's `skips_logits_in_training`, in evaluation never.
             target_places: The places of labels other than -100 among all, `(N)`; to find them, Python waits for a GPU.
             body: Computes in place of `model`, as a compiled one does.
-            objective: Computes the loss in place of the cross-entropy, as that of `heedful.training.loop` does; the
-                loss is then several sums, of which the first is to be differentiated.
+            objective: Computes in place of the cross-entropy several sums, of which the first is differentiated.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -183,7 +171,8 @@ class OutputLayer(nn.Module):
             the cache, and what was asked to be recorded.
 
         Raises:
-            ValueError: As the stacks raise it, or if no label is to be predicted.
+            ValueError: If an id is outside its vocabulary, a mask is not as long as its sequence, the target is
+                missing or no label is to be predicted.
         """
         cache = given_cache(cache, kwargs)
         if labels is not None:
@@ -209,7 +198,7 @@ class OutputLayer(nn.Module):
         recorded = dict(outputs.items())
         states = recorded.pop("last_hidden_state")  # (B, T, D)
         if labels is not None and skips_logits:
-            recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch, target_places, objective)
+            recorded["loss"] = self._loss_of_states(states, labels, num_items_in_batch, target_places, objective)
             return Seq2SeqLMOutput(**recorded)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self._score(states[:, kept])  # (B, T, V)
@@ -239,28 +228,20 @@ class OutputLayer(nn.Module):
         """Return the smoothed cross-entropy (section 5.4) in nats per label; in evaluation mode nothing is smoothed.
 
         Logits are `(batch, target_length, decoder_vocab_size)`, labels `(batch, target_length)`, -100 where nothing is
-        to be predicted; `num_items_in_batch` divides in place of their number. A `ValueError` says if there is none,
-        or if labels and logits differ in length.
+        to be predicted; `num_items_in_batch` divides in place of their number.
         """
         check_label_shape(logits, labels)
         summed = objective or smoothed_cross_entropy
         return mean_per_label(summed(logits, labels, self._smoothing), labels, num_items_in_batch)
 
-    def loss_of_states(
-        self,
-        states: torch.Tensor,
-        labels: torch.Tensor,
-        num_items_in_batch: Count = None,
-        places: torch.Tensor | None = None,
-        objective: Any = None,
-    ) -> torch.Tensor:
+    def _loss_of_states(self, states: Any, labels: Any, count: Count, places: Any, objective: Any) -> torch.Tensor:
         """Return the same loss as `loss`, of the `(batch, target_length, D)` states that `lm_head` reads."""
         check_label_shape(states, labels)
         labels, head = labels.to(states.device).flatten(), self.lm_head
         places = (labels != IGNORED_LABEL).nonzero()[:, 0] if places is None else places
         settings = places, self._smoothing, objective
         total = OutputLoss.apply(states.flatten(0, 1), head.weight, head.bias, labels, *settings)
-        return mean_per_label(total, labels, num_items_in_batch)
+        return mean_per_label(total, labels, count)
 
     @property
     def _smoothing(self) -> float:

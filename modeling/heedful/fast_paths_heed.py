@@ -132,11 +132,7 @@ def runs_known_code(model: Any) -> bool:
 
 
 class OneDnnProduct(torch.autograd.Function):
-    """x Wᵀ + b in float32 by oneDNN, forwards and backwards.
-
-    It sums as accurately as `torch.nn.functional.linear` does, which leaves float32 to MKL; with AVX-512 on processors
-    that MKL was not written for, that takes about twice as long.
-    """
+    """x Wᵀ + b in float32 by oneDNN, as accurate as MKL's in `F.linear`, which with AVX-512 may take twice as long."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -149,20 +145,14 @@ class OneDnnProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of states, weight and bias, themselves differentiable."""
         states, weight = ctx.saved_tensors
-        of_states = of_weight = of_bias = None
         product = OneDnnProduct.apply if is_eager() else F.linear
-        if ctx.needs_input_grad[0]:
-            of_states = product(gradient, weight.t(), None)
-        if ctx.needs_input_grad[1]:
-            of_weight = product(gradient.t(), states.t(), None)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
-            of_bias = gradient.sum(0)
-        return of_states, of_weight, of_bias
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad
+        of_states = product(gradient, weight.t(), None) if needs_states else None
+        of_weight = product(gradient.t(), states.t(), None) if needs_weight else None
+        return of_states, of_weight, gradient.sum(0) if ctx.has_bias and needs_bias else None
 
 
-# A call of oneDNN takes some time whatever it computes. Below these sizes MKL is done before oneDNN has begun.
-FEWEST_ROWS = 8
-LARGE_MATRIX = 2**18
+FEWEST_ROWS, LARGE_MATRIX = 8, 2**18  # below these sizes MKL is done before oneDNN has begun
 # Without AVX-512 MKL is the faster one, on AMD's processors too.
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
@@ -224,7 +214,6 @@ def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 # Dropout
 
-
 # The integers that are as wide as a floating-point number, by their number of bytes.
 INTEGERS_BY_WIDTH = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -252,10 +241,7 @@ class SharedBitsDropout(torch.autograd.Function):
 
 
 class HeedDropout(nn.Dropout):
-    """`nn.Dropout` (section 5.4), whose masks take 16 random bits a feature on the CPU, and not a float's.
-
-    The probability is met to 1/65,536, and the features that stay are scaled by exactly what compensates for it.
-    """
+    """`nn.Dropout` (section 5.4), whose masks take 16 random bits a feature on the CPU: p is met to 1/65,536."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Drop out features of a tensor of any shape, while training."""
@@ -276,8 +262,7 @@ class HeedDropout(nn.Dropout):
 class UniqueRows(torch.autograd.Function):
     """Takes rows of a matrix, so that the gradient is taken by row numbers too, instead of being added up.
 
-    That is the gradient where each row is taken once. A row that is taken more than once, or never, must be one whose
-    gradient is zero.
+    A row that is not taken exactly once must be one whose gradient is zero.
     """
 
     @staticmethod
@@ -296,8 +281,7 @@ class UniqueRows(torch.autograd.Function):
 class PackedTokens:
     """The tokens of a padded batch in one row, so that only attention computes something for padding.
 
-    One position of padding represents all others. Nothing may depend on it: its gradient must be zero. The
-    `(batch, length)` tokens are false at padding, and at least one of them is.
+    One position of padding represents all others; its gradient must be zero. The `(batch, length)` tokens have one.
     """
 
     positions = None  # they follow from the mask
@@ -318,19 +302,15 @@ class PackedTokens:
         return UniqueRows.apply(states.flatten(0, 1), self.inverse, self.numbers).unflatten(0, self.shape)
 
 
-# Packing takes as long as computing this share of all positions. It must save more.
-LEAST_PADDING = 0.03
+LEAST_PADDING = 0.03  # of all positions: to compute so many takes as long as packing
 
 
 def packed_tokens(tokens: torch.Tensor | None) -> PackedTokens | None:
-    """Return how `(batch, length)` tokens are packed, or `None` where it is faster to compute all positions.
-
-    Where a row has no token nothing is packed either: attention to nothing but padding is attention to all of it.
-    """
+    """Return how `(batch, length)` tokens are packed, or `None` where it is faster to compute all positions."""
     if tokens is None or tokens.dim() != 2:
         return None
     tokens = tokens != 0
-    has_tokens = tokens.any(1).all()
+    has_tokens = tokens.any(1).all()  # or attention to nothing but padding is attention to all of it
     return PackedTokens(tokens) if has_tokens and tokens.float().mean() < 1 - LEAST_PADDING else None
 
 
@@ -358,10 +338,6 @@ class Packing:
             return Packing()
         return Packing(_if_of_shape(self.states, states), _if_of_shape(self.source, source))
 
-    def changed(self, change: Callable[[Any], Any]) -> "Packing":
-        """Return the packing with both sides changed by a function."""
-        return Packing(change(self.states), change(self.source))
-
     def pack(self, states: torch.Tensor) -> torch.Tensor:
         """Lay out a stack's own `(batch, length, D)` states for its layers."""
         return states if self.states is None else self.states.pack(states)
@@ -375,12 +351,10 @@ def _if_of_shape(tokens: Tokens | None, states: torch.Tensor) -> Tokens | None:
     return tokens if tokens is not None and tokens.shape == states.shape[:2] else None
 
 
-def packing_of(
-    labels: torch.Tensor, attention_mask: torch.Tensor | None, decoder_attention_mask: torch.Tensor | None
-) -> Packing | None:
+def packing_of(labels: torch.Tensor, source_mask: Any, target_mask: torch.Tensor | None) -> Packing | None:
     """Return what a training step may leave out, of labels (-100: none) and masks (0: padding); `None` if unknown."""
-    needed = needed_targets(labels, decoder_attention_mask)
-    return None if needed is None else Packing(packed_tokens(needed), packed_tokens(attention_mask))
+    needed = needed_targets(labels, target_mask)
+    return None if needed is None else Packing(packed_tokens(needed), packed_tokens(source_mask))
 
 
 def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -395,22 +369,20 @@ def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) ->
 def has_observers(model: Any, asked: Mapping[str, Any], kinds: tuple[type[nn.Module], ...]) -> bool:
     """Return whether states of the layers may be observed: recorded, by a hook, or by layers of other classes."""
     names, stacks = ("output_attentions", "output_hidden_states"), (model.model.encoder, model.model.decoder)
-    if any(getattr(model.config, name) if asked.get(name) is None else asked[name] for name in names):
-        return True
     layers = [layer for stack in stacks for layer in stack.layers]
     parts = *layers, *filter(None, (stack.norm for stack in stacks))
-    is_of_others = any(type(layer) not in kinds for layer in layers)
-    return is_of_others or any(is_hooked(module) for part in parts for module in part.modules())
+    return (
+        any(getattr(model.config, name) if asked.get(name) is None else asked[name] for name in names)
+        or any(type(layer) not in kinds for layer in layers)
+        or any(is_hooked(module) for part in parts for module in part.modules())
+    )
 
 
 # Norms
 
 
 class LeanLayerNorm(torch.autograd.Function):
-    """LayerNorm that keeps its output for the gradient, which the next product keeps anyway, and not its input.
-
-    Its gradient cannot be differentiated again.
-    """
+    """LayerNorm that keeps for its gradient its output, as the next product does anyway, and not its input."""
 
     @staticmethod
     def forward(ctx, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -432,9 +404,7 @@ class LeanLayerNorm(torch.autograd.Function):
         return None if of_normalised is None else of_normalised.mul_(reciprocal), of_weight, of_bias, None
 
 
-# The input is computed back from the output as (output - bias) / weight. The larger the bias beside the weight, the
-# more digits of float32 are lost: at this ratio about four bits.
-LARGEST_BIAS = 16
+LARGEST_BIAS = 16  # beside the weight that the output without it is divided by: it costs about four bits of float32
 
 
 def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
@@ -452,9 +422,7 @@ def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
 
 # Decoding
 
-
-# What `generate()` reads, and neither calls nor fills.
-READ_ALONE = (torch.Tensor, str, float, int, bool, type(None))
+READ_ALONE = (torch.Tensor, str, float, int, bool, type(None))  # what `generate()` neither calls nor fills
 # Settings with which it returns or keeps more than tokens, or calls other code.
 KEEPING_SETTINGS = ("return_dict_in_generate", "cache_implementation", "custom_generate", "synced_gpus")
 

@@ -5,7 +5,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from heedful.files import check_matplotlib, written_whole
+from heedful.files import import_extra, written_whole
 
 Panel = Callable[[Any], None]  # draws into matplotlib axes
 Points = Sequence[tuple[float, float]]
@@ -13,11 +13,11 @@ WIDTH, HEIGHT = 6.0, 3.6  # inches
 
 
 def save_figure(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels, two in a row, into an SVG or PNG file: the same panels give the same bytes, text stays text.
+    """Draw panels, two in a row, into an SVG or PNG file, with a legend that all share in the first alone.
 
-    A legend that all panels share is drawn in the first alone. Neither pyplot nor matplotlib's settings are touched.
+    The same panels give the same bytes. Neither pyplot nor matplotlib's settings are touched.
     """
-    check_matplotlib()
+    import_extra("matplotlib", "plots")
     import matplotlib
     from matplotlib.figure import Figure
 

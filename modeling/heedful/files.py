@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, lists and numbers in messages, and what drawing needs."""
+"""Files and folders that appear whole or not at all, and lists and numbers in messages."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path, PureWindowsPath
 from stat import S_IMODE
 from typing import Any
 
+from heedful.checksums_heed import read_object as read_object
 from heedful.symbols_heed import listed as listed
 
 LONGEST_LINE = 2**26  # bytes of a text file
@@ -23,9 +24,8 @@ PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a path to write a file or a folder to, which takes the place of `path` when all is written.
 
-    It lies in a private folder in the folder of `path`, so that two processes that write one file do not meet. If
-    writing fails or is interrupted, what was at `path` stays, and nothing else is left; only a killed process leaves
-    its private folder (`leftovers`). A file keeps its mode, and a link what it leads to.
+    It lies in a private folder beside `path`, so that two processes that write one file do not meet. If writing fails,
+    what was at `path` stays; only a killed process leaves its private folder (`leftovers`). A file keeps its mode.
     """
     path = path.resolve() if path.is_symlink() else path
     folder = Path(tempfile.mkdtemp(".partial", f".{path.name[:60]}.", path.parent))
@@ -75,10 +75,7 @@ def check_is_new(target: Path, name: str = "target", kind: str = "folder") -> No
 
 
 def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name: str = "path") -> Path:
-    """Return the path of a file to be written, if it ends in one of the suffixes and its folder exists.
-
-    Else an error names the argument.
-    """
+    """Return the path of a file to be written, if its suffix fits and its folder exists; else name the argument."""
     path = Path(path)
     if suffixes is not None and path.suffix.lower() not in suffixes:
         raise ValueError(f"`{name}` must end in one of {', '.join(suffixes)}, but is {path} instead.")
@@ -88,19 +85,6 @@ def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name
     if not folder.is_dir():
         raise FileNotFoundError(f"`{name}` must lie in an existing folder, but {folder} does not exist.")
     return path
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a file of JSON, empty where there is none."""
-    if not path.is_file():
-        return {}
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
-    if not isinstance(read, dict):
-        raise ValueError(f"{path} must be a JSON object, but is {type(read).__name__} instead.")
-    return read
 
 
 def read_lines(path: str | Path, name: str) -> list[str]:
@@ -156,30 +140,22 @@ def json_in_html(data: Any) -> str:
 
 
 def check_inside(folder: Path) -> None:
-    """Raise a `ValueError` if a link in a model's folder, or a name in its JSON files, leads out of it.
-
-    The links of the Hub's cache may: there `models--…/snapshots/…` and the folders in it have their files in
-    `models--…/blobs`.
-    """
-    roots = [folder.resolve()]
-    for place in folder.resolve().parents:
-        if place.name == "snapshots" and place.parent.name.startswith("models--"):
-            roots.append(place.parent / "blobs")
-    for path in folder.rglob("*"):
-        if path.is_symlink():
-            target = Path(os.path.realpath(path))
-            if not any(target.is_relative_to(place) for place in roots):
-                raise ValueError(f"{path} must be a file in the model's folder, but is a link to {target}: copy it.")
+    """Raise a `ValueError` if a link of a model's folder, but for the Hub's cache, or a name in its JSON leads out."""
+    caches = [place.parent for place in folder.resolve().parents if place.name == "snapshots"]
+    roots = [folder.resolve(), *(cache / "blobs" for cache in caches if cache.name.startswith("models--"))]
+    for path in filter(Path.is_symlink, folder.rglob("*")):
+        target = Path(os.path.realpath(path))
+        if not any(target.is_relative_to(place) for place in roots):
+            raise ValueError(f"{path} must be a file in the model's folder, but is a link to {target}: copy it.")
     for path in (folder / "config.json", *folder.glob("*.index.json")):
         try:
             read = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            shards = read.get("weight_map") or {}
-            named = {"weight_map": shards.values(), "transformers_weights": [read.get("transformers_weights") or ""]}
+            named = [("weight_map", name) for name in (read.get("weight_map") or {}).values()]
+            named += [("transformers_weights", read.get("transformers_weights") or "")]
         except (ValueError, RecursionError, AttributeError):
             continue  # what reads the file for its own sake names what is wrong with it
-        for key, names in named.items():
-            for name in names:
-                check_name_inside(name, f"`{key}` of {path}")
+        for key, name in named:
+            check_name_inside(name, f"`{key}` of {path}")
 
 
 def check_name_inside(name: Any, what: str) -> None:
@@ -237,11 +213,6 @@ def import_extra(name: str, extra: str) -> Any:
         raise ImportError(f"{name} must be installed: pip install 'heedful[{extra}]'") from error
 
 
-def check_matplotlib() -> None:
-    """Raise an `ImportError` that names the extra if matplotlib is not installed."""
-    import_extra("matplotlib", "plots")
-
-
 def remove(path: Path) -> None:
     """Delete a file, a link or a whole folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
@@ -251,14 +222,7 @@ def remove(path: Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Shorten an error of a library to the name of its class and its first line of text.
-
-    The name is left out for a `ValueError`, whose text is for users. If the first line ends in a colon, the next one
-    follows.
-    """
+    """Shorten an error to its class, but for a `ValueError`, and its first line, or two where that ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    name = type(error).__name__
-    if not lines:
-        return name
-    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
-    return text if type(error) is ValueError else f"{name}: {text}"
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return text if text and type(error) is ValueError else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -17,8 +17,8 @@ from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, runs_known_code
 from .versions_heed import CACHE, cache_of, cached_signature, given_cache, rename_cache
 
-# The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
-# tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
+# The longest translation where neither the call nor the model's generation config sets a bound: transformers' own, 20
+# tokens, cuts ordinary sentences.
 DEFAULT_MAX_NEW_TOKENS = 256
 # Arguments of `generate()` that it hands to no `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
@@ -29,9 +29,7 @@ _is_users_strategy: ContextVar[bool] = ContextVar("_is_users_strategy", default=
 
 def check_strategy_arguments(arguments: dict[str, Any]) -> None:
     """Raise a `ValueError` for arguments beside a callable `custom_generate`, which would not get them."""
-    if not callable(arguments.get("custom_generate")):
-        return
-    for name in KEPT_FROM_STRATEGIES:
+    for name in KEPT_FROM_STRATEGIES if callable(arguments.get("custom_generate")) else ():
         if (given := arguments.get(name)) is not None:
             must = f"`{name}` must be None with a `custom_generate`, to which transformers hands none"
             raise ValueError(f"{must}, but is a {type(given).__name__} instead.")
@@ -60,24 +58,18 @@ def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def stopped(
     generated: torch.Tensor, counts: torch.Tensor, ended: torch.Tensor, stop_strings: str | list[str], tokenizer: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many tokens generated rows have, and which have ended, `(rows)`, where `stop_strings` end some.
-
-    Behind a stop string, rows are filled with padding or, by beam search, end tokens.
-    """
+    """Return how many tokens generated rows have, and which have ended, `(rows)`, where `stop_strings` end some."""
     stops = [stop_strings] if isinstance(stop_strings, str) else stop_strings
     texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
     is_stopped = torch.tensor([any(stop in text for stop in stops) for text in texts], device=ended.device)
+    # Behind a stop string, rows are filled with padding or, by beam search, end tokens.
     is_own = ~torch.isin(generated, torch.tensor(tokenizer.all_special_ids, device=generated.device))
     lengths = (is_own * torch.arange(1, 1 + generated.shape[1], device=generated.device)).amax(dim=1)
     return torch.where(is_stopped, lengths, counts), ended | is_stopped
 
 
 def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
-    """Let `generate()` go on from a filled cache behind the tokens that it has read, which the call must give too.
-
-    transformers, which puts the start token before what does not begin with it, would read them once more where no
-    mask is given, and all of them where there is no new one.
-    """
+    """Let `generate()` go on from a filled cache behind the tokens that it has read, which the call must give too."""
     prompt: Any = kwargs.get("decoder_input_ids")
     read = int(kwargs[CACHE].get_seq_length())
     given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())
@@ -85,7 +77,7 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
         must = f"`decoder_input_ids` must be the whole target so far, more than the {read} tokens in `{CACHE}`"
         raise ValueError(f"{must}, but are {given} tokens instead.")
     if read and kwargs.get("decoder_attention_mask") is None:
-        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
+        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)  # or transformers would read them once more
 
 
 def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
@@ -94,8 +86,8 @@ def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
     ignored = [f"`{name}`" for name in names if getattr(config, name, None) not in (None, "power")]
     if ignored and not callable(strategy):
         cure = "give it `custom_generate=heedful.BeamSearch()`, which does, or use heedful's `Translator`"
-        message = f"`generate()` does not read {' and '.join(ignored)} of the generation config: {cure}."
-        warnings.warn(message, stacklevel=4)
+        found = f"`generate()` does not read {' and '.join(ignored)} of the generation config"
+        warnings.warn(f"{found}: {cure}.", stacklevel=4)
 
 
 def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
@@ -111,10 +103,7 @@ def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
 
 
 def give_each_row_its_source(cache: Any) -> None:
-    """Repeat keys and values of the source in a cache that `generate()` returns, for the hypotheses that share them.
-
-    Other code expects as many rows of them as of the target's.
-    """
+    """Repeat the source's keys and values in a cache that `generate()` returns, a row for each of the target's."""
     if not isinstance(cache, EncoderDecoderCache):
         return
     layers: Any = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
@@ -132,10 +121,7 @@ class HeedGenerationMixin(GenerationMixin):
     generation_config: GenerationConfig
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift `(batch, target_length)` labels right by one: the decoder reads what comes before each label.
-
-        A `ValueError` says if they are padded on the left, where the decoder's start would stand before the padding.
-        """
+        """Shift `(batch, target_length)` labels, padded on the right: the decoder reads what comes before each."""
         _check_padding_side(labels)
         # Without a slice that is one shorter, an exported program takes targets of one and two tokens too.
         shifted = labels.roll(1, dims=1)
@@ -144,22 +130,18 @@ class HeedGenerationMixin(GenerationMixin):
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Generate as transformers does, with tokens counted by the target's vocabulary where it has another size.
-
-        What transformers would drop silently is a `ValueError`, see `check_generate_arguments`.
-        """
+        """Generate as transformers does, with the target's vocabulary; what it would drop silently is an error."""
         check_generate_arguments(args, rename_cache(kwargs))
-        config = kwargs.get("generation_config") or self.generation_config
-        warn_ignored_settings(config, kwargs.get("custom_generate"))
         given: Any = kwargs.get(CACHE)
+        strategy = kwargs.get("custom_generate")
+        warn_ignored_settings(kwargs.get("generation_config") or self.generation_config, strategy)
         if isinstance(given, Cache):
             given.is_the_users = True  # type: ignore[attr-defined] # it must be filled
-            if not callable(kwargs.get("custom_generate")):
+            if not callable(strategy):
                 prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or transformers would warn of the folder's at every call
         is_unseen = only_tokens_are_returned(self, *args, **kwargs)
-        strategy = kwargs.get("custom_generate")
         is_ours = str(getattr(strategy, "__module__", None)).startswith(f"{__name__.rpartition('.')[0]}.")
         _is_users_strategy.set(strategy is not None and not is_ours)
         with self.config.vocabulary_of_the_target(), torch.inference_mode() if is_unseen else nullcontext():
@@ -199,11 +181,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         return super().get_encoder(*args, **kwargs) if self.prepared is None else self.prepared.encoder
 
     def _expand_inputs_for_generation(
-        self,
-        expand_size: int = 1,
-        is_encoder_decoder: bool = False,
-        input_ids: Any = None,
-        **model_kwargs: Any,
+        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
         """Make a row of the target's for each hypothesis; those of a sentence share its source, if no user sees it."""
         if _is_users_strategy.get() or not runs_known_code(self):
@@ -231,11 +209,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-        """Return the decoder's `(batch, length)` mask as it is.
-
-        With a static cache `generate()` would hand the decoder a finished mask, which knows of no neighbourhood,
-        leaves no padding to count positions by, and may not be of the kind that the attention function takes.
-        """
+        """Return the decoder's mask as it is: a static cache's finished one has no neighbourhood and no padding."""
         return attention_mask
 
     @cached_signature
@@ -247,18 +221,15 @@ class CachedGenerationMixin(HeedGenerationMixin):
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return what one step of `generate()` hands to `forward`.
-
-        transformers' own takes longer than an attention of a small model. It is left to other caches, and to models
-        whose output layer is on another device than the tokens.
-        """
+        """Return what a step hands to `forward`; transformers' own takes longer than an attention of a small model."""
         cache = given_cache(cache, kwargs)
-        is_ordinary = cache is not None and not cache.is_compileable
-        if attention_mask is None and cache is not None and cache.is_compileable:
+        is_static = cache is not None and cache.is_compileable
+        if attention_mask is None and is_static:
             # Left out where it is all ones, see `_expand_inputs_for_generation`: without it a step is compiled anew.
             source = kwargs["encoder_outputs"][0]
             attention_mask = torch.ones(source.shape[:2], dtype=torch.long, device=source.device)
-        if not is_ordinary or not is_unmodified(self.lm_head) or input_ids.device != self.lm_head.weight.device:
+        is_ordinary = cache is not None and not is_static and is_unmodified(self.lm_head)
+        if not is_ordinary or input_ids.device != self.lm_head.weight.device:
             known = {CACHE: cache, "attention_mask": attention_mask}
             return super().prepare_inputs_for_generation(input_ids, next_sequence_length, **known, **kwargs)
         newest = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
@@ -289,8 +260,5 @@ def _check_padding_side(labels: torch.Tensor) -> None:
         return
     is_target = labels != IGNORED_LABEL
     if (~is_target[:, 0] & is_target.any(dim=1)).any():
-        raise ValueError(
-            "`labels` must be padded on the right, but a row begins with -100 instead: a data collator pads them "
-            'on the `padding_side` of its tokenizer, which must be "right". (With `decoder_input_ids` of your own '
-            "the first labels may be -100.)"
-        )
+        must = "`labels` must be padded on the right if `decoder_input_ids` are left out, but a row begins with -100"
+        raise ValueError(f'{must}: the `padding_side` of a data collator\'s tokenizer must be "right".')

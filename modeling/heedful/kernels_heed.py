@@ -12,16 +12,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from .configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig, check_one_kernel
 from .fast_paths_heed import computing_dtype
 
-# The attention functions that take any mask and values of another width than the keys.
-GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")
+GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")  # take any mask, and values of another width than the keys
 DEVICE_OF_CUDNN = "cuda"  # where torch computes `sdpa` by cuDNN too
 ALL_BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.OVERRIDEABLE]
-
-
-def has_uneven_heads(config: HeedConfig) -> bool:
-    """Return whether the keys of a head are wider or narrower than its values."""
-    widths = (config.d_model // heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads))
-    return any((config.d_k or width) != (config.d_v or width) for width in widths)
 
 
 def why_only_eager(config: HeedConfig) -> str | None:
@@ -37,7 +30,9 @@ def why_only_general(config: HeedConfig) -> str | None:
         return "`position_encoding` is t5"
     if config.encoder_neighbourhood or config.decoder_neighbourhood:
         return "self-attention is restricted to a neighbourhood"
-    return "`d_k` differs from `d_v`" if has_uneven_heads(config) else None
+    widths = (config.d_model // heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads))
+    is_uneven = any((config.d_k or width) != (config.d_v or width) for width in widths)
+    return "`d_k` differs from `d_v`" if is_uneven else None
 
 
 def check_kernel(config: HeedConfig, name: str | None) -> None:
@@ -66,15 +61,11 @@ def check_kernel_name(config: HeedConfig, name: str | None) -> None:
 def check_flex_attention(query: torch.Tensor, dropout: float) -> None:
     """Raise a `ValueError` where flex_attention cannot do what is asked of it."""
     if dropout > 0:
-        raise ValueError(
-            f"`attention_dropout` must be 0 to train with flex_attention, which cannot drop weights, but is {dropout} "
-            "instead; eager and sdpa can."
-        )
+        must = "`attention_dropout` must be 0 to train with flex_attention, which cannot drop weights"
+        raise ValueError(f"{must}, but is {dropout} instead; eager and sdpa can.")
     if query.requires_grad and query.device.type == "cpu":
-        raise ValueError(
-            "`attn_implementation` must be eager or sdpa to compute gradients on the CPU, but is flex_attention "
-            "instead. Where none are needed, call the model within `torch.no_grad()`."
-        )
+        must = "`attn_implementation` must be eager or sdpa to compute gradients on the CPU"
+        raise ValueError(f"{must}, but is flex_attention instead. `torch.no_grad()` computes none.")
 
 
 def attention_function(name: str, eager: Callable, device: torch.device) -> Callable:
@@ -86,8 +77,7 @@ def attention_function(name: str, eager: Callable, device: torch.device) -> Call
 def without_cudnn(attend: Callable, *states: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Call an attention function without torch's cuDNN backend, unless some backend was excluded before.
 
-    cuDNN, which torch prefers on some GPUs, makes a plan for every new shape, in up to half a second; batches of text
-    have new shapes nearly always. The gradient is computed by what computed the output.
+    cuDNN, which torch prefers on some GPUs, takes up to half a second to plan each new shape, and texts have many.
     """
     if not chooses_from_all():
         return attend(*states, **kwargs)
@@ -126,11 +116,7 @@ class KernelChoice(PreTrainedModel):
         super().__init__(config)
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
-        """Choose the attention function, as transformers does; encoder and decoder share one config, and so one name.
-
-        Raises:
-            ValueError: If it is unknown, would compute something else, or is given for a part of the model.
-        """
+        """Choose the attention function, as transformers does, if it computes what the config says of both stacks."""
         check_one_kernel(attn_implementation)
         name = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
         check_kernel_name(self.config, name)
@@ -147,22 +133,18 @@ class KernelChoice(PreTrainedModel):
     def attention_settings(self, output_attentions: bool | None) -> HeedConfig:
         """Return the config whose attention function one forward call uses.
 
-        Only the `eager` function returns attention weights, so a call that asks for them runs under it. So does
-        training in bfloat16 on the CPU, where `sdpa` is slow to differentiate.
+        Only `eager` returns attention weights. It also trains in bfloat16 on the CPU, where `sdpa` is slow.
         """
         kernel = self.config._attn_implementation
         check_kernel(self.config, kernel)  # it may have been assigned
         if kernel == "eager":
             return self.config
         records = self.config.output_attentions if output_attentions is None else output_attentions
-        if not records and not (kernel == "sdpa" and self._trains_in_bfloat16_on_the_cpu()):
+        if not records and kernel == "sdpa" and self.training and torch.is_grad_enabled():
+            weight = self.get_input_embeddings().weight
+            records = weight.device.type == "cpu" and computing_dtype(weight) == torch.bfloat16
+        if not records:
             return self.config
         settings = copy.copy(self.config)
         settings._attn_implementation = "eager"
         return settings
-
-    def _trains_in_bfloat16_on_the_cpu(self) -> bool:
-        if not (torch.is_grad_enabled() and self.training):
-            return False
-        weight = self.get_input_embeddings().weight
-        return weight.device.type == "cpu" and computing_dtype(weight) == torch.bfloat16

@@ -16,21 +16,17 @@ from torch.autograd.function import once_differentiable
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import computing_dtype, is_eager, linear
 
-# `OutputLoss` holds the logits of so many target tokens at once on the CPU,
-TOKENS_AT_ONCE = 256
-# or so many logits on a GPU, where to launch an operation for a few takes as long as for many,
-LOGITS_ON_GPU = 2**27
-# adds up the gradients of so many rows of the pre-softmax matrix at once,
-MATRIX_ROWS_AT_ONCE = 8192
-# and on the CPU computes the softmax of so many logits at once: they are read several times, and stay in its cache.
-LOGITS_AT_ONCE = 2**18
+TOKENS_AT_ONCE = 256  # whose logits `OutputLoss` holds on the CPU
+LOGITS_ON_GPU = 2**27  # that it holds there, where to launch an operation for a few takes as long as for many
+MATRIX_ROWS_AT_ONCE = 8192  # of the pre-softmax matrix whose gradients it adds up
+LOGITS_AT_ONCE = 2**18  # whose softmax it computes on the CPU: they are read several times, and stay in its cache
 
 
 def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
     """Return the summed cross-entropy with label smoothing ε_ls (section 5.4), in nats, computed in float32.
 
     Logits are `(…, V)`, labels `(…)`, -100 where nothing is to be predicted. The target of a label y has probability
-    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens. `OutputLoss` computes the same: change both.
+    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens.
     """
     return F.cross_entropy(
         logits.flatten(0, -2).float(),
@@ -61,8 +57,7 @@ class OutputLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the summed loss in nats of the labels at these places, from states `(…, D)` and weight `(V, D)`.
 
-        An objective, as `OutputLayer.forward` is given one, takes the place of the cross-entropy, and returns several
-        sums, of which the first is the loss.
+        An objective takes the place of the cross-entropy, and returns several sums, of which the first is the loss.
         """
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dtype = computing_dtype(states)
@@ -72,9 +67,8 @@ class OutputLoss(torch.autograd.Function):
         of_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
         total = torch.zeros((), device=states.device)
         with torch.autocast(states.device.type, enabled=False):  # the dtypes are chosen here
-            passes = 1 if objective is None else objective.passes
-            predicted = places.view(passes, -1)
-            size = tokens_at_once(states.device, len(weight)) // passes
+            predicted = places.view(1 if objective is None else objective.passes, -1)
+            size = tokens_at_once(states.device, len(weight)) // len(predicted)
             for rows in predicted.split(size, dim=1) if predicted.numel() else ():
                 rows = rows.flatten()
                 part, target = states[rows].to(dtype), labels[rows][:, None]
@@ -132,20 +126,14 @@ def replace_by_gradient(
 def check_label_shape(states: torch.Tensor, labels: torch.Tensor) -> None:
     """Raise a `ValueError` unless there is a label for each of the states or logits."""
     if states.shape[:-1] != labels.shape:
-        raise ValueError(
-            f"`labels` must have the shape of the logits, {tuple(states.shape[:-1])}, "
-            f"but have {tuple(labels.shape)} instead."
-        )
+        must = f"`labels` must have the shape of the logits, {tuple(states.shape[:-1])}"
+        raise ValueError(f"{must}, but have {tuple(labels.shape)} instead.")
 
 
-def mean_per_label(
-    total: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None
-) -> torch.Tensor:
+def mean_per_label(total: torch.Tensor, labels: torch.Tensor, count: int | torch.Tensor | None) -> torch.Tensor:
     """Divide a summed loss by the number of labels: those given here, or of the whole update."""
-    if num_items_in_batch is None:
-        num_items_in_batch = (labels != IGNORED_LABEL).sum()
-        if is_eager() and num_items_in_batch == 0:
+    if count is None:
+        count = (labels != IGNORED_LABEL).sum()
+        if is_eager() and count == 0:
             raise ValueError("`labels` must hold at least one label other than -100, but all are -100.")
-    if isinstance(num_items_in_batch, torch.Tensor):
-        num_items_in_batch = num_items_in_batch.to(total.device)
-    return total / num_items_in_batch
+    return total / (count.to(total.device) if isinstance(count, torch.Tensor) else count)

@@ -15,22 +15,17 @@ from .versions_heed import by_name
 
 
 def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None, limit: int | None) -> None:
-    """Raise a `ValueError` if a `(batch, width)` mask does not cover all tokens, past and new, or they are too many.
-
-    With a static cache the length is a tensor, which is checked on the CPU only: to read it from a GPU takes time.
-    """
+    """Raise a `ValueError` if a `(batch, width)` mask does not cover all tokens, old and new, or they are too many."""
+    # With a static cache the length is a tensor: to read it from a GPU takes time.
     if torch.compiler.is_compiling() or (isinstance(length, torch.Tensor) and length.device.type != "cpu"):
         return
     length = int(length)
     if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != length:
-        raise ValueError(
-            f"The attention mask must cover {length} tokens, but it covers {attention_mask.shape[1]} instead."
-        )
+        found = f"it covers {attention_mask.shape[1]} instead"
+        raise ValueError(f"The attention mask must cover {length} tokens, but {found}.")
     if limit is not None and length > limit:
-        raise ValueError(
-            f"A sequence must have at most {limit} tokens (`max_position_embeddings` of learned positions), "
-            f"but it has {length} instead."
-        )
+        must = f"A sequence must have at most {limit} tokens (`max_position_embeddings` of learned positions)"
+        raise ValueError(f"{must}, but it has {length} instead.")
 
 
 def may_ask_for_padding(attention_mask: torch.Tensor | None, embeddings: torch.Tensor) -> bool:
@@ -49,34 +44,32 @@ def self_attention_mask(
     config: HeedConfig,
     embeddings: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    *,
     side: str,
-    output_attentions: bool | None,
+    records: bool | None,
     cache: Cache | None = None,
     tokens: Any = None,
 ) -> Any:
     """Return what masks self-attention, as the attention function takes it or a `WindowedMask`; `None` masks nothing.
 
-    `config` is that of the call, with the name of its attention function. Of the `(batch, length, d_model)` embeddings
-    only shape, dtype and device count. The mask is `(batch, past_length + length)`, 0 at padding, or a finished one. A
-    query sees so many positions away as the config says of its side (section 4), and in the decoder only itself and
-    earlier ones (section 3.2.3). Rows that lie end to end, by the tokens of a packing, attention itself keeps apart.
+    `config` is that of the call, with the name of its attention function, and `records` its `output_attentions`. Of
+    the `(batch, length, d_model)` embeddings only shape, dtype and device count. The mask is `(batch, past_length +
+    length)`, 0 at padding, or a finished one. A query sees so many positions away as the config says of its side
+    (section 4), and in the decoder only itself and earlier ones (section 3.2.3).
     """
     if isinstance(tokens, EndToEnd):
-        return None
+        return None  # attention itself keeps the rows apart
     radius, is_causal = getattr(config, f"{side}_neighbourhood"), side == "decoder"
-    is_plain = config._attn_implementation in ("eager", "sdpa") and (
-        attention_mask is None or attention_mask.dim() == 2
-    )
+    has_plain_mask = attention_mask is None or attention_mask.dim() == 2
+    is_plain = has_plain_mask and config._attn_implementation in ("eager", "sdpa")
     if is_plain and radius is None and is_causal and attention_mask is None and decodes_one_token(embeddings, cache):
         return None  # it sees all before it; to make a mask that says so would take longer than a layer norm
-    if is_plain and radius is not None and cache is None and runs_in_windows(config, embeddings, radius):
-        records = config.output_attentions if output_attentions is None else output_attentions
-        if not records:  # or the weights of all positions are wanted, and not of a window's
-            if attention_mask is None:
-                attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
-            dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool
-            return windowed_mask(attention_mask, radius, is_causal, dtype)
+    in_windows = radius is not None and is_plain and cache is None and runs_in_windows(config, embeddings, radius)
+    # Where weights are recorded, they are those of all positions, and not of a window's.
+    if in_windows and not (config.output_attentions if records is None else records):
+        if attention_mask is None:
+            attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
+        dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool
+        return windowed_mask(attention_mask, radius, is_causal, dtype)
     given: dict[str, Any] = {"config": config, "inputs_embeds": embeddings, "attention_mask": attention_mask}
     given["and_mask_function"] = neighbourhood_mask(radius)
     may_ask = may_ask_for_padding(attention_mask, embeddings)
@@ -103,15 +96,12 @@ def source_mask(
 ) -> Any:
     """Return what masks attention to the source, with arguments as of `self_attention_mask`; `None` masks nothing.
 
-    The mask is `(sources, source_length)`, and each of the sources, `(source_length, d_model)`, serves as many
-    consecutive targets: a `ValueError` says if these cannot be shared out evenly.
+    The mask is `(sources, source_length)`, and each source serves as many consecutive targets.
     """
     if source is not None and source.shape[0] != embeddings.shape[0]:
         if source.shape[0] == 0 or embeddings.shape[0] % source.shape[0]:
-            raise ValueError(
-                f"The number of targets must be a multiple of that of the sources, {source.shape[0]}, "
-                f"but is {embeddings.shape[0]} instead."
-            )
+            must = f"The number of targets must be a multiple of that of the sources, {source.shape[0]}"
+            raise ValueError(f"{must}, but is {embeddings.shape[0]} instead.")
         embeddings = embeddings.reshape(source.shape[0], -1, embeddings.shape[-1])  # the targets of a source as one
     if attention_mask is None and config._attn_implementation in ("eager", "sdpa"):
         return None
@@ -121,10 +111,8 @@ def source_mask(
 
 # Restricted self-attention: time and memory grow with the length, not with its square
 
-# A block of fewer positions costs more than it saves.
-NARROWEST_BLOCK = 16
-# Shorter sequences than so many blocks are masked instead.
-FEWEST_BLOCKS = 4
+NARROWEST_BLOCK = 16  # one of fewer positions costs more than it saves
+FEWEST_BLOCKS = 4  # sequences of fewer are masked instead
 
 
 class WindowedMask(NamedTuple):
@@ -178,8 +166,7 @@ def neighbourhood_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend to the positions around, block by block, with what masking all others gives (section 4).
 
-    `attend` is an attention function, such as `eager_attention`, and the other arguments are those that it takes,
-    except for the mask. The output is `(batch, length, heads, d_v)`, without weights.
+    But for the mask, all arguments are those of the attention function `attend`; there are no weights.
     """
     batch, _, length, _ = query.shape
     block, window = mask.windows.shape[2:]

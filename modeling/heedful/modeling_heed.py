@@ -89,10 +89,9 @@ class HeedResidual(nn.Module):
         sublayer: Callable[[torch.Tensor], torch.Tensor],
         packing: Packing | None = None,
     ) -> torch.Tensor:
-        """Add what `sublayer` makes of `(batch, length, d_model)` to it.
+        """Add what a function `sublayer` makes of `(batch, length, d_model)` to it.
 
-        It is a function, for accelerate moves a module among the arguments, and fails where its weights lie on disk.
-        A packing is given while training where the gradient need not be differentiated again: it takes less memory.
+        It is no module, which accelerate would move. With a packing the gradient cannot be differentiated again.
         """
         output = sublayer(hidden_states if self.is_post_norm else self._normalise(hidden_states, packing))
         if self.training:
@@ -160,20 +159,16 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Transform `(batch, target_length, d_model)`, reading `(batch, source_length, d_model)` encoder states."""
-        cache = given_cache(cache, kwargs)
+        shared: Any = {"cache": given_cache(cache, kwargs), "packing": packing, **kwargs}
         hidden_states = self.self_attn_residual(
             hidden_states,
-            lambda states: self.self_attn(
-                states, attention_mask, None, cache, packing=packing, relative=relative, **kwargs
-            )[0],
+            lambda states: self.self_attn(states, attention_mask, None, relative=relative, **shared)[0],
             packing,
         )
         if encoder_hidden_states is not None:
             hidden_states = self.cross_attn_residual(
                 hidden_states,
-                lambda states: self.cross_attn(
-                    states, encoder_attention_mask, encoder_hidden_states, cache, packing=packing, **kwargs
-                )[0],
+                lambda states: self.cross_attn(states, encoder_attention_mask, encoder_hidden_states, **shared)[0],
                 packing,
             )
         return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states), packing)
@@ -217,11 +212,12 @@ class HeedStack(HeedPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.embed_positions: nn.Module | None = None
-        self.longest_sequence = config.max_position_embeddings if config.position_encoding == "learned" else None
+        self.longest_sequence: int | None = None
         if config.position_encoding == "sinusoidal":
             self.embed_positions = SinusoidalPositions(config)
         elif config.position_encoding == "learned":
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+            self.longest_sequence = config.max_position_embeddings
+            self.embed_positions = nn.Embedding(self.longest_sequence, config.d_model)
         self.relative_positions = RelativePositions(config, self.side)
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = HeedDropout(config.dropout)
@@ -288,25 +284,20 @@ class HeedEncoder(HeedStack):
             input_ids: `(batch, source_length)`.
             attention_mask: `(batch, source_length)`, 1 at tokens and 0 at padding, on either side.
             inputs_embeds: `(batch, source_length, d_model)` in place of `input_ids`.
-            packing: The padding that a training step leaves out, see `HeedForConditionalGeneration.forward`.
+            packing: The padding that a training step leaves out.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `last_hidden_state` `(batch, source_length, d_model)` and what was asked to be recorded.
-
-        Raises:
-            ValueError: If an id is outside the vocabulary, or the mask's width is not the source's length.
         """
         embeddings = self.embed(input_ids, inputs_embeds)
         check_length(embeddings.shape[1], attention_mask, self.longest_sequence)
-        settings = self.attention_settings(kwargs.get("output_attentions"))
-        kernel, tokens = settings._attn_implementation, packing and packing.source
+        records, tokens = kwargs.get("output_attentions"), packing and packing.source
+        settings = self.attention_settings(records)
+        kernel = settings._attn_implementation
         positions = positions_of(embeddings.shape[1], 0, attention_mask, embeddings.device, tokens)
         relative = self.relative_positions(positions, attention_mask)
-        records = kwargs.get("output_attentions")
-        mask = self_attention_mask(
-            settings, embeddings, attention_mask, side="encoder", output_attentions=records, tokens=tokens
-        )
+        mask = self_attention_mask(settings, embeddings, attention_mask, "encoder", records, tokens=tokens)
         hidden_states = self.add_positions(embeddings, positions)  # (B, S, D)
         if packing is not None:
             packing = packing.of_encoder(hidden_states)
@@ -351,21 +342,16 @@ class HeedDecoder(HeedStack):
         Args:
             input_ids: `(batch, target_length)`, without the tokens that are already in the cache.
             attention_mask: `(batch, past_length + target_length)`, 0 at padding, on either side.
-            encoder_hidden_states: `(sources, source_length, d_model)`; with fewer sources than targets, consecutive
-                targets share one, as the hypotheses of a beam do.
+            encoder_hidden_states: `(sources, source_length, d_model)`, each for as many consecutive targets.
             encoder_attention_mask: `(sources, source_length)`.
             cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, target_length, d_model)` in place of `input_ids`.
             use_cache: Whether to return a cache; the config's `use_cache` by default.
-            packing: The padding that a training step leaves out, see `HeedForConditionalGeneration.forward`.
+            packing: The padding that a training step leaves out.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `last_hidden_state` `(batch, target_length, d_model)`, the cache, and what was asked to be recorded.
-
-        Raises:
-            ValueError: If an id is outside the vocabulary, the mask's width is not past plus new length, or targets
-                cannot be shared out evenly among sources.
         """
         cache = given_cache(cache, kwargs)
         embeddings = self.embed(input_ids, inputs_embeds)
@@ -373,27 +359,17 @@ class HeedDecoder(HeedStack):
             cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past_length = 0 if cache is None else cache.get_seq_length()
         check_length(past_length + embeddings.shape[1], attention_mask, self.longest_sequence)
-        settings = self.attention_settings(kwargs.get("output_attentions"))
+        records, tokens = kwargs.get("output_attentions"), packing and packing.states
+        settings = self.attention_settings(records)
         kernel = settings._attn_implementation  # once: to read a config takes microseconds
         if kernel == "flex_attention" and cache is not None and cache.is_compileable:
             # Its mask is read after the cache has moved the position that the mask counts from.
-            raise ValueError(
-                "`attn_implementation` must be eager or sdpa beside a static cache, but is flex_attention instead."
-            )
-        tokens = packing and packing.states
+            must = "`attn_implementation` must be eager or sdpa beside a static cache"
+            raise ValueError(f"{must}, but is flex_attention instead.")
         positions = positions_of(embeddings.shape[1], past_length, attention_mask, embeddings.device, tokens)
         own_cache = None if cache is None else cache.self_attention_cache
         relative = self.relative_positions(positions, attention_mask, own_cache)
-        records = kwargs.get("output_attentions")
-        causal_mask = self_attention_mask(
-            settings,
-            embeddings,
-            attention_mask,
-            side="decoder",
-            output_attentions=records,
-            cache=own_cache,
-            tokens=tokens,
-        )
+        causal_mask = self_attention_mask(settings, embeddings, attention_mask, "decoder", records, own_cache, tokens)
         cross_mask = source_mask(settings, embeddings, encoder_attention_mask, encoder_hidden_states)
         hidden_states = self.add_positions(embeddings, positions)  # (B, T, D)
         if packing is not None:
@@ -407,10 +383,8 @@ class HeedDecoder(HeedStack):
                 hidden_states, causal_mask, encoder_hidden_states, relative, cross_mask, layer_idx=number, **given
             )
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),
-            **by_name(cache),
-        )
+        hidden_states = hidden_states if packing is None else packing.unpack(hidden_states)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, **by_name(cache))
 
 
 # The model, figure 1
@@ -444,8 +418,6 @@ class HeedForConditionalGeneration(OutputLayer, CachedGenerationMixin, HeedPreTr
 
     def _shortcuts(self, asked: Mapping[str, Any], labels: torch.Tensor, *masks: Any) -> dict[str, Any]:
         """Return the padding that a step on the CPU may leave out, as `packing`, where nothing observes its states."""
-        if self.lm_head.weight.device.type != "cpu" or has_observers(
-            self, asked, (HeedEncoderLayer, HeedDecoderLayer)
-        ):
-            return {}
-        return {"packing": packing_of(labels, *masks)}
+        layers = HeedEncoderLayer, HeedDecoderLayer
+        is_observed = self.lm_head.weight.device.type != "cpu" or has_observers(self, asked, layers)
+        return {} if is_observed else {"packing": packing_of(labels, *masks)}

@@ -35,8 +35,7 @@ from .generation_heed import HeedGenerationMixin
 from .pretrained_heed import HeedBaseModel
 from .versions_heed import CACHE, by_name, cached_signature, given_cache
 
-# Longest translation, in tokens, unless `generate()` gets another limit.
-DEFAULT_MAX_LENGTH = 512
+DEFAULT_MAX_LENGTH = 512  # tokens of the longest translation, unless `generate()` gets another limit
 
 MaybeTensor = torch.Tensor | None
 # Looks at the source from `(batch, length, hidden_size)` states: what the pre-softmax layer reads, and the weights.
@@ -95,10 +94,8 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
     def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
         """Refuse every attention function but eager, by a `ValueError`: a recurrent model has one way to attend."""
         if attn_implementation != "eager":
-            raise ValueError(
-                "`attn_implementation` must be eager for a recurrent model, which has one way to attend, "
-                f"but is {attn_implementation!r} instead."
-            )
+            must = "`attn_implementation` must be eager for a recurrent model, which has one way to attend"
+            raise ValueError(f"{must}, but is {attn_implementation!r} instead.")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -146,10 +143,8 @@ class HeedRNNStack(HeedRNNPreTrainedModel):
     @staticmethod
     def _check_mask(attention_mask: torch.Tensor | None, length: int) -> None:
         if attention_mask is not None and (attention_mask.dim() != 2 or attention_mask.shape[1] != length):
-            raise ValueError(
-                f"The attention mask must cover {length} tokens as (batch, {length}), "
-                f"but is of shape {tuple(attention_mask.shape)} instead."
-            )
+            must = f"The attention mask must cover {length} tokens as (batch, {length})"
+            raise ValueError(f"{must}, but is of shape {tuple(attention_mask.shape)} instead.")
 
 
 class HeedRNNEncoder(HeedRNNStack):
@@ -174,13 +169,10 @@ class HeedRNNEncoder(HeedRNNStack):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> RecurrentEncoderOutput:
-        """Encode the source, with the arguments of `HeedEncoder.forward`, but for attentions, of which there are none.
+        """Encode the source, with the arguments and errors of `HeedEncoder.forward`, but for attentions.
 
         Embeddings are `(batch, source_length, embedding_size)`. `output_hidden_states` are what each layer reads and
         gives. Return `last_hidden_state` `(batch, source_length, hidden_size)`, zeros at padding, and `final_state`.
-
-        Raises:
-            ValueError: If an id is outside the vocabulary, or the mask's width is not the source's length.
         """
         hidden_states = self.embed(input_ids, inputs_embeds)
         self._check_mask(attention_mask, hidden_states.shape[1])
@@ -206,23 +198,20 @@ class HeedRNNBridge(nn.Module):
         self.parts = 2 if config.cell == "lstm" else 1
         self.layers = config.decoder_layers
         self.kind = config.bridge
-        self.projections = None
-        if config.bridge == "linear":
-            count = self.layers * self.parts
-            self.projections = nn.ModuleList([nn.Linear(config.hidden_size, config.hidden_size) for _ in range(count)])
+        count = self.layers * self.parts if config.bridge == "linear" else 0
+        self.projections = nn.ModuleList([nn.Linear(config.hidden_size, config.hidden_size) for _ in range(count)])
 
     def forward(self, final_state: torch.Tensor | None, like: torch.Tensor) -> list[State]:
-        """Return a state of `(batch, hidden_size)` tensors for each layer of the decoder.
+        """Return a state of `(batch, hidden_size)` tensors for each layer of the decoder, of the encoder's.
 
-        The final state is `(batch, encoder_layers · parts, hidden_size)`. Zeros have the batch, width and dtype of
-        `like`, `(batch, source_length, hidden_size)`.
+        That is `(batch, encoder_layers · parts, hidden_size)`. Zeros are like `(batch, source_length, hidden_size)`.
         """
         if self.kind == "none":
             return [(torch.zeros_like(like[:, 0]),) * self.parts for _ in range(self.layers)]
         layers, states = self.layers_of(final_state), []
         for layer in range(self.layers):
             parts = layers[:, max(0, layers.shape[1] - self.layers + layer)].unbind(1)
-            if self.projections is not None:
+            if self.kind == "linear":
                 projections = self.projections[layer * self.parts : (layer + 1) * self.parts]
                 parts = tuple(projection(part) for projection, part in zip(projections, parts, strict=True))
                 parts = (torch.tanh(parts[0]), *parts[1:])  # h lies between -1 and 1, c anywhere
@@ -232,9 +221,7 @@ class HeedRNNBridge(nn.Module):
     def layers_of(self, final_state: torch.Tensor | None) -> torch.Tensor:
         """Return the encoder's last state as `(batch, encoder_layers, parts, hidden_size)`."""
         if final_state is None:
-            raise ValueError(
-                "`encoder_outputs` must hold the `final_state` that this model's encoder returns, but does not."
-            )
+            raise ValueError("`encoder_outputs` must hold the `final_state` of this model's encoder, but does not.")
         return final_state.unflatten(1, (-1, self.parts))
 
 
@@ -253,9 +240,10 @@ class HeedRNNAttention(nn.Module):
         width = config.hidden_size
         self.scoring = config.attention
         self.scaling = width**-0.5 if config.attention == "scaled_dot" else 1.0
-        self.q_proj = nn.Linear(width, width, bias=False) if config.attention == "additive" else None
-        self.k_proj = nn.Linear(width, width, bias=False) if config.attention in ("general", "additive") else None
-        self.weight = nn.Parameter(torch.empty(width)) if config.attention == "additive" else None
+        is_additive = config.attention == "additive"
+        self.q_proj = nn.Linear(width, width, bias=False) if is_additive else None
+        self.k_proj = nn.Linear(width, width, bias=False) if is_additive or config.attention == "general" else None
+        self.weight = nn.Parameter(torch.empty(width)) if is_additive else None
 
     def project_source(self, states: torch.Tensor) -> torch.Tensor:
         """Return Wk (`general`), Uk (`additive`) or k itself of `(batch, source_length, hidden_size)` states."""
@@ -264,10 +252,10 @@ class HeedRNNAttention(nn.Module):
     def forward(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend from the decoder's `(batch, target_length, hidden_size)` states to the encoder's, the values.
+        """Attend from `(batch, target_length, hidden_size)` states to values, with the keys of `project_source`.
 
-        The keys are as `project_source` returns them; `(batch, source_length)` tokens are false at padding, `None` has
-        none. Return the context `(batch, target_length, hidden_size)` and the weights `(batch, 1, T, S)`.
+        `(batch, source_length)` tokens are false at padding, of which `None` has none. Return the context `(batch,
+        target_length, hidden_size)` and the weights `(batch, 1, T, S)`.
         """
         if self.q_proj is None or self.weight is None:
             scores = torch.matmul(query * self.scaling, keys.transpose(1, 2))  # (B, T, S)
@@ -329,18 +317,14 @@ class HeedRNNDecoder(HeedRNNStack):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decode the target's newest tokens, with the arguments of `HeedDecoder.forward`.
+        """Decode the target's newest tokens, with the arguments and errors of `HeedDecoder.forward`.
 
         The source is `(batch, source_length, hidden_size)`, with one row for each target; beside a first call's also
         its `encoder_final_state`, `(batch, encoder_layers · parts, hidden_size)`. Embeddings of the target are
         `(batch, target_length, embedding_size)`. `output_attentions` are those to the source, `output_hidden_states`
         what each layer reads and gives. Return `last_hidden_state` `(batch, target_length, embedding_size)`, the
-        cache, and what was asked for.
-
-        Raises:
-            ValueError: If an id is outside the vocabulary, a mask's width is not the source's length, or past plus new
-                length, the source is missing, the cache is another model's, or attention is asked for where there is
-                none.
+        cache, and what was asked for. A `ValueError` says too if the source is missing, the cache is another model's,
+        or attention is asked for where there is none.
         """
         cache = given_cache(cache, kwargs)
         embeddings = self.embed(input_ids, inputs_embeds)
@@ -375,9 +359,8 @@ class HeedRNNDecoder(HeedRNNStack):
         if cache is not None and not isinstance(cache, RecurrentCache):
             raise ValueError(f"`{CACHE}` must be a RecurrentCache, but is a {type(cache).__name__} instead.")
         if records_attention and self.cross_attn is None:
-            raise ValueError(
-                "`output_attentions` must be False where the config's `attention` is none, but is True instead."
-            )
+            must = "be False where the config's `attention` is none"
+            raise ValueError(f"`output_attentions` must {must}, but is True instead.")
 
     def _look_at(self, source: torch.Tensor, mask: MaybeTensor, memory: RecurrentMemory, fed: MaybeTensor) -> Look:
         """Return a function from `(batch, length, hidden_size)` states to what the output reads, and the weights."""

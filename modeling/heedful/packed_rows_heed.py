@@ -1,8 +1,7 @@
 """Rows laid end to end, without padding: how a GPU trains where it can.
 
 A batch is one long row of tokens then, `(1, tokens)`, and a form of flash attention keeps each sentence to itself.
-Tokens are filled up to a multiple of a large step, so that batches have few shapes, which recur; in padded batches
-nearly every shape is new. `laid_end_to_end` makes the batch.
+Tokens are filled up to a multiple of a large step, so that few shapes recur. `laid_end_to_end` makes the batch.
 
 Letters in shape comments: N tokens of all rows with what fills them up, H heads.
 """
@@ -60,8 +59,7 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention (equation 1) within each row, of `(1, heads, N, d_k)` queries, keys and values.
 
-    `sides` are those of the queries, and of keys and values. It is called as other attention functions are, see
-    `eager_attention`, and returns `(1, N, heads, d_v)`.
+    `sides` are those of the queries, and of keys and values. The output is `(1, N, heads, d_v)`.
     """
     # Here, because it is newer than the oldest torch by which a model of the Hub may be loaded.
     from torch.nn.attention.varlen import varlen_attn
@@ -78,18 +76,15 @@ def why_padded(config: HeedBaseConfig, kernel: str) -> str | None:
     reads: Any = config
     if config.model_type != "heed":
         return "the model is recurrent"
-    if reads.position_encoding not in PACKED_ENCODINGS:
-        return f"`position_encoding` is {reads.position_encoding}"
-    if reads.encoder_neighbourhood or reads.decoder_neighbourhood:
-        return "self-attention is restricted to a neighbourhood"
-    if reads.attention_dropout:
-        return "`attention_dropout` is not 0"
-    if kernel != "sdpa" or reads.attention_scoring == "additive":
-        return f"`attn_implementation` is {kernel}"
-    if reads.encoder_key_value_heads or reads.decoder_key_value_heads:
-        return "heads share keys and values"
     stacks = reads.encoder_attention_heads, reads.decoder_attention_heads
     widths = {given or reads.d_model // heads for heads in stacks for given in (reads.d_k, reads.d_v)}
-    if len(widths) > 1 or max(widths) > WIDEST_HEAD or max(widths) % 8:
-        return "flash attention takes one width of all heads, a multiple of 8 up to 256"
-    return None
+    is_uneven = len(widths) > 1 or max(widths) > WIDEST_HEAD or max(widths) % 8
+    reasons = {
+        f"`position_encoding` is {reads.position_encoding}": reads.position_encoding not in PACKED_ENCODINGS,
+        "self-attention is restricted to a neighbourhood": reads.encoder_neighbourhood or reads.decoder_neighbourhood,
+        "`attention_dropout` is not 0": reads.attention_dropout,
+        f"`attn_implementation` is {kernel}": kernel != "sdpa" or reads.attention_scoring == "additive",
+        "heads share keys and values": reads.encoder_key_value_heads or reads.decoder_key_value_heads,
+        "flash attention takes one width of all heads, a multiple of 8 up to 256": is_uneven,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

@@ -11,7 +11,7 @@ Letters in shape comments: B sentences of a batch, N translations of each, T tok
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import signature
@@ -38,9 +38,8 @@ TASK, TEXT_TASK = "heed-translation", "heed-text2text"
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
 # Those by which `generate()` treats the rows of a batch in their order, so that a list keeps its own.
 ROW_ARGUMENTS = {"streamer", "prefix_allowed_tokens_fn", "custom_generate", "logits_processor", "stopping_criteria"}
-# What `generate()` takes beside the fields of a generation config; the pipeline itself sets its other arguments,
+# What `generate()` takes beside fields of a config. Its other arguments, and these fields, the pipeline sets.
 GENERATE_ARGUMENTS = set(signature(GenerationMixin.generate).parameters) - {"self", "inputs", "synced_gpus", "kwargs"}
-# and these fields.
 OWN_FIELDS = {"output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"}
 
 # Sentences and languages
@@ -56,6 +55,7 @@ ABBREVIATION = re.compile(
 LONGEST_ABBREVIATION = 40
 SEEN = re.compile(r"\S")
 FULL_WIDTH_END = tuple("。！？｡」』）")
+CODE = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # of a language and its script or country
 LINE_BREAK = re.compile(r"(\r?\n|\r)")
 
 
@@ -91,102 +91,60 @@ class Piece:
 
 
 class Languages:
-    """How a checkpoint selects its languages. This base class has one fixed direction."""
+    """How a checkpoint selects its languages, if it has several: by tags or by codes, which are ids.
 
-    def __init__(self, known: Iterable[str] = ()):
-        self.known = tuple(known)  # the languages that may be named
+    A tag of the target language comes before the source: Heed's `<2de>`, or `>>deu<<` of a Marian model. With codes
+    the tokenizer marks the source's language and the decoder begins with the target's: M2M100, NLLB, mBART.
+    """
+
+    def __init__(self, tokenizer: Any, model: Any):
+        added = {str(token): number for token, number in tokenizer.added_tokens_encoder.items()}
+        tags = _languages_in(added, r"<2([A-Za-z0-9_-]+)>") or _languages_in(tokenizer.get_vocab(), r">>(.+)<<")
+        self.tags = dict(sorted(tags.items(), key=lambda tag: tag[1]))
+        self.codes: dict[str, int] = {}
+        if not tags and isinstance(getattr(tokenizer, "src_lang", None), str):
+            self.codes = getattr(tokenizer, "lang_code_to_id", None) or _languages_in(added, CODE)
+        self.known = tuple(self.tags or self.codes)  # the languages that may be named
+        self._names = ", ".join(self.known)
+        codes = {*self.codes.values()}
+        # mBART of 25 languages starts the decoder with the language itself.
+        starts = getattr(model.config, "decoder_start_token_id", None) in codes
+        self.option = "decoder_start_token_id" if starts else "forced_bos_token_id"
+        self.has_default = getattr(model.generation_config, self.option) in codes
+        # The first or the last id of a source is its language.
+        self.place = 0 if codes and tokenizer("")["input_ids"][0] in codes else -1
 
     def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
-        """Raise a `ValueError` for a language that is unknown; `None` is none."""
+        """Raise a `ValueError` for a language that is unknown or would be ignored; `None` is none."""
+        if src_lang is not None and self.tags:
+            must = f"`src_lang` must be None for this model, which selects its target language ({self._names}) only"
+            raise ValueError(f"{must}, but is {src_lang!r} instead.")
         for name, language in (("src_lang", src_lang), ("tgt_lang", tgt_lang)):
             if language is not None and language not in self.known:
-                known = ", ".join(self.known) or "none: it has one direction"
+                known = self._names or "none: it has one direction"
                 raise ValueError(f"`{name}` must be a language of the model ({known}), but is {language!r} instead.")
 
-    def require(self, tgt_lang: str | None) -> None:
-        """Raise a `ValueError` if the target language must be named and is not."""
-        if tgt_lang is None and len(self.known) > 1:
-            raise ValueError(f"`tgt_lang` must be one of {', '.join(self.known)}, but is None instead.")
-
     def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode a source text, without truncation."""
-        self.require(tgt_lang)
+        """Encode a source text, without truncation; a target language that must be named is required."""
+        if tgt_lang is None and len(self.known) > 1 and not self.has_default:
+            raise ValueError(f"`tgt_lang` must be one of {self._names}, but is None instead.")
         try:
-            return tokenizer(text, truncation=False, verbose=False)["input_ids"]
+            ids = tokenizer(text, truncation=False, verbose=False)["input_ids"]
         except Exception as error:  # a bare one of `tokenizers`, which does not name the symbol
             unknown = unknown_symbol(tokenizer, "text", [text])
             raise unknown.at(repr(text[:40])) if unknown else error from None
+        if src_lang is not None:  # the tokenizer, which other threads use, keeps its own
+            ids[self.place] = self.codes[src_lang]
+        return [self.tags[tgt_lang], *ids] if self.tags and tgt_lang else ids  # in a text, a tag is plain text
 
     def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
         """Return the arguments of `generate()` that select the target language."""
-        return {}
+        return {self.option: self.codes[tgt_lang]} if self.codes and tgt_lang else {}
 
 
-class TargetTags(Languages):
-    """A tag of the target language comes before the source: Heed's `<2de>`, or `>>deu<<` of a Marian model."""
-
-    def __init__(self, tags: dict[str, int]):
-        super().__init__(tags)
-        self.tags = tags
-
-    def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
-        """Raise for an unknown target language, and for any source language: it would be ignored."""
-        if src_lang is not None:
-            must = (
-                f"`src_lang` must be None for this model, which selects its target language ({', '.join(self.known)})"
-            )
-            raise ValueError(f"{must} only, but is {src_lang!r} instead.")
-        super().check(None, tgt_lang)
-
-    def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode a source text behind its tag, which is an id: in a text, a tag is plain text."""
-        ids = super().encode(tokenizer, text, src_lang, tgt_lang)
-        return ids if tgt_lang is None else [self.tags[tgt_lang], *ids]
-
-
-class LanguageCodes(Languages):
-    """The tokenizer marks the source's language and the decoder begins with the target's: M2M100, NLLB, mBART."""
-
-    def __init__(self, codes: dict[str, int], tokenizer: Any, model: Any):
-        super().__init__(codes)
-        self.codes = codes
-        # mBART of 25 languages starts the decoder with the language itself.
-        starts = model.config.decoder_start_token_id in codes.values()
-        self.option = "decoder_start_token_id" if starts else "forced_bos_token_id"
-        self.has_default = getattr(model.generation_config, self.option) in codes.values()
-        # The first or the last id of a source is its language.
-        self.place = 0 if tokenizer("")["input_ids"][0] in codes.values() else -1
-
-    def require(self, tgt_lang: str | None) -> None:
-        """Raise if neither the caller nor the model's generation config names the target language."""
-        if not self.has_default:
-            super().require(tgt_lang)
-
-    def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode a source text, marked with its language; the tokenizer, which other threads use, keeps its own."""
-        ids = super().encode(tokenizer, text, src_lang, tgt_lang)
-        if src_lang is not None:
-            ids[self.place] = self.codes[src_lang]
-        return ids
-
-    def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
-        """Return the id that the target begins with."""
-        return {} if tgt_lang is None else {self.option: self.codes[tgt_lang]}
-
-
-def languages_of(tokenizer: Any, model: Any) -> Languages:
-    """Return how a checkpoint selects its languages, by its tokenizer and its config."""
-    added = {str(token): number for token, number in tokenizer.added_tokens_encoder.items()}
-    for pattern, vocabulary in ((r"<2([A-Za-z0-9_-]+)>", added), (r">>(.+)<<", tokenizer.get_vocab())):
-        tags = {match[1]: number for token, number in vocabulary.items() if (match := re.fullmatch(pattern, token))}
-        if tags:
-            return TargetTags(dict(sorted(tags.items(), key=lambda tag: tag[1])))
-    if isinstance(getattr(tokenizer, "src_lang", None), str):
-        codes = getattr(tokenizer, "lang_code_to_id", None) or {
-            token: number for token, number in added.items() if re.fullmatch(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", token)
-        }
-        return LanguageCodes(dict(codes), tokenizer, model)
-    return Languages()
+def _languages_in(vocabulary: dict[str, int], pattern: str) -> dict[str, int]:
+    """Return the ids of the tokens that a pattern matches, by the language that is its first group."""
+    return {match[1]: number for token, number in vocabulary.items() if (match := re.fullmatch(pattern, token))}
 
 
 # The pipeline
@@ -195,20 +153,18 @@ def languages_of(tokenizer: Any, model: Any) -> Languages:
 class HeedTranslationPipeline(ChunkPipeline):
     """Translates texts with any encoder-decoder of transformers.
 
-    Line breaks, empty lines and the space between sentences stay where they are. Nothing is cut off silently: a line
-    longer than the model takes is translated sentence by sentence, a sentence longer than that is an error, and a
-    translation that reaches the length limit gives a warning.
+    Line breaks, empty lines and the space between sentences stay where they are. A line longer than the model takes is
+    translated sentence by sentence, a longer sentence is an error, and a translation that is cut off gives a warning.
 
     Args:
         model: The model, or for `pipeline()` its folder or its id on the Hub.
         tokenizer: The source's tokenizer.
-        target_tokenizer: The target's tokenizer, where it is another one. By default what the model's folder or
-            repository holds in `target_tokenizer`, else `tokenizer`.
+        target_tokenizer: The target's, by default what the model's folder or repository holds in `target_tokenizer`,
+            else `tokenizer`.
         kwargs: What `transformers.pipeline` hands to every pipeline, and defaults for the arguments of a call.
 
     Raises:
-        ValueError: If the model is no encoder-decoder that generates, weights of it are no numbers, or the tokenizers
-            do not fit its config.
+        ValueError: If the model is no encoder-decoder that generates, or weights or tokenizers of it are not right.
         OSError: If the source's tokenizer belongs to a pair whose other one is not there.
     """
 
@@ -221,10 +177,14 @@ class HeedTranslationPipeline(ChunkPipeline):
     def __init__(self, model: Any, tokenizer: Any = None, target_tokenizer: Any = None, **kwargs: Any):
         if tokenizer is None:
             raise ValueError("`tokenizer` must be given together with a model that is already loaded, but is None.")
-        _check_model(model)
+        if not (model.config.is_encoder_decoder and model.can_generate()):
+            must = "`model` must be an encoder-decoder with `generate()`"
+            raise ValueError(f"{must}, but is {type(model).__name__} instead.")
+        if broken := sorted(weights_that_are_no_numbers(model)):
+            raise ValueError(f"The model's weights must be finite numbers, but are not in {listed(broken)}.")
         self.target_tokenizer = _target_tokenizer(model, tokenizer, target_tokenizer)
         _check_tokenizers(model, tokenizer, self.target_tokenizer)
-        self.languages = languages_of(tokenizer, model)
+        self.languages = Languages(tokenizer, model)
         self.defaults = frozenset(kwargs)
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
         self.model.eval()
@@ -239,9 +199,8 @@ class HeedTranslationPipeline(ChunkPipeline):
                 src_lang, tgt_lang: Languages of a model that knows several, in its own codes: `de` (Heed),
                     `deu_Latn` (NLLB), `de_DE` (mBART), `deu` (Marian).
                 prefix: Text put before every source.
-                split_sentences: Whether each sentence is translated on its own. By default lines are taken
-                    apart at their sentences only where they are longer than `max_source_tokens`. False gives the
-                    model the whole text, line breaks included.
+                split_sentences: Whether each sentence is translated on its own. By default only lines longer than
+                    `max_source_tokens` are taken apart. False gives the model the whole text, line breaks included.
                 max_source_tokens: Longest source in tokens; by default what the model's positions allow.
                 return_scores: Whether every translation comes with its `score`.
                 batch_size: Number of sentences translated at once; results do not depend on it.
@@ -250,10 +209,9 @@ class HeedTranslationPipeline(ChunkPipeline):
 
         Returns:
             For a text a list of `num_return_sequences` dictionaries, best first, with `translation_text` and, if asked
-            for, `score`: the log-probability of all its tokens divided by their number to the power of
-            `length_penalty`, what `generate()` calls `sequences_scores`. Of a text of several sentences, the second
-            translation joins the second of every sentence. For a list a list of dictionaries, or of such lists where
-            `num_return_sequences` is above 1; for anything else an iterator of the same.
+            for, `score`, what `generate()` calls `sequences_scores`, over all its tokens. Of a text of several
+            sentences, the second translation joins the second of every sentence. For a list a list of dictionaries, or
+            of such lists where `num_return_sequences` is above 1; for anything else an iterator of the same.
 
         Raises:
             ValueError: For an unknown language, setting or symbol, or a sentence longer than the model takes.
@@ -278,7 +236,12 @@ class HeedTranslationPipeline(ChunkPipeline):
         limit = parameters.get("max_source_tokens")
         if limit is not None and limit < 1:
             raise ValueError(f"`max_source_tokens` must be at least 1, but is {limit} instead.")
-        _check_names(parameters)
+        fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+        known = {*SOURCE_ARGUMENTS, "return_scores", *GENERATE_ARGUMENTS, *fields} - OWN_FIELDS
+        for name in (name for name in parameters if name not in known):
+            nearest = get_close_matches(name, known, n=1)
+            hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
+            raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
         check_strategy_arguments(parameters)
         source = {name: value for name, value in parameters.items() if name in SOURCE_ARGUMENTS}
         target = {name: value for name, value in parameters.items() if name == "tgt_lang" or name not in source}
@@ -308,13 +271,12 @@ class HeedTranslationPipeline(ChunkPipeline):
             if hard is not None and len(ids) > hard and piece.text:
                 must = f"A {self.unit} must have at most {hard} tokens"
                 raise ValueError(f"{must}, but {piece.text[:40]!r}… has {len(ids)} instead: shorten it, or split it.")
-            inputs = torch.tensor([ids])
-            model_inputs = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
-            yield {**model_inputs, "piece": piece, "is_last": number == len(pieces) - 1}
+            inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+            yield {**inputs, "piece": piece, "is_last": number == len(pieces) - 1}
 
     def _pieces(self, text: str, encode: Callable[[str], list[int]], split: bool | None, limit: int) -> list[Piece]:
         """Take a text apart at its line breaks, and at its sentences where that is asked for or needed."""
-        pieces: list[tuple[str, str]] = []
+        found: list[list[str]] = [[""]]  # a sentence, and the parts of what is behind it
         parts = LINE_BREAK.split(text)
         for line, line_break in zip(parts[::2], [*parts[1::2], ""], strict=True):
             sentences = split_sentences(line)
@@ -322,16 +284,13 @@ class HeedTranslationPipeline(ChunkPipeline):
             if not split and len(sentences) > 1 and len(encode(stripped)) <= limit:
                 start = line.index(stripped)
                 sentences = [("", line[:start]), (stripped, line[start + len(stripped) :])]
-            pieces += [*sentences, ("", line_break)]
-        # What holds no text is white space of the piece before it.
-        joined: list[tuple[str, list[str]]] = [("", [])]
-        for sentence, space in pieces:
-            if trimmed(sentence):
-                joined.append((sentence, [space]))
-            else:
-                joined[-1][1].extend((sentence, space))
-        found = [Piece(sentence, "".join(spaces)) for sentence, spaces in joined]
-        return found if found[0].space or len(found) == 1 else found[1:]
+            for sentence, space in [*sentences, ("", line_break)]:
+                if trimmed(sentence):
+                    found.append([sentence, space])
+                else:  # what holds no text is white space of the piece before it
+                    found[-1] += sentence, space
+        pieces = [Piece(sentence, "".join(spaces)) for sentence, *spaces in found]
+        return pieces if pieces[0].space or len(pieces) == 1 else pieces[1:]
 
     def _forward(
         self, model_inputs: Any, tgt_lang: str | None = None, return_scores: bool = False, **options: Any
@@ -344,7 +303,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         if all(self._setting(options, name) is None for name in ("max_new_tokens", "max_length")):
             options["max_new_tokens"] = min(filter(None, (DEFAULT_MAX_NEW_TOKENS, position_limit(self.model.config))))
         penalty, stops = self._setting(options, "length_penalty"), self._setting(options, "stop_strings")
-        penalty = 1.0 if penalty is None else penalty
+        penalty = 1.0 if penalty is None else float(penalty)
         is_streamed = options.get("streamer") is not None
         if is_streamed:
             if is_batch:
@@ -375,7 +334,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         for name, tensor in filled.items():
             result[name][rows] = tensor.view(len(rows), *size[1:2], *tensor.shape[1:]).to(result[name])
         result["counts"][blank], result["scores"][blank], result["finished"][blank] = 0, 0.0, True
-        return result | passed | {"penalty": torch.full((len(pieces),), float(penalty))}
+        return result | passed | {"penalty": torch.full((len(pieces),), penalty)}
 
     def _setting(self, options: dict[str, Any], name: str) -> Any:
         """Return what `generate()` takes a setting for: the call's, its generation config's, or the model's."""
@@ -430,8 +389,7 @@ class HeedTranslationPipeline(ChunkPipeline):
 class HeedText2TextPipeline(HeedTranslationPipeline):
     """Turns texts into texts where nothing is translated: spelling into pronunciation, commands into actions.
 
-    It is `HeedTranslationPipeline`, but takes each text whole, line breaks included, unless `split_sentences` asks for
-    something else, and its results have `generated_text`.
+    A `HeedTranslationPipeline` that takes each text whole, with its line breaks, unless `split_sentences` is given.
     """
 
     task_id, text_key, unit = TEXT_TASK, "generated_text", "text"
@@ -501,27 +459,6 @@ def _checked(text: Any) -> str:
     return text
 
 
-def _check_names(parameters: Iterable[str]) -> None:
-    """Raise a `ValueError` for an argument that neither the pipeline nor `generate()` has, or the pipeline sets."""
-    fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    known = {*SOURCE_ARGUMENTS, "return_scores", *GENERATE_ARGUMENTS, *fields} - OWN_FIELDS
-    for name in parameters:
-        if name not in known:
-            nearest = get_close_matches(name, known, n=1)
-            hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
-            raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
-
-
-def _check_model(model: Any) -> None:
-    """Raise a `ValueError` for a model that cannot translate."""
-    if not (model.config.is_encoder_decoder and model.can_generate()):
-        kind = type(model).__name__
-        raise ValueError(f"`model` must be an encoder-decoder with `generate()`, but is {kind} instead.")
-    broken = sorted(weights_that_are_no_numbers(model))
-    if broken:
-        raise ValueError(f"The model's weights must be finite numbers, but are not in {listed(broken)}.")
-
-
 def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     """Return the target's tokenizer: as given, as the model's folder or repository has it, or the source's."""
     if given is not None:
@@ -533,8 +470,7 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     access = getattr(model, "hub_access", None)
     options: dict[str, Any] = {key: getattr(access, key, None) for key in ("revision", "token")}
     options["subfolder"] = TARGET_FOLDER
-    settings = get_tokenizer_config(name, **options)
-    if not settings:
+    if not (settings := get_tokenizer_config(name, **options)):
         if TARGET_FOLDER in tokenizer.init_kwargs:
             raise FileNotFoundError(f"{name} must hold the target's tokenizer in `{TARGET_FOLDER}`, but does not.")
         return tokenizer
@@ -551,10 +487,11 @@ def _load_tokenizer(loader: Any, name: str | Path, **options: Any) -> Any:
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise ValueError(
-            f"The target's tokenizer in {name} needs code of its own, which does not run unasked: load it with "
-            "`AutoTokenizer.from_pretrained(…, trust_remote_code=True)` and pass it as `target_tokenizer`."
-        ) from error
+        cure = (
+            "load it with `AutoTokenizer.from_pretrained(…, trust_remote_code=True)` and pass it as `target_tokenizer`"
+        )
+        fault = f"The target's tokenizer in {name} needs code of its own, which does not run unasked"
+        raise ValueError(f"{fault}: {cure}.") from error
 
 
 def _check_tokenizers(model: Any, source: Any, target: Any) -> None:

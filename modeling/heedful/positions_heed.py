@@ -22,9 +22,9 @@ from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
 def sinusoids(positions: torch.Tensor, width: int, layout: str) -> torch.Tensor:
     """Sine and cosine of each position at geometrically growing wavelengths (section 3.5), in float32.
 
-    Nothing is stored, so the encoding extends to any length, whatever the dtype of the model. Positions of any shape
-    become `(*shape, width)`; the width is even. The layout `interleaved` puts sine 2i beside cosine 2i+1; the others
-    put all sines first, `tensor2tensor` with wavelengths that grow up to 10000·2π, `concatenated` to just below it.
+    Positions of any shape become `(*shape, width)`; the width is even. The layout `interleaved` puts sine 2i beside
+    cosine 2i+1; the others put all sines first, `tensor2tensor` with wavelengths that grow up to 10000·2π,
+    `concatenated` to just below it.
     """
     even = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)  # 2i
     span = width - 2 if layout == "tensor2tensor" else width
@@ -80,10 +80,7 @@ def positions_of(
 
 # Relative positions
 
-# Of the papers; the distances are those of a config that has none.
-SHAW_MAX_DISTANCE = 16
-T5_MAX_DISTANCE = 128
-T5_BUCKETS = 32
+SHAW_MAX_DISTANCE, T5_MAX_DISTANCE, T5_BUCKETS = 16, 128, 32  # of the papers
 
 
 class RelativeVectors(nn.Module):
@@ -122,11 +119,10 @@ class RelativeValues(RelativeVectors):
 
 
 class RelativeBias(nn.Module):
-    """The number that T5 adds to a score, one for each head and bucket of distances.
+    """The number that T5 (Raffel et al., 2020) adds to a score, one for each head and bucket of distances.
 
-    Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2020. Near
-    distances have a bucket each, farther ones share buckets that grow with the logarithm. In the encoder half of them
-    are for keys behind a query; the decoder sees none of these, and has all buckets for those before.
+    Near distances have a bucket each, farther ones share buckets that grow with the logarithm. In the encoder half of
+    them are for keys behind a query; the decoder sees none of these, and has all buckets for those before.
     """
 
     def __init__(self, config: HeedConfig, side: str):
@@ -150,8 +146,7 @@ class RelativeBias(nn.Module):
         return F.embedding(self.buckets(distances), self.weight).permute(0, 3, 1, 2).contiguous()
 
 
-# The modules that have parameters.
-RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)
+RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)  # the modules that have parameters
 
 
 class RelativePositions(nn.Module):
@@ -168,8 +163,7 @@ class RelativePositions(nn.Module):
         """Return `shaw`'s distances, `(B, Q, K)`, or `t5`'s bias, `(B, H, Q, K)`, or `None` without either.
 
         A distance is the number of tokens from a query to a key, negative where the key comes before it. Queries are
-        at `(batch, Q)` positions; these and the mask are those of `positions_of`, so that padding on either side is
-        not counted. There are as many keys as queries, or as the cache has room for; masks hide what is not filled.
+        at `(batch, Q)` positions of `positions_of`; there are as many keys, or as the cache has room for.
         """
         if self.encoding not in RELATIVE_ENCODINGS:
             return None

@@ -22,12 +22,10 @@ from .fast_paths_heed import is_eager
 from .symbols_heed import listed
 from .versions_heed import check_peft
 
-# Arguments of `save_pretrained(push_to_hub=True)` that are `push_to_hub`'s.
-PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")
+PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")  # of `push_to_hub`
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 OLD_FORM = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin(\.index\.json)?")  # of the weights
-# Where torch puts a tensor on the CPU: at a multiple of so many bytes.
-ALIGNMENT = 64
+ALIGNMENT = 64  # torch puts a tensor on the CPU at a multiple of so many bytes
 
 
 class HubAccess:
@@ -47,8 +45,7 @@ class HeedBaseModel(PreTrainedModel):
     base_model_prefix = "model"
     # The classes by which transformers' Auto classes load a saved folder, with the files that travel with it.
     auto_map: ClassVar[dict[str, str]]
-    # Which side a stack is of; a whole model has both.
-    side: Literal["encoder", "decoder"] | None = None
+    side: Literal["encoder", "decoder"] | None = None  # of a stack; a whole model has both
     # Set by the model that holds this one, since only the whole has all matrices of a vocabulary.
     is_part_of_a_model = False
     embed_tokens: nn.Embedding  # of a stack
@@ -66,9 +63,8 @@ class HeedBaseModel(PreTrainedModel):
     def drop_words(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Drop whole `(batch, length, width)` embeddings while training, and divide the others by 1 - p.
 
-        Word dropout of Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent Neural
-        Networks", 2016, for each position by itself, as Sennrich and Zhang, "Revisiting Low-Resource Neural Machine
-        Translation", 2019, use it (`dropout_source` and `dropout_target` of Nematus).
+        Word dropout of Gal and Ghahramani (2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
+        Networks"), for each position by itself, as in "Revisiting Low-Resource Neural Machine Translation" (2019).
         """
         if not self.training:
             return embeddings
@@ -78,27 +74,23 @@ class HeedBaseModel(PreTrainedModel):
     def check_token_ids(self, input_ids: torch.Tensor) -> None:
         """Raise a `ValueError` if ids are not `(batch, length)`, or on the CPU if one is outside the vocabulary."""
         if input_ids.dim() != 2 or (is_eager() and not input_ids.shape[1]):
-            shape = tuple(input_ids.shape)
-            raise ValueError(
-                f"Token ids must be of shape (batch, length), with a token at least, but are of {shape} instead."
-            )
+            must = "Token ids must be of shape (batch, length), with a token at least"
+            raise ValueError(f"{must}, but are of {tuple(input_ids.shape)} instead.")
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
         if input_ids.device.type != "cpu" or not is_eager() or input_ids.numel() == 0:
             return
         # From the config: an adapter may have replaced the embeddings, and does not know their number.
         limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size
-        lowest, highest = (int(bound) for bound in input_ids.aminmax())
-        if lowest < 0 or highest >= limit:
-            wrong = lowest if lowest < 0 else highest
-            raise ValueError(f"Token ids must be at least 0 and below {limit}, but one is {wrong} instead.")
+        for bound in map(int, input_ids.aminmax()):
+            if not 0 <= bound < limit:
+                raise ValueError(f"Token ids must be at least 0 and below {limit}, but one is {bound} instead.")
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load as transformers does, but refuse weights that are not this model's, and remember where they were.
+        """Load as transformers does, but refuse missing and unknown weights, and remember where they were.
 
-        transformers draws missing weights at random and drops unknown ones, with a line in the log. Here both are an
-        error, unless `output_loading_info=True` asks for the report of them or a `state_dict` is given. A model
-        without its head loads from a folder with one, and the other way round, with a new head.
+        `output_loading_info=True` asks for a report of them instead. A model without its head loads from a folder with
+        one, and the other way round, with a new head.
 
         Raises:
             ValueError: If weights are missing or unknown, which the message names, or a file is broken.
@@ -118,12 +110,12 @@ class HeedBaseModel(PreTrainedModel):
             raise ValueError(f"{source} must hold whole safetensors files, but one is broken: {error}") from error
         own_report = model.__dict__.pop("_own_report", report)
         if is_strict:
-            if getattr(model, "peft_config", None):  # the report's weights are those of its base
-                source = next(iter(model.peft_config.values())).base_model_name_or_path or source
+            adapter: Any = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
+            if adapter is not None:  # the own weights are those of its base, and the report its own
+                source = adapter.base_model_name_or_path or source
             check_names(model, own_report, source)
             check_matrices(model, own_report, source, may_differ)
-            lacking = report["missing_keys"] if getattr(model, "peft_config", None) else []
-            if lacking:
+            if adapter is not None and (lacking := report["missing_keys"]):
                 raise ValueError(f"The adapter must have all its weights, but lacks {listed(lacking)}.")
         check_device_map(model)
         align_weights(model)
@@ -154,10 +146,8 @@ class HeedBaseModel(PreTrainedModel):
             ValueError: If torchao's `quantize_` changed the weights, which cannot be written then.
         """
         if self.quantized_weights() and getattr(self, "hf_quantizer", None) is None:
-            raise ValueError(
-                "The weights must be quantized by `from_pretrained` to be saved, but `quantize_` did it instead: save "
-                "the model as it was, and load it with `quantization_config=TorchAoConfig(...)`."
-            )
+            must = "The weights must be quantized by `from_pretrained` to be saved, but `quantize_` did it instead"
+            raise ValueError(f"{must}: save them plain, and load with `quantization_config=TorchAoConfig(...)`.")
         self._keep_sharing()
         if any(reference.endswith(f".{type(self).__name__}") for reference in self.auto_map.values()):
             self.config.auto_map = dict(self.auto_map)
@@ -180,19 +170,14 @@ class HeedBaseModel(PreTrainedModel):
         weights = self.named_parameters()
         return [name for name, weight in weights if type(weight.data).__module__.split(".")[0] == "torchao"]
 
-    def _keep_sharing(self) -> None:
-        """Let the config say which matrices are one, after peft wrote there that none is.
-
-        Merging an adapter sets `tie_word_embeddings` to False where source and output embeddings are two matrices:
-        with separate vocabularies they always are, though the target's is one with either.
-        """
+    def _keep_sharing(self: Any) -> None:
+        """Let the config say which matrices are one: with two vocabularies, merging an adapter writes that none is."""
         if self.config.tie_word_embeddings or self.side is not None:
             return
-        model: Any = self.base_model
-        source, target = model.encoder.embed_tokens, model.decoder.embed_tokens
-        head = self.get_output_embeddings()
-        shares_input = source.weight is target.weight
-        shares_output = head is not None and head.weight is target.weight
+        model, head = self.base_model, self.get_output_embeddings()
+        target = model.decoder.embed_tokens.weight
+        shares_input = model.encoder.embed_tokens.weight is target
+        shares_output = head is not None and head.weight is target
         if shares_input or shares_output:
             self.config.tie_word_embeddings = True
             self.config.share_encoder_decoder_embeddings = shares_input
@@ -201,10 +186,9 @@ class HeedBaseModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize the source embeddings; with one vocabulary for both sides the target's and the output too.
+        """Resize the source embeddings; where `config.has_one_vocabulary`, the target's and the output too.
 
-        Source and target have one vocabulary where `config.has_one_vocabulary` says so. Where they have two,
-        `resize_decoder_token_embeddings` resizes the other. A decoder on its own resizes what it has.
+        With two vocabularies `resize_decoder_token_embeddings` resizes the other. A decoder by itself resizes its own.
 
         Args:
             new_num_tokens: Number of tokens from now on; `None` keeps it, but for the padding.
@@ -233,10 +217,8 @@ class HeedBaseModel(PreTrainedModel):
             ValueError: If source and target share a matrix, or as `resize_token_embeddings` does.
         """
         if self.config.shares_source_and_target_embeddings:
-            raise ValueError(
-                "`share_encoder_decoder_embeddings` must be False where the target's embeddings alone are resized, "
-                "but is True instead; `resize_token_embeddings` resizes both."
-            )
+            must = "`share_encoder_decoder_embeddings` must be False where the target's embeddings alone are resized"
+            raise ValueError(f"{must}, but is True instead; `resize_token_embeddings` resizes both.")
         return self._resize(["decoder"], new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def _resize(
@@ -244,31 +226,27 @@ class HeedBaseModel(PreTrainedModel):
     ) -> nn.Embedding:
         """Resize the embeddings of the sides, and the output with the decoder's; return the first."""
         stacks: list[Any] = [self if self.side is not None else getattr(self.base_model, side) for side in sides]
-        size = stacks[0].embed_tokens.num_embeddings if new_num_tokens is None else new_num_tokens
+        modules: list[Any] = [stack.embed_tokens for stack in stacks]
         if new_num_tokens is None and pad_to_multiple_of is None:
-            return stacks[0].embed_tokens
-        size = _rounded_up(size, pad_to_multiple_of)
+            return modules[0]
+        size = _rounded_up(modules[0].num_embeddings if new_num_tokens is None else new_num_tokens, pad_to_multiple_of)
         config = self._config_of_size(sides, size)
-        head = self.get_output_embeddings() if "decoder" in sides else None
-        modules = [stack.embed_tokens for stack in stacks] + ([head] if head is not None else [])
+        if "decoder" in sides and (head := self.get_output_embeddings()) is not None:
+            modules.append(head)
         if self.is_part_of_a_model:
-            raise ValueError(
-                f"`{type(self).__name__}` must not be resized within a model, whose other parts would keep their "
-                "size: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of the whole model."
-            )
+            must = f"`{type(self).__name__}` must not be resized within a model, whose other parts keep their size"
+            raise ValueError(f"{must}: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of it.")
         has_map, weights = bool(getattr(self, "hf_device_map", None)), [module.weight for module in modules]
         if any((weight.is_meta and has_map) or not weight.numel() for weight in weights):
-            raise ValueError(
-                "The embeddings must be in memory to be resized, but are offloaded or spread over processes: load the "
-                "model without `device_map` and ZeRO-3, resize it and save it."
-            )
+            must = "The embeddings must be in memory to be resized, but are offloaded or spread over processes"
+            raise ValueError(f"{must}: load the model without `device_map` and ZeRO-3, resize it and save it.")
         for module in modules:
             _resize_rows(module, size, mean_resizing)
         for name in ("share_encoder_decoder_embeddings", "vocab_size", "decoder_vocab_size"):
             setattr(self.config, name, getattr(config, name))
         self.vocab_size = self.config.vocab_size  # transformers keeps it here too
         self.tie_weights()
-        return stacks[0].embed_tokens
+        return modules[0]
 
     def _config_of_size(self, sides: list[str], size: int) -> HeedBaseConfig:
         """Return a config whose vocabularies of these sides have another size, after checking it."""
@@ -287,8 +265,8 @@ class HeedBaseModel(PreTrainedModel):
 def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
     """Give embeddings, or a pre-softmax layer and its bias, as many rows; module and parameters stay.
 
-    New rows are as those of a new model, or beside the mean of the old ones (Hewitt, "Initializing New Word Embeddings
-    for Pretrained Language Models", 2021), where no new token is more probable than an old one.
+    New rows are as those of a new model, or beside the mean of the old ones (Hewitt, 2021, "Initializing New Word
+    Embeddings for Pretrained Language Models").
     """
     for old in module.parameters(recurse=False):
         new = old.new_empty(max(0, size - len(old)), *old.shape[1:])
@@ -302,10 +280,7 @@ def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
 
 
 def _sign_weights(folder: Path, is_whole: bool) -> None:
-    """Write the checksums of the weights in a folder, and give their files the mode of the config beside them.
-
-    If a whole model was saved, what is left of an earlier one is removed.
-    """
+    """Write the checksums of saved weights, give them the config's mode, and remove an earlier whole model's."""
     if not (folder / "config.json").is_file():  # which an adapter's folder lacks
         return
     if is_whole:
@@ -322,8 +297,7 @@ def _sign_weights(folder: Path, is_whole: bool) -> None:
 def _rounded_up(size: int, multiple: int | None) -> int:
     if multiple is None:
         return size
-    if not isinstance(multiple, int):
-        # The words of transformers, which its tests look for.
+    if not isinstance(multiple, int):  # in the words of transformers, which its tests look for
         asked = f"Asking to pad the embedding matrix to a multiple of `{multiple}`, which is not and integer"
         raise ValueError(f"{asked}. Please make sure to pass an integer")
     if multiple < 1:
@@ -335,9 +309,8 @@ def _rounded_up(size: int, multiple: int | None) -> int:
 def align_weights(model: PreTrainedModel) -> None:
     """Move weights to addresses where torch would have put them, since the address can change a product's last bits.
 
-    Loaded weights lie in memory as they do in their file, behind a header whose length depends on what else is in the
-    file, and so on the number of files. MKL adds up a product of one row in another order where its matrix does not
-    begin at a multiple of 16 bytes: a loaded model would differ from the saved one.
+    Loaded weights lie in memory as in their file, behind a header of any length. MKL adds up a product of one row in
+    another order where its matrix does not begin at a multiple of 16 bytes.
     """
     for weight in model.parameters():
         if weight.device.type == "cpu" and type(weight.data) is torch.Tensor and weight.data_ptr() % ALIGNMENT:
@@ -350,17 +323,12 @@ def check_device_map(model: PreTrainedModel) -> None:
     if "disk" not in devices.values():
         return
     for pair in model.all_tied_weights_keys.items():
-        found = []
-        for name in pair:
-            parts = name.split(".")
-            prefixes = [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
-            found.append(next((devices[prefix] for prefix in prefixes if prefix in devices), None))
+        parts = [[part for part in devices if not part or f"{name}.".startswith(f"{part}.")] for name in pair]
+        found = [devices[max(those, key=len)] if those else None for those in parts]
         if found[0] != found[1]:
             places = " and ".join(f"{name} on {device}" for name, device in zip(pair, found, strict=True))
-            raise ValueError(
-                f"`device_map` must put matrices that are one on one device, but puts {places} instead; "
-                '`device_map="auto"` with `max_memory` sees to it.'
-            )
+            must = f"`device_map` must put matrices that are one on one device, but puts {places} instead"
+            raise ValueError(f'{must}; `device_map="auto"` with `max_memory` sees to it.')
 
 
 def check_quantization(model: Any) -> None:
@@ -368,42 +336,34 @@ def check_quantization(model: Any) -> None:
     settings = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     is_torchao = getattr(settings, "quant_method", None) == QuantizationMethod.TORCHAO
     if is_torchao and not model.quantized_weights():
-        raise ValueError(
-            "`quantization_config` must fit the model, but no weight could be quantized with it: `group_size` must "
-            f"divide `d_model` ({model.config.d_model}) and the inner sizes."
-        )
+        must = "`quantization_config` must fit the model, but no weight could be quantized with it"
+        sizes = f"`d_model` ({model.config.d_model}) and the inner sizes"
+        raise ValueError(f"{must}: `group_size` must divide {sizes}.")
 
 
 def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
     """Raise a `ValueError` if weights are missing or unknown, by the report of loading a model's own from `source`."""
     missing, unknown = report["missing_keys"], report["unexpected_keys"]
-    name, base = type(model).__name__, model.base_model
+    name, base, prefix = type(model).__name__, model.base_model, f"{model.base_model_prefix}."
     if name not in (model.config.architectures or [name]):
         # Saved without a head or with one: what lies outside the stacks may differ.
-        prefix = f"{model.base_model_prefix}."
         unknown = [key for key in unknown if hasattr(base, key.removeprefix(prefix).split(".")[0])]
         missing = missing if base is model else [key for key in missing if key.startswith(prefix)]
     for what, keys in {"lacks": missing, "holds, unknown to it,": unknown}.items():
         if keys:
-            raise ValueError(
-                f"{source} must hold the weights of a {name} of its config, but {what} {listed(keys)}; "
-                "`output_loading_info=True` loads the rest and returns a list."
-            )
+            must = f"{source} must hold the weights of a {name} of its config, but {what} {listed(keys)}"
+            raise ValueError(f"{must}; `output_loading_info=True` loads the rest and returns a list.")
 
 
 def check_matrices(model: Any, report: dict[str, Any], source: Any, may_differ: bool) -> None:
     """Raise if `source` holds weights of other shapes, unless they `may_differ`, or two matrices where one is tied."""
     shapes = [f"{key} {tuple(found)} instead of {tuple(wanted)}" for key, found, wanted in report["mismatched_keys"]]
     if shapes and not may_differ:
-        raise RuntimeError(
-            f"{source} must hold weights of the shapes that its config says, but has {', '.join(sorted(shapes)[:3])}; "
-            "`ignore_mismatched_sizes=True` draws them at random."
-        )
+        must = f"{source} must hold weights of the shapes that its config says, but has {listed(shapes)}"
+        raise RuntimeError(f"{must}; `ignore_mismatched_sizes=True` draws them at random.")
     # transformers lets go of a tie where the file holds two different matrices.
     for pair in (getattr(model, "_tied_weights_keys", None) or {}).items():
         one, other = (model.get_parameter(key) for key in pair)
         if one is not other and one.device == other.device and one.device.type != "meta":
-            raise ValueError(
-                f"{source} must hold one matrix for {pair[0]} and {pair[1]}, which the config ties, but holds two "
-                "different ones: set `tie_word_embeddings` to False in its config."
-            )
+            must = f"{source} must hold one matrix for {pair[0]} and {pair[1]}, which the config ties, but holds two"
+            raise ValueError(f"{must} different ones: set `tie_word_embeddings` to False in its config.")

@@ -1,19 +1,18 @@
 """Heed's models in the Auto classes and pipelines of transformers, without importing either.
 
 Whoever imports heedful may load a Heed model by `AutoModelForSeq2SeqLM` without trusting its code. To import the Auto
-classes for that, and the model with them, would make `import heedful` and each start of the command line take seconds.
-So what is imported already is registered at once, and the rest when Python imports it: a finder at the head of
-`sys.meta_path` sees each import, and adds the registration to the few modules that matter. Python offers no other way
-to learn that a module has been imported.
+classes for that would make `import heedful` take seconds. So what is imported already is registered at once, and the
+rest when Python imports it: a finder at the head of `sys.meta_path` sees each import. There is no other way.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import heedful
 
@@ -21,10 +20,7 @@ import heedful
 def _register_config() -> None:
     from transformers import AutoConfig
 
-    from heedful.configuration_heed import HeedConfig
-    from heedful.configuration_heed_rnn import HeedRNNConfig
-
-    for config in (HeedConfig, HeedRNNConfig):
+    for config in (heedful.HeedConfig, heedful.HeedRNNConfig):
         AutoConfig.register(config.model_type, config, exist_ok=True)
         config.register_for_auto_class()
 
@@ -32,11 +28,9 @@ def _register_config() -> None:
 def _register_models() -> None:
     from transformers import AutoModel, AutoModelForSeq2SeqLM
 
-    from heedful import modeling_heed, modeling_heed_rnn
-
-    for model in (modeling_heed.HeedModel, modeling_heed_rnn.HeedRNNModel):
+    for model in (heedful.HeedModel, heedful.HeedRNNModel):
         AutoModel.register(model.config_class, model, exist_ok=True)
-    for whole in (modeling_heed.HeedForConditionalGeneration, modeling_heed_rnn.HeedRNNForConditionalGeneration):
+    for whole in (heedful.HeedForConditionalGeneration, heedful.HeedRNNForConditionalGeneration):
         AutoModelForSeq2SeqLM.register(whole.config_class, whole, exist_ok=True)
 
 
@@ -61,9 +55,7 @@ def _register_pipeline() -> None:
     from transformers import AutoModelForSeq2SeqLM
     from transformers.pipelines import PIPELINE_REGISTRY
 
-    from heedful.pipeline_heed import HeedText2TextPipeline, HeedTranslationPipeline
-
-    for task in (HeedTranslationPipeline, HeedText2TextPipeline):
+    for task in (heedful.HeedTranslationPipeline, heedful.HeedText2TextPipeline):
         PIPELINE_REGISTRY.register_pipeline(task.task_id, task, pt_model=AutoModelForSeq2SeqLM, type="text")
 
 
@@ -94,9 +86,7 @@ def _register_what_is_ready() -> None:
 class _AutoClassFinder(MetaPathFinder):
     """Registers Heed's classes right after the modules concerned have been imported."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Find the module as Python would, and let its loader register Heed's classes when it is done."""
         if fullname not in _WATCHED:
             return None

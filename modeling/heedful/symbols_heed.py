@@ -1,8 +1,8 @@
 """What a text is, what of it counts, the symbols of closed vocabularies (phonemes, commands), names in messages."""
 
 import unicodedata
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -59,6 +59,15 @@ class UnknownSymbol(ValueError):
     def at(self, place: str) -> ValueError:
         """Return the error for a user who knows the text by its place, such as "line 12"."""
         return ValueError(f"{place}: {self.message}")
+
+
+@contextmanager
+def naming_the_line(numbers: Sequence[int]) -> Iterator[None]:
+    """Name the line, by its number, of a symbol that a closed vocabulary lacks."""
+    try:
+        yield
+    except UnknownSymbol as error:
+        raise error.at(f"Line {numbers[error.index]}") from None
 
 
 def symbols_of(tokenizer: Any) -> list[str] | None:

@@ -25,11 +25,7 @@ CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_ke
 
 
 def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]:
-    """Give the cache among the keyword arguments of a call one of its two names, and return the arguments.
-
-    Raises:
-        ValueError: If two caches are given, one by each name.
-    """
+    """Give the cache among the keyword arguments of a call one of its two names, and return the arguments."""
     other = CACHE_NAMES[CACHE_NAMES.index(name) - 1]
     if other not in arguments:
         return arguments
@@ -61,10 +57,8 @@ def given_cache(cache: Any, others: Any) -> Any:
 
 
 def cached_signature(method: Callable) -> Callable:
-    """Give a method with a parameter `cache` the signature that a peer's has under the installed version.
-
-    It is cached: `generate()` inspects it at every token, which takes as long as a small model's attention or cell.
-    """
+    """Give a method with a parameter `cache` the signature that a peer's has under the installed version."""
+    # Cached: `generate()` inspects it at every token, which takes as long as a small model's attention or cell.
     signature = inspect.signature(method)
     parameters = [each.replace(name=CACHE) if each.name == "cache" else each for each in signature.parameters.values()]
     method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -85,7 +79,6 @@ def check_peft() -> None:
         check_peft_version(MIN_PEFT_VERSION)
     except ValueError as error:
         found = "no peft" if find_spec("peft") is None else f"peft {version('peft')}"
-        raise ImportError(
-            f"transformers {transformers.__version__} goes with peft {MIN_PEFT_VERSION} or newer, but {found} is "
-            "installed: `pip install 'heedful[adapters]'` brings the newest two that go together."
-        ) from error
+        must = f"transformers {transformers.__version__} goes with peft {MIN_PEFT_VERSION} or newer"
+        cure = "`pip install 'heedful[adapters]'` brings the newest two that go together"
+        raise ImportError(f"{must}, but {found} is installed: {cure}.") from error

@@ -49,8 +49,7 @@ from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.encoding import EncodedPairs
-from heedful.data.end_to_end import laid_end_to_end
-from heedful.data.micro_batches import collate, padding_share
+from heedful.data.micro_batches import collate
 from heedful.inference.host_memory import keep_freed_memory
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.validation import validation_loss
@@ -58,6 +57,7 @@ from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe
+from heedful.training.speed.end_to_end import laid_end_to_end
 
 BUILT_IN = {"train": "builtin:train:20000", "validation": "builtin:validation:500"}
 WARM_UP = 1  # updates of a slice that are not timed
@@ -81,6 +81,12 @@ class Timed:
         self.waiting.append(time.process_time() - self.beginnings[-1][1])
         self.tokens.append(sum(int((batch["labels"] != -100).sum()) for batch in batches))
         return batches, items
+
+
+def padding_share(batches: list[list[int]], source: Any, target: Any) -> float:
+    """Return the share of padding, from 0 to 1, in all padded tokens of batches of row numbers."""
+    padded = sum(len(batch) * (max(source[batch]) + max(target[batch])) for batch in batches if len(batch))
+    return 1 - float(sum(source[row] + target[row] for batch in batches for row in batch) / padded)
 
 
 def now() -> tuple[float, float]:
@@ -207,8 +213,8 @@ def compare_shapes(rows: EncodedPairs, options: dict[str, Any]) -> Row:
         for name, shape in found.items():
             shapes[name].add(shape)
         real += int(source.sum() + target.sum())
-    told = {name: f"{len(shapes[name])} shapes, {computed[name] / real:.2f} computed" for name in shapes}
-    return {"measured": "shapes", "tokens": options["tokens"], "buckets": options["buckets"], **told}
+    counted = {name: f"{len(shapes[name])} shapes, {computed[name] / real:.2f} computed" for name in shapes}
+    return {"measured": "shapes", "tokens": options["tokens"], "buckets": options["buckets"], **counted}
 
 
 class Training:
@@ -360,7 +366,7 @@ def _loss_after(rows: EncodedPairs, corpus: Corpus, epochs: list[list[list[list[
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return validation_loss(model, corpus.validation, 4096, pad, Accelerator(cpu=True))
+    return validation_loss(model, corpus.validation, 4096, Accelerator(cpu=True))
 
 
 def measured(options: dict[str, Any]) -> Iterator[Row]:

@@ -53,8 +53,8 @@ from heedful import HeedConfig, HeedForConditionalGeneration, Translator
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.inference import graphs
 from heedful.inference.loading import load_model
+from heedful.inference.strategies import graphs
 from heedful.training.recipe_file import make_recipe
 from heedful.training.run import train
 from heedful.training.speed.throughput import operations_of_pairs, peak_operations

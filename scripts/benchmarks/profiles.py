@@ -5,7 +5,7 @@
 
 `torch.profiler` times every operator on the CPU; each counts for the nearest name of `SHARES` among its callers,
 itself first. "Python" is what is left of the clock's time: the interpreter, calling operators, and the profiler. A
-column adds up to 100; milliseconds stand below, of a step that is not profiled. Decoding is greedy `generate()` after
+column adds up to 100; milliseconds follow, of a step that is not profiled. Decoding is greedy `generate()` after
 the source has been encoded, and `native` is Heed's own decoder, of which a step is one call of `kernels.cpp`.
 """
 

@@ -6,8 +6,7 @@
 `import` and `process` are fresh processes, timed inside from their first line on (`process` imports the class and
 loads the model); `help` is a whole `heedful --help`, and `translate` a whole `heedful translate` of one sentence by a
 model of the quickstart's size; `load` is `from_pretrained` again and again in one process. What is compared takes
-turns, and medians are compared. Ratios of CPU seconds stand beside those of the clock, since other processes disturb
-them less.
+turns, and medians are compared. Ratios of CPU seconds are printed too, since other processes disturb them less.
 """
 
 import resource

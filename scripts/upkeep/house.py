@@ -27,18 +27,20 @@ HOUSE = {
     "cli/": "`heedful train`, `translate`, `evaluate`",
 }
 ANNEXES = {
-    "*_rnn.py cells_heed.py pipeline_heed.py": "the recurrent models; the pipelines",
+    "*_rnn.py cells_heed.py pipeline_heed.py figures.py": "the recurrent models; the pipelines; small pictures",
     "data/epochs/ data/korean_english/ data/tasks/": "what an epoch draws or changes; the built-in corpus; tasks",
-    "training/trainer/ training/launch/ training/speed/": "transformers' Trainer; several processes; speed",
+    "training/trainer/ training/launch/ training/speed/ training/objectives/": "Trainer; processes; GPUs; R-Drop",
     "proposals/": "settings that fit: proposed from the data, or found by a search",
     "inference/native/ inference/ctranslate2/": "engines for the CPU",
-    "inference/strategies/ inference/teaching/": "ways to decode; what another model learns from",
+    "inference/strategies/ inference/teaching/ inference/adapters.py inference/scoring.py": (
+        "ways to decode; what another model learns from; merged adapters; scores of given pairs"
+    ),
     "inference/attention/": "what a model looks at: maps, pages, alignments, words",
     "evaluation/comparison.py evaluation/translation_metric.py": "systems compared; an `evaluate.Metric`",
     "diagnosis/": "a recipe checked before training, a model after it",
     "publishing/": "cards, the Hub, conversion of other models, exports",
     "studies/": "the paper's arguments as experiments, its Table 1 measured",
-    "cli/start.py cli/teach.py cli/look.py cli/check.py cli/publish.py": "the other commands",
+    "cli/start.py cli/teach.py cli/look.py cli/check.py cli/publish.py cli/former.py": "the others",
 }
 TABLE = re.compile(r"^\| (?:The house|The annexes) \|.*\n\|.*\n(?:\|.*\n)+", re.MULTILINE)
 STATION = re.compile(r"^(\| \d+ \| `)([\w/.]+)(` \| +)[\d,]+( \|)", re.MULTILINE)

@@ -536,16 +536,16 @@ def test_every_kind_of_end_has_its_exit_code(monkeypatch, heedful, tmp_path):
 
 
 def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatch, heedful, tmp_path):
-    from heedful.training.loop.loop import TrainingLoop
+    from heedful.training.loop.engine import TrainingEngine
 
-    step = TrainingLoop._step
+    step = TrainingEngine.step
 
-    def step_and_be_told(loop, norm):
-        step(loop, norm)
-        if loop.progress.update == 1:
+    def step_and_be_told(engine, rate, norm, number):
+        step(engine, rate, norm, number)
+        if number == 2:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(TrainingLoop, "_step", step_and_be_told)
+    monkeypatch.setattr(TrainingEngine, "step", step_and_be_told)
     code, output, errors = heedful("train", write_recipe(tmp_path))
     assert (code, output) == (130, "")
     assert "heedful: stopped after update 2; continue with resume=true" in errors

@@ -200,7 +200,7 @@ REFUSED = {
     "deep, config": (lambda p: deep(p, "config.json"), r"config.json must be JSON"),
     "deep, tokenizer": (lambda p: deep(p, SETTINGS), r"tokenizer_config.json must be JSON"),
     "deep, checksums": (lambda p: deep(p, CHECKSUMS_FILE), f"{CHECKSUMS_FILE} must be JSON"),
-    "checksums, a list": (lambda p: (p / "model" / CHECKSUMS_FILE).write_text("[]"), "must hold the checksums"),
+    "checksums, a list": (lambda p: (p / "model" / CHECKSUMS_FILE).write_text("[]"), "must be a JSON object"),
     "checksums, a number": (lambda p: change(p / "model" / CHECKSUMS_FILE, weights=3), "must hold the checksums"),
     "checksums, of others": (
         lambda p: (

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.batching import BatchingSettings, UpdateBatches, stream_updates
+from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.streaming import stream_updates
 from row_lengths import lengths, natural_lengths, padded_tokens, padding_share, rows_of, several
 
 
@@ -147,10 +148,6 @@ def test_numbers_out_of_range_are_named():
     ):
         with pytest.raises(ValueError, match=message):
             BatchingSettings(**settings)
-    with pytest.raises(ValueError, match="`epoch` must be"):
-        UpdateBatches([1], [1], BatchingSettings(tokens_per_update=9)).epoch(-1)
-    with pytest.raises(ValueError, match="`pool_size` must be"):
-        next(stream_updates([], BatchingSettings(9), pool_size=0))
 
 
 def token_rows(count, seed=0):

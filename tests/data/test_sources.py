@@ -185,7 +185,7 @@ EMPTY = "must hold at least one row, but is empty instead"
 WRONG = [  # the name of a file, what is in it, and the message
     ("c.jsonl", PAIR + '\n{"source": "a", \n', r"c\.jsonl must hold JSON, but line 2 is broken"),
     ("c.jsonl", PAIR + "\n" + "[" * 100_000, "must hold JSON, but line 2 is broken"),
-    ("c.jsonl", PAIR + '\n["a", "b"]\n', "must hold a JSON object in every line, but line 2 holds another value"),
+    ("c.jsonl", PAIR + '\n["a", "b"]\n', "must hold JSON objects, but line 2 is another value"),
     ("c.jsonl", PAIR + '\n{"source": "\\ud83d", "target": "b"}', "line 2 is broken: .*surrogates"),
     ("c.jsonl", PAIR.encode() + b'\n{"source": "\xff"}\n', r"must be UTF-8 text, but line 2 is not"),
     ("c.jsonl", PAIR + '\n{"source": "a", "target": 5}', r"'target' must be text, but is 5 instead in row 2 of .*c"),

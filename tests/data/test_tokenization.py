@@ -276,7 +276,7 @@ def test_a_config_that_disagrees_is_refused():
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"must hold a tokenizer, but has no tokenizer_config.json"):
+    with pytest.raises(FileNotFoundError, match=r"with a tokenizer, but has no tokenizer_config\.json"):
         TokenizerPair.from_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere must be a folder with a tokenizer, but does not exist"):
         TokenizerPair.from_pretrained(tmp_path / "nowhere")

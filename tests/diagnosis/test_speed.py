@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from heedful import HeedConfig
-from heedful.diagnosis.recipe_checks.speed import check_speed
+from heedful.diagnosis.doctor import check_speed
 from tiny_runs import tiny_recipe
 
 ON_GPU = {"optimization.device": "cuda", "optimization.mixed_precision": "bf16"}

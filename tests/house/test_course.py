@@ -171,5 +171,7 @@ def test_the_commands_that_the_course_names_exist():
     assert known.keys() <= set(get_command(app).commands)
     assert {option for option in known.pop("study") if option} <= set(NAMES)
     assert known["train"] - {""} <= {*recipes()}
-    options = {name.lstrip("-") for each in get_command(app).commands["attention"].params for name in each.opts}
+    options = {
+        name.lstrip("-") for each in get_command(app).get_command(None, "attention").params for name in each.opts
+    }
     assert known["attention"] - {""} <= options

@@ -1,6 +1,7 @@
 """Who may import whom, and what importing costs."""
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -36,6 +37,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Return the dotted names that a file imports, those inside functions too."""
     found = set()

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from heedful import HeedForConditionalGeneration, HeedRNNForConditionalGeneration, Translator
+from heedful.diagnosis.verification import check_remote_code
 from helpers import WITHOUT_HEEDFUL, assert_near, fresh_process
 
 FOLDERS = {path.name: path for path in sorted((Path(__file__).parents[1] / "saved").iterdir())}
@@ -52,24 +53,21 @@ def test_a_folder_that_is_loaded_and_saved_again_generates_the_same_where_heedfu
     assert fresh_process(pieces, values, tmp_path / "work", WITHOUT_HEEDFUL) == {}
 
 
-def test_verify_says_in_a_line_that_code_is_old_and_how_to_renew_it_which_does(tmp_path, heedful_command):
+def test_verifying_says_that_code_is_old_and_how_to_renew_it_which_does(tmp_path):
     folder = tmp_path / "model"
-    AutoModelForSeq2SeqLM.from_pretrained(FOLDERS["transformer"]).save_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(FOLDERS["transformer"])
+    model.save_pretrained(folder)
     path = folder / "versions_heed.py"
-    path.write_text(
-        re.sub("^NEWEST_TRANSFORMERS = .*$", 'NEWEST_TRANSFORMERS = "5.18.2"', path.read_text(), flags=re.M)
-    )
-    code, output, _ = heedful_command("verify", folder)
-    (line,) = (line for line in output.splitlines() if line.startswith("code in the folder"))
-    told = re.search(
-        r"it is older than the installed Heedful's and knows transformers up to 5\.18\.2; .* run in Python: (.*)", line
-    )
-    assert code == 1
-    exec(told[1])
-    assert "code in the folder        pass" in heedful_command("verify", folder)[1]
+    older = re.sub("(?m)^NEWEST_TRANSFORMERS = .*$", 'NEWEST_TRANSFORMERS = "5.18.2"', path.read_text())
+    path.write_text(older)
+    message = r"it is older than the installed Heedful's and knows transformers up to 5\.18\.2; .* run in Python: (.*)"
+    finding = check_remote_code(folder, model)
+    assert not finding.passed
+    exec(re.search(message, finding.message)[1])
+    check_remote_code(folder, model).assert_passed()
     path.unlink()
     (folder / "generation_heed.py").write_text("# as it was before there was that file\n")
-    assert "knows transformers up to 5.23;" in heedful_command("verify", folder)[1]
+    assert "knows transformers up to 5.23;" in check_remote_code(folder, model).message
 
 
 @pytest.mark.parametrize("name", FOLDERS)

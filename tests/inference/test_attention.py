@@ -171,7 +171,7 @@ def test_darker_cells_have_more_weight(small_map, tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("koreanize_matplotlib") is None, reason="the extra's own font")
 def test_the_extras_font_serves_where_the_system_has_none(small_map, tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "WIDE_FONTS", ())
-    monkeypatch.setattr(drawing, "_is_upright", lambda entry: False)
+    monkeypatch.setattr(drawing, "REGULAR", ())
     assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []
 
 

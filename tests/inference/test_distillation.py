@@ -11,10 +11,10 @@ import torch
 from guides import assert_named, commands_of, run_commands, text_of
 from heedful import BeamSearch, HeedForConditionalGeneration, TokenizerPair, Translator
 from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
 from heedful.data.micro_batches import collate
 from heedful.data.mixture import both_ways
 from heedful.data.sources import read_pairs
-from heedful.data.teacher import TeacherTokens, teacher_tensors
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.teaching.back_translation import SequenceDistillation
 from heedful.inference.teaching.distillation import write_teacher_tokens

@@ -17,9 +17,10 @@ from transformers import BartConfig, BartForConditionalGeneration, CompileConfig
 
 from heedful import generation_heed
 from heedful.generation_heed import CachedGenerationMixin
-from heedful.inference import graphs
+from heedful.inference import engines
 from heedful.inference.engines import GenerateEngine, pad_sources, token_batches
 from heedful.inference.native.engine import prepare_for_inference
+from heedful.inference.strategies import graphs
 from heedful.inference.strategies.sampling import SeededSampling
 from heedful.modeling_heed import HeedForConditionalGeneration
 from helpers import VARIANTS, padded, sentences, tiny_model, tiny_rnn
@@ -39,7 +40,7 @@ BATCHES = {"one": (5,), "two": (3, 70), "five": (30, 41, 2, 9, 13), "many": tupl
 def on_gpu(monkeypatch):
     """Take the CPU for a GPU, on which graphs pay at once; returns the configs that steps are compiled with."""
     compiled = []
-    for module in (generation_heed, graphs):
+    for module in (generation_heed, engines):
         monkeypatch.setattr(module, "COMPILED_DEVICES", ("cpu",))
     monkeypatch.setattr(graphs, "_STEPS", WeakKeyDictionary())
     monkeypatch.setattr(graphs, "STEPS_THAT_PAY", 0)
@@ -202,7 +203,7 @@ def test_graphs_step_aside_for_ensembles_drawn_tokens_other_models_and_on_the_cp
         inputs = pad_sources(sources, 0, other.device)
         assert not graphs.may_use_graphs(other, inputs, settings_of(other))
     assert not on_gpu
-    for module in (generation_heed, graphs):
+    for module in (generation_heed, engines):
         monkeypatch.setattr(module, "COMPILED_DEVICES", ("cuda",))
     model = tiny_model()
     GenerateEngine(model).search([[5, 6, 7]], settings_of(model), 4096)
@@ -272,7 +273,7 @@ def counted(monkeypatch):
         return graph.forward
 
     monkeypatch.undo()
-    for module in (generation_heed, graphs):
+    for module in (generation_heed, engines):
         monkeypatch.setattr(module, "COMPILED_DEVICES", ("cpu",))
     monkeypatch.setattr(graphs, "_STEPS", WeakKeyDictionary())
     monkeypatch.setattr(graphs, "STEPS_THAT_PAY", 0)

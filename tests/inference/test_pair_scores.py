@@ -60,7 +60,7 @@ def test_a_score_is_the_log_probability_of_each_token_of_the_target(translator, 
 
 def test_scores_do_not_depend_on_the_batch_its_padding_or_the_rows_read_together(translator, mixed, monkeypatch):
     alone = list(translator.score_pairs(mixed, token_budget=1))
-    monkeypatch.setattr("heedful.inference.scoring.LOGITS_BUDGET", 12_000)
+    monkeypatch.setattr("heedful.inference.engines.LOGITS_BUDGET", 12_000)
     for budget, rows in itertools.product((24, 60, 8192), (1, 5, 4096)):
         found = list(translator.score_pairs(mixed, token_budget=budget, chunk_size=rows))
         for one, other in zip(alone, found, strict=True):
@@ -88,7 +88,7 @@ def test_the_mean_over_all_tokens_is_the_validation_loss(translator, tokenizers,
         tokenizers.encode_target([t for _, t in mixed]),
     )
     rows = EncodedPairs({"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True))
-    loss = validation_loss(translator.model, rows, 100, tokenizers.pad_token_id, Accelerator(cpu=True))
+    loss = validation_loss(translator.model, rows, 100, Accelerator(cpu=True))
     scores = list(translator.score_pairs(mixed))
     tokens = sum(len(score.tokens) for score in scores)
     assert -math.fsum(score.log_probability for score in scores) / tokens == pytest.approx(loss, rel=1e-6)
@@ -117,7 +117,7 @@ def test_pairs_that_cannot_be_scored_are_named_and_settings_that_would_be_ignore
     wrong = [(pair, "Pair 2 must be a source and a target") for pair in ("ab", ("a",), ("a", None), ("a", "b", "c"))]
     wrong.append((("a", "\ud800"), "must be Unicode"))
     assert_refused(wrong, lambda pair: list(translator.score_pairs([("a", "b"), pair], chunk_size=1)))
-    with pytest.raises(ValueError, match="`engine` and `precision` must be left out to score pairs"):
+    with pytest.raises(ValueError, match="`engine`, `precision` and `ensemble` must be left out to score pairs"):
         Translator(model, tokenizers, precision="int8").score_pairs([])
     assert list(translator.score_pairs([])) == []
 

@@ -209,7 +209,7 @@ def test_models_and_inputs_that_the_search_cannot_take_are_refused():
         (tiny_model(vocab_size=98), "target size 99"),
         (tiny_model(**split), "target size 99"),
         (tiny_model().train(), "evaluation mode"),
-        (of_another_start(), "start token 1, but it is 7 instead"),
+        (of_another_start(), "start token 1, but is 7 instead"),
     ):
         with pytest.raises(ValueError, match=rf"`models\[0\]` must .*{message}"):
             tiny_model().generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(models=[member]), num_beams=2)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig
-from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import collate
 from heedful.packed_rows_heed import UNRESTRICTED, why_padded
 from heedful.training.loop.feed import on_device
-from heedful.training.loop.objective import Objective
+from heedful.training.objectives.objective import Objective
+from heedful.training.speed.end_to_end import laid_end_to_end
 from rows_attention import varlen_attn
 
 IDS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}

@@ -24,8 +24,6 @@ from heedful.pipeline_heed import (
     TEXT_TASK,
     HeedText2TextPipeline,
     HeedTranslationPipeline,
-    TargetTags,
-    languages_of,
     pipelines_of_folder,
     split_sentences,
 )
@@ -261,7 +259,6 @@ def test_a_heed_model_of_several_languages_selects_one_by_the_tag_of_its_tokeniz
     pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=272, languages=["ko", "en"])
     translate = pipeline(TASK, model=memorised_model(pair, PAIRS, "en"), tokenizer=pair.source, device="cpu")
     languages = translate.languages
-    assert isinstance(languages, TargetTags)
     assert languages.known == pair.languages == ("ko", "en")
     for language in pair.languages:
         ids = languages.encode(pair.source, "<2ko> 네.", None, language)
@@ -386,7 +383,7 @@ def test_a_source_is_marked_with_its_language_while_other_threads_use_the_tokeni
     _, model, tokenizer = nllb()
     vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")] + [("▁", -2.0), ("a", -3.0)]
     for each in (tokenizer, transformers.MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")):
-        languages, before, expected = languages_of(each, model), each.src_lang, {}
+        languages, before, expected = pipeline_heed.Languages(each, model), each.src_lang, {}
         for language in languages.known[:3]:
             each.src_lang = language
             expected[language] = each("a")["input_ids"]

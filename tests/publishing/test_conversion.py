@@ -230,7 +230,7 @@ def test_what_cannot_be_expressed_or_read_is_named_and_nothing_is_left(tmp_path,
 
 
 def test_other_kinds_of_models_are_named(tmp_path):
-    assert set(STOCK) == set(conversion.KINDS)  # those that whoever loads one is told to convert
+    assert set(STOCK) == set(conversion.FAMILIES)  # those that whoever loads one is told to convert
     message = "`model_type` must be one of bart, m2m_100, marian, pegasus, mbart, but is t5"
     with pytest.raises(ValueError, match=message):
         convert_config(T5Config())
@@ -305,7 +305,7 @@ def test_what_differs_or_cannot_be_written_leaves_nothing(tmp_path, source, lang
     ]
     assert_refused(cases, lambda folder: convert(folder, tmp_path / "heed"))
     with monkeypatch.context() as patch:
-        patch.setitem(conversion.KINDS["m2m_100"][1], "sinusoid_layout", "concatenated")
+        patch.setitem(conversion.FAMILIES["m2m_100"].options, "sinusoid_layout", "concatenated")
         with pytest.raises(ValueError, match="logits differ by"):
             convert(languages, tmp_path / "heed")
     with monkeypatch.context() as patch:

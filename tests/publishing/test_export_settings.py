@@ -90,7 +90,7 @@ def refused(form, config):
     try:
         check_settings(config, form)
         if form == "CTranslate2":
-            ctranslate2_export.check_settings(config, config)
+            ctranslate2_export.engine.check_settings(config, config)
     except ValueError as error:
         return str(error)
     return None

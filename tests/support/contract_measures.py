@@ -305,12 +305,11 @@ class WithLoop(WithTrainer):
         rows, accelerator = self.rows[self.model], Accelerator(cpu=True)
         translator = Translator.from_pretrained(self.folder / self.model, "cpu")
         budget = 1 if size == 1 else 30 * size
-        pad = translator.model.config.pad_token_id
         sources, references = ([row[side] for row in rows] for side in ("ko", "en"))
         texts = translate_on_ranks(translator, sources, accelerator, num_beams=1, token_budget=budget)
         scores = score_translations(texts, references)
         return {
-            "loss": validation_loss(translator.model, EncodedPairs(rows), budget, pad, accelerator),
+            "loss": validation_loss(translator.model, EncodedPairs(rows), budget, accelerator),
             "scores": [scores["bleu"], scores["chrf"]],
             "predictions": texts,
             "in_order": True,

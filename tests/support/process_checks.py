@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
 from heedful.data.encoding import PairEncoder
+from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.micro_batches import split_update
 from heedful.data.sources import read_pairs
-from heedful.data.teacher import TeacherTokens
 from heedful.inference.teaching.distillation import write_teacher_tokens
 from heedful.training.loop import feed, validation
 from heedful.training.loop.feed import Feed
@@ -27,7 +27,7 @@ from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.run_folder import store
+from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
 from row_lengths import padding_share
 from tiny_runs import SIZES, logged, tiny_recipe
@@ -295,31 +295,31 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     with patch.object(validation, "validation_loss", lambda *_: next(values)):
         ends = {"late": late.run().update, "patient": patient.run().update}
     told = make_loop(folder / "told", {}, corpus, accelerator)
-    step = told._step
+    step = told.engine.step
 
-    def step_and_be_told(norm):
-        step(norm)
+    def step_and_be_told(*arguments):
+        step(*arguments)
         if accelerator.process_index == 1 and told.progress.update == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    told._step = step_and_be_told
+    told.engine.step = step_and_be_told
     try:
         told.run()
     except TrainingInterrupted as interruption:
         ends["told"] = str(interruption)
     full = make_loop(folder / "full", {"checkpoints.every_updates": 2}, corpus, accelerator)
-    save = store.save_checkpoint
+    save = checkpoints.save_checkpoint
 
     def fail_once(path, model, state, *others):
         if state.progress.update == 4:
             raise OSError("No space left on device")
         return save(path, model, state, *others)
 
-    with patch.object(store, "save_checkpoint", fail_once):
+    with patch.object(checkpoints, "save_checkpoint", fail_once):
         full.run()
     ends["full"] = sorted(int(path.name[-1]) for path in full.checkpoints.folder.iterdir())
     unsaved = make_loop(folder / "unsaved", {"optimization.max_updates": 4}, corpus, accelerator)
-    with patch.object(store, "save_checkpoint", fail_once):
+    with patch.object(checkpoints, "save_checkpoint", fail_once):
         try:
             unsaved.run()
         except OSError as error:

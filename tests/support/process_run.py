@@ -54,7 +54,7 @@ def measure(folder: Path) -> dict:
     translator = Translator.from_pretrained(result.folder, "cpu")
     sources = [pair["source"] for pair in result.corpus.validation_pairs[:9]]
     translations = translate_on_ranks(translator, sources, accelerator, max_new_tokens=12)
-    loss = validation_loss(translator.model, result.corpus.validation, 300, 0, accelerator)
+    loss = validation_loss(translator.model, result.corpus.validation, 300, accelerator)
     return {
         "processes": accelerator.num_processes,
         "processes_of_the_run": result.processes,

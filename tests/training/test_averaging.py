@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.validation import validation_loss
+from heedful.training.objectives.moving_average import MovingAverage
 from heedful.training.run import train
 from heedful.training.run_folder.checkpoints import checkpoint_path, list_checkpoints
 from tiny_runs import logged, tiny_recipe
@@ -41,8 +41,9 @@ def test_a_run_gives_the_average_the_number_of_its_update(make_loop):
     loop = make_loop({"optimization.ema_decay": 0.9, "checkpoints.publish": "ema", "optimization.max_updates": 1})
     before = {name: weight.detach().clone() for name, weight in loop.engine.model.named_parameters()}
     loop.run()
+    averages = loop.engine.moving_average.weights
     for name, weight in loop.engine.model.named_parameters():
-        torch.testing.assert_close(loop.moving_average.weights[name], 2 / 11 * before[name] + 9 / 11 * weight.detach())
+        torch.testing.assert_close(averages[name], 2 / 11 * before[name] + 9 / 11 * weight.detach())
 
 
 AVERAGED = {"optimization.ema_decay": 0.6, "checkpoints.publish": "ema", "validation.every_updates": 3}
@@ -52,17 +53,15 @@ def test_validation_measures_the_average_and_leaves_the_weights_alone(make_loop,
     loop = make_loop(AVERAGED)
     loop.run()
     measured = logged(tmp_path / "run", "validation/loss")[-1]
-    by_hand = validation_loss(
-        loop.engine.model, corpus.validation, 1000, corpus.tokenizers.source.pad_token_id, loop.accelerator
-    )
+    by_hand = validation_loss(loop.engine.model, corpus.validation, 1000, loop.accelerator)
     assert abs(measured - by_hand) > 1e-3
     plain = make_loop({"validation.every_updates": 3}, tmp_path / "plain")
     plain.run()
     assert logged(tmp_path / "plain", "validation/loss")[-1] == pytest.approx(by_hand, rel=1e-6)
     assert logged(tmp_path / "plain", "train/loss") == logged(tmp_path / "run", "train/loss")
     network = loop.engine.network
-    network.load_state_dict(loop.moving_average.weights, strict=False)
-    again = validation_loss(network, corpus.validation, 1000, corpus.tokenizers.source.pad_token_id, loop.accelerator)
+    network.load_state_dict(loop.engine.moving_average.weights, strict=False)
+    again = validation_loss(network, corpus.validation, 1000, loop.accelerator)
     assert again == pytest.approx(measured, rel=1e-6)
 
 

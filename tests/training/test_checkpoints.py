@@ -13,21 +13,22 @@ from full_disk import FileTooLarge
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.training.loop.averaging import average_weights
+from heedful.training.publication import average_weights
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import (
     MANIFEST,
     TrainingState,
     checkpoint_path,
+    clear_leftovers,
     find_damage,
     list_checkpoints,
     load_progress,
     load_state,
     newest_whole_checkpoint,
+    prune_checkpoints,
     save_checkpoint,
 )
 from heedful.training.run_folder.progress import Progress
-from heedful.training.run_folder.store import clear_leftovers, prune_checkpoints
 from helpers import tiny_model
 
 RECIPE = "name: 뜻\n"

@@ -24,7 +24,7 @@ from full_disk import FileTooLarge
 from heedful.training.launch.heartbeat import Heartbeat
 from heedful.training.loop import validation
 from heedful.training.recipe_file import to_yaml
-from heedful.training.run_folder import store
+from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage
 from tiny_runs import logged, tiny_recipe
 
@@ -58,7 +58,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_like_one_that_is_not(tmp_pa
 
 
 def fill_the_disk_at(monkeypatch, updates):
-    save = store.save_checkpoint
+    save = checkpoints.save_checkpoint
 
     def save_with_little_room(folder, model, state, tokenizers, recipe):
         if state.progress.update not in updates:
@@ -66,7 +66,7 @@ def fill_the_disk_at(monkeypatch, updates):
         with FileTooLarge(5000):
             return save(folder, model, state, tokenizers, recipe)
 
-    monkeypatch.setattr(store, "save_checkpoint", save_with_little_room)
+    monkeypatch.setattr(checkpoints, "save_checkpoint", save_with_little_room)
 
 
 def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypatch, caplog, weights_of, saved_updates):
@@ -107,16 +107,16 @@ def test_a_validation_without_a_checkpoint_is_not_remembered_as_the_best(
 
 def test_a_log_that_cannot_be_written_ends_no_run(make_loop, tmp_path, monkeypatch, caplog):
     loop = make_loop()
-    step = loop._step
+    step = loop.engine.step
 
-    def step_on_a_full_disk(norm):
-        step(norm)
+    def step_on_a_full_disk(*arguments):
+        step(*arguments)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         full = loop.progress.update in (2, 3)
         size = (tmp_path / "run/log.jsonl").stat().st_size + 20 if full else limits[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
 
-    monkeypatch.setattr(loop, "_step", step_on_a_full_disk)
+    monkeypatch.setattr(loop.engine, "step", step_on_a_full_disk)
     loop.run()
     assert "a line of the log is lost" in caplog.text
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
@@ -177,15 +177,15 @@ def test_skipped_updates_are_logged_and_do_not_spoil_the_logged_loss(make_loop, 
 
 def test_poisoned_weights_are_never_saved(make_loop, monkeypatch, saved_updates, tmp_path):
     loop = make_loop({"checkpoints.every_updates": 2})
-    step = loop._step
+    step = loop.engine.step
 
-    def step_and_poison(norm):
-        step(norm)
+    def step_and_poison(*arguments):
+        step(*arguments)
         if loop.progress.update == 3:
             with torch.no_grad():
                 next(iter(loop.engine.model.parameters()))[0, 0] = float("inf")
 
-    monkeypatch.setattr(loop, "_step", step_and_poison)
+    monkeypatch.setattr(loop.engine, "step", step_and_poison)
     with pytest.raises(FloatingPointError, match=r"a weight is not finite. The last checkpoint is unharmed"):
         loop.run()
     assert saved_updates(tmp_path / "run") == [2]

@@ -17,10 +17,11 @@ from heedful.training import model_of_recipe
 from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.engine import Results
-from heedful.training.loop.feed import Feed, made_ahead
+from heedful.training.loop.feed import Feed
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.speed import compilation
 from heedful.training.speed.compilation import CompiledBody
+from heedful.training.speed.made_ahead import AHEAD, made_ahead
 from rows_attention import varlen_attn
 from tiny_runs import logged
 
@@ -301,7 +302,7 @@ def test_what_is_made_ahead_ends_with_its_reader():
             break
         time.sleep(0.01)
     assert threading.active_count() == before
-    assert len(asked) <= 2 + feed.AHEAD
+    assert len(asked) <= 2 + AHEAD
 
 
 def test_what_is_being_made_when_a_run_ends_is_not_waited_for():
@@ -389,7 +390,7 @@ def test_a_result_that_is_kept_back_is_read_one_update_later():
     for number in (1, 2):
         results.add((number, 10, 20), torch.tensor([6.0, 1.0, 2.0]), (30, False, True), torch.tensor(0.5))
         found = results.read(keep=1)
-    assert [(each.update, each.loss, each.late_ranks, each.is_finite) for each in found] == [(1, 3.0, 1.0, True)]
+    assert [(each.update, each.loss, each.late_ranks) for each in found] == [(1, 3.0, 1.0)]
     assert [each.update for each in results.read()] == [2]
 
 

@@ -12,8 +12,7 @@ from heedful.training.loop import validation
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress
-from heedful.training.run_folder.store import published_checkpoints
+from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
 from tiny_runs import logged, tiny_recipe
 
 NO_DROPOUT = {"model.options": {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}}
@@ -95,7 +94,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(make_loop, tmp_p
 def test_dropout_is_at_work_in_the_resume_test(make_loop, tmp_path, weights_of, monkeypatch):
     for name, seed in (("one", 1), ("other", 2)):
         loop = make_loop({"optimization.max_updates": 1}, tmp_path / name)
-        monkeypatch.setattr(loop, "_seed", lambda seed=seed: torch.manual_seed(seed))
+        monkeypatch.setattr("heedful.training.loop.loop.seed_of_update", lambda *_, seed=seed: seed)
         loop.run()
     assert not equal(weights_of(tmp_path / "one", 1), weights_of(tmp_path / "other", 1))
 
@@ -263,12 +262,8 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_leaves_the_last_checkpoint
 
 def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corpus):
     loop = make_loop()
-    losses = [
-        validation_loss(
-            loop.engine.model, corpus.validation, budget, corpus.tokenizers.source.pad_token_id, loop.accelerator
-        )
-        for budget in (10_000, 200, 1)
-    ]
+    given = loop.engine.model, corpus.validation
+    losses = [validation_loss(*given, budget, loop.accelerator) for budget in (10_000, 200, 1)]
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-6)
     loop.engine.model.eval()
     total = count = 0.0
@@ -326,7 +321,7 @@ def test_a_gradient_that_is_not_finite_halves_the_scale_of_fp16_and_changes_no_w
     before = [weight.detach().clone() for weight in engine.parameters]
     for weight in engine.parameters:
         weight.grad = torch.ones_like(weight)
-    assert engine.step(0.1, torch.tensor(norm)) is (norm == 1)
+    engine.step(0.1, torch.tensor(norm), 1)
     assert scaler.get_scale() == scale
     unchanged = [torch.equal(*pair) for pair in zip(before, engine.parameters, strict=True)]
     assert all(unchanged) if norm != 1 else not any(unchanged)
@@ -346,19 +341,19 @@ def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one
     monkeypatch.setattr(validation, "score_pairs", fail)
     monkeypatch.setattr(validation, "COMPILED_DEVICES", ("cpu",))
     with pytest.raises(torch.OutOfMemoryError):
-        validation.validate(loop.recipe, loop.corpus, loop.engine, None)
+        validation.validate(loop.recipe, loop.corpus, loop.engine)
     assert seen == [(True, True, torch.bfloat16)]
     assert vars(network)["forward"] is wrapper
 
 
 def test_a_validation_loss_waits_for_the_device_once(make_loop, corpus, monkeypatch):
     loop, read = make_loop(NO_DROPOUT), []
-    model, given = loop.engine.model, (corpus.tokenizers.source.pad_token_id, loop.accelerator)
+    model = loop.engine.model
     losses = []
     model.register_forward_hook(lambda module, inputs, outputs: losses.append(outputs.loss))
     item = torch.Tensor.item
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor) or item(tensor))
-    loss = validation_loss(model, corpus.validation, 200, *given)
+    loss = validation_loss(model, corpus.validation, 200, loop.accelerator)
     assert len([tensor for tensor in read if tensor.is_floating_point()]) == 1
     assert len(losses) > 2
     assert loss == sum(map(item, losses)) / int(corpus.validation.target_lengths.sum())

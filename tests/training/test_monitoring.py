@@ -142,9 +142,12 @@ def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_mul
 
 def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(make_loop, monkeypatch, tmp_path):
     monkeypatch.setattr(throughput, "peak_operations", lambda device: 1e12)
-    monkeypatch.setattr(throughput, "peak_memory", lambda device: 1.25)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1.25 * 2**30)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     loop = make_loop()
-    loop.log.device = torch.device("cuda")
+    of_log = SimpleNamespace(device=torch.device("cuda"), num_processes=1, is_main_process=True)
+    of_log.log = loop.accelerator.log
+    loop.log.accelerator = of_log
     write, told = loop.log.write_training, []
     monkeypatch.setattr(loop.log, "write_training", lambda *given: told.append(write(*given)) or told[-1])
     loop.run()

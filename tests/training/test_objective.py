@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from heedful.data.micro_batches import MicroBatch
 from heedful.loss_heed import OutputLoss
-from heedful.training.loop.objective import Objective
 from heedful.training.model_of_recipe import check_model
+from heedful.training.objectives.objective import Objective
 from helpers import tiny_model
 from process_checks import with_stand_in_for_dropout
 from tiny_runs import logged, tiny_recipe
@@ -84,8 +84,8 @@ def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alp
     places = (labels != -100).nonzero()[:, 0]
     teacher = tuple(values.repeat(passes, 1) for values in random_teacher(once, vocabulary, min(8, vocabulary)))
     objective = Objective(alpha, share, teacher if share else ())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heedful.training.loop.objective.LOGITS_AT_ONCE", 3 * vocabulary)  # so that there are parts
+    with pytest.MonkeyPatch.context() as patch:  # so that there are parts
+        patch.setattr("heedful.training.objectives.objective.LOGITS_AT_ONCE", 3 * vocabulary)
         for form in ("readable", "training"):
             states, weight, *bias = (leaf.clone().requires_grad_() for leaf in leaves)
             bias = bias[0] if has_bias else None

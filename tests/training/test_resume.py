@@ -17,9 +17,14 @@ from heedful.training.loop.loop import TrainingLoop, seed_of_update
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.run_folder.checkpoints import checkpoint_path, load_progress, load_state, write_manifest
+from heedful.training.run_folder.checkpoints import (
+    checkpoint_path,
+    load_progress,
+    load_state,
+    published_checkpoints,
+    write_manifest,
+)
 from heedful.training.run_folder.folder import changed_keys, check_output_folder
-from heedful.training.run_folder.store import published_checkpoints
 from tiny_runs import logged, tiny_recipe, tiny_tree
 
 END = 9
@@ -223,14 +228,19 @@ def test_changed_validation_pairs_are_noticed_also_beside_a_stream(tmp_path):
         assert corpora[0].fingerprint != corpora[1].fingerprint
 
 
-def test_the_random_numbers_of_an_update_are_its_own_and_its_processs(make_loop):
+def test_the_random_numbers_of_an_update_are_its_own_and_its_processs(make_loop, monkeypatch):
     seeds = {seed_of_update(*numbers) for numbers in itertools.product((1, 2), (0, 1, 2), (0, 1, 2))}
     assert len(seeds) == 18
-    loop = make_loop()
-    for update in (0, 4):
-        loop.progress.update = update
-        loop._seed()
-        assert torch.initial_seed() == seed_of_update(1, update, 0)
+    found, loop = [], make_loop()
+    accumulate = loop.engine.accumulate
+
+    def accumulate_and_note(*arguments, **more):
+        found.append(torch.initial_seed())
+        return accumulate(*arguments, **more)
+
+    monkeypatch.setattr(loop.engine, "accumulate", accumulate_and_note)
+    loop.run()
+    assert found == [seed_of_update(1, update, 0) for update in range(6)]
 
 
 def test_what_the_last_validation_found_is_found_again(make_loop, tmp_path):

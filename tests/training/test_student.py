@@ -5,16 +5,16 @@ import shutil
 import pytest
 import torch
 
-from heedful.data.end_to_end import laid_end_to_end
+from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
 from heedful.data.micro_batches import collate
 from heedful.data.sources import read_pairs
-from heedful.data.teacher import TeacherTokens, teacher_tensors
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.estimate import dry_run
 from heedful.training.model_of_recipe import check_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe, to_yaml
+from heedful.training.speed.end_to_end import laid_end_to_end
 from helpers import assert_refused
 from process_checks import write_teacher
 from tiny_runs import logged, tiny_recipe

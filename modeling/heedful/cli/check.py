@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Context, Exit, Option
 
 from heedful.cli import options
-from heedful.files import read_lines, write_text
+from heedful.files import read_lines, read_object, write_text
 
 
 def doctor(
@@ -34,12 +34,8 @@ def doctor(
 
 def plot(
     runs: Annotated[list[Path], Argument(metavar="RUN…", help="Folders of runs, finished or not.")],
-    output: Annotated[Path, Option("-o", "--output", help="Picture to write: .png or .svg.")] = Path(
-        "learning_curve.png"
-    ),
-    metric: Annotated[
-        list[str] | None, Option("--metric", help="In place of losses and scores: bleu, train/loss…; repeatable.")
-    ] = None,
+    output: Annotated[Path, Option("-o", "--output", help="Picture: .png or .svg.")] = Path("learning_curve.png"),
+    metric: Annotated[list[str] | None, Option(help="Such as bleu, train/loss. Default: losses and scores.")] = None,
 ):
     """Draw the learning curve of a run, or of several runs in one picture."""
     from heedful.publishing.learning_curve import draw_learning_curves
@@ -61,7 +57,7 @@ def verify(
 
     texts = list(text or [])
     if data is not None:
-        texts += [line for line in read_lines(data, "--data") if line.strip()]
+        texts += filter(str.strip, read_lines(data, "--data"))
         if not texts:
             raise ValueError(f"`--data` must hold sentences, but {data} has none.")
     options.quieten()
@@ -72,10 +68,7 @@ def verify(
 
 
 def compare(
-    systems: Annotated[
-        list[str],
-        Argument(metavar="A B…", help="Models, or files of predictions; several seeds joined by commas."),
-    ],
+    systems: Annotated[list[str], Argument(metavar="A B…", help="Models or files of predictions; seeds with commas.")],
     data: options.Data,
     source: options.Source = "source",
     target: options.Target = "target",
@@ -104,15 +97,13 @@ def compare(
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}
     places = [place for seeds in named.values() for place in seeds]
-    given = [name for name, value in (search | {"device": device}).items() if value is not None]
     if len(systems) < 2 or len({*places}) < max(len(places), len(systems)) or not all(places):
         must = "at least two, all different, and none of them empty"
         raise ValueError(f"The systems must be {must}, but are {' '.join(systems)} instead.")
     files = [place for place in places if Path(place).is_file()]
-    if given and files == places:
-        raise ValueError(
-            f"`{given[0]}` must be left out where no model translates, but files of predictions are given."
-        )
+    for name, value in (search | {"device": device}).items():
+        if value is not None and files == places:
+            raise ValueError(f"`{name}` must be left out where no model translates, but only files are given.")
     pairs = list(options.read_pairs(data, source, target, split="test", references=references))
     accepted = references_of(pairs)
     metrics.references_left(ignore, accepted)  # raises now what it would raise when all is translated
@@ -121,8 +112,7 @@ def compare(
 
     options.quieten()
     sources = [pair["source"] for pair in pairs]
-    folders = {place: model_folder(place) for place in places if place not in files}
-    for place, folder in folders.items():
+    for place, folder in {place: model_folder(place) for place in places if place not in files}.items():
         translations = options.load_translator(folder, device).translate(sources, **search)
         texts[place] = [best.text for best, *_ in translations]
     translated = {name: [texts[place] for place in seeds] for name, seeds in named.items()}
@@ -137,9 +127,7 @@ def study(
     output: Annotated[Path | None, Option("-o", "--output", help="New folder. Default: runs/studies/NAME.")] = None,
     seed: Annotated[int, Option(help="Of weights, data and everything drawn.")] = 1,
     updates: Annotated[int | None, Option(help="Of each training. Default: the study's own.")] = None,
-    data: Annotated[
-        str | None, Option(help="Other data, if it can be: builtin:[bold]train[/bold]:COUNT, or a folder.")
-    ] = None,
+    data: Annotated[str | None, Option(help="Other data: builtin:[bold]train[/bold]:COUNT, or a folder.")] = None,
     settings: Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]…", help="Settings of the study.")] = None,
 ):
     """Run one of the paper's arguments as an experiment: tables, figures and findings in a folder.
@@ -161,26 +149,19 @@ def study(
     print(run_study(lab, folder) / "report.md")
 
 
-def complexity(
-    context: Context,
-    seed: int = 0,
-    output: Annotated[Path | None, Option("-o", "--output")] = None,
-    as_json: options.AsJson = False,
-):
+def complexity(context: Context, seed: int = 0, output: options.TextFile = None, as_json: options.AsJson = False):
     """Measure Table 1 of the paper: the earlier name of `heedful study complexity`."""
     from heedful.studies.catalogue import find_study
     from heedful.studies.report import render_report
     from heedful.studies.study import Lab, results_of, run_study
 
+    options.quieten()
     words = iter(" ".join(context.args).replace("=", " ").split())
     settings = [f"{name.lstrip('-').replace('-', '_')}={value}" for name, value in zip(words, words, strict=False)]
     lab = Lab(find_study("complexity"), seed, changed=settings)
     print(f"heedful complexity is now: {lab.command()}", file=sys.stderr)
-    options.quieten()
-    if output is None:
-        results = results_of(lab, lab.study.run(lab))
-    else:
-        results = json.loads((run_study(lab, output) / "results.json").read_text(encoding="utf-8"))
+    written = None if output is None else read_object(run_study(lab, output) / "results.json")
+    results = written or results_of(lab, lab.study.run(lab))
     options.print_result(results, render_report(results), as_json)
 
 

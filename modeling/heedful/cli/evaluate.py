@@ -1,7 +1,6 @@
 """`heedful evaluate`: a test set translated and scored, by one process or several."""
 
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,13 +50,8 @@ def evaluate(
     left = metrics.references_left(ignore, accepted)
     _warn_of_direction(Path(model), source, target)
     options.quieten()
-    search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
-    sources = [pair["source"] for pair in pairs]
-
-    def check(translator: Any) -> None:
-        translator.tokenizers.check_symbols(pairs, "`--data`", ignore)
-
-    texts = _translate_all(model, revision, sources, device, check, token_budget=token_budget, **search)
+    search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
+    texts = _translate_all(model, revision, device, pairs, ignore, token_budget=token_budget, **search)
     if texts is None:
         return
     if predictions is not None:
@@ -67,6 +61,7 @@ def evaluate(
     lines = [metrics.scores_table(scores)]
     if confusions:
         texts = metrics.comparable(texts, ignore)
+        sources = [pair["source"] for pair in pairs]
         scores["confusions"] = commonest_confusions(texts, left, sources, confusions, lowercase)
         lines.append(confusions_table(scores["confusions"]))
     options.print_result(scores, "\n".join(lines), as_json)
@@ -79,38 +74,28 @@ def _warn_of_direction(model: Path, source: str, target: str) -> None:
     with suppress(OSError, ValueError):
         directions = {(part.source, part.target) for part in read_recipe(model / "recipe.yaml").data.parts.values()}
         if (target, source) in directions and (source, target) not in directions:
-            expected = f"{target} and {source}, as {model} was trained"
-            warnings.warn(
-                f"`--source` and `--target` should be {expected}, but are {source} and {target} instead.", stacklevel=3
-            )
+            should = f"`--source` and `--target` should be {target} and {source}, as {model} was trained"
+            warnings.warn(f"{should}, but are {source} and {target} instead.", stacklevel=3)
 
 
 def _translate_all(
-    folder: str,
-    revision: str | None,
-    sources: list[str],
-    device: str | None,
-    check: Callable[[Any], None],
-    **settings: Any,
+    folder: str, revision: str | None, device: Any, pairs: list[Any], ignore: str | None, **settings: Any
 ) -> list[str] | None:
-    """Return the best translation of each source; if several processes share the work, only in the main one.
-
-    `check` sees the translator before it begins.
-    """
+    """Return the best translation of each source; if several processes share the work, only in the main one."""
     from heedful.inference.translation import Translator
 
-    if world_size() == 1:
-        translator = Translator.from_pretrained(folder, device, revision)
-        check(translator)
+    accelerator = None
+    if world_size() > 1:
+        from heedful.training.launch.join import join_processes
+        from heedful.training.loop.validation import translate_on_ranks
+
+        accelerator = join_processes(device)
+        device = accelerator.device
+    translator, sources = Translator.from_pretrained(folder, device, revision), [pair["source"] for pair in pairs]
+    translator.tokenizers.check_symbols(pairs, "`--data`", ignore)
+    if accelerator is None:
         with options.progress_bar(total=len(sources)) as bar:
             return [best.text for best, *_ in translator.translate_lines(sources, progress=bar.update, **settings)]
-    from heedful.training.loop.validation import translate_on_ranks
-    from heedful.training.processes.devices import join_processes
-
-    accelerator = join_processes(device)
-    translator = Translator.from_pretrained(folder, accelerator.device, revision)
-    check(translator)
     texts = translate_on_ranks(translator, sources, accelerator, **settings)
-    is_main = accelerator.is_main_process
     accelerator.end_training()
-    return texts if is_main else None
+    return texts if accelerator.is_main_process else None

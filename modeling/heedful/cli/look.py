@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from heedful.cli import options
 from heedful.cli.translate import CHUNK
-from heedful.files import check_matplotlib, check_writable
+from heedful.files import check_writable, import_extra
 
 # What is given and what is scored, in each direction.
 SIDES = (("source", "target"), ("target", "source"))
@@ -28,9 +28,7 @@ Rollout = Annotated[bool, Option("--rollout", help="Follow attention through the
 
 def score(
     model: options.AnyModel,
-    pairs: Annotated[
-        list[str], Argument(metavar="PAIRS", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")
-    ],
+    pairs: Annotated[list[str], Argument(metavar="PAIRS", help="File (or two), Hub dataset or builtin:SPLIT:COUNT.")],
     source: options.Source = "source",
     target: options.Target = "target",
     output: options.TextFile = None,
@@ -70,7 +68,7 @@ def score(
             for sum_, each in zip(sums, scores, strict=True):
                 if each is not None:
                     sum_[:] = sum_[0] + 1, sum_[1] + len(each.token_ids), sum_[2] + each.log_probability
-    for side, (count, length, total) in zip(("target", "source"), sums, strict=False):
+    for (_, side), (count, length, total) in zip(SIDES, sums, strict=False):
         nats = -total / max(length, 1)
         mean = f": {nats:.4f} nats a token, perplexity {math.exp(min(nats, 100)):.2f}" if count else ""
         print(f"{count:,} pairs, {length:,} {side} tokens{mean}", file=sys.stderr)
@@ -94,8 +92,8 @@ def _score_values(scores: Sequence[Any], with_tokens: bool) -> dict[str, Any]:
 
     values: dict[str, Any] = {}
     for prefix, score in zip(("", "backward_"), scores, strict=False):
-        values[f"{prefix}log_probability"] = score and round(score.log_probability, 6)
-        values[f"{prefix}per_token"] = score and round(score.per_token, 6)
+        for name in ("log_probability", "per_token"):
+            values[prefix + name] = score and round(getattr(score, name), 6)
         values[f"{prefix}tokens"] = score and len(score.token_ids)
         if with_tokens:
             parts = score and zip(score.tokens, score.token_scores, strict=True)
@@ -133,26 +131,23 @@ def attention(
     check_writable(output, (*drawing.PICTURE_SUFFIXES, *report.REPORT_SUFFIXES), "--output")
     is_page = output.suffix.lower() in report.REPORT_SUFFIXES
     options.check_apart(head=head, grid=grid, rollout=rollout)
-    if is_page and (grid or rollout):
-        suffixes = ", ".join(drawing.PICTURE_SUFFIXES)
-        raise ValueError(
-            f"`--{'grid' if grid else 'rollout'}` must come with a picture ({suffixes}): a page has both."
-        )
     if scores and not grid:
         raise ValueError("`--scores` must come with --grid; a page shows them, and attention-numbers prints them.")
     if not is_page:
-        check_matplotlib()
-    (maps,) = _attention_of(
-        model, revision, device, [(text, target)], None if is_page or rollout else kind or "cross", to
-    )
+        import_extra("matplotlib", "plots")
+    elif grid or rollout:
+        option, suffixes = "grid" if grid else "rollout", ", ".join(drawing.PICTURE_SUFFIXES)
+        raise ValueError(f"`--{option}` must come with a picture ({suffixes}): a page has both.")
+    one_kind: Kind = kind or "cross"
+    (maps,) = _attention_of(model, revision, device, [(text, target)], None if is_page or rollout else one_kind, to)
     if is_page:
-        options_of_page: dict[str, Any] = {"kind": kind, "layer": -1 if layer is None else layer, "head": head}
-        report.write_attention_report(maps, output, text, tokens=tokens, **options_of_page)
+        shown = -1 if layer is None else layer
+        report.write_attention_report(maps, output, text, tokens=tokens, kind=kind, layer=shown, head=head)
     elif grid:
-        title = f"{kind or 'cross'} attention of each head"
-        drawing.draw_attention_grid(maps, output, kind or "cross", layer, title, tokens, scores)
+        title = f"{one_kind} attention of each head"
+        drawing.draw_attention_grid(maps, output, one_kind, layer, title, tokens, scores)
     else:
-        view = measures.View(kind or "cross", layer, head, rollout)
+        view = measures.View(one_kind, layer, head, rollout)
         one = view.map_of(maps)
         drawing.draw_attention(one if tokens else measures.word_attention(maps, one), output, view.title_of(maps))
     print(output)
@@ -183,12 +178,12 @@ def align(
     view = measures.View("cross", layer, head, rollout)
     maps = _attention_of(model, revision, device, pairs, None if rollout else "cross", to)
     links = [measures.word_alignment(each, view.map_of(each)) for each in maps]
-    written = [measures.write_links(each) for each in links]
-    found: dict[str, Any] = {"alignments": written}
+    lines = [measures.write_links(each) for each in links]
+    found: dict[str, Any] = {"alignments": [*lines]}
     if given is not None:
         found["alignment_errors"] = measures.alignment_errors(links, given)._asdict()
-        written = [*written, measures.ERROR_LINE.format(**found["alignment_errors"])]
-    options.print_result(found, "\n".join(written), as_json)
+        lines.append(measures.ERROR_LINE.format(**found["alignment_errors"]))
+    options.print_result(found, "\n".join(lines), as_json)
 
 
 def attention_numbers(
@@ -217,15 +212,14 @@ def attention_numbers(
         raise ValueError("`--layer`, `--head` and `--rollout` must not come with --entropy alone: it is of all heads.")
     (maps,) = _attention_of(model, revision, device, [(text, target)], None if rollout else kind, to)
     view = measures.View(kind, layer, (head or 0) if steps else head, rollout)
-    values: dict[str, Any] = {}
-    lines: list[str] = []
+    values, lines = dict[str, Any](), list[str]()
     if entropy:
         found = measures.attention_entropy(maps, kind)
         values["entropy"] = {"nats": found.nats.tolist(), "share": found.share.tolist()}
         lines += measures.entropy_lines(found)
     if steps:
-        found_steps = maps.steps(kind, -1 if layer is None else layer, view.head or 0)
-        lines += [view.title_of(maps), *measures.steps_lines(found_steps)]
+        each_step = maps.steps(kind, -1 if layer is None else layer, view.head or 0)
+        lines += [view.title_of(maps), *measures.steps_lines(each_step)]
     if as_json:
         one = view.map_of(maps)
         values["maps"] = [{"kind": kind, **vars(one), "weights": one.weights.astype(float).round(6).tolist()}]
@@ -239,9 +233,8 @@ def _attention_of(
     from heedful.inference.attention.maps import attention_maps
 
     translator = options.load_translator(model, device, revision)
-    settings: dict[str, Any] = {"kinds": kind and [kind], "target_language": to}
     for pair in pairs:
-        yield attention_maps(translator, translator.tokenizers, *pair, **settings)
+        yield attention_maps(translator, translator.tokenizers, *pair, kinds=kind and [kind], target_language=to)
 
 
 def _pairs_of(
@@ -277,7 +270,7 @@ def embeddings(
 
     if output is not None:
         check_writable(output, PICTURE_SUFFIXES, "--output")
-        check_matplotlib()
+        import_extra("matplotlib", "plots")
     translator = options.load_translator(model, device, revision)
     tokenizers = translator.tokenizers
     followed = [module.word_states(translator, tokenizers, word, sentence, to) for word in dict.fromkeys(words)]

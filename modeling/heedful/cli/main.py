@@ -8,7 +8,7 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
@@ -69,36 +69,29 @@ def train(
             print(line)
 
 
-class Subcommands(Mapping[str, Any]):
-    """The subcommands by their names; each is imported when it is asked for."""
+class Heedful(TyperGroup):
+    """The command `heedful`, whose subcommands are imported when they are asked for."""
 
-    def __getitem__(self, name: str) -> Any:
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self.commands = dict.fromkeys(PLACES)  # type: ignore[assignment]
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Import a subcommand and return it; `None` for what is none."""
+        if name not in PLACES:
+            return None
         module, panel = PLACES[name]
         found = getattr(import_module(f"heedful.cli.{module}"), name.replace("-", "_"))
         alone = Typer()
         if isinstance(found, Typer):  # with subcommands of its own
             alone.add_typer(found, name=name, rich_help_panel=panel)
         else:
-            settings: dict[str, Any] = {"cls": options.TakesSentences if name in TAKE_SENTENCES else None}
-            if not panel:  # a former spelling, which reads its arguments itself
-                settings["context_settings"] = {"allow_extra_args": True, "ignore_unknown_options": True}
-            show = alone.command(name, rich_help_panel=panel, hidden=not panel, **settings)
+            kind = options.TakesSentences if name in TAKE_SENTENCES else None
+            # A former spelling, on no panel, reads its arguments itself.
+            context = None if panel else {"allow_extra_args": True, "ignore_unknown_options": True}
+            show = alone.command(name, cls=kind, rich_help_panel=panel, hidden=not panel, context_settings=context)
             show(options.safe_at_terminals(found))
         return get_group(alone).commands[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(PLACES)
-
-    def __len__(self) -> int:
-        return len(PLACES)
-
-
-class Heedful(TyperGroup):
-    """The command `heedful` with its subcommands."""
-
-    def __init__(self, **settings: Any):
-        super().__init__(**settings)
-        self.commands = Subcommands()  # type: ignore[assignment]  # nothing is added to them
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the subcommand that the arguments begin with, also by its spelling of the version before."""
@@ -133,8 +126,8 @@ def _heedful(
     pass
 
 
-# The distributions whose modules have another name.
-DISTRIBUTIONS = {"yaml": "pyyaml"}
+DISTRIBUTIONS = {"yaml": "pyyaml"}  # whose modules have another name
+LONGEST_MESSAGE = 2000  # characters
 
 
 def main() -> None:
@@ -165,12 +158,15 @@ def run(command: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        code = exit_code_of(error)
+        code, message = exit_code_of(error), str(error)
         if code is None:
             raise
-        missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
-        command_for = f": pip install {DISTRIBUTIONS.get(missing, missing)}" if missing else ""
-        print(options.visible(f"heedful: {options.without_its_end(str(error))}{command_for}"), file=sys.stderr)
+        if len(message) > LONGEST_MESSAGE:  # one that quotes much data
+            message = f"{message[:LONGEST_MESSAGE]}… ({len(message):,} characters)"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            missing = error.name.partition(".")[0]
+            message += f": pip install {DISTRIBUTIONS.get(missing, missing)}"
+        print(options.visible(f"heedful: {message}"), file=sys.stderr)
         sys.exit(code)
 
 

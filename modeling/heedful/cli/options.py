@@ -38,10 +38,10 @@ Engine = Annotated[
     Literal["auto", "native", "generate", "ctranslate2"],
     Option(help="What decodes: `native` is Heed's own decoder for the CPU; `auto` takes it where it can do it."),
 ]
-Precision = Annotated[
-    Literal["float32", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"],
-    Option(help="Of the native decoder's weights (float32, int8), or of CTranslate2's (any)."),
+WeightType = Literal[
+    "float32", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"
 ]
+Precision = Annotated[WeightType, Option(help="Of the native decoder (float32, int8), or of CTranslate2 (any).")]
 Model = Annotated[Path, Argument(metavar="MODEL", help="Folder of a saved model.")]
 AnyModel = Annotated[str, Argument(metavar="MODEL", help="Folder of a saved model, or its id on the Hub.")]
 Revision = Annotated[str | None, Option(help="Branch, tag or commit of a model on the Hub.")]
@@ -67,10 +67,7 @@ class TakesSentences(TyperCommand):
 
 @contextmanager
 def quick_start(model: str | Path) -> Iterator[None]:
-    """Import and load without what takes a second and is not needed: collecting garbage, and torchao.
-
-    transformers imports torchao wherever it is installed; only weights that were quantized by it need it.
-    """
+    """Import and load without what takes a second: collecting garbage, and torchao, which quantized weights need."""
     config = Path(model) / "config.json"
     is_plain = config.is_file() and b"quantization_config" not in config.read_bytes()
     is_first = "transformers" not in sys.modules
@@ -94,8 +91,7 @@ def load_translator(model: str | Path, device: str | None = None, revision: str 
         return Translator.from_pretrained(model, device, revision, **settings)
 
 
-# All but the tab and the end of a line.
-CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but the tab and the end of a line
 
 
 def visible(text: str) -> str:
@@ -116,14 +112,12 @@ class TerminalOutput:
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts."""
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
 
-LONGEST_MESSAGE = 2000  # characters
 # What warns of its internals: what it was built without here, and a cache of fonts.
 TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
 # Parameters of the functions behind commands, and what those commands call them.
@@ -149,10 +143,7 @@ def typed_names(command: Callable[..., Any]) -> dict[str, str]:
 
 
 def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that writes through `TerminalOutput` at a terminal; elsewhere its output is data, and stays.
-
-    Its errors name what the user typed and not the parameter of a function: `--data` and not `location`.
-    """
+    """Return a command that writes through `TerminalOutput` at a terminal, and whose errors name what was typed."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -169,18 +160,8 @@ def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def without_its_end(message: str) -> str:
-    """Return a message, and of one that quotes much data the beginning."""
-    if len(message) <= LONGEST_MESSAGE:
-        return message
-    return f"{message[:LONGEST_MESSAGE]}… ({len(message):,} characters)"
-
-
 def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = ()) -> None:
-    """Raise an error that names the option if a file cannot be written there; `None` is standard output.
-
-    Nor may it be one of the inputs, which are still to be read.
-    """
+    """Raise an error that names the option if a file that is no input cannot be written there; `None` is no file."""
     if path is not None:
         check_writable(path, name=option)
         if path.resolve() in {Path(given).resolve() for given in inputs}:
@@ -215,10 +196,8 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
 def report(message: str) -> None:
     """Write a message to standard error, on separate lines above the bars there."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if bars is None:
-        print(visible(message), file=sys.stderr)
-    else:
-        bars.write(visible(message), file=sys.stderr)
+    write = print if bars is None else bars.write
+    write(visible(message), file=sys.stderr)
 
 
 class VisibleHandler(logging.Handler):
@@ -268,11 +247,8 @@ def writing(path: Path | None) -> Iterator[TextIO]:
     """Yield standard output, or a file that appears whole when all is written, compressed if it ends in .gz."""
     if path is None:
         if not writes_unicode():
-            warnings.warn(
-                f"Standard output is {sys.stdout.encoding}: a character that it lacks is written as its number. "
-                "`-o FILE` or PYTHONIOENCODING=utf-8 writes UTF-8.",
-                stacklevel=2,
-            )
+            found = f"Standard output is {sys.stdout.encoding}: a character that it lacks is written as its number"
+            warnings.warn(f"{found}. `-o FILE` or PYTHONIOENCODING=utf-8 writes UTF-8.", stacklevel=2)
         yield sys.stdout
         return
     new = [folder for folder in path.absolute().parents if not folder.exists()]

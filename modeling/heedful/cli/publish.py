@@ -1,5 +1,6 @@
 """For those who publish: `heedful push`, `convert` and `export`."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,25 +10,18 @@ from typer import Argument, Option, Typer
 from heedful.cli import options
 
 export = Typer(help="Write a model for an engine outside Python.", no_args_is_help=True)
-Sentences = Annotated[
-    Path | None,
-    Option(help="Text file in the source language, one sentence a line. Default: the run's, or built-in."),
-]
+Sentences = Annotated[Path | None, Option(help="Text file of sources, one a line. Default: the run's, or built-in.")]
+Form = Literal["heed", "transformers"]
 Count = Annotated[int, Option(help="Sentences to compare on, the first ones.")]
 
 
 def push(
     model: options.Model,
     repository: Annotated[str, Argument(metavar="REPO", help="Its id on the Hub, such as name/model.")],
-    private: Annotated[
-        bool | None, Option("--private/--public", help="Of a new repository. Default: its owner's.")
-    ] = None,
+    private: Annotated[bool | None, Option("--private/--public", help="If it is new. Default: its owner's.")] = None,
     revision: Annotated[str | None, Option(help="Branch, made if it is not there.")] = None,
     message: Annotated[str | None, Option(help="Of the commit.")] = None,
-    form: Annotated[
-        Literal["heed", "transformers"],
-        Option("--as", help="With our code, or as a class of transformers' own; see `heedful export transformers`."),
-    ] = "heed",
+    form: Annotated[Form, Option("--as", help="With our code, or as `heedful export transformers` does.")] = "heed",
 ):
     """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
     from heedful.publishing.hub import push as push_folder
@@ -49,9 +43,7 @@ def card(
     source_language: Annotated[str | None, Option(help="Its code, such as ko.")] = None,
     target_language: Annotated[str | None, Option(help="Likewise.")] = None,
     task: Annotated[str | None, Option(help="If it does not translate, what it does: 'answering questions'.")] = None,
-    scores: Annotated[
-        list[Path] | None, Option(help="What `heedful evaluate --json` printed; the file's name is the test set's.")
-    ] = None,
+    scores: Annotated[list[Path] | None, Option(help="Of `heedful evaluate --json`; a test set's name each.")] = None,
     name: Annotated[str | None, Option(help="Of the model. Default: the folder's.")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a README.md that is there.")] = False,
 ):
@@ -68,9 +60,7 @@ def card(
 def convert(
     source: Annotated[str, Argument(metavar="SOURCE", help="Folder of a saved model, or its name on the Hub.")],
     target: Annotated[Path, Argument(metavar="TARGET", help="Folder to write; it must not exist.")],
-    source_language: Annotated[
-        str | None, Option(help="Source language of mBART, M2M100, NLLB, as the tokenizer calls it: eng_Latn.")
-    ] = None,
+    source_language: Annotated[str | None, Option(help="As mBART's, M2M100's, NLLB's tokenizer calls it.")] = None,
     target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
 ):
     """Turn a saved Marian, Pegasus, BART, mBART, M2M100 or NLLB model into a Heed model that computes the same."""
@@ -96,6 +86,20 @@ def page(
     print(write_page(models, output, example))
 
 
+def _export(write: Callable[..., Any], model: str, target: Path, compared: tuple[Path | None, int], *settings: Any):
+    """Write an export of a model after a comparison on some sentences, and print what was found and written."""
+    from heedful.publishing.exports.comparison import sentences_to_compare
+
+    sentences = sentences_to_compare(model, *compared)
+    options.quieten()
+    result = write(model, target, sentences, *settings)
+    for search, found in result.comparisons.items():
+        print(f"{search}: {len(found.differences)} of {found.sentences} sentences differ from generate()'s")
+    if result.difference is not None:
+        print(f"logits differ by {result.difference:.1e} at most")
+    print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")
+
+
 @export.command("onnx")
 @options.safe_at_terminals
 def export_to_onnx(
@@ -106,16 +110,9 @@ def export_to_onnx(
     count: Count = 500,
 ):
     """Write a model as ONNX files, after onnxruntime has given the same translations as `generate()`."""
-    from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.exports.onnx_export import export_onnx
 
-    compared = sentences_to_compare(model, sentences, count)
-    options.quieten()
-    result = export_onnx(model, target, compared, quantization)
-    _print_comparisons(result.comparisons)
-    if result.difference is not None:
-        print(f"logits differ by {result.difference:.1e} at most")
-    print(f"{result.size / 1e6:,.1f} MB in {quantization}\nmodel: {result.folder}")
+    _export(export_onnx, model, target, (sentences, count), quantization)
 
 
 @export.command("ctranslate2")
@@ -123,23 +120,15 @@ def export_to_onnx(
 def export_to_ctranslate2(
     model: options.AnyModel,
     target: options.NewFolder,
-    quantization: Annotated[
-        Literal["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"],
-        Option(help="Type of the weights, as CTranslate2 calls it; one that the device can compute with."),
-    ] = "float32",
+    quantization: Annotated[options.WeightType, Option(help="Of the weights; the device must know it.")] = "float32",
     sentences: Sentences = None,
     count: Count = 500,
     device: options.Device = None,
 ):
     """Write a model for CTranslate2, after it has given the same translations as `generate()`."""
-    from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 
-    compared = sentences_to_compare(model, sentences, count)
-    options.quieten()
-    result = export_ctranslate2(model, target, compared, quantization, device)
-    _print_comparisons(result.comparisons)
-    print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")
+    _export(export_ctranslate2, model, target, (sentences, count), quantization, device)
 
 
 @export.command("transformers")
@@ -147,22 +136,14 @@ def export_to_ctranslate2(
 def export_to_transformers(
     model: options.AnyModel,
     target: options.NewFolder,
-    zero_start: Annotated[
-        bool,
-        Option("--zero-start", help="Start a Marian's decoder from zeros, as CTranslate2's own converter demands."),
-    ] = False,
+    zero_start: Annotated[bool, Option("--zero-start", help="Start from zeros, as CTranslate2 demands.")] = False,
     sentences: Sentences = None,
     count: Count = 500,
 ):
     """Write a model as a class of transformers' own, which needs no code of ours, after it has computed the same."""
-    from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.exports.transformers_export import export_transformers
 
-    compared = sentences_to_compare(model, sentences, count)
-    options.quieten()
-    result = export_transformers(model, target, compared, zero_start)
-    _print_comparisons(result.comparisons)
-    print(f"logits differ by {result.difference:.1e} at most\nmodel: {result.folder}")
+    _export(export_transformers, model, target, (sentences, count), zero_start)
 
 
 @export.command("web")
@@ -175,16 +156,6 @@ def export_to_web(
     packages: Annotated[Path | None, Option(help="npm's node_modules, to copy the page's library from.")] = None,
 ):
     """Write a model for transformers.js, with a page that translates in the browser and serves as a Space."""
-    from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.web.web_export import export_web
 
-    compared = sentences_to_compare(model, sentences, count)
-    options.quieten()
-    result = export_web(model, target, compared, packages)
-    _print_comparisons(result.comparisons)
-    print(f"{result.size / 1e6:,.1f} MB in int8, which a browser loads\nmodel: {result.folder}")
-
-
-def _print_comparisons(comparisons) -> None:
-    for search, comparison in comparisons.items():
-        print(f"{search}: {len(comparison.differences)} of {comparison.sentences} sentences differ from generate()'s")
+    _export(export_web, model, target, (sentences, count), packages)

@@ -16,28 +16,18 @@ def recipes(
     """List the recipes and model sizes that come with Heedful, or print one."""
     from heedful.training import recipe_file
 
-    known = {
-        "recipes, for `heedful train NAME`": recipe_file.recipes(),
-        "sizes, for `model.config`": recipe_file.sizes(),
-    }
-    if name is None:
-        width = max(len(entry) for names in known.values() for entry in names) + 2
-        for title, names in known.items():
-            print(f"{title}:")
-            for entry, sentence in names.items():
-                print(f"  {entry:<{width}}{sentence}")
+    if name is not None:
+        print(recipe_file.find_known(name).read_text(encoding="utf-8").rstrip("\n"))
         return
-    print(recipe_file.find_known(name).read_text(encoding="utf-8").rstrip("\n"))
+    recipes, sizes = recipe_file.recipes(), recipe_file.sizes()
+    width = max(map(len, recipes | sizes)) + 2
+    for title, names in (("recipes, for `heedful train NAME`", recipes), ("sizes, for `model.config`", sizes)):
+        print(f"{title}:", *(f"  {entry:<{width}}{sentence}" for entry, sentence in names.items()), sep="\n")
 
 
 def init(
-    data: Annotated[
-        list[Path],
-        Option("--data", help="File or folder with your pairs, or, given twice, two files of aligned lines."),
-    ],
-    output: Annotated[
-        Path | None, Option("-o", "--output", help="Recipe to write. Default: named after the data.")
-    ] = None,
+    data: Annotated[list[Path], Option("--data", help="File or folder with your pairs; twice: two aligned files.")],
+    output: Annotated[Path | None, Option("-o", "--output", help="Recipe to write; its default is DATA.yaml.")] = None,
     source: Annotated[str | None, Option(help="Language or column of the source; 1 is a table's first.")] = None,
     target: Annotated[str | None, Option(help="Likewise of the target.")] = None,
 ):
@@ -54,13 +44,8 @@ def tune(
     recipe: options.RecipeFile,
     overrides: options.Overrides = None,
     minutes: Annotated[float, Option(min=0.1, help="When to stop; the same command goes on later.")] = 60,
-    output: Annotated[
-        Path | None, Option("-o", "--output", help="Folder of the search. Default: runs/NAME-tune.")
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        Option(help="What to try: vocabulary, width, depth, dropout, learning_rate, or KEY=VALUE,VALUE,…"),
-    ] = None,
+    output: Annotated[Path | None, Option("-o", "--output", help="Its folder. Default: runs/NAME-tune.")] = None,
+    vary: Annotated[list[str] | None, Option(help="vocabulary, width, depth, dropout, learning_rate, KEY=A,B")] = None,
 ):
     """Search for the settings that suit the data: train many times, give up what is worse, write the best recipe."""
     from heedful.proposals import tuning

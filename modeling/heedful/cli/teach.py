@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,111 +14,91 @@ from heedful.cli.translate import CHUNK, lines_of
 from heedful.files import check_at_least, check_is_new
 
 OF_PAIRS = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}  # files whose lines are no sentences
-pairs = Typer(
-    help="Make pairs for a task that is no translation: columns `source` and `target`.", no_args_is_help=True
-)
+pairs = Typer(help="Make pairs (`source`, `target`) for a task that is no translation.", no_args_is_help=True)
+Method = Literal["greedy", "beam", "sampling", "noised"]
 PairsFile = Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz.")]
 Texts = Annotated[str, Option(help="Right texts: a file, or whatever `data.train` takes.")]
 Column = Annotated[str, Option(help="Theirs, or their language; 1 is a table's first, or a whole line.")]
-CountOfTexts = Annotated[int | None, Option("--count", min=1, help="Of pairs. Default: one for each text.")]
+Typos = Annotated[float, Option(help="Share of the words.")]
+Nouns = Annotated[str | None, Option(help="File of Korean nouns to put in the places of the texts'.")]
+Actions = Annotated[str | None, Option("--lengths", help="Fewest and most actions, such as 1-25. Default: all.")]
+Lengths = Annotated[str, Option(help="Fewest and most symbols.")]
+Symbols = Annotated[int, Option(help="How many there are.")]
+Language = Annotated[str, Option(help="A code that num2words knows; of dates en or ko.")]
+Most = Annotated[int | None, Option("--count", min=1, help="Of pairs. Default: one for each text.")]
 Count = Annotated[int, Option(min=1, help="Of pairs.")]
 Seed = Annotated[int, Option(min=0, help="Another one gives other pairs.")]
 Teachers = Annotated[list[str], Argument(metavar="TEACHER…", help="Saved models; several are an ensemble.")]
 
 
+def task(command: Callable[..., None]) -> Callable[..., None]:
+    """Make a subcommand of `heedful pairs` that writes what the function of its name in `task_pairs` returns."""
+
+    @wraps(command)
+    def run(output: Path, **settings: Any) -> None:
+        from heedful.data.tasks import task_pairs
+
+        options.check_pairs_file(output)
+        made = getattr(task_pairs, f"{command.__name__.removesuffix('s')}_pairs")(**settings)
+        _write_pairs(output, ({"source": source, "target": target} for source, target in made))
+
+    return pairs.command()(options.safe_at_terminals(run))
+
+
+@task
 def spelling(
-    output: PairsFile,
-    texts: Texts,
-    column: Column = "1",
-    typos: Annotated[float, Option(help="Share of the words.")] = 0.1,
-    count: CountOfTexts = None,
-    seed: Seed = 1,
+    output: PairsFile, texts: Texts, column: Column = "1", typos: Typos = 0.1, count: Most = None, seed: Seed = 1
 ):
     """Words with typing mistakes to what was meant."""
-    _write_task(output, "spelling_pairs", texts=texts, column=column, typos=typos, count=count, seed=seed)
 
 
+@task
 def spacing(
-    output: PairsFile,
-    texts: Texts,
-    column: Column = "1",
-    nouns: Annotated[str | None, Option(help="File of Korean nouns to put in the places of the texts'.")] = None,
-    count: CountOfTexts = None,
-    seed: Seed = 1,
+    output: PairsFile, texts: Texts, column: Column = "1", nouns: Nouns = None, count: Most = None, seed: Seed = 1
 ):
     """Texts without spaces to texts with them."""
-    _write_task(output, "spacing_pairs", texts=texts, column=column, nouns=nouns, count=count, seed=seed)
 
 
-def scan(
-    output: PairsFile,
-    texts: Annotated[str, Option(help="A file of SCAN.")],
-    lengths: Annotated[str | None, Option(help="Fewest and most actions, such as 1-25. Default: all.")] = None,
-    count: CountOfTexts = None,
-):
+@task
+def scan(output: PairsFile, texts: Texts, lengths: Actions = None, count: Most = None):
     """Commands to actions, from SCAN's own files."""
-    _write_task(output, "scan_pairs", texts=texts, lengths=lengths, count=count)
 
 
-def numbers(
-    output: PairsFile,
-    count: Count,
-    language: Annotated[str, Option(help="A code that num2words knows.")] = "en",
-    seed: Seed = 1,
-):
+@task
+def numbers(output: PairsFile, count: Count, language: Language = "en", seed: Seed = 1):
     """Numbers to words."""
-    _write_task(output, "number_pairs", count=count, language=language, seed=seed)
 
 
-def dates(output: PairsFile, count: Count, language: Annotated[str, Option(help="en or ko.")] = "en", seed: Seed = 1):
+@task
+def dates(output: PairsFile, count: Count, language: Language = "en", seed: Seed = 1):
     """Dates to words."""
-    _write_task(output, "date_pairs", count=count, language=language, seed=seed)
 
 
-def reverse(
-    output: PairsFile,
-    count: Count,
-    lengths: Annotated[str, Option(help="Fewest and most symbols.")] = "1-25",
-    symbols: Annotated[int, Option(help="How many there are.")] = 50,
-    seed: Seed = 1,
-):
+@task
+def reverse(output: PairsFile, count: Count, lengths: Lengths = "1-25", symbols: Symbols = 50, seed: Seed = 1):
     """Symbols to the same from the last to the first."""
-    _write_task(output, "reverse_pairs", count=count, lengths=lengths, symbols=symbols, seed=seed)
 
 
-for task in (spelling, spacing, scan, numbers, dates, reverse):
-    pairs.command()(options.safe_at_terminals(task))
-
-
-def _write_task(output: Path, maker: str, **settings: Any) -> None:
-    from heedful.data.tasks import task_pairs
-
-    options.check_pairs_file(output)
-    made = getattr(task_pairs, maker)(**settings)
-    count = _write_pairs(output, ({"source": source, "target": target} for source, target in made))
-    print(f"{count:,} pairs in {output}", file=sys.stderr)
-
-
-def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], none: Callable[[], str] | None = None) -> int:
-    """Write pairs and return how many; if there is none, it is an error that says what `none` returns."""
+def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = None, given: str = "") -> None:
+    """Write pairs, perhaps those that `making` yields of what is given, and print how many, and what it leaves out."""
     count = 0
     with options.progress_bar() as bar, options.writing(output) as stream:
         for pair in pairs:
             bar.update()
             count += 1
             print(json.dumps(pair, ensure_ascii=False), file=stream)
-        if not count and none is not None:
-            raise ValueError(none())
-    return count
+        if not count and making is not None:
+            raise ValueError(f"{given} must hold sentences to translate, but all {making.left_out} are left out.")
+    why = "empty, not ended, or repeating themselves"
+    left_out = "" if making is None else f"; {making.left_out:,} lines left out: {why}"
+    print(f"{count:,} pairs in {output}{left_out}", file=sys.stderr)
 
 
 def backtranslate(
     model: options.AnyModel,
     texts: Annotated[Path, Argument(metavar="TEXTS", help="File of target sentences, a line each.")],
     output: PairsFile,
-    method: Annotated[
-        Literal["greedy", "beam", "sampling", "noised"], Option(help="How sources are made; noised: beams with noise.")
-    ] = "beam",
+    method: Annotated[Method, Option(help="How sources are made; noised: beams with noise.")] = "beam",
     num_beams: Annotated[int | None, Option("--num-beams", help="Beam width of beam and noised. Default: 5.")] = None,
     temperature: Annotated[float | None, Option(help="Of sampling. Default: 1.")] = None,
     top_k: Annotated[int | None, Option(help="Tokens that sampling draws from. Default: all.")] = None,
@@ -139,9 +120,9 @@ def backtranslate(
 
         making = BackTranslation(method, num_beams, temperature, top_k, seed)
     translator = options.load_translator(model, device, revision)
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    made = making.pairs(translator, lines_of(texts, "line"), chunk_size=CHUNK, **settings)
-    _write_made(output, made, making, str(texts))
+    search: Any = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    made = making.pairs(translator, lines_of(texts, "line"), chunk_size=CHUNK, **search)
+    _write_pairs(output, made, making, str(texts))
 
 
 def distill(
@@ -151,9 +132,7 @@ def distill(
     source: options.Source = "source",
     target: options.Target = "target",
     num_beams: Annotated[int, Option("--num-beams", help="Beam width.")] = 5,
-    closest: Annotated[
-        int | None, Option(help="Of so many translations, take the one closest to the target by BLEU.")
-    ] = None,
+    closest: Annotated[int | None, Option(help="Of so many translations, take the target's closest by BLEU.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
     to: options.TargetLanguage = None,
     token_budget: options.TokenBudget = 8192,
@@ -167,19 +146,10 @@ def distill(
     read = options.read_pairs(data, source, target, streaming=True)
     options.check_pairs_file(output, data)
     making = SequenceDistillation(num_beams, closest)
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    made = making.pairs(load_teachers(teachers, device), read, chunk_size=CHUNK, **settings)
+    search: Any = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    made = making.pairs(load_teachers(teachers, device), read, chunk_size=CHUNK, **search)
     # The columns are named as those of the data, so that a recipe reads them as it reads those.
-    _write_made(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")
-
-
-def _write_made(output: Path, pairs: Iterable[dict[str, str]], making: Any, given: str) -> None:
-    """Write pairs that `making` yields of what is given, and print how many, and how many lines it leaves out."""
-    count = _write_pairs(
-        output, pairs, lambda: f"{given} must hold sentences to translate, but all {making.left_out} are left out."
-    )
-    left_out = f"{making.left_out:,} lines left out: empty, not ended, or repeating themselves"
-    print(f"{count:,} pairs in {output}; {left_out}", file=sys.stderr)
+    _write_pairs(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")
 
 
 def distill_tokens(

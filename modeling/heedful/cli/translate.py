@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -57,21 +57,15 @@ def translate(
     with options.progress_bar(source, is_shown=is_shown) as bar, options.writing(output) as stream:
         if is_dialogue:
             print("Sentences, one a line; Ctrl-D ends.", file=sys.stderr)
-            one_by_one = (translator.translate_lines([line], **settings) for line in lines)
-            found: Iterable[Any] = chain.from_iterable(one_by_one)
-        else:
-            found = translator.translate_lines(lines, progress=bar.update, **settings)
-        for translations in found:
-            for translation in translations:
-                score = f"{translation.score:.4f}\t" if scores and translation.score is not None else ""
-                print(score + one_line(translation.text), file=stream, flush=is_dialogue)
+        together = ([line] for line in lines) if is_dialogue else [lines]
+        found = (translator.translate_lines(each, progress=bar.update, **settings) for each in together)
+        for translation in chain.from_iterable(chain.from_iterable(found)):
+            score = f"{translation.score:.4f}\t" if scores and translation.score is not None else ""
+            print(score + one_line(translation.text), file=stream, flush=is_dialogue)
 
 
 def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[str]:
-    """Yield the lines of a file, or of standard input; what is not UTF-8 is left out with a warning: bytes or lines.
-
-    An empty line takes the place of one that is left out.
-    """
+    """Yield the lines of a file, or of standard input; bytes or lines in no UTF-8 are left out, with a warning."""
     broken = number = 0
     name = path or "Standard input"
     open_file = gzip.open if path is not None and path.suffix == ".gz" else open

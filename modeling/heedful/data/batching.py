@@ -7,9 +7,9 @@ the corpus does not fit in memory. `micro_batches.py` then divides each among ra
 *Padded tokens* are what a group of rows costs: rows × (longest source + longest target).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, islice, pairwise, zip_longest
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +26,7 @@ WORST_PADDING = 1.15  # the most padding of a plan, as a multiple of the best pl
 
 @dataclass(frozen=True)
 class BatchingSettings:
-    """How rows become updates.
-
-    An update's tokens are shared among its buckets. With more buckets an update sees more lengths, which training
-    needs, and there is less padding; but smaller batches are slower.
-    """
+    """How rows become updates: in buckets, of which more show more lengths with less padding, but slower."""
 
     tokens_per_update: int  # padded ones
     buckets_per_update: int = 1
@@ -73,7 +69,6 @@ class UpdateBatches:
         Every row comes exactly once. The last update may have fewer buckets than the others; the number of updates is
         the same in every epoch. `pool` changes the random numbers as well.
         """
-        check_at_least(0, epoch=epoch)
         # The raw output of a bit generator is the one thing numpy promises never to change.
         generator = np.random.PCG64(np.random.SeedSequence([self.settings.seed, epoch, pool]))
         cut = self._draw_cut(generator)
@@ -102,31 +97,6 @@ class UpdateBatches:
             cuts.append(self._cells.cut(self.tokens_per_bucket, plan))
         fitting = [cut for cut in cuts if len(cut.ends) <= self._buckets and cut.padding <= self._most_padding]
         return min(fitting, key=lambda cut: cut.padding, default=self._best)
-
-
-def stream_updates(
-    rows: Iterable[Row], settings: BatchingSettings, *, pool_size: int, epoch: int = 0
-) -> Iterator[list[list[Row]]]:
-    """Yield updates of a stream, lists of buckets of rows: each pool of rows is treated like a small corpus.
-
-    The last, usually incomplete, update of a pool goes into the next pool. The larger `pool_size`, the rows read at a
-    time, the less padding and the better the shuffling. Each epoch, from 0, has its own order.
-    """
-    check_at_least(1, pool_size=pool_size)
-    stream = iter(rows)
-    waiting: list[Row] = []
-    for pool_number in count():
-        arrived = list(islice(stream, pool_size))
-        pool = waiting + arrived
-        lengths = [len(row["input_ids"]) for row in pool], [len(row["labels"]) for row in pool]
-        plan = UpdateBatches(*lengths, settings).epoch(epoch, pool_number)
-        updates = [[[pool[i] for i in bucket] for bucket in update] for update in plan]
-        if len(arrived) < pool_size:  # the end of the stream
-            yield from updates
-            return
-        *complete, last = updates
-        yield from complete
-        waiting = [row for bucket in last for row in bucket]
 
 
 class _Plan(NamedTuple):

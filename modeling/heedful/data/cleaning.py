@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, cast
@@ -78,8 +79,7 @@ class CleaningReport:
         }
 
     def __str__(self) -> str:
-        total = self.kept + self.dropped.total()
-        counts = [("kept", self.kept, f"of {total:,}")]
+        counts = [("kept", self.kept, f"of {self.kept + self.dropped.total():,}")]
         counts += [(reason, self.dropped[reason], why) for reason, why in REASONS.items() if self.dropped[reason]]
         lines = []
         for name, number, note in counts:
@@ -108,8 +108,7 @@ def clean_pairs(
     sources, targets = (frozenset(row[side].strip() for row in rows) for side in ("source", "target"))
     judge = _Judge(rules, sources, sources | targets, both_directions, report)
     if isinstance(pairs, IterableDataset):
-        arguments = {"pairs": pairs, "judge": judge}
-        stream = IterableDataset.from_generator(_clean_stream, features=pairs.features, gen_kwargs=arguments)
+        stream = IterableDataset.from_generator(partial(_clean_stream, pairs, judge), features=pairs.features)
         return cast("IterableDataset", stream), report
     parts = pairs["part"][:] if "part" in pairs.column_names else repeat(0)
     kept = list(judge.kept(zip(count(), pairs["source"][:], pairs["target"][:], parts, strict=False)))

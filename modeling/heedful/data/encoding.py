@@ -17,10 +17,7 @@ CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every 
 
 @dataclass
 class PairEncoder:
-    """Turns pairs, without the white space around texts, into rows of token ids, and counts what is too long for it.
-
-    The pairs of training data with several parts have the number of their part as `part`.
-    """
+    """Turns pairs into rows of token ids, each behind the head of its `part` (0 if it has none)."""
 
     tokenizers: TokenizerPair
     max_source_tokens: int | None = None  # of the longest source, special tokens included; None for no limit
@@ -89,7 +86,5 @@ class EncodedPairs:
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         if not 0 <= index < len(self):
             raise IndexError(f"Row {index} does not exist: there are {len(self)}.")
-        return {
-            "input_ids": self.sources[self._source_bounds[index] : self._source_bounds[index + 1]].tolist(),
-            "labels": self.targets[self._target_bounds[index] : self._target_bounds[index + 1]].tolist(),
-        }
+        source, target = (slice(*bounds[index : index + 2]) for bounds in (self._source_bounds, self._target_bounds))
+        return {"input_ids": self.sources[source].tolist(), "labels": self.targets[target].tolist()}

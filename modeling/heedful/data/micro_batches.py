@@ -1,7 +1,4 @@
-"""An update divided: among ranks, into micro-batches that fit in memory, and into tensors.
-
-*Padded tokens* are what a group of rows costs: rows × (longest source + longest target).
-"""
+"""An update divided: among ranks, into micro-batches that fit in memory, and into tensors."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,14 +62,8 @@ def micro_batches_of_rank(parts: list[RankBatches], rank: int, make: Callable[..
 
 
 def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "dict[str, torch.Tensor]":
-    """Make right-padded int64 tensors of rows of token ids, of which there must be one at least.
-
-    They are `input_ids` and `attention_mask` (batch, source), and `labels` (batch, target), filled up with -100.
-    """
+    """Make right-padded int64 tensors `(batch, length)`: `input_ids`, `attention_mask`, `labels` (padded by -100)."""
     import torch
-
-    if not rows:
-        raise ValueError("`rows` must hold at least one row, but is empty instead.")
 
     def padded(sequences: list[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))

@@ -48,13 +48,8 @@ class AugmentationRules:
                 raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")
 
 
-def check_mixture(
-    mixture: Mapping[str, MixturePart], target: str, temperature: float, other: str | None = None
-) -> None:
-    """Check what can be known before a part is read.
-
-    `target` is the first part's column, and so its language; `other` is that of its other direction, if it has one.
-    """
+def check_mixture(mixture: dict[str, MixturePart], target: str, temperature: float, other: str | None = None) -> None:
+    """Check what can be known before a part is read; `other` is the language of a second direction, if any."""
     if temperature != 1 and not mixture:
         raise ValueError(f"`data.temperature` must be 1 without a `data.mixture`, but is {temperature} instead.")
     if other == target:
@@ -77,19 +72,14 @@ def check_mixture(
 
 
 def check_room(data: Any, config: "PreTrainedConfig") -> None:
-    """Raise a `ValueError` where rows of an epoch may become longer than the model has positions.
-
-    `data` is that section of a recipe.
-    """
-    limit = position_limit(config)
+    """Raise a `ValueError` where rows made anew in an epoch may have more tokens than the model has positions."""
+    limit, is_new = position_limit(config), data.augmentation.joined or data.streaming
     for side in ("source", "target"):
         most = getattr(data, f"max_{side}_tokens")
-        is_new = data.augmentation.joined or data.streaming
         if limit is not None and is_new and (most is None or most > limit):
-            raise ValueError(
-                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where rows are made "
-                f"anew (`data.streaming`, `data.augmentation.joined`), but is {most} instead."
-            )
+            where = "where rows are made anew (`data.streaming`, `data.augmentation.joined`)"
+            must = f"at most {limit}, the positions of the model, {where}"
+            raise ValueError(f"`data.max_{side}_tokens` must be {must}, but is {most} instead.")
 
 
 def languages_of(parts: Mapping[str, MixturePart]) -> tuple[str, ...]:
@@ -121,22 +111,18 @@ def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair)
 
 
 def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> Any:
-    """Read all parts, one after another, as a Dataset; `part` is the number of each pair's if there are several.
-
-    Those of the other direction are left to `both_ways`, once the others are cleaned. A stream has one part.
-    """
+    """Read all parts but the other direction, one after another; of several, each pair has its number as `part`."""
     import pyarrow as pa
     from datasets import Dataset
 
-    read: list[tuple[int, Any]] = [
-        (number, read_pairs(part.train, str(part.source), str(part.target), streaming=streaming))
-        for number, (key, part) in enumerate(parts.items())
-        if key != OTHER_DIRECTION
-    ]
+    read: dict[int, Any] = {}
+    for number, (key, part) in enumerate(parts.items()):
+        if key != OTHER_DIRECTION:
+            read[number] = read_pairs(part.train, str(part.source), str(part.target), streaming=streaming)
     if len(read) == 1:
-        return read[0][1]
-    tables = [pairs.data.table.append_column("part", pa.array([n] * len(pairs), pa.int32())) for n, pairs in read]
-    return Dataset(pa.concat_tables(tables))
+        return read[0]
+    columns = {number: pa.array([number] * len(pairs), pa.int32()) for number, pairs in read.items()}
+    return Dataset(pa.concat_tables([read[n].data.table.append_column("part", columns[n]) for n in read]))
 
 
 def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -163,10 +149,7 @@ def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
 
 
 def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:
-    """Return how many rows each part has, by its key, from the `(rows,)` numbers of their parts.
-
-    A part without any is a `ValueError`.
-    """
+    """Count the rows of each part by its key, from the `(rows,)` numbers of their parts; none is a `ValueError`."""
     counts = dict(zip(parts, np.bincount(numbers, minlength=len(parts)).tolist(), strict=True))
     for key in [key for key, count in counts.items() if not count]:
         raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, cast
 from heedful.files import LONGEST_LINE, bounded_lines, other_encoding, quoted, shortened
 
 if TYPE_CHECKING:
-    from datasets import Dataset, Features, IterableDataset
+    from datasets import Dataset, IterableDataset
 
 Record = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in it counted from 1, and its columns
+Reader = Callable[[], Iterator[Record]]
+Columns = tuple[str, str]  # of source and target
 
 ROWS_PER_CHUNK = 10_000
 LARGEST_JSON = 2**31  # bytes; an array may be one line
@@ -71,23 +73,20 @@ def read_pairs(
     while they are iterated. `references` is a column with the list of all texts that are right, which the rows then
     have as `references`, the target as the first of them. The message of an error names the file and the line or row.
     """
-    from datasets import Features, IterableDataset, List, Value
+    import pyarrow as pa
+    from datasets import Dataset, Features, IterableDataset, List, Value
 
     features = Features({"source": Value("string"), "target": Value("string")})
     if references is not None:
         features["references"] = List(Value("string"))
-    rows, source, target = _locate(location, source, target, split, streaming)
-    arguments: dict[str, Any] = {
-        "rows": rows,
-        "source": source,
-        "target": target,
-        "streaming": streaming,
-        "references": references,
-    }
+    columns = (source, target) if isinstance(location, str) else ("source", "target")
+    read = partial(_checked_pairs, _reader(location, columns, split, streaming), columns, references, streaming)
     if streaming:
-        stream = IterableDataset.from_generator(_checked_pairs, features=features, gen_kwargs=arguments)
-        return cast("IterableDataset", stream)
-    return _in_memory(_checked_pairs(**arguments), features)
+        return cast("IterableDataset", IterableDataset.from_generator(read, features=features))
+    pairs, tables = read(), [features.arrow_schema.empty_table()]
+    while chunk := list(islice(pairs, ROWS_PER_CHUNK)):
+        tables.append(pa.Table.from_pylist(chunk, schema=features.arrow_schema))
+    return Dataset(pa.concat_tables(tables))
 
 
 def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
@@ -97,64 +96,43 @@ def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
 
 def first_rows(location: str | Sequence[str], count: int) -> list[Mapping[str, Any]]:
     """Return the first rows of training data, by languages or columns; of a table, all lines by number of column."""
-    rows, *_ = _locate(location, *ANY_COLUMNS, "train", streaming=True)
+    rows = _reader(location, ANY_COLUMNS, "train", streaming=True)
     found = [(cells.get("translation"), cells) for _, _, cells in islice(rows(), count)]
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 
 
-def _locate(
-    location: str | Sequence[str], source: str, target: str, split: str, streaming: bool
-) -> tuple[Callable[[], Iterator[Record]], str, str]:
-    """Return the reader of a location, and the column names of source and target in its rows.
-
-    Errors that can be found without reading a row are raised here, even if rows will be streamed.
-    """
+def _reader(location: str | Sequence[str], columns: Columns, split: str, streaming: bool) -> Reader:
+    """Return what reads the rows of a location; errors that need no row are raised here, for streams too."""
     for name in [location] if isinstance(location, str) else location:
         if re.match(r"[A-Za-z][A-Za-z0-9+]*://", name):
-            raise ValueError(
-                f"`location` must be a file on this machine or a dataset's name on the Hub, but is the URL {name}: "
-                "download it first."
-            )
+            must = "a file on this machine or a dataset's name on the Hub"
+            raise ValueError(f"`location` must be {must}, but is the URL {name}: download it first.")
     if not isinstance(location, str):
         if len(location) != 2:
-            raise ValueError(
-                f"`location` must be one string or two text files [source, target], but is {location!r} instead."
-            )
-        return partial(_aligned_lines, *map(_text_file, location)), "source", "target"
+            must = "one string or two text files [source, target]"
+            raise ValueError(f"`location` must be {must}, but is {location!r} instead.")
+        return partial(_aligned_lines, *map(_text_file, location))
     if location.startswith("builtin:"):
-        return _builtin(location, source, target), source, target
-    if Path(location).expanduser().is_dir():
-        return _folder(Path(location).expanduser(), source, target, split)
-    files = _local_files(location)
-    if files:
-        return partial(_file_rows, tuple(map(str, files)), (source, target)), source, target
-    dataset = _hub_dataset(location, source, target, split, streaming)
-    return partial(_numbered, location, iter, dataset), source, target
+        return _builtin(location, columns)
+    folder = Path(location).expanduser()
+    if folder.is_dir():
+        return _folder(folder, columns, split)
+    if files := _local_files(location):
+        return partial(_file_rows, files, columns)
+    return partial(_numbered, location, iter, _hub_dataset(location, columns, split, streaming))
 
 
-def _in_memory(pairs: Iterator[dict[str, Any]], features: "Features") -> "Dataset":
-    import pyarrow as pa
-    from datasets import Dataset
-
-    tables = [features.arrow_schema.empty_table()]
-    while chunk := list(islice(pairs, ROWS_PER_CHUNK)):
-        tables.append(pa.Table.from_pylist(chunk, schema=features.arrow_schema))
-    return Dataset(pa.concat_tables(tables))
-
-
-def _checked_pairs(
-    rows: Callable[[], Iterator[Record]], source: str, target: str, streaming: bool, references: str | None
-) -> Iterator[dict[str, Any]]:
+def _checked_pairs(rows: Reader, names: Columns, references: str | None, streaming: bool) -> Iterator[dict[str, Any]]:
     """Take source and target out of rows; raise a `ValueError` if one is missing, in a stream at once.
 
     Otherwise it is raised after the last row: only then is it certain that a language is missing, and in how many.
     """
     found: set[str] = set()
     columns: dict[str, None] = {}  # of the rows in which a name is missing, in order
-    empty: dict[str, list[tuple[str, int]]] = {source: [], target: []}
+    empty: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
     for file, number, cells in rows():
         texts = []
-        for name in (source, target):
+        for name in names:
             translation = cells.get("translation")
             column = translation if isinstance(translation, Mapping) and name not in cells else cells
             text = column.get(name)
@@ -166,50 +144,43 @@ def _checked_pairs(
                 empty[name].append((file, number))
                 columns.update(dict.fromkeys(column))
             else:
-                place = f"row {number} of {file}"
-                raise ValueError(f"{name!r} must be text, but is {shortened(text)} instead in {place}.")
+                raise ValueError(f"{name!r} must be text, but is {shortened(text)} instead in row {number} of {file}.")
         if len(texts) == 2:
-            pair: dict[str, Any] = {"source": texts[0], "target": texts[1]}
+            pair: dict[str, Any] = dict(zip(("source", "target"), texts, strict=True))
             if references is not None:
                 pair["references"] = _accepted(references, texts[1], file, number, cells)
             yield pair
         elif streaming:
             break
     for name, places in empty.items():
-        if places:
-            file, number = places[0]
-            if name not in found:
-                near = get_close_matches(name, map(str, columns), n=1)
-                raise ValueError(
-                    f"{file} must have the language or column {name!r}, but has {quoted(columns)} instead"
-                    + (f" (did you mean {near[0]!r}?)." if near else ".")
-                    + _advice_on_tables(file)
-                )
-            more = f", and in {len(places) - 1} more" if len(places) > 1 else ""
-            place = f"row {number} of {file} instead{more}"
+        if not places:
+            continue
+        (file, number), *others = places
+        if name in found:
+            place = f"row {number} of {file} instead" + (f", and in {len(others)} more" if others else "")
             raise ValueError(f"{name!r} must be text in every row, but is None in {place}.")
+        near = get_close_matches(name, map(str, columns), n=1)
+        has = f"{quoted(columns)} instead" + (f" (did you mean {near[0]!r}?)." if near else ".")
+        raise ValueError(f"{file} must have the language or column {name!r}, but has {has}{_advice_on_tables(file)}")
 
 
 def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str, Any]) -> list[str]:
     """Return all texts that are right in a row: the target, and then the other ones of the column `name`."""
     texts = cells.get(name)
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        found = shortened(texts) if name in cells else "missing"
-        place = f"row {number} of {file}"
-        raise ValueError(f"`{name}` must be a list of one text or more, but is {found} instead in {place}.")
+        found = f"{shortened(texts) if name in cells else 'missing'} instead in row {number} of {file}"
+        raise ValueError(f"`{name}` must be a list of one text or more, but is {found}.")
     return list(dict.fromkeys([target, *(unicodedata.normalize("NFC", text) for text in texts)]))
 
 
-def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[Record]]:
+def _builtin(location: str, columns: Columns) -> Reader:
     from heedful.data.korean_english.pairs import BUILTIN_SPLITS, korean_english_pairs
 
     match = BUILTIN_LOCATION.fullmatch(location)
     if match is None or match["split"] not in BUILTIN_SPLITS:
-        raise ValueError(
-            f"`location` must be builtin:SPLIT:COUNT with a split of {', '.join(BUILTIN_SPLITS)} and a count of at "
-            f"least 1, but is {location!r} instead."
-        )
-    for field, language in (("source", source), ("target", target)):
+        must = f"builtin:SPLIT:COUNT with a split of {', '.join(BUILTIN_SPLITS)} and a count of at least 1"
+        raise ValueError(f"`location` must be {must}, but is {location!r} instead.")
+    for field, language in zip(("source", "target"), columns, strict=True):
         if language not in ("ko", "en"):
             raise ValueError(f"`{field}` must be ko or en for the built-in corpus, but is {language!r} instead.")
     return partial(_numbered, location, korean_english_pairs, match["split"], int(match["count"]))
@@ -250,7 +221,7 @@ def _kind(path: Path) -> str | None:
     return match[1] if match else None
 
 
-def _folder(folder: Path, source: str, target: str, split: str) -> tuple[Callable[[], Iterator[Record]], str, str]:
+def _folder(folder: Path, columns: Columns, split: str) -> Reader:
     """Return the reader of a split in a folder: of what `datasets` saved, or of files whose path names the split."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         import datasets
@@ -259,7 +230,7 @@ def _folder(folder: Path, source: str, target: str, split: str) -> tuple[Callabl
         if isinstance(saved, datasets.DatasetDict) and split not in saved:
             raise ValueError(f"{folder} must have the split {split}, but has {', '.join(saved)} instead.")
         rows = saved[split] if isinstance(saved, datasets.DatasetDict) else saved
-        return partial(_numbered, str(folder), iter, rows), source, target
+        return partial(_numbered, str(folder), iter, rows)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _kind(path))
     files = [path for path in files if not path.name.startswith(("dataset_info", "."))]
     words = {path: re.findall(r"[a-z]+", path.relative_to(folder).as_posix().lower()) for path in files}
@@ -269,11 +240,9 @@ def _folder(folder: Path, source: str, target: str, split: str) -> tuple[Callabl
         chosen = files  # as `datasets` takes them
     if not chosen:
         found = ", ".join(path.relative_to(folder).as_posix() for path in files[:5]) or "none"
-        raise ValueError(
-            f"`location` must be a folder with a file {KINDS} whose name says {split}, but {folder} has {found} "
-            "instead."
-        )
-    return partial(_file_rows, tuple(map(str, chosen)), (source, target)), source, target
+        must = f"a folder with a file {KINDS} whose name says {split}"
+        raise ValueError(f"`location` must be {must}, but {folder} has {found} instead.")
+    return partial(_file_rows, chosen, columns)
 
 
 def _text_file(location: str) -> str:
@@ -318,38 +287,33 @@ def _aligned_lines(source_file: str, target_file: str) -> Iterator[Record]:
         raise ValueError(f"{source_file} must hold at least one line, but is empty instead.")
     if counts[0] != counts[1]:
         shorter = (source_file, target_file)[counts[0] > counts[1]]
-        raise ValueError(
-            f"{source_file} and {target_file} must have the same number of lines, but have {counts[0]} and "
-            f"{counts[1]} instead: {shorter} ends at line {min(counts)}."
-        )
+        found = f"{counts[0]} and {counts[1]} instead: {shorter} ends at line {min(counts)}"
+        raise ValueError(f"{source_file} and {target_file} must have the same number of lines, but have {found}.")
 
 
-def _file_rows(files: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Record]:
-    table = partial(_tsv_rows, columns=columns)
-    readers: dict[str, Callable[..., Iterator[Mapping[str, Any]]]] = {
-        "jsonl": _json_rows,
-        "json": _json_file_rows,
-        "csv": partial(_csv_rows, columns=columns),
-        "tsv": table,
-        "txt": table,
-        "parquet": _parquet_rows,
-    }
+def _file_rows(files: Sequence[Path], columns: Columns) -> Iterator[Record]:
+    table: Callable[[str], Iterator[Mapping[str, Any]]] = partial(_table_rows, columns=columns)
+    readers = {"jsonl": _json_rows, "json": _json_rows, "parquet": _parquet_rows} | dict.fromkeys(TABLES, table)
     for file in files:
-        yield from _numbered(file, readers[str(_kind(Path(file)))], file)
+        yield from _numbered(str(file), readers[str(_kind(file))], str(file))
 
 
-def _json_file_rows(file: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of an array; of anything else, those of JSON Lines, as `datasets` does."""
-    lines = _lines(file, LARGEST_JSON)
-    beginning = next((line for _, line in lines if line.strip()), "")
-    if not beginning.lstrip().startswith("["):
-        yield from _json_rows(file)
-        return
-    text = "".join(line for _, line in _lines(file, LARGEST_JSON))
-    rows = _parsed_json(file, "a JSON array", 1, text)
-    for number, row in enumerate(rows, start=1):
+def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of JSON Lines, and of the array that a .json file may hold, as `datasets` does."""
+    longest = LARGEST_JSON if _kind(Path(file)) == "json" else LONGEST_LINE
+    beginning = next((line for _, line in _lines(file, longest) if line.strip()), "")
+    is_array = longest == LARGEST_JSON and beginning.lstrip().startswith("[")
+    rows: Iterable[tuple[int, Any]]
+    if is_array:
+        text = "".join(line for _, line in _lines(file, longest))
+        rows = enumerate(_parsed_json(file, "a JSON array", 1, text), start=1)
+    else:
+        lines = ((number, line.strip()) for number, line in _lines(file))
+        rows = ((number, _parsed_json(file, "JSON", number, line)) for number, line in lines if line)
+    for number, row in rows:
         if not isinstance(row, dict):
-            raise ValueError(f"{file} must hold an array of JSON objects, but entry {number} is another value.")
+            what, place = ("an array of JSON objects", "entry") if is_array else ("JSON objects", "line")
+            raise ValueError(f"{file} must hold {what}, but {place} {number} is another value.")
         yield row
 
 
@@ -367,31 +331,18 @@ def _parsed_json(file: str, what: str, first_line: int, text: str) -> Any:
     return value
 
 
-def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
-    for number, line in _lines(file):
-        if line.strip():
-            row = _parsed_json(file, "JSON", number, line.strip())
-            if not isinstance(row, dict):
-                raise ValueError(
-                    f"{file} must hold a JSON object in every line, but line {number} holds another value."
-                )
-            yield row
-
-
-def _csv_rows(file: str, columns: tuple[str, str]) -> Iterator[Mapping[str, str]]:
+def _table_rows(file: str, columns: Columns) -> Iterator[Mapping[str, str]]:
     delimiter = _delimiter(file, columns)
+    if _kind(Path(file)) != "csv":
+        lines = ((number, _without_end(line)) for number, line in _lines(file))
+        rows = ((number, line.split(delimiter)) for number, line in lines if line)
+        yield from _named_cells(file, rows, columns, delimiter)
+        return
     reader = csv.reader(_csv_lines(file), delimiter=delimiter, strict=True)
     try:
-        rows = ((reader.line_num, cells) for cells in reader if cells)
-        yield from _named_cells(file, rows, columns, delimiter)
+        yield from _named_cells(file, ((reader.line_num, cells) for cells in reader if cells), columns, delimiter)
     except csv.Error as error:
         raise ValueError(f"{file} must be well-formed CSV, but line {reader.line_num} is not: {error}.") from error
-
-
-def _tsv_rows(file: str, columns: tuple[str, str]) -> Iterator[Mapping[str, str]]:
-    delimiter = _delimiter(file, columns)
-    lines = ((number, _without_end(line)) for number, line in _lines(file))
-    return _named_cells(file, ((number, line.split(delimiter)) for number, line in lines if line), columns, delimiter)
 
 
 def _csv_lines(file: str) -> Iterator[str]:
@@ -401,7 +352,7 @@ def _csv_lines(file: str) -> Iterator[str]:
         yield from re.split(r"(?<=\r)(?!\n)", text) if "\r" in text[:-2] else [text]
 
 
-def _delimiter(file: str, columns: tuple[str, str]) -> str:
+def _delimiter(file: str, columns: Columns) -> str:
     """Return what separates the cells of a table: what the file's kind says, unless its lines need another.
 
     They need another where only that makes cells of the columns' names or, where they are numbers, enough cells; or
@@ -429,22 +380,20 @@ def _are_numbers(columns: Sequence[str]) -> bool:
 
 
 def _named_cells(
-    file: str, rows: Iterator[tuple[int, list[str]]], columns: tuple[str, str], delimiter: str
+    file: str, rows: Iterator[tuple[int, list[str]]], columns: Columns, delimiter: str
 ) -> Iterator[Mapping[str, str]]:
     """Yield the rows of a table by the names in its first, or by number where columns are numbers that it lacks."""
     first, names = next(rows, (1, []))
     if columns == ANY_COLUMNS or (_are_numbers(columns) and names and not {*columns} <= {*names}):
         rows, names = chain([(first, names)], rows), [str(number) for number in range(1, len(names) + 1)]
     if len(set(names)) < len(names):
-        raise ValueError(
-            f"{file} must have different column names, but has {quoted(names)} instead." + _advice_on_tables(file)
-        )
+        found = f"{quoted(names)} instead.{_advice_on_tables(file)}"
+        raise ValueError(f"{file} must have different column names, but has {found}")
     for number, cells in rows:
         if len(cells) != len(names):
-            raise ValueError(
-                f"{file} must have {len(names)} cells in every line, as the first has, but has {len(cells)} in line "
-                f"{number} instead, where {DELIMITERS.get(delimiter, repr(delimiter))} separate them."
-            )
+            must = f"{len(names)} cells in every line, as the first has"
+            found = f"{len(cells)} in line {number} instead, where {DELIMITERS.get(delimiter, repr(delimiter))}"
+            raise ValueError(f"{file} must have {must}, but has {found} separate them.")
         yield dict(zip(names, cells, strict=True))
 
 
@@ -466,7 +415,7 @@ def _parquet_rows(file: str) -> Iterator[Mapping[str, Any]]:
         raise ValueError(f"{file} must be a whole Parquet file, but can't be read: {error}.") from error
 
 
-def _hub_dataset(location: str, source: str, target: str, split: str, streaming: bool) -> Iterable[Mapping[str, Any]]:
+def _hub_dataset(location: str, columns: Columns, split: str, streaming: bool) -> Iterable[Mapping[str, Any]]:
     import datasets
 
     match = HUB_LOCATION.fullmatch(location)
@@ -477,13 +426,12 @@ def _hub_dataset(location: str, source: str, target: str, split: str, streaming:
     try:
         dataset = datasets.load_dataset(name, config, split=chosen, streaming=streaming)
     except (ValueError, FileNotFoundError) as error:
-        raise ValueError(
-            f"`location` must be a dataset on the Hub with its config and split, but {name!r} with config {config!r} "
-            f"and split {chosen!r} can't be loaded: {error}"
-        ) from error
+        found = f"{name!r} with config {config!r} and split {chosen!r} can't be loaded: {error}"
+        must = "a dataset on the Hub with its config and split"
+        raise ValueError(f"`location` must be {must}, but {found}") from error
     finally:
         if bars_shown:
             datasets.enable_progress_bars()
     # Other columns may hold audio or images, which would be decoded for nothing.
-    wanted = [column for column in dataset.column_names or [] if column in (source, target, "translation")]
+    wanted = [column for column in dataset.column_names or [] if column in (*columns, "translation")]
     return dataset.select_columns(wanted) if wanted else dataset

@@ -38,26 +38,20 @@ class TokenizerPair:
     """
 
     def __init__(self, source: "PreTrainedTokenizerFast", target: "PreTrainedTokenizerFast"):
-        for name in ("pad_token_id", "eos_token_id"):
-            ids = {"source": getattr(source, name), "target": getattr(target, name)}
-            for side, token in ids.items():
-                if token is None:
-                    raise ValueError(f"`{name}` of the {side} tokenizer must be set, but is None instead.")
-            if ids["source"] != ids["target"]:
-                raise ValueError(
-                    f"`{name}` must be the same in both tokenizers, but is {ids['source']} in the source's and "
-                    f"{ids['target']} in the target's instead."
-                )
         for side, tokenizer in (("source", source), ("target", target)):
-            dropout = getattr(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None)
-            if dropout:
-                raise ValueError(
-                    f"`dropout` of the {side} tokenizer (in its tokenizer.json) must be null, because it cannot be "
-                    f"seeded, but is {dropout} instead."
-                )
+            for name in ("pad_token_id", "eos_token_id"):
+                found, of_source = getattr(tokenizer, name), getattr(source, name)
+                if found is None:
+                    raise ValueError(f"`{name}` of the {side} tokenizer must be set, but is None instead.")
+                if found != of_source:
+                    both = f"{of_source} in the source's and {found} in the target's instead"
+                    raise ValueError(f"`{name}` must be the same in both tokenizers, but is {both}.")
+            model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+            if dropout := getattr(model, "dropout", None):
+                what = f"`dropout` of the {side} tokenizer (in its tokenizer.json)"
+                raise ValueError(f"{what} must be null, because it cannot be seeded, but is {dropout} instead.")
             warn_of_split_tokens(tokenizer)
-        self.source = source
-        self.target = target
+        self.source, self.target = source, target
         tags = sorted((id_, str(token)) for id_, token in source.added_tokens_decoder.items())
         matches = (LANGUAGE_TAG.fullmatch(token) for _, token in tags)
         self.languages = tuple(match[1] for match in matches if match)
@@ -84,10 +78,7 @@ class TokenizerPair:
         return [head + ids for ids in encoded] if head else encoded
 
     def head(self, target_language: str | None = None) -> list[int]:
-        """Return the ids before every source: the tag of the language to translate into, needed if there are several.
-
-        An unknown language is a `ValueError`.
-        """
+        """Return the ids before every source: the tag of the target language, needed if there are several."""
         if target_language is None and len(self.languages) < 2:
             return []
         if target_language not in self.languages:
@@ -101,11 +92,9 @@ class TokenizerPair:
         return encode_texts(self.target, "text_target", texts)
 
     def decode_target(self, batch_of_ids: Iterable[Iterable[int]]) -> list[str]:
-        """Turn target ids (lists, arrays or a tensor) back into texts.
+        """Turn target ids (lists, arrays or a tensor) back into texts, in Unicode's form NFC.
 
-        Control tokens are left out, and so are negative ids such as the -100 that pads labels. Texts of a tokenizer
-        that decomposes them, such as one of jamo, are composed again (Unicode's form NFC); the tokenizer's own
-        `decode` leaves them as they are.
+        Control tokens are left out, and negative ids such as the -100 that pads labels.
         """
         batch = [[int(id_) for id_ in ids if id_ >= 0] for ids in batch_of_ids]
         if not batch:
@@ -119,17 +108,11 @@ class TokenizerPair:
         """Raise a `ValueError` for tokenizers that the library `tokenizers` does not compute, for a use it must."""
         for tokenizer in (self.source, self.target):
             if not tokenizer.is_fast:
-                raise ValueError(
-                    f"The tokenizer must be a fast one (of the library `tokenizers`) for {use}, but is a "
-                    f"{type(tokenizer).__name__} instead."
-                )
+                must, kind = f"a fast one (of the library `tokenizers`) for {use}", type(tokenizer).__name__
+                raise ValueError(f"The tokenizer must be {must}, but is a {kind} instead.")
 
     def check_symbols(self, pairs: Iterable[Mapping[str, Any]], place: str, ignore: str | None = None) -> None:
-        """Raise a `ValueError` with the number of the first pair that has a symbol unknown to a closed vocabulary.
-
-        Messages call where the pairs are `place`. With an `ignore`, which takes something out of the targets before
-        they are scored, targets are not checked.
-        """
+        """Raise a `ValueError` for the first symbol that a closed vocabulary lacks, in sources alone with `ignore`."""
         for side, name in (("source", "text"), ("target", "text_target")):
             tokenizer = getattr(self, side)
             if symbols_of(tokenizer) is not None and (side == "source" or ignore is None):
@@ -150,23 +133,19 @@ class TokenizerPair:
         return digest.hexdigest()
 
     def special_ids(self) -> dict[str, int | None]:
-        """Return the ids that a model's config must agree with.
-
-        A decoder starts with `<s>`, or with padding if the tokenizer has no `<s>` (as Marian's and T5's).
-        """
+        """Return the ids that a config must agree with; padding starts a decoder that has no `<s>`, as Marian's."""
         bos, pad = self.target.bos_token_id, self.target.pad_token_id
-        return {
-            "pad_token_id": pad,
-            "bos_token_id": bos,
-            "eos_token_id": self.target.eos_token_id,
-            "decoder_start_token_id": pad if bos is None else bos,
-        }
+        ids = {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": self.target.eos_token_id}
+        return ids | {"decoder_start_token_id": pad if bos is None else bos}
+
+    def vocabularies(self) -> dict[str, int | None]:
+        """Return the sizes of both vocabularies, and the special ids, as a config has them."""
+        return {"vocab_size": len(self.source), "decoder_vocab_size": len(self.target), **self.special_ids()}
 
     def check_config(self, config: "PreTrainedConfig") -> None:
         """Raise a `ValueError` that names every field of a model's config that does not fit: special ids and sizes."""
-        sizes = {"vocab_size": len(self.source), "decoder_vocab_size": len(self.target)}
         wrong = []
-        for name, value in {**sizes, **self.special_ids()}.items():
+        for name, value in self.vocabularies().items():
             found = getattr(config, name, None)
             if name == "decoder_vocab_size" and found is None:  # both sides have `vocab_size` tokens
                 found = getattr(config, "vocab_size", None)
@@ -183,10 +162,8 @@ class TokenizerPair:
         """
         folder = Path(folder)
         if self.is_joint and (folder / TARGET_FOLDER).exists():
-            raise ValueError(
-                f"{folder} must not hold a `{TARGET_FOLDER}` if a joint tokenizer is saved there, "
-                "but does: remove it or choose another folder."
-            )
+            must = f"must not hold a `{TARGET_FOLDER}` if a joint tokenizer is saved there"
+            raise ValueError(f"{folder} {must}, but does: remove it or choose another folder.")
         _save(self.source, folder, {} if self.is_joint else {TARGET_FOLDER: TARGET_FOLDER})
         if not self.is_joint:
             _save(self.target, folder / TARGET_FOLDER)
@@ -210,12 +187,10 @@ class TokenizerPair:
         target = _load(folder / TARGET_FOLDER, trust_remote_code) if is_separate else source
         changed = changed_files(folder, "tokenizer")
         if changed:
-            warnings.warn(
-                f"The tokenizers in {folder} should be those that were saved with the model, but {listed(changed)} "
-                "changed since: with another model's tokenizer the output is nonsense. If it is meant, "
-                "`TokenizerPair.save_pretrained` saves them anew.",
-                stacklevel=2,
-            )
+            must = f"should be those that were saved with the model, but {listed(changed)} changed since"
+            why = "with another model's tokenizer the output is nonsense"
+            advice = "If it is meant, `TokenizerPair.save_pretrained` saves them anew."
+            warnings.warn(f"The tokenizers in {folder} {must}: {why}. {advice}", stacklevel=2)
         return cls(source, target)
 
 
@@ -229,11 +204,7 @@ def warn_of_split_tokens(tokenizer: Any) -> None:
 
 
 def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str]) -> list[list[int]]:
-    """Encode texts as a tokenizer's `text` or `text_target`.
-
-    White space around a source is no part of it. An `UnknownSymbol` names the first symbol that a closed vocabulary
-    lacks.
-    """
+    """Encode texts as `text` or `text_target`; a symbol that a closed vocabulary lacks is an `UnknownSymbol`."""
     texts = checked_texts(texts)
     if not texts:
         return []
@@ -257,18 +228,16 @@ def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, st
     if type(tokenizer).__name__ in (PreTrainedTokenizerFast.__name__, SOURCE_CLASS):
         # transformers 4 knows the first name too. The other refuses `text_target`; without Heedful it is the first.
         settings["tokenizer_class"] = SOURCE_CLASS if more else "PreTrainedTokenizerFast"
-    text = json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True)
-    write_text(path, text + "\n")
+    write_text(path, json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} must be a folder with a tokenizer, but does not exist.")
     path = folder / "tokenizer_config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} must hold a tokenizer, but has no {path.name}.")
+        found = f"has no {path.name}" if folder.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{folder} must be a folder with a tokenizer, but {found}.")
     check_inside(folder)
     settings = read_object(path)
     # transformers finds its files by their usual names. Paths of another machine are common, and are not followed.

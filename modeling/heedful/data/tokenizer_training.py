@@ -52,18 +52,12 @@ class TokenizerRecipe:
     def __post_init__(self):
         numbers = ("vocab_size", "target_vocab_size", "sentences")
         check_at_least(1, **{f"tokenizer.{name}": getattr(self, name) for name in numbers})
-        musts: dict[str, str] = {}
         if self.path is None:
             if self.joint and self.target_algorithm is not None:
-                musts["target_algorithm"] = "empty where `tokenizer.joint` is true"
+                must = f"empty where `tokenizer.joint` is true, but is {self.target_algorithm} instead"
+                raise ValueError(f"`tokenizer.target_algorithm` must be {must}.")
             for name, (algorithm, size) in zip(numbers[:2], self.sides, strict=True):
-                least = SMALLEST_VOCABULARY[algorithm] + len(SPECIAL_TOKENS)
-                if size is None and algorithm in SUBWORDS:
-                    musts[name] = f"a number for {algorithm}"
-                elif size is not None and size < least:
-                    musts[name] = f"at least {least} for {algorithm}"
-        for name, must in musts.items():
-            raise ValueError(f"`tokenizer.{name}` must be {must}, but is {getattr(self, name)} instead.")
+                check_size(f"tokenizer.{name}", algorithm, size)
 
     @property
     def sides(self) -> tuple[tuple[Algorithm, int | None], ...]:
@@ -72,6 +66,16 @@ class TokenizerRecipe:
         if self.target_algorithm is None and self.target_vocab_size is None:
             return source, source
         return source, (self.target_algorithm or self.algorithm, self.target_vocab_size)
+
+
+def check_size(name: str, algorithm: Algorithm, size: int | None, special: int = len(SPECIAL_TOKENS)) -> None:
+    """Raise a `ValueError` that names a setting if a vocabulary with so many special tokens cannot have its size."""
+    least = special + SMALLEST_VOCABULARY[algorithm]
+    if size is None and algorithm in SUBWORDS:
+        raise ValueError(f"`{name}` must be a number for {algorithm}, but is None instead.")
+    if size is not None and size < least:
+        must = f"at least {least} for {algorithm} ({special} special tokens and {least - special} more)"
+        raise ValueError(f"`{name}` must be {must}, but is {size} instead.")
 
 
 def train_tokenizers(
@@ -115,9 +119,8 @@ def train_tokenizers(
     tags = _language_tags(languages)
     if joint:
         if target_vocab_size is not None:
-            raise ValueError(
-                f"`target_vocab_size` must be None for a joint vocabulary, but is {target_vocab_size} instead."
-            )
+            must = "None for a joint vocabulary"
+            raise ValueError(f"`target_vocab_size` must be {must}, but is {target_vocab_size} instead.")
         if not isinstance(algorithm, str):
             raise ValueError(f"`algorithm` must be one for a joint vocabulary, but is {algorithm!r} instead.")
         both = _train_one(chain(source_texts, target_texts), algorithm, vocab_size, "vocab_size", tags)
@@ -134,9 +137,8 @@ def _language_tags(languages: Sequence[str]) -> list[str]:
     tags = [language if OTHER_TAG.fullmatch(language) else f"<2{language}>" for language in languages]
     for language, tag in zip(languages, tags, strict=True):
         if not (OTHER_TAG.fullmatch(tag) or LANGUAGE_TAG.fullmatch(tag)) or [*tags, *SPECIAL_TOKENS].count(tag) > 1:
-            raise ValueError(
-                f"`languages` must be different codes of letters, digits, '-' and '_', but has {language!r} instead."
-            )
+            must = "different codes of letters, digits, '-' and '_'"
+            raise ValueError(f"`languages` must be {must}, but has {language!r} instead.")
     return tags
 
 
@@ -148,14 +150,7 @@ def _train_one(
     from transformers import PreTrainedTokenizerFast
 
     control = [AddedToken(token, special=True, normalized=False) for token in [*SPECIAL_TOKENS, *tags]]
-    least = len(control) + SMALLEST_VOCABULARY[algorithm]
-    if vocab_size is None and algorithm in SUBWORDS:
-        raise ValueError(f"`{size_name}` must be a number for {algorithm}, but is None instead.")
-    if vocab_size is not None and vocab_size < least:
-        raise ValueError(
-            f"`{size_name}` must be at least {least} for {algorithm} ({len(control)} special tokens and "
-            f"{least - len(control)} more), but is {vocab_size} instead."
-        )
+    check_size(size_name, algorithm, vocab_size, len(control))
     if vocab_size is not None and vocab_size > MOST_TOKENS:
         raise ValueError(f"`{size_name}` must be at most {MOST_TOKENS}, but is {vocab_size} instead.")
     tokenizer, trainer = _untrained(algorithm, vocab_size, control)
@@ -193,10 +188,8 @@ def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
         else:
             yield text
     if count:
-        warnings.warn(
-            f"The tokenizer was trained on pieces of {count} texts with {LONGEST_WORD} letters or spaces in a row.",
-            stacklevel=2,
-        )
+        what = f"{count} texts with {LONGEST_WORD} letters or spaces in a row"
+        warnings.warn(f"The tokenizer was trained on pieces of {what}.", stacklevel=2)
 
 
 def _untrained(algorithm: Algorithm, vocab_size: int | None, control: "list[AddedToken]") -> "tuple[Tokenizer, Any]":
@@ -252,20 +245,14 @@ def _counted_model(tokenizer: "Tokenizer", algorithm: Algorithm, vocab_size: int
 
 
 def _with_repeatable_scores(tokenizer: "Tokenizer", control_tokens: int) -> "Tokenizer":
-    """Make ids and scores of a Unigram tokenizer the same in every run.
-
-    The Unigram trainer adds up floats in the order of a hash table, and gives unseen bytes small penalties in the same
-    order, so ids and scores change from run to run. Here scores are rounded, all unseen bytes get the same score, and
-    pieces are sorted.
-    """
+    """Make ids and scores the same in every run: Unigram's trainer adds up floats in the order of a hash table."""
     from tokenizers import Tokenizer
 
     state = json.loads(tokenizer.to_str())
     vocabulary = state["model"]["vocab"]
     pieces = [(piece, round(score, 6)) for piece, score in vocabulary[control_tokens:]]
     lowest = min(score for _, score in pieces)
-    unseen = lowest + UNSEEN_BYTES_BAND
-    same = round(lowest - 1, 6)
+    unseen, same = lowest + UNSEEN_BYTES_BAND, round(lowest - 1, 6)
     pieces = [(piece, same if len(piece) == 1 and score <= unseen else score) for piece, score in pieces]
     pieces.sort(key=lambda entry: (-entry[1], entry[0]))
     state["model"]["vocab"] = [*vocabulary[:control_tokens], *pieces]

@@ -1,8 +1,4 @@
-"""What would ruin a training run, found before it starts: data, tokenizer, model and schedule against each other.
-
-`diagnose` prepares the run by training's own steps, with its checks between them, so that it calls an error whatever
-training refuses. Nothing is written.
-"""
+"""What would ruin a training run, found before it starts, by training's own steps with checks between them."""
 
 import re
 from collections import Counter
@@ -20,16 +16,16 @@ from heedful.diagnosis.recipe_checks import pairs as texts
 from heedful.diagnosis.recipe_checks import tokens
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
-from heedful.diagnosis.recipe_checks.speed import check_speed
+from heedful.files import check_at_least
 from heedful.inference.loading import first_line
+from heedful.packed_rows_heed import why_padded
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
-from heedful.training.preparation import Cleaned, Splits, StoredCorpus
-from heedful.training.processes.devices import make_accelerator
+from heedful.training.preparation import Splits, StoredCorpus, earlier_tokenizers, tokenizers_of
+from heedful.training.processes.devices import make_accelerator, runs_on_cpu
 from heedful.training.recipe import Recipe
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_installed, faults, tokenizer_key
-from heedful.training.tokenizers import earlier_tokenizers, tokenizers_of
 
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
@@ -47,7 +43,6 @@ class Diagnosis:
     total: int | None  # training pairs in all; None for a stream whose end was not reached
 
     def __post_init__(self) -> None:
-        """Sort the findings; those of one level stay in order."""
         self.findings = sorted(self.findings, key=lambda finding: LEVELS.index(finding.level))
 
     @property
@@ -69,18 +64,13 @@ class Diagnosis:
             lines += [f"           {example}" for example in finding.examples]
         counts = Counter(finding.level for finding in self.findings)
         found = ", ".join(f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in LEVELS)
-        scope = f"all {self.looked_at:,}"
-        if self.looked_at != self.total:
-            scope = f"only the first {self.looked_at:,}" + ("" if self.total is None else f" of {self.total:,}")
-        return "\n".join([*lines, f"{found}; {scope} training pairs were looked at"])
+        scope = "all" if self.looked_at == self.total else "only the first"
+        of_all = "" if self.total in (None, self.looked_at) else f" of {self.total:,}"
+        return "\n".join([*lines, f"{found}; {scope} {self.looked_at:,}{of_all} training pairs were looked at"])
 
 
 class RefusalError(Exception):
-    """What training refuses, as a finding: nothing behind it can be checked."""
-
-    def __init__(self, finding: RecipeFinding):
-        super().__init__(finding.message)
-        self.finding = finding
+    """What training refuses, with its finding: nothing behind it can be checked."""
 
 
 @contextmanager
@@ -89,26 +79,19 @@ def refusal(check: str, where: str, level: Level = "error") -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        named = KEY.search(str(error))
-        key = where if named is None else named[1]
+        key = named[1] if (named := KEY.search(str(error))) else where
         raise RefusalError(RecipeFinding(CHECKS.get(key, check), level, str(error), key)) from error
 
 
 def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
-    """Run every check on a recipe, its vocabulary trained on the first `limit` training pairs, which are looked at.
-
-    Raises:
-        FileNotFoundError: If a file of the recipe does not exist.
-        ValueError: If the data cannot be read, or `limit` is below 1.
-    """
-    if limit < 1:
-        raise ValueError(f"`--pairs` must be at least 1, but is {limit} instead.")
+    """Run every check on a recipe, its vocabulary trained on the first `limit` training pairs, which are looked at."""
+    check_at_least(1, **{"--pairs": limit})
     splits, findings = preparation.read_splits(recipe.data, limit), []
     try:
         for finding in _check(recipe, splits):
             findings.append(finding)
     except RefusalError as refused:
-        findings.append(refused.finding)
+        findings.append(refused.args[0])
     return Diagnosis(findings, len(splits.train), splits.total)
 
 
@@ -120,8 +103,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         yield RecipeFinding("output", "warning", str(error), "output")
     if recipe.card.license is None and "builtin:" not in recipe.data.train:
         message = "The model card will say that the license is unknown, and without one the model may not be used."
-        advice = "Name it as the Hub does, such as apache-2.0."
-        yield RecipeFinding("card", "note", message, "card.license", advice)
+        yield RecipeFinding("card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0.")
     read = Pairs.of("train", "data.train", splits.train)
     yield from texts.check_pointless_pairs(read, recipe.data.cleaning)
     yield from texts.check_sides(read)
@@ -146,7 +128,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
     yield from _check_tokens(recipe, splits, kept, [train, *held_out])
 
 
-def _check_tokens(recipe: Recipe, splits: Splits, kept: Cleaned, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
+def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
     """Run the checks of what the tokenizers make of pairs, the first for training, then those of model and run."""
     key, looked_at = tokenizer_key(recipe), len(splits.train)
     is_whole, model_key = looked_at == splits.total, "model" if recipe.model.start_from is None else "model.start_from"
@@ -158,9 +140,9 @@ def _check_tokens(recipe: Recipe, splits: Splits, kept: Cleaned, pairs: list[Pai
         tokenizers = given or tokenizers_of(recipe, kept.train, kept.validation if kept.is_held_out else ())
     wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
     if given is None and wanted is not None and size < wanted:
-        message = f"The pairs that were looked at allow {size:,} tokens, to which the vocabulary of {wanted:,} is "
-        advice = f"Set it to {size // 2:,} or so."
-        yield RecipeFinding("tokenizer", "warning" if is_whole else "note", message + "lowered.", key, advice)
+        message = f"The pairs that were looked at allow {size:,} tokens, to which the {wanted:,} wanted are lowered."
+        level: Level = "warning" if is_whole else "note"
+        yield RecipeFinding("tokenizer", level, message, key, f"Set it to {size // 2:,} or so.")
     with refusal("unknown_tokens", key, "error" if is_whole or given else "warning"):
         preparation.check_symbols(tokenizers, kept, recipe.decoding.ignore)
     yield from tokens.check_tokenizer_ids(tokenizers, key)
@@ -176,7 +158,7 @@ def _check_tokens(recipe: Recipe, splits: Splits, kept: Cleaned, pairs: list[Pai
     with refusal("model", model_key), torch.device("meta") if model_key == "model" else nullcontext():
         model = make_model(recipe.model, tokenizers)  # fresh weights take no memory
         check_room(recipe.data, model.config)
-    findings = list(tokens.check_special_ids(model.config, model.generation_config, model_key))
+    findings = [*tokens.check_special_ids(model.config, model.generation_config, model_key)]
     findings += _check_faults(recipe, corpus, model.config, pairs)
     yield from findings
     if all(finding.level != "error" or finding.check == "decoding_lengths" for finding in findings):
@@ -193,11 +175,9 @@ def _check_faults(recipe: Recipe, corpus: StoredCorpus, config: Any, pairs: list
         if fault.check == "unknown_tokens":  # `check_unknown_tokens` names the words
             continue
         split, rows = splits.get(fault.key, pairs[1]), encoded.get(fault.key, corpus.validation)
-        examples: tuple[str, ...] = ()
-        if fault.rows:
-            ways = both_ways if recipe.data.both_directions and fault.key not in corpus.tests else iter
-            order = [pair["number"] for pair in ways({**pair, "number": n} for n, pair in enumerate(split))]
-            examples = split.examples(dict.fromkeys(order[rows.numbers[row]] for row in fault.rows))
+        ways = both_ways if recipe.data.both_directions and fault.key not in corpus.tests else iter
+        order = [pair["number"] for pair in ways({**pair, "number": n} for n, pair in enumerate(split))]
+        examples = split.examples(dict.fromkeys(order[rows.numbers[row]] for row in fault.rows))
         yield RecipeFinding(fault.check, fault.level, fault.message, fault.key, examples=examples)
 
 
@@ -215,3 +195,21 @@ def _check_run(recipe: Recipe, corpus: StoredCorpus, config: Any, share: float |
             yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
     per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
     yield from check_run_length(recipe, RunPlan(per_epoch, seconds), config.d_model)
+
+
+def check_speed(recipe: Recipe, config: Any) -> Iterator[RecipeFinding]:
+    """Find slow choices for a GPU; the figures are those of the base model on one H200 (docs/benchmarks.md)."""
+    settings, kernel = recipe.optimization, recipe.model.attn_implementation or "sdpa"
+    if not torch.cuda.is_available() or runs_on_cpu(settings.device) or config.model_type != "heed":
+        return
+    reason = why_padded(config, kernel)
+    if kernel == "eager":
+        message = "On a GPU `eager` attention takes a quarter more time for an update than `sdpa`, and more memory."
+        yield RecipeFinding("speed", "warning", message, "model.attn_implementation", "Leave it empty.")
+    elif reason is not None and settings.mixed_precision == "bf16":
+        message = f"Rows are padded to one length, because {reason}: a GPU computes padding too."
+        yield RecipeFinding("speed", "note", message, "model.options")
+    if settings.mixed_precision == "no":
+        message = "On a GPU products in float32 take four times as long as in bf16."
+        advice = "Set it to bf16, or to tf32, whose products keep three digits and all else float32."
+        yield RecipeFinding("speed", "warning", message, "optimization.mixed_precision", advice)

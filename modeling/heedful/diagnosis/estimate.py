@@ -1,8 +1,4 @@
-"""What a recipe would do, without doing it: sizes, batches, memory and time, for `heedful train --dry-run`.
-
-Data, tokenizer, model and micro-batches are made as training makes them. A few updates are taken by training's own
-engine on this machine, to be measured; the model is thrown away and nothing is written into the run's folder.
-"""
+"""What a recipe would do: sizes, batches, memory and time, measured on a few updates of training's own engine."""
 
 import gc
 import time
@@ -12,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -21,31 +18,19 @@ from accelerate.utils import set_seed
 from heedful.data.batching import Row
 from heedful.data.micro_batches import split_update
 from heedful.diagnosis.findings import percent
-from heedful.diagnosis.memory import (
-    MIB,
-    HeldBytes,
-    available_memory,
-    count_matrices,
-    count_parameters,
-    process_memory,
-    state_memory,
-)
+from heedful.diagnosis.memory import MIB, HeldBytes, count_matrices, count_parameters, process_memory, state_memory
 from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
 from heedful.files import duration, shortened
-from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
-from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of
+from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of, earlier_tokenizers
 from heedful.training.processes.collectives import all_reduce
 from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
 from heedful.training.recipe import OptimizationRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder
+from heedful.training.speed.model_size import memory_of_machine
 from heedful.training.start_checks import check_start
-from heedful.training.tokenizers import earlier_tokenizers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 LOOKED_AT_UPDATES = 500  # of the first epoch, for padding and the largest micro-batch
 STREAMED_UPDATES = 20  # of a stream, whose epoch is not read to its end
@@ -98,8 +83,8 @@ class DryRun:
             "memory, estimated, of each process": self._memory_lines(),
             "time, estimated": self._time_lines(),
         }
-        parts = [f"--- {title}\n" + "\n".join(lines) for title, lines in sections.items()]
-        return "\n\n".join([*parts, "Nothing was trained, and nothing was written."])
+        parts = ("\n".join((f"--- {title}", *lines)) for title, lines in sections.items())
+        return "\n\n".join((*parts, "Nothing was trained, and nothing was written."))
 
     def _model_lines(self) -> Iterator[str]:
         for name, count in self.parameters.items():
@@ -109,9 +94,10 @@ class DryRun:
     def _data_lines(self) -> list[str]:
         batches, settings, processes = self.batches, self.recipe.optimization, self.accelerator.num_processes
         per_epoch = batches.updates_per_epoch
+        too_long = f" ({self.corpus.too_long:,} more are too long)" if isinstance(self.corpus, StoredCorpus) else ""
         lines = [
-            f"training pairs       {_count(self.corpus.pairs)}"
-            + (f" ({self.corpus.too_long:,} more are too long)" if isinstance(self.corpus, StoredCorpus) else ""),
+            f"training pairs       {_count(self.corpus.pairs)}{too_long}",
+            *(f"  of {key} {count:,}" for key, count in self.corpus.parts.items()),
             f"validation pairs     {len(self.corpus.validation):,}",
             f"tokens per update    {settings.tokens_per_update:,} at most, padding included; "
             f"{batches.target_tokens:,.0f} target tokens on average",
@@ -120,7 +106,6 @@ class DryRun:
             f"padding              {percent(batches.padding)} of the tokens in micro-batches",
             f"updates per epoch    {_count(per_epoch)}",
         ]
-        lines[1:1] = [f"  of {key} {count:,}" for key, count in self.corpus.parts.items()]
         if self.end is None:
             return [*lines, "updates of the run   unknown"]
         epochs = f"{self.end.updates / per_epoch:,.1f}" if per_epoch else _count(None)
@@ -137,14 +122,16 @@ class DryRun:
                 yield f"          {' '.join(map(str, row[key]))}"
 
     def _rate_lines(self) -> Iterator[str]:
-        settings = self.recipe.optimization
-        last = int(self.end.updates) if self.end else max(1, 10 * settings.warmup_updates)
-        shown = {1, settings.warmup_updates // 2, settings.warmup_updates, last // 4, last // 2, 3 * last // 4, last}
-        for update in sorted(update for update in shown if 1 <= update <= last):
-            yield f"update {update:>9,}  {learning_rate(update, settings, self.d_model):.3g}"
+        settings, warmup = self.recipe.optimization, self.recipe.optimization.warmup_updates
+        last = int(self.end.updates) if self.end else max(1, 10 * warmup)
+        for update in sorted({1, warmup // 2, warmup, last // 4, last // 2, 3 * last // 4, last}):
+            if 1 <= update <= last:
+                yield f"update {update:>9,}  {learning_rate(update, settings, self.d_model):.3g}"
 
     def _memory_lines(self) -> Iterator[str]:
-        together, available = sum(self.memory.values()), available_memory(self.accelerator.device)
+        together, device = sum(self.memory.values()), self.accelerator.device
+        on_cuda = device.type == "cuda"
+        available = torch.cuda.get_device_properties(device).total_memory if on_cuda else memory_of_machine()
         sizes = self.memory | {"together": together} | ({} if available is None else {"there are here": available})
         yield from (f"{name:<38}{size / MIB:>10,.0f} MiB" for name, size in sizes.items())
         if available is not None and together > available:
@@ -162,13 +149,7 @@ class DryRun:
 
 
 def dry_run(recipe: Recipe) -> DryRun:
-    """Prepare a run, measure a few of its updates, and forget it; with several processes, each calls this.
-
-    Raises:
-        FileNotFoundError: If a file of the recipe does not exist.
-        ValueError: If the recipe, the data or the model cannot be used.
-        MemoryError: If a micro-batch does not fit into a GPU.
-    """
+    """Prepare a run, measure a few of its updates, and forget it; with several processes, each calls this."""
     settings = recipe.optimization
     try:
         check_output_folder(recipe)
@@ -189,10 +170,9 @@ def dry_run(recipe: Recipe) -> DryRun:
         speed = rehearsal.seconds_per_token(batches.first)
         activations = max(rehearsal.activation_memory(rows, speed) for rows in batches.costliest)
     except torch.OutOfMemoryError as error:
-        raise MemoryError(
-            f"A micro-batch of {settings.micro_batch_tokens:,} padded tokens does not fit in memory beside "
-            f"{sum(memory.values()) / MIB:,.0f} MiB for weights and optimizer: set `optimization.token_budget` lower."
-        ) from error
+        what = f"A micro-batch of {settings.micro_batch_tokens:,} padded tokens does not fit in memory beside "
+        what += f"{sum(memory.values()) / MIB:,.0f} MiB for weights and optimizer"
+        raise MemoryError(f"{what}: set `optimization.token_budget` lower.") from error
     memory["activations of the largest micro-batch"] = activations
     if accelerator.device.type == "cpu":
         # Freed memory stays with the process, in pieces that the next tensors do not quite fit into.
@@ -203,24 +183,18 @@ def dry_run(recipe: Recipe) -> DryRun:
 
 
 def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> BatchPlan:
-    """Make the first epoch's updates and micro-batches of `token_budget` padded tokens, and describe them.
-
-    Of a stream only the beginning is read.
-    """
-    costliest: dict[str, tuple[int, list[Row]]] = {}
-    first: list[Parts] = []
-    sums: Counter[str] = Counter()
-    micro_batches, updates, is_stream = 0, corpus.updates(0), isinstance(corpus, StreamedCorpus)
+    """Make updates and micro-batches of `token_budget` padded tokens as the first epoch begins, and describe them."""
+    most: list[tuple[int, list[Row]]] = [(0, [])] * 3  # of each cost
+    first, sums, micro_batches = list[Parts](), Counter[str](), 0
+    updates, is_stream = corpus.updates(0), isinstance(corpus, StreamedCorpus)
     for update in islice(updates, STREAMED_UPDATES if is_stream else LOOKED_AT_UPDATES):
         parts = split_update(update, token_budget, world_size)
+        first += [parts] * (len(first) < TIMED_UPDATES)
         for rows in (rows for part in parts for rows in part if rows):
             real = sum(len(row["input_ids"]) + len(row["labels"]) for row in rows)
             sums.update(real=real, padded=_padded_tokens(rows))
-            for kind, cost in _costs(rows).items():
-                if cost > costliest.get(kind, (0, []))[0]:
-                    costliest[kind] = (cost, rows)
-        if len(first) < TIMED_UPDATES:
-            first.append(parts)
+            for kind, cost in enumerate(_costs(rows)):
+                most[kind] = max(most[kind], (cost, rows), key=itemgetter(0))
         sums.update(updates=1, busiest=_busiest(parts), target=_target_tokens(parts))
         micro_batches = max(micro_batches, len(parts[0]))
     return BatchPlan(
@@ -230,21 +204,20 @@ def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> Batc
         padded_tokens=sums["busiest"] / sums["updates"],
         target_tokens=sums["target"] / sums["updates"],
         micro_batches=micro_batches,
-        costliest=list({id(rows): rows for _, rows in costliest.values()}.values()),
+        costliest=[*{id(rows): rows for _, rows in most}.values()],
         first=first,
     )
 
 
-def _costs(rows: list[Row]) -> dict[str, int]:
-    """Return the numbers that the memory of a micro-batch grows with."""
+def _costs(rows: list[Row]) -> tuple[int, int, int]:
+    """Return the numbers that the memory of a micro-batch grows with: padded tokens, logits and attention scores."""
     source, target = (max(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
     attention = source * source + source * target + target * target
-    costs = {"tokens": source + target, "logits": target, "attention": attention}
-    return {kind: len(rows) * cost for kind, cost in costs.items()}
+    return len(rows) * (source + target), len(rows) * target, len(rows) * attention
 
 
 def _padded_tokens(rows: list[Row]) -> int:
-    return _costs(rows)["tokens"] if rows else 0
+    return _costs(rows)[0] if rows else 0
 
 
 def _busiest(parts: Parts) -> int:
@@ -257,31 +230,23 @@ def _target_tokens(parts: Parts) -> int:
 
 
 class Rehearsal:
-    """A run that takes its real steps at a learning rate of 0, to be measured and thrown away.
+    """A run on all ranks that takes its real steps at a learning rate of 0, to be measured and thrown away."""
 
-    All ranks must call the same methods with the same arguments.
-    """
-
-    def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe):
+    def __init__(self, accelerator: Accelerator, model: Any, settings: OptimizationRecipe):
         self.accelerator, self.settings = accelerator, settings
-        self.engine = make_engine(accelerator, model, self.settings)
+        self.engine = make_engine(accelerator, model, settings)
         self.engine.model.train()
-        decay = self.settings.ema_decay
-        self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
 
     def take_update(self, parts: Parts) -> float:
         """Take an update as training does, and return its seconds, the mean over the ranks."""
         begun = self._now()
         self._accumulate(parts)
-        self.engine.step(0.0, self.engine.gradient_norm(self.settings.max_grad_norm))
-        if self.moving_average is not None:
-            self.moving_average.update(1)
+        self.engine.step(0.0, self.engine.gradient_norm(self.settings.max_grad_norm), number=1)
         return all_reduce(self.accelerator, self._now() - begun)[0] / self.accelerator.num_processes
 
     def _accumulate(self, parts: Parts, **options: Any) -> None:
-        micro_batches = self.engine.feed.micro_batches(parts)
         with float32_products(self.settings.mixed_precision):
-            self.engine.accumulate(micro_batches, _target_tokens(parts), **options)
+            self.engine.accumulate(self.engine.feed.micro_batches(parts), _target_tokens(parts), **options)
 
     def _now(self) -> float:
         if self.accelerator.device.type == "cuda":
@@ -292,11 +257,7 @@ class Rehearsal:
         return [[rows]] * self.accelerator.num_processes
 
     def seconds_per_token(self, updates: list[Parts]) -> float:
-        """Time whole updates, and return the seconds for each padded token of the busiest rank.
-
-        A few rows go first, to warm up. Where their speed says that the largest micro-batch takes more than a minute,
-        no whole one is run, and their speed is the answer.
-        """
+        """Return the seconds of a padded token of the busiest rank: of whole updates or, if slow, of a few rows."""
         largest = max((rows for parts in updates for part in parts for rows in part), key=_padded_tokens)
         probe = largest[: max(1, PROBE_TOKENS * len(largest) // _padded_tokens(largest))]
         with float32_products(self.settings.mixed_precision):
@@ -308,30 +269,22 @@ class Rehearsal:
         self.take_update(self._on_all_ranks(largest))  # warms up the allocator, and what libraries keep by shape
         seconds, tokens = 0.0, 0
         for parts in updates:
-            seconds += self.take_update(parts)
-            tokens += _busiest(parts)
-            if seconds > TIMED_SECONDS:
-                break
+            if seconds <= TIMED_SECONDS:
+                seconds, tokens = seconds + self.take_update(parts), tokens + _busiest(parts)
         return seconds / tokens
 
     def activation_memory(self, rows: list[Row], speed: float) -> int:
-        """Measure the bytes that a micro-batch needs beside weights, gradients and moments, at its worst moment.
-
-        On the CPU, the tensors of every operation are added up while they live, forwards and backwards; what an
-        operation needs inside is not seen. Where the micro-batch would take more than a minute (`speed` is in seconds
-        for each padded token), a small part of it is run, and the result scaled up by its rows.
-        """
+        """Measure the most bytes that a micro-batch, or a part of a slow one, needs beside weights and moments."""
         part = rows[: max(1, len(rows) // 16)] if speed * _padded_tokens(rows) > SLOW_SECONDS else rows
         self._accumulate(self._on_all_ranks(rows[:1]), all_reduce=False)  # gradients exist from here on
         gc.collect()
-        device = self.accelerator.device
+        device, before = self.accelerator.device, 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        held = HeldBytes() if device.type != "cuda" else None
-        with held or nullcontext():
+        with nullcontext() if device.type == "cuda" else HeldBytes() as held:
             self._accumulate(self._on_all_ranks(part))
-        peak = held.peak if held is not None else torch.cuda.max_memory_allocated(device) - before
+        peak = torch.cuda.max_memory_allocated(device) - before if held is None else held.peak
         self.engine.discard()
         return peak * len(rows) // len(part)
 

@@ -53,10 +53,7 @@ class SkippedError(Exception):
 
 
 def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settings, ModelFinding]]:
-    """Make a check of a function that measures a model: one that returns a `ModelFinding`.
-
-    It fails above the limit, and where the model raises an error; it is skipped on a `SkippedError`.
-    """
+    """Make a function that measures a model a check, which fails above the limit and where an error is raised."""
 
     def decorate(measure: Callable[Settings, Measured]) -> Callable[Settings, ModelFinding]:
         @functools.wraps(measure)
@@ -71,7 +68,6 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
             # Not `figure > limit`: what is not a number fails.
             return ModelFinding(name, "pass" if figure <= limit else "FAIL", message, figure, limit)
 
-        judge.__annotations__["return"] = ModelFinding
         return judge
 
     return decorate
@@ -79,13 +75,10 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
 
 @dataclass(frozen=True)
 class RowCheck:
-    """A check that looks for rows: what it says of those it finds, and from which share of all on they are grave.
-
-    `{count}` rows of `{total}` were found, a `{share}` of the `{split}`; other fields are given by who looks.
-    """
+    """A check that looks for rows: what it says of those it finds, and from which share of all on they are grave."""
 
     name: str
-    message: str
+    message: str  # `{count}` of `{total}` were found, a `{share}` of the `{split}`; who looks gives other fields
     advice: str = ""
     warning: float = 0.0  # fewer are a note
     error: float | None = None
@@ -93,17 +86,13 @@ class RowCheck:
     def findings(
         self, pairs: Any, found: Sequence[int], where: str, can_be_error: bool = True, **fields: Any
     ) -> Iterator[RecipeFinding]:
-        """Yield the finding about the rows of `Pairs` that were found, if any; the first few become examples.
-
-        The level follows from `share`, which is that of the rows found unless it is among the fields.
-        """
-        if not len(found):
-            return
+        """Yield the finding about the rows of `Pairs` that were found, if any; their share may be among the fields."""
         share = fields.pop("share", len(found) / max(1, len(pairs)))
         fields |= {"count": f"{len(found):,}", "total": f"{len(pairs):,}", "share": percent(share)}
         level = graded(share, self.warning, self.error if can_be_error else None)
-        message, advice = (text.format(split=pairs.name, **fields) for text in (self.message, self.advice))
-        yield RecipeFinding(self.name, level, message, where, advice, pairs.examples(found))
+        if found:
+            message, advice = (text.format(split=pairs.name, **fields) for text in (self.message, self.advice))
+            yield RecipeFinding(self.name, level, message, where, advice, pairs.examples(found))
 
 
 def graded(share: float, warning: float, error: float | None = None) -> Level:

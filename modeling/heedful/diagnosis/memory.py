@@ -1,29 +1,20 @@
-"""How much memory a model, a computation, a process and a device have."""
+"""How much memory a model, a computation and a process have."""
 
 import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful.training.processes.devices import memory_of_machine
-from heedful.training.recipe import OptimizationRecipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 MIB = 2**20  # bytes
 
 
 class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made while it is entered: those not freed yet, and the most at once.
-
-    The count does not depend on the machine, and does not see what an operator needs for itself.
-    """
+    """Counts the bytes of tensors that are made while it is entered, on any machine: not freed yet, and the most."""
 
     def __init__(self):
         super().__init__()
@@ -55,22 +46,17 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
     return [storage for part in parts for storage in _storages(part)]
 
 
-def count_parameters(model: "PreTrainedModel") -> dict[str, int]:
+def count_parameters(model: Any) -> dict[str, int]:
     """Count the parameters of embeddings (and the output layer), encoder, decoder and the rest, tied ones once."""
-    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
-    parts = {
-        "embeddings": [*embeddings, model.get_output_embeddings()],
-        "encoder": [model.get_encoder()],
-        "decoder": [model.get_decoder()],
-        "other": [model],
-    }
-    counts: dict[str, int] = {}
-    counted: set[torch.nn.Parameter] = set()
+    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    parts = {"embeddings": [*tables, model.get_output_embeddings()]}
+    parts |= {"encoder": [model.get_encoder()], "decoder": [model.get_decoder()], "other": [model]}
+    counts, counted = dict[str, int](), set[torch.nn.Parameter]()
     for name, modules in parts.items():
         new = {parameter for module in modules if module is not None for parameter in module.parameters()} - counted
         counts[name] = sum(parameter.numel() for parameter in new)
         counted |= new
-    return {**{name: count for name, count in counts.items() if count}, "together": sum(counts.values())}
+    return {name: count for name, count in counts.items() if count} | {"together": sum(counts.values())}
 
 
 # What a parameter belongs to, by what its name holds.
@@ -80,36 +66,25 @@ MATRICES = {
 }
 
 
-def count_matrices(model: "PreTrainedModel") -> dict[str, dict[str, int]]:
-    """Count the parameters of a Transformer's encoder and decoder by matrix, over all layers, biases with theirs.
-
-    A head reads a value down to d_v numbers (W_V) and writes it up to d_model again (W_O), so that with d_k = d_v
-    values cost what queries and keys do. What is no matrix of section 3 is "other". Other models give nothing.
-    """
-    tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+def count_matrices(model: Any) -> dict[str, dict[str, int]]:
+    """Count the parameters of a Transformer's encoder and decoder by matrix of section 3, biases with theirs."""
+    tables = {module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     counts: dict[str, dict[str, int]] = {}
     for part, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder())):
         counts[part] = dict.fromkeys(MATRICES.values(), 0)
         for name, parameter in stack.named_parameters():
-            if not any(parameter is table for table in tables):
+            if parameter not in tables:
                 matrix = next((title for key, title in MATRICES.items() if key in name), "other")
                 counts[part][matrix] = counts[part].get(matrix, 0) + parameter.numel()
     return {part: own for part, own in counts.items() if own["W_V, value down"]}
 
 
-def state_memory(
-    parameters: int, settings: OptimizationRecipe, processes: int, kind: DistributedType
-) -> dict[str, int]:
-    """Return the bytes of what a process holds all the time, in float32 under every precision.
-
-    Weights and gradients take 4 bytes a parameter, Adam's two moments 8, a moving average 4. Processes that exchange
-    gradients (DDP) hold a second copy of them in buckets. FSDP divides everything by the processes. `parameters`
-    counts tied ones once.
-    """
-    sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}
+def state_memory(parameters: int, settings: Any, processes: int, kind: DistributedType) -> dict[str, int]:
+    """Return the bytes of what a process holds all the time, in float32, by the recipe's `optimization`."""
+    sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}  # of a parameter
     if settings.ema_decay is not None:
         sizes["moving average"] = 4
-    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):  # DDP holds a second copy in buckets
         sizes["gradients in exchange"] = 4
     shares = processes if kind == DistributedType.FSDP else 1
     return {name: parameters * size // shares for name, size in sizes.items()}
@@ -123,8 +98,3 @@ def process_memory() -> int:
         size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return size if sys.platform == "darwin" else size * 1024
     return 0
-
-
-def available_memory(device: torch.device) -> int | None:
-    """Return the bytes of memory that a device has in all, None where the system does not tell."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory_of_machine()

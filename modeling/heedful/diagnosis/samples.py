@@ -1,7 +1,4 @@
-"""Sentences to try a model with, and what the model makes of them: alone, in a batch, padded, step by step.
-
-Everything here works with any encoder-decoder of transformers. A row is one sentence as a tuple of token ids.
-"""
+"""Sentences to try any encoder-decoder with, and what it makes of them: alone, in a batch, padded, step by step."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -18,7 +15,7 @@ from heedful.inference.engines import evaluation_mode
 from heedful.symbols_heed import symbols_of
 from heedful.versions_heed import by_name, cache_of
 
-Rows = Sequence[Sequence[int]]
+Rows = Sequence[Sequence[int]]  # a sentence each, as token ids
 
 # Sentences of one script each, of very different lengths; in Unicode's form NFC.
 TEXTS = (
@@ -71,9 +68,7 @@ class Variation:
     side: str = "right"  # where the padding is: right or left
     is_alone: bool = False  # each sentence in a batch of its own, instead of all in one
     is_reversed: bool = False  # in reverse order
-    uses_other_cache: bool = (
-        False  # logits step by step with a cache, not in one pass; generated without one, not with
-    )
+    uses_other_cache: bool = False  # logits step by step with a cache, not in one pass; generated without one
 
 
 PLAIN = Variation()
@@ -82,9 +77,7 @@ PLAIN = Variation()
 def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
     """Make six rows of 2 to 32 source tokens and of 1 to 16 target tokens; the same ones every time.
 
-    With tokenizers the rows are cut from `texts`, filled up with built-in ones of several scripts. Without, or where
-    their ids do not fit into the model's vocabulary, tokens are drawn at random from those that are not special.
-    A model with room for fewer than ten positions raises a `ValueError`.
+    Tokenizers cut them from `texts` and built-in ones; without, tokens are drawn from those that are not special.
     """
     longest = position_limit(model.config) or 10**6
     if longest < 10:
@@ -121,8 +114,7 @@ def _random_rows(model: Any, tokenizers: TokenizerPair | None, lengths: list[lis
     special |= {pad_token(model), start_token(model)}
     if tokenizers is not None:
         special |= {*tokenizers.source.all_special_ids, *tokenizers.target.all_special_ids}
-    generator = torch.Generator().manual_seed(0)
-    sides = []
+    generator, sides = torch.Generator().manual_seed(0), []
     for wanted, size in zip(lengths, vocabulary_sizes(model), strict=True):
         ordinary = torch.tensor([id_ for id_ in range(size) if id_ not in special] or [0])
         drawn = [torch.randint(len(ordinary), (length,), generator=generator) for length in wanted]
@@ -140,22 +132,20 @@ def id_set(ids: int | list[int] | None) -> set[int]:
     return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
 
 
-def special_token(model: Any, name: str) -> Any:
-    """Return a special id (a list of them for some models' end token) from the generation config, else the config."""
-    value = getattr(model.generation_config, name, None)
-    return getattr(model.config, name, None) if value is None else value
+def special_token(model: Any, *names: str) -> Any:
+    """Return the first special id (a list for some models' end) that generation config or config has, else `None`."""
+    found = (getattr(config, name, None) for name in names for config in (model.generation_config, model.config))
+    return next((value for value in found if value is not None), None)
 
 
 def pad_token(model: Any) -> int:
     """Return the id that fills up a batch; any will do where the model has none, as it is masked."""
-    return next((id_ for id_ in (special_token(model, "pad_token_id"), start_token(model)) if id_ is not None), 0)
+    return special_token(model, "pad_token_id", "decoder_start_token_id", "bos_token_id") or 0
 
 
 def start_token(model: Any) -> int:
     """Return the decoder's first input."""
-    names = ("decoder_start_token_id", "bos_token_id")
-    values = [special_token(model, name) for name in names] + [getattr(model.config, "pad_token_id", None)]
-    return next((value for value in values if value is not None), 0)
+    return special_token(model, "decoder_start_token_id", "bos_token_id", "pad_token_id") or 0
 
 
 def padded(model: Any, rows: Rows, fill: int, side: str = "right", extra: int = 0) -> torch.Tensor:
@@ -199,41 +189,29 @@ def logits_of(model: Any, sample: Sample, variation: Variation = PLAIN) -> list[
 
 def _logits_by_cache(model: Any, inputs: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
     """Compute logits, `(batch, length, vocabulary)`, one target token at a time with a cache."""
-    encoder_outputs = model.get_encoder()(**inputs)
-    settings = {"attention_mask": inputs["attention_mask"], "use_cache": True}
+    settings = {"encoder_outputs": model.get_encoder()(**inputs), "attention_mask": inputs["attention_mask"]}
     cache, steps = None, []
     for token in targets.split(1, dim=1):
-        outputs = model(encoder_outputs=encoder_outputs, decoder_input_ids=token, **by_name(cache), **settings)
+        outputs = model(decoder_input_ids=token, use_cache=True, **by_name(cache), **settings)
         cache = cache_of(outputs)
         steps.append(outputs.logits)
     return torch.cat(steps, dim=1)
 
 
 def generated(model: Any, sample: Sample, num_beams: int, variation: Variation = PLAIN) -> list[list[int]]:
-    """Generate at most 12 tokens for each row, and cut off what follows the end token.
-
-    The model's own generation config applies, without sampling, and no two tokens come twice in a row: otherwise
-    an untrained model repeats one token whatever it reads.
-    """
+    """Generate at most 12 tokens for each row, by the model's own generation config without sampling."""
     settings = copy.deepcopy(model.generation_config)
-    settings.update(
-        do_sample=False,
-        num_beams=num_beams,
-        num_return_sequences=1,
-        max_length=None,
-        max_new_tokens=min(NEW_TOKENS, (position_limit(model.config) or 10**6) - 1),
-        no_repeat_ngram_size=2,
-        use_cache=not variation.uses_other_cache,
-        return_dict_in_generate=False,
-        pad_token_id=pad_token(model),
-        decoder_start_token_id=start_token(model),
-    )
+    longest = min(NEW_TOKENS, (position_limit(model.config) or 99) - 1)
+    settings.update(do_sample=False, num_beams=num_beams, num_return_sequences=1, return_dict_in_generate=False)
+    # No two tokens come twice in a row: an untrained model would repeat one token whatever it reads.
+    settings.update(max_length=None, max_new_tokens=longest, no_repeat_ngram_size=2)
+    settings.update(pad_token_id=pad_token(model), decoder_start_token_id=start_token(model))
+    settings.use_cache = not variation.uses_other_cache
     ends = id_set(special_token(model, "eos_token_id"))
 
     def generate(batch: Sample) -> list[list[int]]:
         rows = model.generate(**source_inputs(model, batch.sources, variation), generation_config=settings).tolist()
-        # Not "cut the padding": `generate()` fills rows up with the end token where the padding id is 0. The start
-        # token, which may be the end token, does not count.
+        # `generate()` may fill rows up with the end token; the start token, which may be it too, does not count.
         lasts = [next((at for at, token in enumerate(row) if at and token in ends), len(row)) for row in rows]
         return [row[: last + 1] for row, last in zip(rows, lasts, strict=True)]
 
@@ -256,21 +234,11 @@ def loss_of(model: Any, sample: Sample, labels: torch.Tensor | None = None, **se
 
 
 def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
-    """Return the largest difference of two lists of tensors, relative to the largest number of the second.
-
-    Infinite where shapes differ or something is not a number.
-    """
+    """Return the largest difference of two lists of tensors, relative to the second's largest number, or infinity."""
     if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
         return float("inf")
     # In float64, so that the comparison itself costs nothing.
-    pairs = [(a.detach().cpu().double(), b.detach().cpu().double()) for a, b in zip(ours, theirs, strict=True)]
-    if not all(tensor.isfinite().all() for pair in pairs for tensor in pair):
+    found, expected = (torch.cat([each.detach().cpu().double().flatten() for each in side]) for side in (ours, theirs))
+    if not (found.isfinite() & expected.isfinite()).all():
         return float("inf")
-    largest = max((b.abs().max().item() for _, b in pairs if b.numel()), default=0.0)
-    distance = max(((a - b).abs().max().item() for a, b in pairs if a.numel()), default=0.0)
-    return distance / (largest or 1.0)
-
-
-def tolerance_of(model: Any) -> float:
-    """Return the relative difference that a model's dtype allows logits and losses."""
-    return TOLERANCES.get(model.dtype, TOLERANCES[torch.bfloat16])
+    return (found - expected).abs().max().item() / (expected.abs().max().item() or 1.0)

@@ -1,8 +1,6 @@
 """Does a saved model keep the promises that Heed makes? Checks for any encoder-decoder of transformers.
 
-`verify` runs every check on a folder. Each check is a function that returns a `ModelFinding`, so that tests can say
-`check_cache(model).assert_passed()`. Most give sentences to `model` in two ways that must come to the same; `sample`
-holds the sentences, random ones by default.
+Most give sentences, a `sample` of random ones by default, to `model` in two ways that must come to the same.
 """
 
 import inspect
@@ -28,7 +26,7 @@ from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis import samples
 from heedful.diagnosis.findings import Measured, ModelFinding, SkippedError, check, shown
-from heedful.diagnosis.samples import Sample, Variation, difference, labels_of, logits_of, loss_of, make_sample
+from heedful.diagnosis.samples import TOLERANCES, Sample, Variation, difference, labels_of, loss_of, make_sample
 from heedful.files import check_inside, listed, read_object
 from heedful.inference.engines import evaluation_mode
 from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, resolve_device, why_not_loaded
@@ -39,41 +37,35 @@ BEAMS = 4
 EXACT = (torch.float32, torch.float64)  # in other types near ties fall either way
 
 
-def _unchanged_by(name: str, variation: Variation, beams: Sequence[int], message: str) -> Callable[..., ModelFinding]:
-    """Return a check that logits, and what is generated with some numbers of beams, are as without a variation.
-
-    Logits are judged by the tolerance. Tokens must be the same, except in a dtype in which near ties fall either way.
-    """
+def _unchanged_by(
+    name: str, variation: Variation, beams: Sequence[int], message: str, to_the_bit: bool = False
+) -> Callable[..., ModelFinding]:
+    """Return a check that logits, and what is generated with some numbers of beams, are as without a variation."""
+    ways = (variation, samples.PLAIN)
 
     @check(name)
     def compare(model: Any, sample: Sample | None = None) -> Measured:
         sample = sample or make_sample(model)
-        distance = difference(logits_of(model, sample, variation), logits_of(model, sample))
-        differing = sum(_count_differing(model, sample, variation, num_beams) for num_beams in beams)
-        said = message + ("; same tokens generated" if beams else "")
-        if differing:
-            count = f"{differing} of {len(beams) * len(sample)} generated sentences differ"
-            said = f"{message}; logits {distance:.1e}, {count}"
-            if model.dtype in EXACT:
-                distance = max(distance, differing)
-            else:
-                said += f" (not judged in {str(model.dtype).removeprefix('torch.')})"
-        return distance, samples.tolerance_of(model), said
+        limit = 0.0 if to_the_bit else TOLERANCES[model.dtype]
+        distance, differing = difference(*(samples.logits_of(model, sample, each) for each in ways)), 0
+        for num_beams in beams:
+            pairs = zip(*(samples.generated(model, sample, num_beams, each) for each in ways), strict=True)
+            differing += sum(ours != theirs for ours, theirs in pairs)
+        if not differing:
+            return distance, limit, message + "; same tokens generated" * bool(beams)
+        count = f"{differing} of {len(beams) * len(sample)} generated sentences differ"
+        found = f"{message}; logits {distance:.1e}, {count}"
+        if to_the_bit or model.dtype in EXACT:
+            return max(distance, differing), limit, found
+        return distance, limit, f"{found} (not judged in {str(model.dtype).removeprefix('torch.')})"
 
     return compare
-
-
-def _count_differing(model: Any, sample: Sample, variation: Variation, num_beams: int) -> int:
-    outputs = (samples.generated(model, sample, num_beams, each) for each in (variation, samples.PLAIN))
-    return sum(ours != theirs for ours, theirs in zip(*outputs, strict=True))
 
 
 _MORE = f"{samples.EXTRA_PADDING} more padding tokens on the source's"
 _SEARCHES = f"greedy and {BEAMS} beams"
 # A sentence alone and beside longer ones.
-check_batch = _unchanged_by(
-    "batch", Variation(is_alone=True), (1, BEAMS), f"sentences alone and in one batch, {_SEARCHES}"
-)
+check_batch = _unchanged_by("batch", Variation(is_alone=True), (1, BEAMS), f"alone and in one batch, {_SEARCHES}")
 check_order = _unchanged_by("order of a batch", Variation(is_reversed=True), (1,), "a batch and its reverse")
 check_right_padding = _unchanged_by("right padding", Variation(samples.EXTRA_PADDING), (), f"{_MORE} right")
 check_left_padding = _unchanged_by("left padding", Variation(samples.EXTRA_PADDING, "left"), (1,), f"{_MORE} left")
@@ -81,27 +73,14 @@ check_left_padding = _unchanged_by("left padding", Variation(samples.EXTRA_PADDI
 check_cache = _unchanged_by(
     "cache", Variation(uses_other_cache=True), (1, BEAMS), f"step by step with a cache and in one pass, {_SEARCHES}"
 )
-
-
-@check("determinism")
-def check_determinism(model: Any, sample: Sample | None = None) -> Measured:
-    """Check that two calls in evaluation mode give the same to the bit: only a figure of 0 passes."""
-    sample = sample or make_sample(model)
-    distance = difference(logits_of(model, sample), logits_of(model, sample))
-    differing = _count_differing(model, sample, samples.PLAIN, 1)
-    return max(distance, differing), 0.0, "logits and greedy outputs of two calls, to the bit"
+check_determinism = _unchanged_by("determinism", samples.PLAIN, (1,), "two calls, to the bit", to_the_bit=True)
 
 
 @check("attention weights")
 def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
-    """Check that attention weights are returned when they are asked for, whatever kernel the model runs with.
-
-    They must exist, sum to 1 and leave padding out, and asking for them must not change the logits. A recurrent model
-    has attention to the source at most. The figure is the largest deviation, or the number of kinds that are missing.
-    """
-    sample = sample or make_sample(model)
-    is_recurrent = model.config.model_type == "heed_rnn"
-    kinds = ["cross_attentions"] if is_recurrent else ["encoder_attentions", "decoder_attentions", "cross_attentions"]
+    """Check that attention weights exist under any kernel, sum to 1, leave padding out, and change no logits."""
+    sample, is_recurrent = sample or make_sample(model), model.config.model_type == "heed_rnn"
+    kinds = ["encoder_attentions", "decoder_attentions"] * (not is_recurrent) + ["cross_attentions"]
     if is_recurrent and model.config.attention == "none":
         raise SkippedError("the config's `attention` is none")
     inputs = samples.source_inputs(model, sample.sources)
@@ -115,49 +94,38 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
         return len(missing), 0.0, f"{', '.join(missing)}: nothing is returned under {kernel}"
     source_mask = inputs["attention_mask"].bool()
     target_mask = labels_of(model, sample.targets) != IGNORED_LABEL
-    worst = difference([outputs.logits[target_mask]], [plain[target_mask]])
+    figures = [difference([outputs.logits[target_mask]], [plain[target_mask]])]
     for kind in kinds:
         queries = source_mask if kind == "encoder_attentions" else target_mask
         for weights in getattr(outputs, kind):  # (B, H, Q, K)
             sums = weights.float().sum(-1).transpose(1, 2)[queries]
-            worst = max(worst, (sums - 1).abs().max().item())
+            figures.append((sums - 1).abs().max().item())
             if kind == "cross_attentions":
-                worst = max(worst, (weights.float() * ~source_mask[:, None, None]).max().item())
-    return (
-        worst,
-        samples.tolerance_of(model),
-        f"asked for under {kernel}: there, sum to 1, none at padding, same logits",
-    )
+                figures.append((weights.float() * ~source_mask[:, None, None]).max().item())
+    message = f"asked for under {kernel}: there, sum to 1, none at padding, same logits"
+    return max(figures), TOLERANCES[model.dtype], message
 
 
 @check("loss of a split update")
 def check_loss_split(model: Any, sample: Sample | None = None) -> Measured:
-    """Check that the losses of an update's micro-batches add up to the loss of the whole; relative difference.
-
-    They are computed as `Trainer` does it: a model that takes loss arguments gets `num_items_in_batch`, and the losses
-    are summed; of another model the mean of them is taken.
-    """
+    """Check that the losses of an update's micro-batches add up to the loss of the whole; relative difference."""
     sample = sample or make_sample(model)
     whole = loss_of(model, sample)
+    # As `Trainer` does it: a model that takes loss arguments gets the count, and the losses are summed; else averaged.
     takes_arguments = getattr(model, "accepts_loss_kwargs", None)
     if takes_arguments is None:
         parameters = inspect.signature(model.forward).parameters.values()
         takes_arguments = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
-    settings: dict[str, Any] = {"num_items_in_batch": sample.label_count} if takes_arguments else {}
     pieces = [sample.part(rows) for rows in (slice(0, 1), slice(1, 3), slice(3, None))]
+    settings: dict[str, Any] = {"num_items_in_batch": sample.label_count} if takes_arguments else {}
     total = sum(loss_of(model, piece, **settings) for piece in pieces) / (1 if takes_arguments else len(pieces))
     message = f"{len(pieces)} micro-batches add up to {total:.4f}, the whole batch has {whole:.4f}"
-    return abs(total - whole) / abs(whole), samples.tolerance_of(model), message
+    return abs(total - whole) / abs(whole), TOLERANCES[model.dtype], message
 
 
 @check("loss and padding")
 def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
-    """Check that a loss is the mean over the labels that are not -100, however they are padded.
-
-    Compared are the losses of a batch and of its sentences alone, weighted by their tokens; the loss under more -100
-    behind the labels; and the loss where every second label is -100 with the cross-entropy of the others. The figure
-    is the largest relative difference.
-    """
+    """Check that a loss is the mean over the labels that are not -100, wherever these are; relative difference."""
     sample = sample or make_sample(model)
     whole, read = loss_of(model, sample), samples.decoder_inputs(model, sample.targets)
     singles = [sample.part(slice(row, row + 1)) for row in range(len(sample))]
@@ -165,13 +133,13 @@ def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
     more = loss_of(model, sample, labels_of(model, sample.targets, samples.EXTRA_PADDING))
     blanked = labels_of(model, sample.targets)
     blanked[:, 1::2] = IGNORED_LABEL
-    logits = torch.cat([row[::2].float() for row in logits_of(model, sample)])
+    logits = torch.cat([row[::2].float() for row in samples.logits_of(model, sample)])
     labels = torch.tensor([token for row in sample.targets for token in row[::2]], device=logits.device)
     expected = torch.nn.functional.cross_entropy(logits, labels).item()
     pairs = ((weighted, whole), (more, whole), (loss_of(model, sample, blanked, decoder_input_ids=read), expected))
     distances = [abs(ours - theirs) / abs(theirs) for ours, theirs in pairs]
     message = "token-weighted mean of the sentences, more -100 behind, -100 in the middle ({:.1e}, {:.1e}, {:.1e})"
-    return max(distances), samples.tolerance_of(model), message.format(*distances)
+    return max(distances), TOLERANCES[model.dtype], message.format(*distances)
 
 
 # Those that try a model with sentences and write no file.
@@ -184,11 +152,6 @@ MODEL_CHECKS = (
 @check("weights complete")
 def check_weights(report: dict[str, Any]) -> Measured:
     """Check by what `from_pretrained(..., output_loading_info=True)` reports that no weight is missing or unknown."""
-    return loading_report(report)
-
-
-def loading_report(report: dict[str, Any]) -> Measured:
-    """Judge the report that `from_pretrained(..., output_loading_info=True)` gives: the number of faulty tensors."""
     kinds = {"missing_keys": "missing", "unexpected_keys": "unknown", "mismatched_keys": "misshapen"}
     faults = {word: [str(name) for name in report[kind]] for kind, word in kinds.items() if report.get(kind)}
     message = "; ".join(f"{word}: {listed(names)}" for word, names in faults.items())
@@ -197,30 +160,24 @@ def loading_report(report: dict[str, Any]) -> Measured:
 
 @check("save and load")
 def check_saving(model: Any, sample: Sample | None = None) -> Measured:
-    """Check that a model which is saved whole and in shards is loaded as it was: weights and logits to the bit.
-
-    The figure is the number of tensors that differ, or the relative difference of the logits.
-    """
+    """Check that a model which is saved whole and in shards is loaded as it was: weights and logits to the bit."""
     sample = sample or make_sample(model)
-    expected = logits_of(model, sample)
-    state = model.state_dict()
+    expected, state, files = samples.logits_of(model, sample), model.state_dict(), []
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-    files = []
     for shard_size in (2 * size + 10**6, size // 3):
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder, max_shard_size=shard_size)
             files.append(len(list(Path(folder).glob("*.safetensors"))))
-            loaded, report = type(model).from_pretrained(
-                folder, dtype=model.dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
-            )
-        faults, _, message = loading_report(report)
-        if faults:
-            return faults, 0, message
+            options: dict[str, Any] = {"dtype": model.dtype, "local_files_only": True, "output_loading_info": True}
+            loaded, report = type(model).from_pretrained(folder, **options)
+        names = check_weights(report)
+        if not names.passed:
+            return names.figure or 1, 0, names.message
         found = loaded.state_dict()
         wrong = [name for name in state if name not in found or not torch.equal(state[name].cpu(), found[name].cpu())]
         if wrong:
             return len(wrong), 0, f"differ after loading: {listed(wrong)}"
-        distance = difference(logits_of(loaded.to(model.device), sample), expected)
+        distance = difference(samples.logits_of(loaded.to(model.device), sample), expected)
         if distance > 0:
             return distance, 0, "logits differ after loading, though the weights are the same"
     return 0, 0, f"{len(state)} tensors and the logits, to the bit, by way of {files[0]} file and of {files[1]}"
@@ -230,12 +187,12 @@ def check_saving(model: Any, sample: Sample | None = None) -> Measured:
 def check_files(folder: str | Path) -> Measured:
     """Check that weights and tokenizers in a folder are those that were saved; the figure counts other files."""
     parts: tuple[Part, ...] = ("weights", "tokenizer")
-    found = {part: changed_files(folder, part) for part in parts}
-    if all(names is None for names in found.values()):
+    known = {part: names for part in parts if (names := changed_files(folder, part)) is not None}
+    if not known:
         raise SkippedError(f"the folder has no checksums ({CHECKSUMS_FILE})")
-    changed = [name for names in found.values() for name in names or []]
-    known = " and ".join(part for part, names in found.items() if names is not None)
-    return len(changed), 0, f"changed since: {listed(changed)}" if changed else f"the checksums of {known}"
+    changed = [name for names in known.values() for name in names]
+    message = f"changed since: {listed(changed)}" if changed else f"the checksums of {' and '.join(known)}"
+    return len(changed), 0, message
 
 
 @check("tied weights")
@@ -250,14 +207,14 @@ def check_tied_weights(model: Any) -> Measured:
         raise SkippedError("the config does not say which embeddings are tied")
     source, target = (stack.get_input_embeddings().weight for stack in (model.get_encoder(), model.get_decoder()))
     output = model.get_output_embeddings().weight
-    pairs = {"source and target": (source, target), "target and output": (target, output)}
-    wrong, found = 0, []
-    for (name, (first, second)), expected in zip(pairs.items(), claims, strict=True):
+    pairs = (("source and target", source, target), ("target and output", target, output))
+    found, wrong = [], 0
+    for (name, first, second), expected in zip(pairs, claims, strict=True):
         if expected is not None:
             is_shared = first is second or first.data_ptr() == second.data_ptr()
-            verdict = "" if is_shared == expected else " (wrong)"
-            wrong += bool(verdict)
-            found.append(f"{name} embeddings {'shared' if is_shared else 'separate'}{verdict}")
+            is_wrong, words = is_shared != expected, "shared" if is_shared else "separate"
+            found.append(f"{name} embeddings {words}{' (wrong)' * is_wrong}")
+            wrong += is_wrong
     return wrong, 0, ", ".join(found)
 
 
@@ -269,9 +226,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 folder, work, dtype, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
-model = AutoModelForSeq2SeqLM.from_pretrained(
-    folder, trust_remote_code=True, local_files_only=True, dtype=getattr(torch, dtype)
-).eval()
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True, dtype=getattr(torch, dtype)).eval()
 if not type(model).__module__.startswith("transformers_modules."):
     raise ImportError(f"{type(model).__name__} comes from {type(model).__module__}, not from the folder")
 inputs = load_file(work + "/inputs.safetensors")
@@ -287,17 +242,13 @@ save_file({"logits": logits.contiguous(), "tokens": tokens}, work + "/found.safe
 def check_remote_code(
     folder: str | Path, model: Any, sample: Sample | None = None, trust_remote_code: bool = False
 ) -> Measured:
-    """Check that a folder's code gives logits and greedy tokens of `model`, its own, where Heedful is not installed.
-
-    A new process, in which `import heedful` fails, loads the folder with `trust_remote_code=True`. Unless the argument
-    of that name is true, only code that is the installed package's to the byte is run, and older code fails.
-    """
+    """Check that a folder's code gives logits and greedy tokens of its `model` where Heedful is not installed."""
     folder = Path(folder)
     if not any(folder.rglob("*.py")):
         raise SkippedError("the folder carries no code")
+    # Only code that is the installed package's to the byte is run unasked, and older code fails.
     if not trust_remote_code and not _code_is_ours(folder):
-        age = _age_of_code(folder, model)
-        if age is not None:
+        if model.config.model_type in HEED_TYPES and (age := _age_of_code(folder)):
             return 1, 0, age
         raise SkippedError("it is not the installed package's, and would run only with --trust-remote-code")
     sample = sample or make_sample(model)
@@ -305,12 +256,12 @@ def check_remote_code(
     targets = {"decoder_input_ids": samples.decoder_inputs(model, sample.targets)}
     theirs = _found_in_fresh_process(folder, model.dtype, inputs | targets)
     rows = [row[: len(target)] for row, target in zip(theirs["logits"], sample.targets, strict=True)]
-    distance, found = difference(rows, logits_of(model, sample)), "logits and greedy tokens here and"
+    distance, found = difference(rows, samples.logits_of(model, sample)), "logits and greedy tokens here and"
     tokens = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=8).cpu()
     if not torch.equal(tokens, theirs["tokens"]):
         found = f"logits {distance:.1e}, and other greedy tokens"
         distance = max(distance, 1.0) if model.dtype in EXACT else distance
-    return distance, samples.tolerance_of(model), f"{found} in a new process that cannot import heedful"
+    return distance, TOLERANCES[model.dtype], f"{found} in a new process that cannot import heedful"
 
 
 def _found_in_fresh_process(folder: Path, dtype: torch.dtype, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -330,56 +281,50 @@ def _found_in_fresh_process(folder: Path, dtype: torch.dtype, inputs: dict[str, 
         return load_file(f"{work}/found.safetensors")
 
 
-def _age_of_code(folder: Path, model: Any) -> str | None:
+def _age_of_code(folder: Path) -> str | None:
     """Say that a folder's code is older than the installed Heedful's, and how to renew it; `None` if it is not."""
     path = folder / "versions_heed.py"
     found = re.search(r'^NEWEST_TRANSFORMERS = "([\d.]+)"$', path.read_text("utf-8"), re.M) if path.is_file() else None
     known = found[1] if found else "5.23"  # the last before there was such a line
-    ages = [tuple(map(int, each.split("."))) for each in (known, NEWEST_TRANSFORMERS)]
-    if model.config.model_type not in HEED_TYPES or ages[0] >= ages[1]:
+    if tuple(map(int, known.split("."))) >= tuple(map(int, NEWEST_TRANSFORMERS.split("."))):
         return None
     load = f"AutoModelForSeq2SeqLM.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
-    return (
-        f"it is older than the installed Heedful's and knows transformers up to {known}; to renew it, run in Python: "
-        f"import heedful; from transformers import AutoModelForSeq2SeqLM; {load}"
-    )
+    renew = f"import heedful; from transformers import AutoModelForSeq2SeqLM; {load}"
+    age = f"older than the installed Heedful's and knows transformers up to {known}"
+    return f"it is {age}; to renew it, run in Python: {renew}"
 
 
 def _code_is_ours(folder: Path) -> bool:
     """Tell whether a folder's code runs nothing but files that are installed here already."""
-    package = Path(heedful.__file__).parent
+    installed = {path.name: path for path in Path(heedful.__file__).parent.glob("*.py")}
     for path in folder.rglob("*.py"):
-        installed = package / path.name
-        if path.parent != folder or not installed.is_file() or installed.read_bytes() != path.read_bytes():
+        ours = installed.get(path.name)
+        if path.parent != folder or ours is None or ours.read_bytes() != path.read_bytes():
             return False
-    # What names code elsewhere: "owner/repository--file.Class", a path, the model below an adapter.
+    # What names code elsewhere: the model below an adapter, "owner/repository--file.Class", a path.
     references = (read_object(folder / "config.json").get("auto_map") or {}).values()
-    is_adapted = (folder / ADAPTER_FILE).exists()
-    return not is_adapted and all(CODE_REFERENCE.fullmatch(str(reference)) for reference in references)
+    return not (folder / ADAPTER_FILE).exists() and all(CODE_REFERENCE.fullmatch(str(each)) for each in references)
 
 
 @check("special ids")
 def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Measured:
     """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes; else count."""
-    faults = []
+    faults, sizes, is_heed = [], samples.vocabulary_sizes(model), model.config.model_type in HEED_TYPES
+    places = {"config": model.config, "generation config": model.generation_config}
+    places |= {"tokenizer": tokenizers.target} if tokenizers else {}
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        places = {"config": model.config, "generation config": model.generation_config}
-        places |= {"tokenizer": tokenizers.target} if tokenizers else {}
-        ids = {place: getattr(holder, name, None) for place, holder in places.items()}
-        ids = {place: id_ for place, id_ in ids.items() if id_ is not None}
+        found = ((place, getattr(holder, name, None)) for place, holder in places.items())
+        ids = {place: id_ for place, id_ in found if id_ is not None}
         # A model may end at more tokens than its tokenizer's one.
         if not ids or not set.intersection(*map(samples.id_set, ids.values())):
             message = ", ".join(f"{id_} in the {place}" for place, id_ in ids.items())
             faults.append(f"{name}: {message or 'set nowhere'}")
-    sizes = samples.vocabulary_sizes(model)
-    is_heed = model.config.model_type in HEED_TYPES
     if is_heed:
         configured = zip((model.config.vocab_size, model.config.decoder_vocab_size), sizes, strict=True)
         faults += [f"vocabulary: {ours} in the config, {rows} rows" for ours, rows in configured if ours != rows]
     if tokenizers is not None:
-        sides = (("source", tokenizers.source), ("target", tokenizers.target))
-        for (side, tokenizer), rows in zip(sides, sizes, strict=True):
-            count = len(tokenizer)
+        for side, rows in zip(("source", "target"), sizes, strict=True):
+            count = len(getattr(tokenizers, side))
             # Some models round their vocabulary up; Heed's do not, and its Translator insists.
             if count > rows or (is_heed and count != rows):
                 faults.append(f"{side} vocabulary: {count} tokens in the tokenizer, {rows} rows in the model")
@@ -393,11 +338,7 @@ def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Me
 
 @check("tokenizer round trip")
 def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = ()) -> Measured:
-    """Check that texts which are encoded and decoded come back (in Unicode's form NFC).
-
-    Both tokenizers are tried where there are two, by default with built-in texts, or all symbols of a closed
-    vocabulary. The figure is the number of texts that come back changed; the first of them is shown.
-    """
+    """Check that texts (by default built-in ones, or all symbols) come back, in form NFC, when encoded and decoded."""
     changed, count = dict[str, str](), 0
     for encode, tokenizer in _sides(tokenizers):
         symbols = symbols_of(tokenizer)
@@ -407,12 +348,12 @@ def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = ()) -> Me
         for text, back in zip(tried, backs, strict=True):
             if unicodedata.normalize("NFC", back) != unicodedata.normalize("NFC", text):
                 changed.setdefault(text, back)
-    if not changed:
-        return 0, 0, f"{count} texts encoded and decoded"
-    text, back = next(iter(changed.items()))
-    # A small closed vocabulary is made for some texts only.
-    hint = "" if texts else " (try other texts: `--text`, `--data`)"
-    return len(changed), 0, f"{len(changed)} of {count} texts come back changed: {text!r} as {back!r}{hint}"
+    message = f"{count} texts encoded and decoded"
+    for text, back in [*changed.items()][:1]:
+        message = f"{len(changed)} of {count} texts come back changed: {text!r} as {back!r}"
+        # A small closed vocabulary is made for some texts only.
+        message += "" if texts else " (try other texts: `--text`, `--data`)"
+    return len(changed), 0, message
 
 
 @check("special tokens in a text")
@@ -425,9 +366,8 @@ def check_special_text(tokenizers: TokenizerPair) -> Measured:
             continue  # which refuses every text with such a word
         # The unknown token controls nothing, and any text may hold what is unknown.
         special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-        expected, *counts = (
-            sum(id_ in special for id_ in ids) for ids in encode(["a b", *(f"a {token} b" for token in tokens)])
-        )
+        rows = encode(["a b", *(f"a {token} b" for token in tokens)])
+        expected, *counts = (sum(id_ in special for id_ in ids) for ids in rows)
         smuggled |= dict.fromkeys(token for token, count in zip(tokens, counts, strict=True) if count != expected)
     message = f"{len(tokens)} special tokens, such as {next(iter(tokens), None)!r}, written in a text"
     return len(smuggled), 0, f"taken for special tokens: {', '.join([*smuggled][:4])}" if smuggled else message
@@ -460,9 +400,8 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON can hold it."""
-        conditions = {name: value for name, value in vars(self).items() if name != "findings"}
-        verdicts = []
-        for finding in self.findings:
+        conditions, verdicts = {**vars(self)}, []
+        for finding in conditions.pop("findings"):
             is_number = finding.figure is None or math.isfinite(finding.figure)
             numbers = {"figure": finding.figure if is_number else str(finding.figure), "limit": finding.limit}
             verdicts.append({"check": finding.check, "result": finding.level, **numbers, "message": finding.message})
@@ -497,10 +436,6 @@ def verify(
         device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
         dtype: To compute in. float32 shows faults that rounding hides in the others.
         trust_remote_code: Whether code in the folder may run that is not the installed package's.
-
-    Raises:
-        FileNotFoundError: If there is no such folder, or no config in it.
-        ValueError: If it holds no encoder-decoder that can be loaded, or no tokenizer for the given `texts`.
     """
     folder, target = Path(folder), resolve_device(device)
     model, report = _load(folder, getattr(torch, dtype), trust_remote_code)
@@ -523,40 +458,30 @@ def verify(
         findings += [ModelFinding(name, "skipped", reason) for name in names]
     else:
         findings += [check_round_trip(tokenizers, texts), check_special_text(tokenizers)]
-    return Verification(
-        findings,
-        folder=str(folder),
-        model=type(model).__name__,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        dtype=dtype,
-        saved_dtype=read_object(folder / "config.json").get("dtype"),
-        device=str(target),
-    )
+    saved, parameters = read_object(folder / "config.json").get("dtype"), model.num_parameters()
+    return Verification(findings, str(folder), type(model).__name__, parameters, dtype, saved, str(target))
 
 
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
     """Load a model and what `from_pretrained` reports of its weights; a check judges them."""
-    if not folder.is_dir():
-        what = "is a file" if folder.is_file() else "does not exist"
+    if not (folder / "config.json").is_file():
+        what = "has no config.json" if folder.exists() else "does not exist"
         hint = "(A model on the Hub must be downloaded first: huggingface_hub.snapshot_download.)"
         raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}. {hint}")
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
     check_inside(folder)
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    # Weights of other shapes are in the report; transformers' error names none of them.
+    options: dict[str, Any] = local | {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         config = AutoConfig.from_pretrained(folder, **local)
         if not config.is_encoder_decoder:
             raise ValueError(f"an encoder-decoder is needed, but {config.model_type!r} is none")
-        # Weights of other shapes are in the report; transformers' error names none of them.
-        options: dict[str, Any] = local | {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, report = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, **options)
+        return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, **options)
     # The libraries below raise whatever they like for a broken file.
     except Exception as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
-    return model, report
 
 
 def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPair | None, str, bool]:
@@ -568,10 +493,10 @@ def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPa
     try:
         if (folder / "tokenizer_config.json").is_file():
             return TokenizerPair.from_pretrained(folder, trust_remote_code), "", False
-        trust: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+        trust: Any = {"local_files_only": True, "trust_remote_code": trust_remote_code}
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, **trust)
         return TokenizerPair(tokenizer, tokenizer), "", False
-    except ImportError as error:
-        return None, f"the tokenizer needs a library: {first_line(error)}", False
     except Exception as error:
-        return None, f"the tokenizer cannot be used: {first_line(error)}", True
+        is_broken = not isinstance(error, ImportError)
+        what = "cannot be used" if is_broken else "needs a library"
+        return None, f"the tokenizer {what}: {first_line(error)}", is_broken

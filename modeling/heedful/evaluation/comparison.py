@@ -197,13 +197,10 @@ class _Metric:
 
 
 def _tests(metric: _Metric, systems: list[np.ndarray], settings: ComparisonSettings) -> Iterator[dict[str, Any]]:
-    """Yield the interval of each system, and its difference from the first one with p-values.
-
-    The draws are those of sacrebleu's paired tests. Systems are `(sentences, seeds, counts)`.
-    """
+    """Yield the interval of each system `(sentences, seeds, counts)`, and its difference from the first with p."""
     from sacrebleu.significance import estimate_ci
 
-    count = len(systems[0])
+    count = len(systems[0])  # the draws are those of sacrebleu's paired tests
     drawn = np.random.default_rng(settings.seed).choice(count, (settings.resamples, count))
     kept = np.random.default_rng(settings.seed).integers(2, size=(settings.trials, count), dtype=bool)
     resampled = [np.array([metric.score(counts[rows].sum(axis=0)) for rows in drawn]) for counts in systems]

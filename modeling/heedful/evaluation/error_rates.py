@@ -1,8 +1,6 @@
 """Scores for tasks with few right answers, such as pronunciations, commands and spelling; the commonest confusions.
 
-An error rate is the number of edits (substitutions, insertions and deletions) between a prediction and its nearest
-reference, per token or character of that reference, in percent. rapidfuzz counts the edits. Exact match is the share
-of predictions that equal a reference, apart from spaces around them.
+`score_translations` says what an error rate is. rapidfuzz counts the edits.
 """
 
 import math
@@ -26,10 +24,7 @@ EDITS = {"replace": "substitution", "insert": "insertion", "delete": "deletion"}
 def counts_of(
     name: str, predictions: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool
 ) -> np.ndarray:
-    """Return for each prediction the part and the whole that one of the `PERCENTAGES` adds up, `(predictions, 2)`.
-
-    Of an error rate they are the edits and the length of the nearest reference, of exact match 1 or 0, and 1.
-    """
+    """Return for each prediction the part and the whole that one of the `PERCENTAGES` adds up, `(predictions, 2)`."""
     pairs = zip(predictions, references, strict=True)
     if name == "exact_match":
         texts = (_plain([prediction, *accepted], lowercase) for prediction, accepted in pairs)
@@ -50,10 +45,7 @@ def _plain(texts: Sequence[str], lowercase: bool) -> list[str]:
 def _nearest(
     name: str, prediction: str, references: Sequence[str], lowercase: bool
 ) -> tuple[int, list[str], list[str]]:
-    """Return the fewest edits for the length of a reference, the units of that reference, and of the prediction.
-
-    Of equally near references the shorter counts. An empty one is nearest only to an empty prediction.
-    """
+    """Return the fewest edits for the length of a reference, the units of that reference, and of the prediction."""
     predicted, *candidates = map(UNITS[name], _plain([prediction, *references], lowercase))
 
     def distance(counted: tuple[int, list[str]]) -> tuple[float, int]:
@@ -71,11 +63,10 @@ def commonest_confusions(
 
     Each has its `edit` (substitution, insertion or deletion), its token in the `reference` and in the `prediction`
     (None where there is none), its `count`, and as `example` the first pair that has it: `number`, from 1, `source`,
-    `reference` and `prediction`. The commonest is first; of equally common ones, that of the first pair. Where a
-    prediction can be reached by different edits, equally few, rapidfuzz chooses.
+    `reference` and `prediction`. The commonest is first; of equally common ones, that of the first pair.
     """
-    counts: Counter[tuple[str, str | None, str | None]] = Counter()
-    examples: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
+    counts: Counter[tuple] = Counter()
+    examples: dict[tuple, dict[str, Any]] = {}
     texts = zip(predictions, references, sources, strict=True)
     for number, (prediction, alternatives, source) in enumerate(texts, start=1):
         _, reference, predicted = _nearest("token_error_rate", prediction, alternatives, lowercase)

@@ -1,7 +1,6 @@
 """Corpus scores of translations: BLEU, chrF and TER through sacrebleu, exact match, and error rates.
 
-`score_translations` takes plain strings and returns plain numbers, together with sacrebleu's signatures: only scores
-with the same signature can be compared. The class for users of `evaluate` is in
+Only scores with the same signature of sacrebleu can be compared. The class for users of `evaluate` is in
 `heedful.evaluation.translation_metric`, because importing `evaluate` takes seconds.
 """
 
@@ -29,8 +28,7 @@ METRICS = tuple(TITLES)
 TITLE_WIDTH = 1 + max(map(len, TITLES.values()))  # of a table's first column
 IGNORED = "What matches {} is taken out of predictions and references before they are scored."
 
-# A 95 % interval leaves out one fortieth of the resamples at each end, so there must be at least 40 of them.
-SMALLEST_BOOTSTRAP = 40
+SMALLEST_BOOTSTRAP = 40  # resamples, since a 95 % interval leaves out one fortieth of them at each end
 # Seconds of TER that are computed unasked, and what a pair of so many words takes at most, as measured.
 LONGEST_TER, TER_WORDS, TER_SECONDS = 120, 80, 1.2
 
@@ -57,15 +55,13 @@ def score_translations(
     texts in Unicode's form NFC, and a space for a line break.
 
     The token error rate counts the edits (substitutions, insertions and deletions) per token of the references, in
-    percent, a token being what is between spaces: of words it is what speech recognition calls WER, of phonemes
-    PER. The character error rate counts grapheme clusters, spaces inside a text included. Of several references the
-    nearest counts, with the fewest edits for its length, and of equals the shorter; the rate is the sum of all edits
-    divided by the sum of these references' lengths. It can be above 100.
+    percent, a token being what is between spaces (WER of words, PER of phonemes). The character error rate counts
+    grapheme clusters, spaces inside a text included. Of several references the nearest counts, with the fewest edits
+    for its length, and of equals the shorter; all edits are divided by the length of all these references.
 
     With `bootstrap`, sacrebleu's bootstrap gives the 95 % intervals of BLEU, chrF, TER and the error rates: mean ±
-    half the width, as sacrebleu prints them, cut off at the ends of the scale. Its seed is 12345 unless the
-    environment variable `SACREBLEU_SEED` is set, and the signature names it. The interval of exact match comes from
-    Wilson's formula. The bootstrap keeps `bootstrap` × sentences × about 20 numbers in memory.
+    half the width, cut off at the ends of the scale. Its seed is 12345 unless the environment variable
+    `SACREBLEU_SEED` is set. The interval of exact match comes from Wilson's formula.
 
     Args:
         predictions: The translations, detokenized.
@@ -76,8 +72,7 @@ def score_translations(
         bootstrap: Number of bootstrap resamples (1000 is usual); 0 for no intervals.
         metrics: Which of "bleu", "chrf", "ter", "exact_match", "token_error_rate" and "character_error_rate" to
             compute; `affordable_metrics` leaves TER out where it takes long.
-        ignore: A regular expression of what is taken out of predictions and references before they are scored, such
-            as "[0-9]" for phonemes without their stress. Spaces that it leaves doubled become one.
+        ignore: A regular expression of what is taken out of predictions and references, such as "[0-9]".
 
     Returns:
         The scores by their names and `count`; `bleu_signature`, `chrf_signature` and `ter_signature`; `ignore`, if it
@@ -117,17 +112,13 @@ def score_translations(
 def affordable_metrics(
     ter: bool | None, predictions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return the metrics to compute: with TER, without it, or, for None, with it where it takes two minutes at most.
-
-    sacrebleu's TER looks for shifts of words, which takes time that grows with the length to the power of 3.5 up to 80
-    words, and evenly with what is longer. Texts that are alike take no time.
-    """
+    """Return the metrics to compute: with TER, without it, or, for None, with it if it takes two minutes at most."""
     without = tuple(name for name in METRICS if name != "ter")
     if ter is not None:
         return METRICS if ter else without
     seconds = 0.0
     for prediction, alternatives in zip(predictions, references, strict=True):
-        for reference in alternatives:
+        for reference in alternatives:  # texts that are alike take no time, others grow by the power of 3.5 at first
             share = (prediction != reference) * max(len(prediction.split()), len(reference.split())) / TER_WORDS
             seconds += TER_SECONDS * (share if share > 1 else share**3.5)
     if seconds <= LONGEST_TER:
@@ -159,8 +150,7 @@ class Counted(list[str]):
 
 def nested(references: Any) -> list[list[str]]:
     """Return the list of references of each pair, also where it is one text."""
-    given = _as_list(references, "references")
-    return [[texts] if isinstance(texts, str) else texts for texts in given]
+    return [[texts] if isinstance(texts, str) else texts for texts in _as_list(references, "references")]
 
 
 def streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
@@ -256,10 +246,7 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
 
 
 def _chrf_of_plain_numbers(chrf: Any) -> Any:
-    """Return a chrF whose bootstrap works even if some resamples have nothing in common with the references.
-
-    Such a resample has the score 0.0 of Python, the others have float32 of numpy, and sacrebleu cannot average both.
-    """
+    """Return a chrF whose bootstrap can average the 0.0 of resamples that match nothing, and numpy's other scores."""
 
     class PlainCHRF(chrf):
         def _compute_score_from_stats(self, stats: Any) -> Any:

@@ -16,10 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from heedful.configuration_base_heed import position_limit
-from heedful.generation_heed import stopped
-from heedful.inference import graphs
-from heedful.inference.scoring import count_tokens, score_sequences
-from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of
+from heedful.generation_heed import COMPILED_DEVICES, stopped
+from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of, end_tokens, length_penalty
 
 EngineName = Literal["auto", "native", "generate", "ctranslate2"]
 # Modules with a `make_engine(model, tokenizers, precision)`; the native one says by `may_replace` what `auto` asks.
@@ -75,9 +73,8 @@ class Engine(Protocol):
     ) -> list[list[Hypothesis]]:
         """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
 
-        The generation config sets `num_beams` and `max_new_tokens` too. The padded source tokens of a batch × rows per
-        sentence keep within the budget. `processors` are of type `Processors`, and `progress` gets the number of
-        sentences that are done since its last call.
+        The padded source tokens of a batch × rows per sentence keep within the budget. `processors` are `Processors`,
+        and `progress` gets the number of sentences that are done since its last call.
         """
 
 
@@ -117,8 +114,11 @@ class GenerateEngine(Engine):
         self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the `(rows, length)` tokens of a batch, and their scores if the search has computed them."""
-        if not self.ensemble and processor is None and graphs.may_use_graphs(self.model, inputs, settings):
-            return graphs.generate(self.model, inputs, settings), None
+        if self.model.device.type in COMPILED_DEVICES and not self.ensemble and processor is None:
+            from heedful.inference.strategies import graphs
+
+            if graphs.may_use_graphs(self.model, inputs, settings):
+                return graphs.generate(self.model, inputs, settings), None
         search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
         if self.ensemble or active_settings(settings, SEARCH_SETTINGS):
             from heedful.inference.strategies.beam_search import BeamSearch
@@ -131,9 +131,7 @@ class GenerateEngine(Engine):
         found = self.model.generate(**inputs, **search, return_dict_in_generate=True)
         return found.sequences, found.sequences_scores
 
-    def _search_batch(
-        self, sources: list[Sequence[int]], settings: Any, config: Any, processor: Any
-    ) -> Iterator[Hypothesis]:
+    def _search_batch(self, sources: Sources, settings: Any, config: Any, processor: Any) -> Iterator[Hypothesis]:
         inputs = pad_sources(sources, self.model.config.pad_token_id, device_of(self.model))
         sequences, scores = self.generate(inputs, settings, processor)
         counts, finished = count_tokens(sequences, inputs["attention_mask"], config)
@@ -170,18 +168,15 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:
-    """Yield groups of numbers of sentences of similar cost, which is their tokens × their rows.
+    """Yield groups of numbers of sentences of similar cost, their tokens × rows, that keep padded within the budget.
 
-    The sentences of a group × the cost of the longest keep within the budget; a sentence above it is a group of its
-    own. The longest come first, so that what does not fit into memory fails at once.
+    A sentence above it is a group of its own. The longest come first: what does not fit into memory fails at once.
     """
     batch: list[int] = []
-    longest = 0
     for number in sorted(lengths, key=lambda number: -lengths[number]):
-        if batch and longest * (len(batch) + 1) > token_budget:
+        if batch and lengths[batch[0]] * (len(batch) + 1) > token_budget:
             yield batch
             batch = []
-        longest = longest if batch else lengths[number]
         batch.append(number)
     if batch:
         yield batch
@@ -193,3 +188,60 @@ def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: tor
     filled = [[*source, *[pad_token_id] * (longest - len(source))] for source in sources]
     mask = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
     return {"input_ids": torch.tensor(filled, device=device), "attention_mask": torch.tensor(mask, device=device)}
+
+
+LOGITS_BUDGET = 2**25  # logits held at once while scores are computed: of float32, 128 MiB
+
+
+def count_tokens(sequences: torch.Tensor, source_mask: torch.Tensor, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many tokens were generated in each of `(rows, length)` sequences, and whether each ended in </s>.
+
+    </s> is counted, the decoder's start token is not. The `(sentences, source_length)` mask is 0 at padding.
+    """
+    generated = sequences[:, 1:]
+    ends = torch.isin(generated, torch.tensor(end_tokens(config), dtype=torch.long, device=generated.device))
+    ended = ends.any(dim=1)
+    # argmax finds the first </s>; a sequence without one is as long as the longest.
+    counts = torch.where(ended, ends.int().argmax(dim=1) + 1, generated.shape[1])
+    if config.forced_eos_token_id is not None:
+        ended &= counts < config.max_new_tokens  # an </s> in the last possible position was forced
+    beyond = getattr(config, "tokens_beyond_source", None)
+    if beyond is not None:  # each sentence has a limit of its own, and padding follows it
+        limits = source_mask.sum(dim=1) + beyond
+        counts = torch.minimum(counts, limits.repeat_interleave(config.num_return_sequences))
+    return counts, ended
+
+
+def score_sequences(
+    model: Any, inputs: dict[str, torch.Tensor], sequences: torch.Tensor, counts: torch.Tensor, config: Any
+) -> torch.Tensor:
+    """Return the log-probabilities, in nats, of `(rows, length)` sequences, divided by the length penalty: `(rows)`.
+
+    One pass of the model computes them: `generate()` returns scores of beams only together with every step's scores of
+    the whole vocabulary, which take more memory than the model does, and none at all for greedy search.
+    """
+    inputs = {name: tensor.repeat_interleave(config.num_return_sequences, dim=0) for name, tensor in inputs.items()}
+    log_probabilities = token_log_probabilities(model, inputs, sequences[:, :-1], sequences[:, 1:])
+    places = torch.arange(sequences.shape[1] - 1, device=sequences.device)
+    totals = log_probabilities.masked_fill(places >= counts[:, None], 0.0).sum(dim=1)
+    alpha = 1.0 if config.length_penalty is None else config.length_penalty
+    return totals / length_penalty(counts, alpha, getattr(config, "length_penalty_form", None))
+
+
+def token_log_probabilities(
+    model: Any, inputs: dict[str, torch.Tensor], decoder_inputs: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """Return the log-probability of each label in nats, `(rows, length)`; 0 where the label is -100."""
+    score, parts = torch.nn.functional.cross_entropy, logits_in_parts(model, inputs, decoder_inputs)
+    return torch.cat([-score(logits.transpose(1, 2), labels[part], reduction="none") for part, logits in parts])
+
+
+def logits_in_parts(
+    model: Any, inputs: dict[str, torch.Tensor], decoder_inputs: torch.Tensor
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield some rows of a batch at a time, and their float32 logits `(rows, length, V)`."""
+    rows = max(1, LOGITS_BUDGET // (decoder_inputs.shape[1] * model.get_output_embeddings().weight.shape[0]))
+    for start in range(0, len(decoder_inputs), rows):
+        part = slice(start, start + rows)
+        encoder_inputs = {name: tensor[part] for name, tensor in inputs.items()}
+        yield part, model(**encoder_inputs, decoder_input_ids=decoder_inputs[part], use_cache=False).logits.float()

@@ -6,10 +6,7 @@ import sys
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next step: giving it back costs a fifth to a third of a step on the CPU.
-
-    By default glibc maps every large tensor anew, and the kernel fills it with zeros, page by page.
-    """
+    """Let glibc keep freed memory for the next step: to map it anew takes a fifth to a third of a step on the CPU."""
     if not sys.platform.startswith("linux"):
         return
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h

@@ -2,9 +2,9 @@
 
 import pickle
 import re
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import check_inside, first_line, import_extra, listed, read_object
+from heedful.files import check_inside, first_line, listed, read_object
 from heedful.inference.search_settings import SEARCH_SETTINGS
 
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
 WEIGHT_FILES = tuple(f"{name}{suffix}" for name in WHOLE_FILES for suffix in ("", ".index.json"))
 ADAPTER_FILE = "adapter_config.json"
+ADAPTERS = "heedful.inference.adapters"  # loaded by name, where a folder has one
 MOST_PARTS = 10_000  # layers or labels that a config may ask for
 # Models of transformers that `heedful convert` makes Heed models of.
 STOCK = ("bart", "m2m_100", "marian", "mbart", "pegasus")
@@ -32,10 +33,7 @@ IGNORED_FILES = ["checkpoints/*", "training_state/*", "runs/*", "onnx/*"]
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
-    """Return the device "cpu", "cuda", "cuda:1", "mps"; for None CUDA where there is one, else the CPU.
-
-    Another name, or a device that this machine lacks, is a `ValueError`.
-    """
+    """Return the device "cpu", "cuda", "cuda:1", "mps", if it is here; for None CUDA where there is one, else CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # `device_count`, not `is_available`: "cuda:1" on a machine with one GPU does not exist either.
@@ -54,8 +52,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 def model_folder(model: str | Path, revision: str | None = None) -> Path:
     """Return the folder of a model, and fetch it first if it is an id on the Hub; a local folder of that name wins.
 
-    `revision` is a branch, tag or commit on the Hub, by default the newest of the main branch. A commit that was
-    fetched before needs no network. What cannot be found or fetched is a `FileNotFoundError`.
+    `revision` is a branch, tag or commit on the Hub. What cannot be found or fetched is a `FileNotFoundError`.
     """
     folder = Path(model)
     if folder.is_file():
@@ -72,12 +69,10 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
 
     wanted: Any = {"revision": revision, "allow_patterns": FETCHED_FILES, "ignore_patterns": IGNORED_FILES}
     try:
-        fetched = snapshot_download(str(model), **wanted)
+        return Path(snapshot_download(str(model), **wanted))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError) as error:
-        place = f"{model} at revision {revision}" if revision else str(model)
-        reason = f"must be a folder here or a model on the Hub, but is neither: {first_line(error)}"
-        raise FileNotFoundError(f"{place} {reason}") from error
-    return Path(fetched)
+        must = f"{model}{f' at revision {revision}' if revision else ''} must be a folder here or a model on the Hub"
+        raise FileNotFoundError(f"{must}, but is neither: {first_line(error)}") from error
 
 
 def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedModel":
@@ -94,7 +89,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     """
     folder = model_folder(folder, revision)
     if is_adapter(folder):
-        return _merged(folder)
+        return import_module(ADAPTERS).merged(folder)
     _check_files(folder)
     # Beside the loading, which takes as long.
     changed = ThreadPoolExecutor(1).submit(changed_files, folder, "weights")
@@ -104,19 +99,14 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     import heedful  # noqa: F401
 
     try:
-        model, report = AutoModelForSeq2SeqLM.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            # They are named below; the error of transformers does not name them.
-            ignore_mismatched_sizes=True,
-        )
+        # Other shapes are named below; the error of transformers does not name them.
+        settings: Any = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, **settings)
     # The libraries raise all kinds of errors for a broken file, also SafetensorError, which is just an Exception.
     except Exception as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
     check_report(folder, report)
-    _check_numbers(folder, model)
+    check_numbers(folder, model)
     check_unchanged(folder, changed.result())  # last, because the errors above say more
     saved = read_object(folder / "generation_config.json")
     if saved.keys() & SEARCH_SETTINGS:  # which transformers drops where the config began as one made of config.json
@@ -137,7 +127,8 @@ def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = 
         raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
 
 
-def _check_numbers(folder: Path, model: "PreTrainedModel") -> None:
+def check_numbers(folder: Path, model: "PreTrainedModel") -> None:
+    """Raise a `ValueError` that names the weights of a loaded model which are infinite or not numbers."""
     from heedful.generation_heed import weights_that_are_no_numbers
 
     broken = list(weights_that_are_no_numbers(model))
@@ -148,29 +139,13 @@ def _check_numbers(folder: Path, model: "PreTrainedModel") -> None:
 def check_unchanged(folder: Path, changed: list[str] | None) -> None:
     """Raise a `ValueError` that names the files of a folder's weights which are not those that were saved."""
     if changed:
-        must = f"The model in {folder} must be the one that was saved there"
-        cure = f"If that is meant, delete {CHECKSUMS_FILE}, which remembers them."
-        raise ValueError(f"{must}, but {listed(changed)} changed since. {cure}")
+        must = f"The model in {folder} must be the one that was saved there, but {listed(changed)} changed since"
+        raise ValueError(f"{must}. If that is meant, delete {CHECKSUMS_FILE}, which remembers them.")
 
 
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter of peft and no model."""
     return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").is_file()
-
-
-def adapted_model(folder: Path) -> Path:
-    """Return the folder of the model that the adapter in a folder was trained on.
-
-    If it names none, or one that is neither here nor on the Hub, that is a `FileNotFoundError`.
-    """
-    path = folder / ADAPTER_FILE
-    settings = read_object(path)
-    name = settings.get("base_model_name_or_path")
-    try:
-        return model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)
-    except FileNotFoundError as error:
-        must = f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on"
-        raise FileNotFoundError(f"{must}, but {name!r} is neither a folder here nor a model on the Hub.") from error
 
 
 def is_exported(folder: Path) -> bool:
@@ -179,10 +154,7 @@ def is_exported(folder: Path) -> bool:
 
 
 def load_tokenizers(folder: Path, config: Any, given: str | Path) -> TokenizerPair:
-    """Load the tokenizers of a model with a config from its folder, which a user has `given` by its path or id.
-
-    Tokenizers that do not fit the config, or cannot be used, are a `ValueError`.
-    """
+    """Load tokenizers that fit a config from a model's folder, which a user has `given` by its path or id."""
     folder = tokenizer_folder(folder)
     try:
         tokenizers = TokenizerPair.from_pretrained(folder)
@@ -203,44 +175,8 @@ def load_tokenizers(folder: Path, config: Any, given: str | Path) -> TokenizerPa
 
 def tokenizer_folder(folder: Path) -> Path:
     """Return the folder with the tokenizers of a model: of an adapter without its own, that of the model below it."""
-    return adapted_model(folder) if is_adapter(folder) and not (folder / "tokenizer.json").is_file() else folder
-
-
-def _merged(folder: Path) -> "PreTrainedModel":
-    """Load the model that an adapter was trained on, with the adapter merged into its weights."""
-    peft = import_extra("peft", "adapters")
-    check_inside(folder)
-    base = below = adapted_model(folder)
-    seen = {folder.resolve()}
-    while is_adapter(below):  # trained on an adapter
-        if below.resolve() in seen:
-            must = f"`base_model_name_or_path` of {folder / ADAPTER_FILE} must lead to a model"
-            raise ValueError(f"{must}, but leads to an adapter that leads back to itself: {below}.")
-        seen.add(below.resolve())
-        below = adapted_model(below)
-    model = load_model(base)
-    try:
-        settings = peft.PeftConfig.from_pretrained(str(folder))
-        adapted: Any = None
-        if not settings.is_prompt_learning:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
-                adapted = peft.PeftModel.from_pretrained(model, str(folder))
-            wanted = peft.get_peft_model_state_dict(adapted).keys()
-            saved = peft.load_peft_weights(str(folder), device="cpu").keys()
-    # As in `load_model`, broken files raise all kinds of errors.
-    except Exception as error:
-        raise ValueError(f"The adapter in {folder} cannot be loaded: {why_not_loaded(error)}") from error
-    if adapted is None:
-        raise ValueError(
-            f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's, but is "
-            f"{settings.peft_type.value} instead: load it with `PeftModel.from_pretrained` and call its `generate()`."
-        )
-    known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings beside its weights
-    check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
-    merged = adapted.merge_and_unload().eval()
-    _check_numbers(folder, merged)
-    return merged
+    has_none = is_adapter(folder) and not (folder / "tokenizer.json").is_file()
+    return import_module(ADAPTERS).adapted_model(folder) if has_none else folder
 
 
 def why_not_loaded(error: Exception) -> str:
@@ -253,10 +189,8 @@ def why_not_loaded(error: Exception) -> str:
             "tokenizers)`, or checks it with `heedful verify --trust-remote-code`; Heed's own models need no code."
         )
     if "weights_only" in text or isinstance(error, pickle.UnpicklingError | EOFError):
-        return (
-            "its weights (.bin) are broken, or hold more than tensors, which could run code and is never loaded: get "
-            "them as .safetensors."
-        )
+        what = "its weights (.bin) are broken, or hold more than tensors, which could run code and is never loaded"
+        return f"{what}: get them as .safetensors."
     return first_line(error)
 
 
@@ -274,5 +208,5 @@ def _check_files(folder: Path) -> None:
             raise ValueError(f"`{name}` of {path} must be at most {MOST_PARTS:,}, but is {value:,} instead.")
     read_object(folder / "generation_config.json")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
-        must = f"{folder} must hold the weights of a model"
-        raise FileNotFoundError(f"{must}, but has none of {', '.join(WEIGHT_FILES)}.")
+        found = f"has none of {', '.join(WEIGHT_FILES)}"
+        raise FileNotFoundError(f"{folder} must hold the weights of a model, but {found}.")

@@ -1,13 +1,11 @@
 """Text in, translations out: sorted by length and batched by tokens inside, in the given order outside.
 
-What a sentence becomes does not depend on the sentences beside it, nor on `token_budget`: every length limit is a
-constant of the model or of the call.
+What a sentence becomes does not depend on the sentences beside it, nor on `token_budget`.
 """
 
 import copy
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -19,27 +17,17 @@ from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
-from heedful.inference.engines import (
-    Engine,
-    EngineName,
-    GenerateEngine,
-    Hypothesis,
-    Progress,
-    engine_module,
-    evaluation_mode,
-    ignored,
-    rows_per_sentence,
-)
+from heedful.inference.engines import Engine, EngineName, GenerateEngine, Hypothesis, Progress, engine_module, ignored
 from heedful.inference.loading import is_exported, load_model, load_tokenizers, model_folder, resolve_device
-from heedful.inference.scoring import PairScore, score_rows
 from heedful.inference.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
-from heedful.symbols_heed import UnknownSymbol, check_are_several, checked_texts, trimmed
+from heedful.symbols_heed import check_are_several, checked_texts, naming_the_line, trimmed
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
     from heedful.inference.ctranslate2.engine import ComputeType, ExportedModel
     from heedful.inference.native.kernels import Precision
+    from heedful.inference.scoring import PairScore
     from heedful.inference.strategies.sampling import SeededSampling
 
 
@@ -90,13 +78,12 @@ class Tally:
     def warn(self, done: str = "translated") -> None:
         """Warn once of each kind, to the caller of the translator's method."""
         if self.unfinished:
-            config, were = self.search.config, "output was" if self.unfinished == 1 else "outputs were"
-            beyond = getattr(config, "tokens_beyond_source", None)
-            limit = f"{config.max_new_tokens} tokens"
-            limit += "" if beyond is None else f", or {beyond} more than the source has,"
-            raised = "`max_new_tokens`" if beyond is None else "`max_new_tokens` or `tokens_beyond_source`"
-            cure = f"raise {raised}, or look whether the model repeats itself"
-            warnings.warn(f"{self.unfinished} {were} cut off at {limit} before </s>: {cure}.", stacklevel=3)
+            were, limit = "output was" if self.unfinished == 1 else "outputs were", "`max_new_tokens`"
+            at = f"{self.search.config.max_new_tokens} tokens"
+            if (beyond := getattr(self.search.config, "tokens_beyond_source", None)) is not None:
+                at, limit = f"{at}, or {beyond} more than the source has,", f"{limit} or `tokens_beyond_source`"
+            cure = f"raise {limit}, or look whether the model repeats itself"
+            warnings.warn(f"{self.unfinished} {were} cut off at {at} before </s>: {cure}.", stacklevel=3)
         if self.long:
             result = "scored too low" if done == "scored" else "translated in part or wrongly"
             if done == "translated" and not self.search.split:
@@ -111,21 +98,19 @@ class Translator:
     """Translates with a sequence-to-sequence model and its tokenizers.
 
     Args:
-        model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with `generate()`. It
-            stays on its device; while translating it is in evaluation mode. Or the `ExportedModel` of a folder that
-            `heedful export ctranslate2` wrote.
+        model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with `generate()`, which
+            stays on its device; or the `ExportedModel` of a folder that `heedful export ctranslate2` wrote.
         tokenizers: The pair that the model was trained with.
         engine: `generate` is `model.generate()`; `native` is Heed's own decoder for the CPU, several times as fast,
-            with the same tokens in float32; `ctranslate2` copies the weights into CTranslate2, and again when they
-            have changed. `auto` takes the native one wherever it can do what is asked for, and CTranslate2 for an
-            exported model.
+            with the same tokens in float32; `ctranslate2` copies the weights into CTranslate2. `auto` takes the native
+            one wherever it can do what is asked for, and CTranslate2 for an exported model.
         precision: Of the native decoder: `float32` or `int8`; of CTranslate2 any type that it knows.
         ensemble: Further models with these tokenizers: the mean of all probabilities chooses each token.
 
     Raises:
         ImportError: If CTranslate2 is asked for and not installed.
-        ValueError: If the tokenizers do not fit the model's config, the engine that is asked for cannot take the
-            model's place, or a precision would be ignored.
+        ValueError: If the tokenizers do not fit the model, the engine cannot take its place, or a precision would be
+            ignored.
     """
 
     def __init__(
@@ -170,9 +155,8 @@ class Translator:
         """Load a model and its tokenizers from a folder or the Hub.
 
         Args:
-            folder: A local folder with config.json, weights and tokenizer files, or with an adapter of peft, which
-                is merged into the model it was trained on, or an id on the Hub. A folder that `heedful export
-                ctranslate2` wrote is computed with by CTranslate2.
+            folder: A local folder with a model and its tokenizers, with an adapter of peft, which is merged into its
+                model, or written by `heedful export ctranslate2`; or an id on the Hub.
             device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
             revision: Branch, tag or commit on the Hub.
             engine: As the constructor takes it.
@@ -205,11 +189,10 @@ class Translator:
     ) -> list[list[Translation]]:
         """Translate sentences.
 
-        An empty or blank sentence gives empty translations without asking the model. One warning says how many
-        sentences reached the length limit before </s>; their `Translation.finished` is False. Another one says how
-        many were longer than any source that the model has learned from, as its generation config says (else
-        `max_position_embeddings` does). With `do_sample` in the model's generation config, results are random
-        and depend on the batch.
+        An empty or blank sentence gives empty translations. One warning says how many sentences reached the length
+        limit before </s>; their `Translation.finished` is False. Another one says how many were longer than any source
+        that the model has learned from, by its generation config, else by `max_position_embeddings`. With `do_sample`
+        in the model's generation config, results are random and depend on the batch.
 
         Args:
             texts: Sentences.
@@ -253,8 +236,7 @@ class Translator:
             chunk_size: Number of lines that are read, sorted and batched together.
             split: Whether a line that is longer than any source of the training is split into its sentences. Their
                 translations are joined with spaces, n-th best with n-th best; the score is the mean of theirs.
-            keep_going: Whether a sentence that is too long to be translated gives empty translations, and a warning,
-                and not an error.
+            keep_going: Whether a sentence that is too long gives empty translations and a warning, and no error.
             sampling: Draws one translation of each line, the same in every batch, in place of a search.
             progress: Called while lines are translated, with the number of those that are done since the last call.
             **settings: The keyword arguments of `translate`.
@@ -284,12 +266,12 @@ class Translator:
         token_budget: int = 8192,
         chunk_size: int = 4096,
         keep_going: bool = False,
-    ) -> Iterator[PairScore | None]:
+    ) -> Iterator["PairScore | None"]:
         """Tell how probable the model finds given translations, of pairs that need not fit in memory.
 
-        Padding and the pairs beside it change the last digits of a score, in float32 by less than 1e-5 a token; with a
-        `token_budget` of 1 each pair runs alone. The target ends in </s>, which is scored as every token. One warning
-        says how many sources were longer than any that the model has learned from.
+        Padding changes the last digits of a score, in float32 by less than 1e-5 a token; with a `token_budget` of 1
+        each pair runs alone. </s>, which ends the target, is scored too. One warning says how many sources were longer
+        than any that the model has learned from.
 
         Args:
             pairs: Sources and targets.
@@ -302,21 +284,21 @@ class Translator:
             An iterator with one score for each pair, in order; `None` for one that is too long.
 
         Raises:
-            ValueError: If a setting is out of range, a pair is not two texts, one of them is longer than `translate`
-                takes, or the translator computes with CTranslate2 or in another precision than float32.
+            ValueError: If a setting is out of range, a pair is not two texts, one is longer than `translate` takes, or
+                the translator computes with CTranslate2 or in another precision than float32.
         """
+        from heedful.inference.scoring import score_stream
+
         check_are_several(pairs, "pairs")
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
         self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
         if self.engine == "ctranslate2" or self.precision != "float32" or self.ensemble:
-            must = (
-                "`engine` and `precision` must be left out to score pairs, which the model itself does, and `ensemble`"
-            )
+            must = "`engine`, `precision` and `ensemble` must be left out to score pairs, which the model itself does"
             given = f"{self.engine}, {self.precision} and {len(self.ensemble)} models"
-            raise ValueError(f"{must} too, but are {given} instead.")
+            raise ValueError(f"{must}, but are {given} instead.")
         limits = position_limit(self.model.config), self._longest_trained()
         search = Search(self.model.generation_config, token_budget, target_language, *limits, keep_going=keep_going)
-        return self._score_stream(pairs, chunk_size, Tally(search))
+        return score_stream(self, pairs, chunk_size, Tally(search))
 
     def __getstate__(self) -> dict[str, Any]:
         # Copied weights cannot be sent to another process, which makes its own copies.
@@ -331,28 +313,6 @@ class Translator:
             number += len(chunk)
         tally.warn()
 
-    def _score_stream(
-        self, pairs: Iterable[tuple[str, str]], chunk_size: int, tally: Tally
-    ) -> Iterator[PairScore | None]:
-        from heedful.inference.attention.labels import token_labels
-
-        stream, first_number = iter(pairs), 1
-        while chunk := list(islice(stream, chunk_size)):
-            _check_pairs(chunk, first_number)
-            with naming_the_line(range(first_number, first_number + len(chunk))):
-                sources = self.tokenizers.encode_source([source for source, _ in chunk], tally.search.target_language)
-                targets = self.tokenizers.encode_target([trimmed(target) for _, target in chunk])
-            sides = enumerate(zip(sources, targets, strict=True))
-            kept = [index for index, both in sides if tally.keeps(first_number + index, *both)]
-            rows = [{"input_ids": sources[index], "labels": targets[index]} for index in kept]
-            with evaluation_mode(self.model), torch.no_grad():
-                found = dict(zip(kept, score_rows(self.model, rows, tally.search.token_budget), strict=True))
-            for index, ids in enumerate(targets):
-                labels = token_labels(self.tokenizers.target, ids)
-                yield PairScore(tuple(ids), tuple(labels), tuple(found[index])) if index in found else None
-            first_number += len(chunk)
-        tally.warn("scored")
-
     def _search(
         self,
         num_beams: int | None,
@@ -361,10 +321,7 @@ class Translator:
         early_stopping: bool | None,
         **options: Any,
     ) -> Search:
-        """Check the settings of a call, and put those of its search into a copy of the model's generation config.
-
-        The options are other fields of `Search`.
-        """
+        """Check a call's settings, and put those of its search into a copy of the generation config."""
         config = copy.deepcopy(self.model.generation_config)
         config.num_beams = num_beams if num_beams is not None else (config.num_beams or 1)
         config.num_return_sequences = num_return_sequences
@@ -392,22 +349,20 @@ class Translator:
 
     def _prepare_to_draw(self, config: "GenerationConfig", split: bool) -> None:
         """Let a search draw translations: greedy search takes the largest of the noisy logits."""
-        if self.engine == "ctranslate2" or split or rows_per_sentence(config) > 1:
+        if self.engine == "ctranslate2" or split or config.num_beams > 1 or config.num_return_sequences > 1:
             must = "one beam, one translation of each line, no `split` and another engine than ctranslate2"
             given = f"{config.num_beams}, {config.num_return_sequences}, {split} and {self.engine}"
             raise ValueError(f"`sampling` must come with {must}, but comes with {given} instead.")
         config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
 
     def _length_bound(self, max_new_tokens: int | None, positions: int | None) -> int:
-        if max_new_tokens is not None:
-            if positions is not None and max_new_tokens > positions:
-                must = f"`max_new_tokens` must be at most {positions}, the model's number of positions"
-                raise ValueError(f"{must}, but is {max_new_tokens} instead.")
-            return max_new_tokens
         config = self.model.generation_config
-        bound = config.max_new_tokens
+        bound = config.max_new_tokens if max_new_tokens is None else max_new_tokens
         if bound is None:  # `max_length` counts the decoder's start token too
             bound = DEFAULT_MAX_NEW_TOKENS if config.max_length is None else config.max_length - 1
+        if positions is not None and bound > positions and max_new_tokens is not None:
+            must = f"`max_new_tokens` must be at most {positions}, the model's number of positions"
+            raise ValueError(f"{must}, but is {max_new_tokens} instead.")
         return bound if positions is None else min(bound, positions)
 
     def _longest_trained(self) -> int | None:
@@ -417,11 +372,10 @@ class Translator:
 
     def _engine(self, config: "GenerationConfig") -> Engine:
         """Return the engine of this call, with the model's present weights."""
-        name = self.engine
-        if name == "auto":
-            is_native = self.precision != "float32" or engine_module("native").may_replace(self.model, config)
-            name = "native" if is_native else "generate"
-        return self._current(name)
+        if self.engine != "auto":
+            return self._current(self.engine)
+        is_native = self.precision != "float32" or engine_module("native").may_replace(self.model, config)
+        return self._current("native" if is_native else "generate")
 
     def _current(self, name: str) -> Engine:
         engine = self._engines.get(name)
@@ -479,15 +433,6 @@ class Translator:
         return list(zip(numbers, rows, strict=True))
 
 
-@contextmanager
-def naming_the_line(numbers: Sequence[int]) -> Iterator[None]:
-    """Name the line, by its number, of a symbol that a closed vocabulary lacks."""
-    try:
-        yield
-    except UnknownSymbol as error:
-        raise error.at(f"Line {numbers[error.index]}") from None
-
-
 def _counted(sentences: list[tuple[int, int]]) -> str:
     """Say of sentences, by their numbers and tokens, how many they are and which is the first: "… is" or "… are"."""
     number, tokens = sentences[0]
@@ -507,11 +452,3 @@ def _joined(parts: tuple[Translation, ...]) -> Translation:
         finished=all(part.finished for part in parts),
         text=" ".join(part.text for part in parts),
     )
-
-
-def _check_pairs(pairs: Sequence[tuple[str, str]], first_number: int) -> None:
-    for number, pair in enumerate(pairs, start=first_number):
-        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
-        if not is_pair or not all(isinstance(text, str) for text in pair):
-            raise ValueError(f"Pair {number} must be a source and a target text, but is {pair!r} instead.")
-        checked_texts(pair, f"pairs[{number - 1}]")

@@ -12,16 +12,8 @@ from typing import Any
 from heedful.data.cleaning import CleaningRules
 from heedful.data.sources import first_rows
 from heedful.diagnosis.findings import percent
-from heedful.diagnosis.recipe_checks.pairs import (
-    KINDS,
-    SCRIPTS_AND_LANGUAGES,
-    SCRIPTS_OF_LANGUAGES,
-    Pairs,
-    kind_of,
-    lacks_script,
-    main_script,
-    roles_of,
-)
+from heedful.diagnosis.recipe_checks import pairs as looks
+from heedful.diagnosis.recipe_checks.pairs import Pairs, kind_of, main_script, roles_of
 from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings
 from heedful.training.preparation import clean, read_splits
@@ -51,16 +43,16 @@ REASONS = {
     "word": "few different symbols between spaces; another one will be an error",
     "character": "single words, or texts in which only spaces change",
 }
+JOINT = {
+    True: "one vocabulary, which all exports but web take; pages need byte pairs",
+    False: "a vocabulary for each side, which of the exports onnx and ctranslate2 take",
+}
 
 
 def write_first_recipe(
     data: Path | Sequence[Path], output: Path, source: str | None = None, target: str | None = None
 ) -> list[str]:
-    """Look at pairs in a file, a folder or two aligned files, and write a recipe that fits them and this machine.
-
-    `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them. Returns what was
-    seen in the data and chosen, in sentences.
-    """
+    """Look at pairs in a file, a folder or two aligned files, write a recipe that fits, and return what was found."""
     check_is_new(output, "--output", "file")
     files = [data] if isinstance(data, Path) else list(data)
     for file in files:
@@ -69,7 +61,7 @@ def write_first_recipe(
     if (source is None) != (target is None):
         raise ValueError("`--source` and `--target` must be given both or not at all, but only one is.")
     location = str(files[0]) if len(files) == 1 else [*map(str, files)]
-    source, target, why = find_columns(location, None if source is None or target is None else (source, target))
+    source, target, why = find_columns(location, (source, target) if source and target else None)
     recipe = DataRecipe(location, source, target)
     splits = read_splits(recipe, LOOKED_AT)
     count, pairs = splits.total or 0, Pairs.of("train", "data.train", splits.train)
@@ -77,8 +69,7 @@ def write_first_recipe(
         raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {count}.")
     facts = survey(pairs, count)
     proposal = propose(facts, this_machine())
-    minutes = max(1, round(proposal.minutes))
-    about = f"about {minutes} minute{'s' * (minutes > 1)}"
+    about = f"about {max(1, round(proposal.minutes))} minute{'s' * (round(proposal.minutes) > 1)}"
     alike = sum(one == other for one, other in zip(pairs.sources, pairs.targets, strict=True)) / len(pairs)
     rules = _cleaning_for(pairs, alike)
     dropped = clean(splits, replace(recipe, cleaning=rules)).report.dropped
@@ -86,18 +77,11 @@ def write_first_recipe(
     paths, title = [os.path.relpath(file, output.parent) for file in files], files[0].name
     names = {"train": paths[0] if len(paths) == 1 else paths, "validation": None, "source": source, "target": target}
     cleaning = {name: getattr(rules, name) for name in ("drop_duplicates", "drop_identical", "max_ratio")}
-    tree = {
-        "name": re.sub(r"\W+", "-", title.split(".")[0]).strip("-") or "model",
-        "data": {**names, "cleaning": cleaning},
-    }
-    tree, chosen = with_settings(tree, proposal.settings)[0], proposal.settings
-    tree["card"] = {
-        "license": None,
-        "source_language": languages[0],
-        "target_language": languages[1],
-        "dataset": title,
-    }
-    notes = comments_of(find_recipe(FULL)) | NOTES | _tokenizer_notes(proposal.settings, facts.algorithms)
+    name, chosen = re.sub(r"\W+", "-", title.split(".")[0]).strip("-") or "model", proposal.settings
+    tree, _ = with_settings({"name": name, "data": {**names, "cleaning": cleaning}}, chosen)
+    sides = {"source_language": languages[0], "target_language": languages[1]}
+    tree["card"] = {"license": None, **sides, "dataset": title}
+    notes = comments_of(find_recipe(FULL)) | NOTES | _tokenizer_notes(chosen, facts.algorithms)
     notes |= {
         "data.source": why,
         "data.cleaning.drop_duplicates": f"{percent(dropped['duplicate'] / len(pairs))} of the pairs came before",
@@ -161,17 +145,12 @@ def _tokenizer_notes(settings: Mapping[str, Any], algorithms: tuple[str, str]) -
         "tokenizer.target_algorithm": f"of the target: {target}",
         "tokenizer.vocab_size": "null: all of the texts",
         "tokenizer.target_vocab_size": "null: all of the texts",
-        "tokenizer.joint": "one vocabulary, which all exports but web take; pages need byte pairs"
-        if settings["tokenizer.joint"]
-        else "a vocabulary for each side, which of the exports onnx and ctranslate2 take",
+        "tokenizer.joint": JOINT[settings["tokenizer.joint"]],
     }
 
 
 def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None = None) -> tuple[str, str, str]:
-    """Choose the columns of source and target by names and cells, and say why; `wanted` may be numbers of named ones.
-
-    A `ValueError` lists the columns where several choices are as good as another, or none is.
-    """
+    """Choose the columns of source and target by names and cells, unless they are `wanted` so, and say why."""
     rows = first_rows(location, JUDGED)
     cells = {str(key): [row.get(key) for row in rows] for key in rows[0]}
     is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
@@ -184,11 +163,9 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
             return names[wanted[0]], names[wanted[1]], f"columns {' and '.join(wanted)}: {line}"
         return *wanted, "as asked for"
     chosen = _chosen(names if has_names or not is_table else {}, kinds)
-    others = [
-        f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in (chosen or ())
-    ]
+    others = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in chosen]
     listed = ", ".join(others[:8]) + " and more" * (len(others) > 8)
-    if chosen is None or has_names is None:
+    if not chosen or has_names is None:
         advice = f"because {location} has {listed}"
         if has_names is None:
             first = quoted(column[0] for column in cells.values())
@@ -198,7 +175,7 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
     return names[chosen[0]], names[chosen[1]], "; ".join([line] * is_table + why) or "the only columns"
 
 
-def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, str] | None:
+def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, ...]:
     """Return the columns of source and target by what they are called and what is in them, if one choice is best."""
     roles = {key: roles_of(names.get(key, "")) for key in kinds}
     texts = [key for key, kind in kinds.items() if kind is None or (kind == "labels" and len(kinds) == 2)]
@@ -207,13 +184,13 @@ def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[
     targets = [key for key in named if "target" in roles[key] and not roles[key] & {"source", "other"}]
     weak = [key for key in texts if roles[key] == {"text"}]
     languages = [key for key in texts if "language" in roles[key]]
-    for source, target in ((sources, targets), (weak, targets)):
-        if len(source) == len(target) == 1:
-            return source[0], target[0]
+    for source in (sources, weak):
+        if len(source) == len(targets) == 1:
+            return source[0], targets[0]
     for pair in (languages, texts):
         if len(pair) == 2:
             return (pair[1], pair[0]) if pair[0] in targets or pair[1] in sources else (pair[0], pair[1])
-    return None
+    return ()
 
 
 def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | None]) -> bool | None:
@@ -223,8 +200,8 @@ def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | Non
     is_short = all(_is_like_a_name(first[key]) or roles_of(first[key]) for key in texts)
     for key, name in first.items():
         kind, rest = kinds[key], {str(cell).strip() for cell in cells[key][1:]}
-        if kind in KINDS:
-            return not KINDS[kind](name)
+        if kind in looks.KINDS:
+            return not looks.KINDS[kind](name)
         if kind == "one value" or (kind == "labels" and (is_short or name in rest)):
             return name not in rest
     if not texts or not is_short:
@@ -233,7 +210,7 @@ def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | Non
     lines = list(zip(*(cells[key][1:] for key in texts), strict=True))
     alike = sum(all(map(_is_like_a_name, line)) for line in lines)
     scripts = ((key, main_script(cells[key][1:])) for key in texts)
-    is_other = any(script and script != "Latin" and lacks_script(first[key], script) for key, script in scripts)
+    is_other = any(script and script != "Latin" and looks.lacks_script(first[key], script) for key, script in scripts)
     if is_other or (known > 1 and not (alike and all(len(first[key]) < 4 for key in texts))):
         return True
     return False if alike > 0.1 * len(lines) and not known else None
@@ -257,8 +234,8 @@ def language_of(column: str, texts: list[str]) -> str | None:
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
     code = re.split("[-_]", column.lower())[0]
-    if code in SCRIPTS_OF_LANGUAGES or code in TO_LANGUAGE_CODE:
+    if code in looks.SCRIPTS_OF_LANGUAGES or code in TO_LANGUAGE_CODE:
         return TO_LANGUAGE_CODE.get(code, code)
     script = main_script(texts)
-    codes = SCRIPTS_AND_LANGUAGES[script][1].split() if script else []
+    codes = looks.SCRIPTS_AND_LANGUAGES[script][1].split() if script else []
     return codes[0] if len(codes) == 1 else None

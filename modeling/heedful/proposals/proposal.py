@@ -50,10 +50,7 @@ class Machine:
 def survey(
     pairs: Iterable[Mapping[str, str]], count: int | None = None, algorithms: tuple[Algorithm, Algorithm] | None = None
 ) -> DataFacts:
-    """Measure the first pairs of a corpus, of which there are `count` in all; `None` where these are all.
-
-    The `algorithms` of source and target are found out if they are not given.
-    """
+    """Measure the first pairs of a corpus, of `count` in all (or these), and find `algorithms` unless given."""
     read = [(pair["source"], pair["target"]) for pair in islice(pairs, LOOKED_AT)]
     if not read:
         raise ValueError("The training data must hold at least one pair, but hold none.")
@@ -74,42 +71,34 @@ def survey(
 
 def _algorithms(pairs: Sequence[tuple[str, str]]) -> tuple[Algorithm, Algorithm]:
     """Find out what suits each side: words where they are symbols, characters where they are what changes, or bpe."""
-    changed = [pair for pair in pairs if pair[0] != pair[1]]
-    if changed and 2 * sum(_joined(source) == _joined(target) for source, target in changed) > len(pairs):
+    changed = [["".join(text.split()) for text in pair] for pair in pairs if pair[0] != pair[1]]
+    if 2 * sum(source == target for source, target in changed) > len(pairs):  # in spaces alone
         return "character", "character"
-    source, target = (_algorithm([pair[side] for pair in pairs]) for side in (0, 1))
-    return source, target
+    return _algorithm([source for source, _ in pairs]), _algorithm([target for _, target in pairs])
 
 
 def _algorithm(texts: Sequence[str]) -> Algorithm:
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(text.split())
+    words = Counter(word for text in texts for word in text.split())
     if 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words) and _are_symbols([*words]):
         return "word"
     # Chinese, Japanese or Thai without a space may be a sentence.
     single = sum(len(text) <= LONGEST_SPELLING and len(text.split()) == 1 for text in texts)
-    spaceless = sum(map(_is_unspaced, texts))
-    return "character" if single > 0.9 * len(texts) and spaceless < 0.1 * len(texts) else "bpe"
+    is_spaced = sum(map(_is_unspaced, texts)) < 0.1 * len(texts)
+    return "character" if single > 0.9 * len(texts) and is_spaced else "bpe"
 
 
 def _are_symbols(words: Sequence[str]) -> bool:
     """Tell phonemes, commands and labels from the words of sentences, of which a user will need others, too."""
     if sum(len(word.encode()) for word in words) <= SYMBOL_BYTES * len(words):
         return True
-    if any(len(word) > 1 and word[-1] in ".,;:?!。？！" for word in words):
-        return False
-    return len(words) <= FEW_SYMBOLS or all(word.isascii() and word == word.upper() for word in words)
+    are_few = len(words) <= FEW_SYMBOLS or all(word.isascii() and word == word.upper() for word in words)
+    return are_few and not any(len(word) > 1 and word[-1] in ".,;:?!。？！" for word in words)
 
 
 def _is_unspaced(text: str) -> bool:
     from heedful.inference.attention.labels import UNSPACED
 
     return re.search(f"[{UNSPACED}]", text) is not None
-
-
-def _joined(text: str) -> str:
-    return "".join(text.split())
 
 
 def this_machine(device: str = "auto") -> Machine:
@@ -129,10 +118,7 @@ class Proposal:
 
 
 def propose(data: DataFacts, machine: Machine) -> Proposal:
-    """Choose settings by what was seen to work.
-
-    The fewer pairs, the smaller vocabulary, model and updates, and the more dropout and passes over the pairs.
-    """
+    """Choose settings by what was seen to work: the fewer pairs, the smaller all, and the more dropout and passes."""
     largest = 32_000 if machine.has_gpu else 8_000
     # A vocabulary that has a token for each frequent word has enough.
     enough = 33 * data.pairs**0.5 if data.words is None else min(33 * data.pairs**0.5, 260 + data.words)
@@ -157,9 +143,8 @@ def propose(data: DataFacts, machine: Machine) -> Proposal:
     shares = [min(1.0, 0.45 + 400 / vocabulary) if algorithm == "bpe" else 1.0 for algorithm in data.algorithms]
     most = [min(MOST_TOKENS, 2 + math.ceil(a * b)) for a, b in zip(data.longest, shares, strict=True)]
     longest_tokens = max(40, most[1])
-    sizes = {f"{side}_layers": layers for side in ("encoder", "decoder")}
-    sizes |= {f"{side}_attention_heads": width // 32 for side in ("encoder", "decoder")}
-    sizes |= {f"{side}_ffn_dim": 4 * width for side in ("encoder", "decoder")}
+    sizes = {"layers": layers, "attention_heads": width // 32, "ffn_dim": 4 * width}
+    sizes = {f"{side}_{name}": size for name, size in sizes.items() for side in ("encoder", "decoder")}
     dropout = 0.3 if data.pairs < 10_000 else 0.2 if data.pairs < 100_000 else 0.1
     every = max(1, updates // 10)
     settings = {
@@ -190,13 +175,14 @@ def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict
     """Return the settings of tokenizers: byte pairs of a size, and all words or characters that there are."""
     if algorithms == ("bpe", "bpe"):
         return {"tokenizer.vocab_size": vocabulary}
-    sizes = [vocabulary if algorithm == "bpe" else None for algorithm in algorithms]
-    source, target = algorithms
-    settings = {"tokenizer.algorithm": source, "tokenizer.vocab_size": sizes[0]}
-    if source == target:
-        return settings | {"tokenizer.joint": True}
-    own = {"tokenizer.target_algorithm": target, "tokenizer.target_vocab_size": sizes[1]}
-    return settings | {"tokenizer.joint": False} | own
+    source, target = ((algorithm, vocabulary if algorithm == "bpe" else None) for algorithm in algorithms)
+    settings = {
+        "tokenizer.algorithm": source[0],
+        "tokenizer.vocab_size": source[1],
+        "tokenizer.joint": source == target,
+    }
+    own = {"tokenizer.target_algorithm": target[0], "tokenizer.target_vocab_size": target[1]}
+    return settings if source == target else settings | own
 
 
 def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """A search for the settings that decide how good a small model gets: trials of one recipe, the worse ones cut short.
 
 Small data want small settings (Araabi and Monz, 2020, "Optimizing Transformer for Low-Resource Neural Machine
-Translation"), and which ones depends on the data. Optuna chooses what to try and what to give up; each trial is a run
-of the training loop, so that the search can be stopped at any time and goes on where it was.
+Translation"). Optuna chooses what to try and give up; each trial is a run of the training loop, and can be resumed.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from heedful.data.tokenizer_training import SUBWORDS
 from heedful.figures import save_figure
@@ -31,9 +30,6 @@ from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe, to_yaml
 from heedful.training.run_folder.checkpoints import load_progress, newest_whole_checkpoint
 from heedful.training.run_folder.folder import folder_of_run
-
-if TYPE_CHECKING:
-    from heedful.configuration_base_heed import HeedBaseConfig
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +79,8 @@ def tune(
         recipe: Trained in every trial, with its own number of updates; its `output` is not used.
         folder: Of the search; one that has been stopped goes on in its folder.
         minutes: After which no update is begun; the next search in the folder goes on with an unfinished trial.
-        vary: The values to try by knob, which is one of `KNOBS` or a dotted key of the recipe. In place of the values
-            of one of `KNOBS`, or of all knobs, `None` chooses some around the recipe's own. `width` and `depth` are
-            the encoder's; the decoder's layers keep their proportion to it, and inner layers theirs.
-
-    Raises:
-        ValueError: If a knob cannot be turned, the folder holds another search, or no trial can be trained.
-        ImportError: If Optuna is not installed.
+        vary: The values to try by knob, which is one of `KNOBS` or a dotted key of the recipe; `None` in their place,
+            or in place of all, chooses some around the recipe's own. Layers of the decoder keep their proportion.
     """
     import optuna
 
@@ -123,7 +114,7 @@ def _search(study: Any, recipe: Recipe, folder: Path, choices: Mapping[str, Sequ
             if not _ended(study):
                 raise ValueError("`--vary` must leave a model that can be trained, but none of its values does.")
             logger.info("all %s sets of values were tried", math.prod(map(len, choices.values())))
-            return True
+            break
         trial, values = found
         logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
         try:
@@ -145,18 +136,17 @@ def _state(name: str) -> Any:
 def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
     """Choose the values to try around those of a recipe; a knob that it has no room for is left out."""
     config = config_of(recipe.model, {}, recipe.tokenizer.joint)
-    choices: dict[str, tuple[Any, ...]] = {}
-    size, width = recipe.tokenizer.vocab_size, config.hidden_size
+    size, width, rate = recipe.tokenizer.vocab_size, config.hidden_size, recipe.optimization.learning_rate
+    choices: dict[str, list[Any]] = {}
     if recipe.tokenizer.path is None and size is not None and recipe.tokenizer.algorithm in SUBWORDS:
-        choices["vocabulary"] = tuple(int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"])
+        choices["vocabulary"] = [int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"]]
     if recipe.model.start_from is None:
         # Heads of one width: their number changes with the model's.
-        choices["width"] = tuple(sorted({max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]}))
-        choices["depth"] = tuple(sorted({*VALUES["depth"], config.encoder_layers}))
-        choices["dropout"] = tuple(sorted({*VALUES["dropout"], float(config.dropout)}))
-    rate = recipe.optimization.learning_rate
-    choices["learning_rate"] = tuple(float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"])
-    return {knob: tuple(dict.fromkeys(values)) for knob, values in choices.items()}
+        choices["width"] = [max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]]
+        choices["depth"] = [*VALUES["depth"], config.encoder_layers]
+        choices["dropout"] = [*VALUES["dropout"], float(config.dropout)]
+    choices["learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
+    return {knob: tuple(sorted({*values})) for knob, values in choices.items()}
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
@@ -182,23 +172,20 @@ def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
     for name in sections:
         section = section.get(name) if isinstance(section, dict) else None
     if not isinstance(section, dict) or (key not in section and section is not tree["model"]["options"]):
-        raise ValueError(
-            f"`--vary` must name one of {', '.join(KNOBS)}, or a key of the recipe, but names {knob} instead."
-        )
+        must = f"name one of {', '.join(KNOBS)}, or a key of the recipe"
+        raise ValueError(f"`--vary` must {must}, but names {knob} instead.")
     return section, key
 
 
-def _widened(config: "HeedBaseConfig", width: int) -> dict[str, int]:
+def _widened(config: Any, width: int) -> dict[str, int]:
     """Return options for another width: heads stay as wide as they are, and inner layers as many times wider."""
     if config.model_type == "heed_rnn":
         return {"hidden_size": width, "embedding_size": width}
     options, before = {"d_model": width}, config.hidden_size
     for side in ("encoder", "decoder"):
-        heads, inner = (f"{side}_{part}" for part in ("attention_heads", "ffn_dim"))
-        options[heads] = max(1, width * getattr(config, heads) // before)
-        options[inner] = getattr(config, inner) * width // before
-        if width % options[heads]:
-            options[heads] = 1
+        heads = max(1, width * getattr(config, f"{side}_attention_heads") // before)
+        options[f"{side}_attention_heads"] = 1 if width % heads else heads
+        options[f"{side}_ffn_dim"] = getattr(config, f"{side}_ffn_dim") * width // before
     return options
 
 
@@ -212,13 +199,12 @@ def _check(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> None:
     for knob, values in choices.items():
         other = keys.setdefault(KEYS.get(knob, knob), knob)
         if other != knob:
-            raise ValueError(
-                f"`--vary` must name each setting once, but names {other} and {knob}, which are the same."
-            )
-        whole = int if knob in ("vocabulary", "width", "depth") else (int, float, str, type(None))
+            found = f"names {other} and {knob}, which are the same"
+            raise ValueError(f"`--vary` must name each setting once, but {found}.")
+        is_whole = knob in ("vocabulary", "width", "depth")
         for value in values:
-            if not isinstance(value, whole):
-                must = "whole numbers" if whole is int else "numbers, texts, true, false or null"
+            if not isinstance(value, int if is_whole else int | float | str | None):
+                must = "whole numbers" if is_whole else "numbers, texts, true, false or null"
                 raise ValueError(f"`--vary {knob}` must have {must}, but has {value!r}.")
         if len(set(values)) < 2:
             found = f"{listed(list(map(str, values)))} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
@@ -283,7 +269,7 @@ def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, 
 
 
 def _ended(study: Any) -> list[Any]:
-    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
+    return study.get_trials(deepcopy=False, states=[_state("COMPLETE"), _state("PRUNED")])
 
 
 def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bool:
@@ -354,24 +340,21 @@ def _trials(study: Any) -> list[Trial]:
 def _tuned(recipe: Recipe, trials: Sequence[Trial], choices: Mapping[str, Sequence[Any]]) -> str:
     """Write a recipe with the best values, and say above it what they are worth."""
     best, own = trials[0], _own_values(recipe, choices)
-    before = [f",\n# where the recipe as it was gave {trial.loss:.4f}" for trial in trials if trial.values == own]
+    text = f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target"
+    text += "".join(f",\n# where the recipe as it was gave {each.loss:.4f}" for each in trials if each.values == own)
     values = "".join(f"#   {knob}: {value}\n" for knob, value in best.values.items())
-    return (
-        f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target"
-        f"{''.join(before)}.\n{values}{to_yaml(with_values(recipe, best.values))}"
-    )
+    return f"{text}.\n{values}{to_yaml(with_values(recipe, best.values))}"
 
 
 def _draw_knob(trials: Sequence[Trial], knob: str, axes: Any) -> None:
     """Draw the loss of each trial over the values of a knob; hollow circles are trials that were given up."""
-    for trial in sorted(trials, key=lambda trial: _order(trial.values[knob])):
+
+    def place(trial: Trial) -> tuple[bool, float, str]:
+        value = trial.values[knob]
+        return (False, value, "") if isinstance(value, int | float) else (True, 0, str(value))
+
+    for trial in sorted(trials, key=place):
         fill = "none" if trial.is_pruned else "tab:blue"
         axes.plot(str(trial.values[knob]), trial.loss, "o", markerfacecolor=fill, markeredgecolor="tab:blue")
     axes.set(xlabel=knob, ylabel="nats per byte")
     axes.grid(alpha=0.3)
-
-
-def _order(value: Any) -> tuple[bool, float, str]:
-    """Return what values are sorted by: numbers by size, before others by their letters."""
-    is_number = isinstance(value, int | float)
-    return not is_number, value if is_number else 0, str(value)

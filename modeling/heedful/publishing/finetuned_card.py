@@ -27,27 +27,18 @@ def write_finetuned_card(
     The folder's config.json then says which pipeline is for the model: `heed-text2text` if there is a `task`. The card
     of the model that fine-tuning began with gives it nothing, least of all its license.
 
-    Args:
-        folder: Of a Heed model and its tokenizers, as a Trainer's `save_model` leaves it.
-        overwrite: Whether a README.md that is there may be replaced.
-        source_language: Its code, such as ko; may be left out if `task` is given.
-        target_language: Likewise.
-        scores: Files that `heedful evaluate --json` printed; their names are those of the test sets.
-        **facts: What no program can know, other fields of `CardFacts`: `license`, `datasets`, `base_model`, and, if it
-            does not translate, `task`; `name` is by default the folder's.
-
-    Raises:
-        FileExistsError: If there is a README.md already.
-        ValueError: If something is empty or impossible, or the folder holds no Heed model.
+    `scores` are files that `heedful evaluate --json` printed; their names are those of the test sets. `facts` are what
+    no program can know, other fields of `CardFacts`: `license`, `datasets`, `base_model`, and, if the model does not
+    translate, `task`, without which there must be two languages; `name` is by default the folder's. What is empty or
+    impossible, or no Heed model, is a `ValueError`; a README.md is replaced only if `overwrite`.
     """
     folder = Path(folder)
     if (folder / CARD_FILE).exists() and not overwrite:
         raise FileExistsError(f"{folder} must not have a card yet, but has {CARD_FILE}; `--overwrite` replaces it.")
     for file in scores:
         if not Path(file).is_file():
-            raise FileNotFoundError(
-                f"`scores` must be files that `heedful evaluate --json` printed, but {file} is none."
-            )
+            must = "files that `heedful evaluate --json` printed"
+            raise FileNotFoundError(f"`scores` must be {must}, but {file} is none.")
     model, tokenizers = load_model(folder), TokenizerPair.from_pretrained(folder)
     if not model.config.model_type.startswith("heed"):
         raise ValueError(f"{folder} must hold a Heed model, but holds a {model.config.model_type} instead.")

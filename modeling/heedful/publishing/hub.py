@@ -1,7 +1,5 @@
 """A model's folder to the Hub, whole: weights, code, tokenizers and card in one commit."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,11 +57,13 @@ def push(
         ValueError: If weights, tokenizers, config or card cannot be used.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
 
+    client_error: Any = HfHubHTTPError.__bases__[0]  # of the client's library, which is not the same everywhere
     folder = Path(folder)
     check_folder(folder)
     api = HfApi(token=token)
-    with _connection_errors(repository):
+    try:
         name = api.create_repo(repository, private=private, exist_ok=True).repo_id
         card = (folder / CARD_FILE).read_text(encoding="utf-8")
         write_text(folder / CARD_FILE, with_repository(card, name))
@@ -77,21 +77,11 @@ def push(
             ignore_patterns=PRIVATE_FILES,
             delete_patterns=REPLACED_FILES,
         )
-    return Pushed(name, commit.oid, commit.commit_url)
-
-
-@contextmanager
-def _connection_errors(repository: str) -> Iterator[None]:
-    """Turn what the Hub's client raises without an answer into one line; what the Hub answers is an `OSError`."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    client_error: Any = HfHubHTTPError.__bases__[0]  # of the client's library, which is not the same everywhere
-    try:
-        yield
     except client_error as error:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError):  # what the Hub answers
             raise
         raise ConnectionError(f"The Hub cannot be reached to push {repository}: {first_line(error)}") from error
+    return Pushed(name, commit.oid, commit.commit_url)
 
 
 def check_folder(folder: Path) -> None:
@@ -107,10 +97,8 @@ def check_folder(folder: Path) -> None:
     config = read_object(folder / "config.json")
     for file, reader in _code_files(folder, config).items():
         if not (folder / file).is_file():
-            raise FileNotFoundError(
-                f"{folder} must hold {file}, which its {reader} names, but does not: save the model again with"
-                " `save_pretrained` where Heedful is imported."
-            )
+            again = "save the model again with `save_pretrained` where Heedful is imported"
+            raise FileNotFoundError(f"{folder} must hold {file}, which its {reader} names, but does not: {again}.")
     tokenizers = TokenizerPair.from_pretrained(folder)
     tokenizers.check_config(load_model(folder).config)
     read_card(folder / CARD_FILE)
@@ -144,10 +132,9 @@ def _code_files(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     references = [each for each in references if "--" not in str(each)]  # which lies in another repository
     for reference in references:
         if not CODE_REFERENCE.fullmatch(str(reference)):
-            raise ValueError(
-                f"`auto_map` and `custom_pipelines` of {folder / 'config.json'} must name a file in the folder and a "
-                f"class in it, as modeling_heed.HeedModel, but name {reference!r} instead."
-            )
+            must = "a file in the folder and a class in it, as modeling_heed.HeedModel"
+            where = f"`auto_map` and `custom_pipelines` of {folder / 'config.json'}"
+            raise ValueError(f"{where} must name {must}, but name {reference!r} instead.")
     found = {f"{reference.split('.')[0]}.py": "config.json" for reference in references}
     unread = sorted(found)
     while unread:

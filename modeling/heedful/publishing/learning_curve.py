@@ -15,29 +15,20 @@ logger = logging.getLogger(__name__)
 CURVE_FILE = "learning_curve.png"
 LOSSES = ("train/loss", "validation/loss")
 RATES = tuple(f"validation/{name}" for name in ERROR_RATES)  # in a panel of their own: at first far above 100
-# What a validation logs that is no score.
-NO_SCORES = ("validation/loss", "validation/perplexity", *RATES)
+NO_SCORES = ("validation/loss", "validation/perplexity", *RATES)  # what a validation logs besides
 
 
 def draw_learning_curves(runs: Sequence[Path], path: Path, metrics: Sequence[str] = ()) -> Path:
-    """Draw losses and scores of one run, or of several to compare, into one picture.
+    """Draw losses and scores of one run, or of several to compare, into one picture, .png or .svg, and return it.
 
-    Args:
-        runs: Folders of runs, each with its log.jsonl.
-        path: File to write: .png or .svg.
-        metrics: What to draw in place of losses and scores: names in the logs, such as "validation/bleu", or their
-            last part, which may stand for several.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        ValueError: If the path has another suffix, or no run has logged a metric.
-        FileNotFoundError: If a folder holds no log of a run.
-        ImportError: If matplotlib is not installed.
+    `metrics` are what to draw in place of losses and scores: names in the logs, such as "validation/bleu", or their
+    last part, which may stand for several. One that no run has logged is a `ValueError`.
     """
     check_writable(path, (".png", ".svg"), "--output")
-    curves = {name: _curves_of(run) for name, run in zip(_names(runs), runs, strict=True)}
+    names = [run.resolve().name for run in runs]
+    if len(set(names)) < len(names):
+        names = list(map(str, runs))
+    curves = {name: _curves_of(run) for name, run in zip(names, runs, strict=True)}
     known = list(dict.fromkeys(metric for found in curves.values() for metric in found))
     scores = [name for name in known if name.startswith("validation/") and name not in NO_SCORES]
     losses, rates = ([name for name in group if name in known] for group in (LOSSES, RATES))
@@ -74,12 +65,6 @@ def _chosen(metrics: Sequence[str], known: Sequence[str]) -> list[str]:
             raise ValueError(f"`--metric` must be one that was logged ({', '.join(known)}), but is {metric} instead.")
         chosen += found
     return list(dict.fromkeys(chosen))
-
-
-def _names(runs: Sequence[Path]) -> list[str]:
-    """Return what to call each run: its folder's name, or, where two are the same, the path."""
-    names = [run.resolve().name for run in runs]
-    return names if len(set(names)) == len(names) else list(map(str, runs))
 
 
 def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:

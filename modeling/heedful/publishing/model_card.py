@@ -75,16 +75,6 @@ class CardFacts:
         name = self.base_model or ""
         return name if HUB_ID.fullmatch(name) and not Path(name).exists() else None
 
-    @property
-    def is_builtin(self) -> bool:
-        """Whether the model has learned from the built-in corpus."""
-        return any(dataset.startswith(BUILTIN) for dataset in self.datasets)
-
-    @property
-    def has_intervals(self) -> bool:
-        """Whether any score comes with the interval in which it lies."""
-        return any(key.endswith("_interval") for scores in self.scores.values() for key in scores)
-
     def __post_init__(self):
         """Check every field."""
         for field in fields(self):
@@ -100,10 +90,9 @@ class CardFacts:
             if "count" not in scores:
                 raise ValueError(f"`scores[{test_set!r}]` must have `count`, but has only {sorted(scores)}.")
         if self.base_model and not self.task and not self.is_translation:
-            raise ValueError(
-                f"`source_language` and `target_language` must be two languages, but are {self.source_language} and "
-                f"{self.target_language} instead; for what is no translation, `task` must say what the model does."
-            )
+            but = f"but are {self.source_language} and {self.target_language} instead"
+            task = "for what is no translation, `task` must say what the model does"
+            raise ValueError(f"`source_language` and `target_language` must be two languages, {but}; {task}.")
 
 
 def write_model_card(folder: str | Path, facts: CardFacts) -> Path:
@@ -128,7 +117,7 @@ def facts_of_model(model: Any, tokenizers: TokenizerPair, tokens: Sequence[str],
         vocabulary = f"{source} {tokens[0]} for the source, {target} for the target"
     return CardFacts(
         parameters=model.num_parameters(),
-        architecture=architecture_of(model.config),
+        architecture=render("architecture_template.md", None, config=model.config).strip(),
         vocabulary=vocabulary,
         versions={name: version(name) for name in REQUIRED_VERSIONS},
         **facts,
@@ -161,50 +150,21 @@ def _is_on_the_hub(dataset: str) -> bool:
 
 
 def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
+    task: dict[str, Any] = {"task_type": OTHER_TASK}
+    if facts.is_translation:
+        direction = f"Translation {facts.source_language}-{facts.target_language}"
+        task = {"task_type": "translation", "task_name": direction}
     found = []
     for test_set, scores in facts.scores.items():
+        identifier = re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set)  # of no dataset of the Hub, which demands one
         for metric in filter(scores.__contains__, METRIC_NAMES):
             # How it was computed, as far as its value does not say so.
             arguments = {"signature": scores.get(f"{metric}_signature"), "ignore": scores.get("ignore")}
-            direction = f"Translation {facts.source_language}-{facts.target_language}"
-            result = EvalResult(
-                task_type="translation" if facts.is_translation else OTHER_TASK,
-                task_name=direction if facts.is_translation else None,
-                # Not a dataset of the Hub, but the Hub demands an identifier.
-                dataset_type=re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set),
-                dataset_name=test_set,
-                metric_type=metric,
-                metric_name=METRIC_NAMES[metric],
-                metric_value=round(float(scores[metric]), 2),
-                metric_args={name: value for name, value in arguments.items() if value is not None} or None,
-            )
-            found.append(result)
+            value = round(float(scores[metric]), 2)
+            measured: Any = {"metric_type": metric, "metric_name": METRIC_NAMES[metric], "metric_value": value}
+            measured["metric_args"] = {name: one for name, one in arguments.items() if one is not None} or None
+            found.append(EvalResult(dataset_type=identifier, dataset_name=test_set, **task, **measured))
     return found
-
-
-def architecture_of(config: Any) -> str:
-    """Describe a Heed model in one line."""
-    layers = f"{config.encoder_layers} + {config.decoder_layers}"
-    if config.model_type != "heed_rnn":
-        shared = " that share their weights" if config.share_layers else ""
-        return (
-            f"Transformer encoder-decoder ({layers} layers{shared}, d_model {config.d_model}, "
-            f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads, "
-            f"d_ff {config.encoder_ffn_dim} + {config.decoder_ffn_dim}, {config.norm_placement}-norm, "
-            f"{config.position_encoding} positions)"
-        )
-    extras = {
-        "no attention" if config.attention == "none" else f"{config.attention} attention": True,
-        f"{config.activation_function} in place of tanh": config.activation_function != "tanh",
-        "bidirectional encoder": config.bidirectional,
-        "source read from its end": config.reverse_source,
-        "input feeding": config.input_feeding,
-        f"{config.bridge} bridge": True,
-    }
-    return (
-        f"Recurrent encoder-decoder ({layers} {config.cell} layers, hidden size {config.hidden_size}, embeddings of "
-        f"{config.embedding_size}, {', '.join(name for name, is_on in extras.items() if is_on)})"
-    )
 
 
 def metadata_of_card(
@@ -243,20 +203,9 @@ def with_repository(card: str, repository: str) -> str:
     return re.sub(r'^repository = ".*"$', lambda _: line, card, flags=re.MULTILINE)
 
 
-def without_folders(value: Any) -> str:
-    """Return a value as text; of an absolute path only its last part: the rest is private."""
-    text = str(value)
-    return Path(text).name if Path(text).is_absolute() else text
-
-
 def python_string(text: str) -> str:
     """Write a string as Python does, in double quotes as in the rest of a card's code."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _keyword(value: str | None, name: str) -> str:
-    """Write a further keyword argument of a call, if there is a value."""
-    return "" if value is None else f", {name}={python_string(value)}"
 
 
 def _score(scores: Mapping[str, Any], metric: str) -> str:
@@ -267,7 +216,9 @@ def _score(scores: Mapping[str, Any], metric: str) -> str:
 
 
 def _line(value: Any) -> str:
-    return " ".join(without_folders(value).split())
+    """Write a value on one line; of an absolute path only its last part: the rest is private."""
+    text = str(value)
+    return " ".join((Path(text).name if Path(text).is_absolute() else text).split())
 
 
 def _cell(value: Any) -> str:
@@ -280,25 +231,14 @@ def code(value: Any) -> str:
     return f"`{_line(value).translate(NO_CODE)}`"
 
 
-def _quoted(text: str) -> str:
-    line = " ".join(text.split())
-    return f'"{line}"' if line else "(nothing)"
-
-
-def _perplexity(loss: float) -> str:
-    return f"{math.exp(min(loss, 700)):,.2f}"
-
-
 # What templates write as `{{ value | count }}`.
 FILTERS = {
     "cell": _cell,
     "code": code,
     "count": "{:,}".format,
     "duration": duration,
-    "keyword": _keyword,
     "leaves": leaves,
-    "perplexity": _perplexity,
-    "quoted": _quoted,
+    "perplexity": lambda loss: f"{math.exp(min(loss, 700)):,.2f}",
     "score": _score,
     "tojson_text": python_string,
 }

@@ -9,7 +9,6 @@ from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
 from heedful.publishing.model_card import BUILTIN, CardFacts, code, facts_of_model, write_model_card
 from heedful.training.publication import language_codes
-from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
 BUILTIN_LICENSE = "apache-2.0"
@@ -38,16 +37,10 @@ def publish_run(result: RunResult) -> Iterator[str]:
 
 
 def write_run_card(result: RunResult) -> Path:
-    """Write the card of a run's published model into its folder, and beside it the run's learning curve, if it can.
+    """Write the card of a run's published model into its folder, beside the weights, and return the card's path.
 
-    Args:
-        result: What `train` returned.
-
-    Returns:
-        The path of the card, README.md beside the weights.
-
-    Raises:
-        ValueError: If a fact on the card is empty or impossible, such as a language's code.
+    The run's learning curve lies beside it, if it can be drawn. A fact that is empty or impossible, such as a
+    language's code, is a `ValueError`.
     """
     facts = facts_of(result)
     curve = leave_learning_curve(result.recipe.folder, result.folder)
@@ -64,7 +57,10 @@ def facts_of(result: RunResult) -> CardFacts:
         if "count" in values
     }
     trained = [recipe.data.train, *(part.train for part in recipe.data.mixture.values())]
+    given = ["pieces of a given tokenizer"] * 2
+    tokens = given if recipe.tokenizer.path else [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
     source, language = corpus.validation_pairs[0]["source"], corpus.target_language
+    columns = {"source": recipe.data.source, "target": recipe.data.target}  # of which a number says nothing
     translator = Translator.from_pretrained(result.folder)
     translation = translator.translate([source], target_language=language)[0][0].text
     pairs = {
@@ -76,7 +72,7 @@ def facts_of(result: RunResult) -> CardFacts:
     return facts_of_model(
         translator.model,
         translator.tokenizers,
-        _token_names(recipe),
+        tokens,
         name=recipe.name,
         source_language=source_language,
         target_language=target_language,
@@ -86,7 +82,7 @@ def facts_of(result: RunResult) -> CardFacts:
         run={
             "recipe": _without_empty(asdict(recipe)),
             "card": asdict(recipe.card),
-            "sides": [_side("source", recipe.data.source), _side("target", recipe.data.target)],
+            "sides": [side if column.isdigit() else code(column) for side, column in columns.items()],
             "pairs": pairs,
             "cleaning": corpus.report.to_dict(),
             "joint_vocabulary": corpus.tokenizers.is_joint,
@@ -99,18 +95,6 @@ def facts_of(result: RunResult) -> CardFacts:
             "learning_curve": "",
         },
     )
-
-
-def _side(side: str, column: str) -> str:
-    """Return what a side is called in a sentence: the number of a column says nothing."""
-    return side if column.isdigit() else code(column)
-
-
-def _token_names(recipe: Recipe) -> list[str]:
-    """Return what the card calls the tokens of each side."""
-    if recipe.tokenizer.path is not None:
-        return ["pieces of a given tokenizer"] * 2
-    return [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
 
 
 def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:

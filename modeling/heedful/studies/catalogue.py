@@ -20,16 +20,11 @@ NAMES = tuple(chain.from_iterable(ROOMS.values()))
 
 
 def find_study(name: str) -> Study:
-    """Return a study: what its module runs, and what its description says.
-
-    Raises:
-        ValueError: If there is none of the name; the message has the nearest.
-    """
+    """Return a study: what its module runs, and what its description says; a wrong name is a `ValueError`."""
     if name not in NAMES:
         nearest = get_close_matches(name, NAMES, n=1, cutoff=0)[0]
-        raise ValueError(
-            f"The study must be one of {', '.join(NAMES)}, but is {name} instead; did you mean {nearest}?"
-        )
+        known = ", ".join(NAMES)
+        raise ValueError(f"The study must be one of {known}, but is {name} instead; did you mean {nearest}?")
     (room,) = (room for room, names in ROOMS.items() if name in names)
     module = import_module(f"heedful.studies.{room}.{name}")
     description = {"changes": {}, **description_of(str(module.__file__))}

@@ -26,11 +26,6 @@ def training_pairs(lab: Lab) -> list[Pair]:
     return corpus_pairs(lab.data or study_recipe(dict(lab.study.changes)).data.train)
 
 
-def spread(values: Sequence[float]) -> float:
-    """Return the difference between the largest and the smallest."""
-    return max(values) - min(values)
-
-
 def train_with_seeds(lab: Lab, name: str, changes: Mapping[str, Any], count: int) -> list[Training]:
     """Train the same model from several seeds, the study's first, to tell differences from chance."""
     return [
@@ -41,8 +36,8 @@ def train_with_seeds(lab: Lab, name: str, changes: Mapping[str, Any], count: int
 
 def seed_cells(runs: Sequence[Training]) -> tuple[float, ...]:
     """Return parameters, mean and spread of the validation loss, mean and spread of BLEU of trainings from seeds."""
-    losses, scores = [one.loss for one in runs], [one.bleu() for one in runs]
-    return runs[0].parameters, fmean(losses), spread(losses), fmean(scores), spread(scores)
+    measured = [one.loss for one in runs], [one.bleu() for one in runs]
+    return runs[0].parameters, *(number for each in measured for number in (fmean(each), max(each) - min(each)))
 
 
 def encoded(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> EncodedPairs:
@@ -53,7 +48,7 @@ def encoded(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> EncodedPairs:
 def loss_per_token(model: Any, rows: EncodedPairs) -> float:
     """Return the negative log-likelihood in nats per target token, </s> included, without label smoothing."""
     accelerator = make_accelerator(study_recipe({}).optimization)
-    return validation_loss(model, rows, TOKEN_BUDGET, model.config.pad_token_id, accelerator)
+    return validation_loss(model, rows, TOKEN_BUDGET, accelerator)
 
 
 def score(translator: Translator, pairs: Sequence[Pair], metric: str = "bleu") -> float:

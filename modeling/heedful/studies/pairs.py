@@ -25,10 +25,7 @@ def held_out_pairs() -> list[Pair]:
 
 
 def joined_pairs(pairs: Iterable[Pair], sizes: Iterable[int]) -> list[Pair]:
-    """Join neighbouring pairs to longer texts, with a blank between their sentences.
-
-    `sizes` are numbers of pairs in a text. The last text has fewer where the pairs run out.
-    """
+    """Join neighbouring pairs to texts of so many as `sizes` says, with blanks between; the last may have fewer."""
     rest = iter(pairs)
     parts = takewhile(bool, (list(islice(rest, size)) for size in sizes))
     return [(" ".join(source for source, _ in part), " ".join(target for _, target in part)) for part in parts]
@@ -37,10 +34,7 @@ def joined_pairs(pairs: Iterable[Pair], sizes: Iterable[int]) -> list[Pair]:
 def reversal_pairs(
     draw: Callable[[Random], Sequence[str]], count: int, seed: int, *, is_distinct: bool = False
 ) -> list[Pair]:
-    """Return random sequences of symbols, each with the same symbols from the last to the first.
-
-    `draw` draws a sequence; where `is_distinct`, none comes twice.
-    """
+    """Return sequences of symbols as `draw` draws them, none twice if `is_distinct`, and their reversal."""
     random, pairs = Random(seed), dict[str | int, Pair]()
     while len(pairs) < count:
         pair = reversed_symbols(draw(random))
@@ -49,10 +43,7 @@ def reversal_pairs(
 
 
 def write_pairs(pairs: Iterable[Pair], folder: Path) -> str:
-    """Write pairs into a file in the subfolder `data` of the trainings' folder, and return its path.
-
-    It is named by its checksum, and has the columns `source` and `target`.
-    """
+    """Write pairs into a file in the folder's `data`, named by its checksum, and return its path."""
     rows = ({"source": source, "target": target} for source, target in pairs)
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path = folder / "data" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"

@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from heedful.figures import save_figure
-from heedful.files import check_at_least, check_is_new, check_matplotlib, new_folder
+from heedful.files import check_at_least, check_is_new, import_extra, new_folder
 from heedful.studies.pairs import Pair, write_pairs
 from heedful.studies.report import Outcome, Table, figure_file, render_report
 from heedful.studies.training import Training, train_model
@@ -95,9 +95,8 @@ class Lab:
         settings = dict(self.study.settings)
         for name, _, text in (one.partition("=") for one in self.changed):
             if name not in settings:
-                known = ", ".join(settings) or "none"
-                study = self.study.name
-                raise ValueError(f"Settings must be those of the study {study} ({known}), but one is {name} instead.")
+                known = f"{self.study.name} ({', '.join(settings) or 'none'})"
+                raise ValueError(f"Settings must be those of the study {known}, but one is {name} instead.")
             settings[name] = _read_setting(name, text, settings[name])
         return settings
 
@@ -150,7 +149,7 @@ def run_study(lab: Lab, output: Path) -> Path:
     call goes on with it.
     """
     check_is_new(output, "--output")
-    check_matplotlib()
+    import_extra("matplotlib", "plots")
     outcome = lab.study.run(lab)
     results = results_of(lab, outcome)
     with new_folder(output) as folder:
@@ -173,14 +172,9 @@ def results_of(lab: Lab, outcome: Outcome) -> dict[str, Any]:
         Table.of(name, words["title"].format(**known), words["columns"], outcome.rows[name])
         for name, words in study.tables.items()
     )
-    return {
-        "study": study.name,
-        "question": study.question,
-        "command": lab.command(),
-        "seed": lab.seed,
-        "versions": versions,
-        "values": dict(outcome.values),
-        "findings": list(study.findings),
+    made = {"study": study.name, "question": study.question, "command": lab.command(), "seed": lab.seed}
+    made |= {"versions": versions, "values": dict(outcome.values), "findings": list(study.findings)}
+    return made | {
         "tables": [asdict(table) for table in tables],
         "figures": {name: caption.format(**known) for name, caption in study.figures.items()},
         "trainings": trainings,

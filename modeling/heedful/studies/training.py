@@ -47,10 +47,7 @@ class Training:
         return self.metrics[test]["bleu"]
 
     def curve(self, name: str = "validation/loss") -> list[tuple[float, float]]:
-        """Return a value of the run's log by update, such as `train/loss` or `train/gradient_norm`.
-
-        The validation loss ends with that of the published weights.
-        """
+        """Return a logged value by update, such as `train/loss`; `validation/loss` ends with the published model's."""
         points = dict(read_curves(self.folder).get(name, ()))
         if name == "validation/loss":
             points[self.updates] = self.loss
@@ -78,11 +75,7 @@ def study_recipe(changes: dict[str, Any]) -> Recipe:
 
 
 def train_model(name: str, changes: dict[str, Any], folder: Path) -> Training:
-    """Train a model by the shared recipe with changes, go on with it, or return it if it has been trained.
-
-    `folder` keeps each training in a folder that is named by a checksum of its recipe and its data files; delete that
-    to train anew.
-    """
+    """Train a model by the shared recipe with changes, go on with it, or find it in `folder` by its checksum."""
     recipe = study_recipe(changes)
     target = folder / checksum_of(recipe)
     summary = target / SUMMARY
@@ -93,13 +86,13 @@ def train_model(name: str, changes: dict[str, Any], folder: Path) -> Training:
         from heedful.training.run import train
 
         result = train(replace(recipe, output=str(target), resume=(target / "recipe.yaml").is_file()))
-        values = {
-            "updates": result.progress.update,
-            "target_tokens": result.progress.target_tokens,
+        done = result.progress
+        values: dict[str, Any] = {
+            "updates": done.update,
+            "target_tokens": done.target_tokens,
             "parameters": result.parameters,
-            "seconds": result.progress.seconds,
-            "metrics": result.metrics,
         }
+        values |= {"seconds": done.seconds, "metrics": result.metrics}
         write_text(summary, json.dumps(values, indent=2))
     return Training(name, changes, target, **json.loads(summary.read_text(encoding="utf-8")))
 

@@ -5,7 +5,7 @@ two. Each mistake of a user is raised by one of them, and so is the same everywh
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING, Any, cast
 from accelerate import Accelerator
 
 from heedful.data import mixture
-from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_updates
+from heedful.data.batching import BatchingSettings, Row, UpdateBatches
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs, references_of
-from heedful.data.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import references_left
 from heedful.training.model_of_recipe import check_model
-from heedful.training.processes.collectives import Pairs, encode_in_shares
 from heedful.training.recipe import DataRecipe, Recipe
-from heedful.training.tokenizers import given_tokenizers, save_tokenizers, tokenizers_of
+from heedful.training.recipe_file import to_yaml
+from heedful.training.run_folder.checkpoints import newest_whole_checkpoint, written_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
+
+    from heedful.data.epochs.teacher import TeacherTokens
 
 logger = logging.getLogger(__name__)
 
@@ -40,20 +42,11 @@ class Splits:
     """The pairs of a recipe, as rows with `source` and `target`, perhaps `references`, `part` and `row`."""
 
     train: "Dataset | IterableDataset"
-    validation: "Dataset | None"  # `None` if they are to be held out of the training pairs
+    validation: Any  # a Dataset, or `None` where `clean` is to hold some out of the training pairs
     tests: "dict[str, Dataset]"  # by their keys in the recipe
     total: int | None  # training pairs in all; `None` for a stream whose end was not reached
-
-
-@dataclass(frozen=True)
-class Cleaned:
-    """The pairs that a model is trained on, validated and tested with."""
-
-    train: "Dataset | IterableDataset"
-    validation: "Dataset"
-    tests: "dict[str, Dataset]"  # by their keys in the recipe
-    report: CleaningReport  # of a stream it fills while the stream is read
-    is_held_out: bool  # whether the validation pairs come from those of training
+    report: CleaningReport = field(default_factory=CleaningReport)  # of a stream it fills while the stream is read
+    is_held_out: bool = False  # whether the validation pairs come from those of training
 
 
 def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
@@ -67,11 +60,9 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
     train = mixture.read_parts(data.parts, data.streaming)
     total = len(train) if isinstance(train, Sized) else None
     if limit is not None:
-        first = list(islice(train, limit)) if total is None else train.select(range(min(limit, total))).to_list()
+        first = [{"part": 0, **pair, "row": number} for number, pair in enumerate(islice(train, limit), start=1)]
         total = len(first) if total is None and len(first) < limit else total
-        columns = {side: [pair[side] for pair in first] for side in ("source", "target")}
-        numbers = {"part": [pair.get("part", 0) for pair in first], "row": [*range(1, len(first) + 1)]}
-        train = Dataset.from_dict(columns | numbers)
+        train = Dataset.from_list(first)
     return Splits(train, validation, tests, total)
 
 
@@ -81,26 +72,83 @@ def check_references(splits: Splits, ignore: str | None) -> None:
         references_left(ignore, references_of(split), "decoding.")
 
 
-def clean(splits: Splits, data: DataRecipe) -> Cleaned:
-    """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none.
-
-    If no pair is left, or one source alone cannot be split, that is a `ValueError`.
-    """
+def clean(splits: Splits, data: DataRecipe) -> Splits:
+    """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none."""
     held_out = chain(splits.validation or (), *splits.tests.values())
     train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions)
+    kept = replace(splits, train=train, report=report)
     if splits.validation is not None:
-        return Cleaned(train, splits.validation, splits.tests, report, is_held_out=False)
-    rest, numbers = split_for_validation(train["source"][:], train["target"][:] if data.both_directions else ())
-    logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers))
-    train, validation = (train.select(rows, keep_in_memory=True) for rows in (rest, numbers))
-    return Cleaned(train, validation, splits.tests, report, is_held_out=True)
+        return kept
+    numbers = split_for_validation(train["source"][:], train["target"][:] if data.both_directions else ())
+    logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers[1]))
+    train, validation = (train.select(rows, keep_in_memory=True) for rows in numbers)
+    return replace(kept, train=train, validation=validation, is_held_out=True)
 
 
-def check_symbols(tokenizers: TokenizerPair, kept: Cleaned, ignore: str | None) -> None:
-    """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; those of a stream are met later.
+def given_tokenizers(recipe: Recipe, folder: Path | None, is_main: bool) -> TokenizerPair | None:
+    """Load the tokenizers that the recipe names or the run has in `folder`; `None` if they are to be trained."""
+    where = recipe.tokenizer.path or recipe.model.start_from
+    if where is None:
+        return None if folder is None else _load_tokenizers_of_run(recipe, folder, is_main)
+    given = TokenizerPair.from_pretrained(where)
+    if recipe.data.both_directions and not given.is_joint:
+        must = "hold one tokenizer of both sides where `data.both_directions` is true"
+        raise ValueError(f"`tokenizer.path` or `model.start_from` must {must}, but {where} holds two.")
+    return given
 
-    `ignore` takes something out of the targets of tests before they are scored, so these may have other symbols.
-    """
+
+def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
+    """Load the tokenizers that a run would begin with, as `given_tokenizers` does, and write nothing."""
+    return given_tokenizers(recipe, recipe.folder / "tokenizer" if recipe.resume else None, is_main=False)
+
+
+def tokenizers_of(recipe: Recipe, pairs: Iterable[Any], held_out: Iterable[Any] = ()) -> TokenizerPair:
+    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words has those of `held_out` pairs, too."""
+    settings, parts = recipe.tokenizer, recipe.data.parts
+    logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
+    rest = held_out if ("word", None) in settings.sides else ()
+    own = settings.target_algorithm
+    tags = dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)
+    return train_tokenizers(
+        (pair["source"] for pair in chain(islice(pairs, settings.sentences), rest)),
+        (pair["target"] for pair in chain(islice(pairs, settings.sentences), rest)),
+        algorithm=settings.algorithm if own is None else (settings.algorithm, own),
+        vocab_size=settings.vocab_size,
+        joint=settings.joint,
+        target_vocab_size=settings.target_vocab_size,
+        languages=(*mixture.languages_of(parts), *tags),
+    )
+
+
+def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
+    """Load the tokenizers in `folder`; where they are missing or damaged, those of the checkpoint to be resumed."""
+    failure: Exception | None = None
+    try:
+        if folder.is_dir():
+            return TokenizerPair.from_pretrained(folder)
+    except Exception as error:  # each library raises another type, tokenizers a bare Exception
+        failure = error
+    checkpoint = newest_whole_checkpoint(recipe.folder / "checkpoints") if recipe.resume else None
+    if checkpoint is None and failure is not None:
+        must = f"be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}"
+        advice = "There is no checkpoint with another: start again with overwrite=true or another `output`."
+        raise ValueError(f"`output` must {must}. {advice}") from failure
+    tokenizers = None if checkpoint is None else TokenizerPair.from_pretrained(checkpoint)
+    if tokenizers is not None and is_main:
+        logger.warning("%s is missing or damaged: it is restored from %s", folder, checkpoint)
+        save_tokenizers(tokenizers, folder, recipe)
+    return tokenizers
+
+
+def save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> None:
+    """Save a run's tokenizers, as a whole or not at all, with its recipe, by which it knows them as its own."""
+    with written_folder(folder) as partial:
+        tokenizers.save_pretrained(partial)
+        (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+
+
+def check_symbols(tokenizers: TokenizerPair, kept: Splits, ignore: str | None) -> None:
+    """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; those of a stream are met later."""
     tokenizers.check_symbols(kept.validation, "`data.validation`")
     for key, test in kept.tests.items():
         tokenizers.check_symbols(test, f"`{key}`", ignore)
@@ -131,7 +179,7 @@ class StoredCorpus(_HeldOut):
     rows: EncodedPairs
     too_long: int  # training rows that the limits of the recipe leave out
     drawn: Sequence[Callable[[EncodedPairs, int], EncodedPairs]]  # choose or change them anew in every epoch
-    teacher: TeacherTokens | None  # what it says goes along with each row
+    teacher: "TeacherTokens | None"  # what it says goes along with each row
 
     @property
     def pairs(self) -> int:
@@ -161,7 +209,7 @@ class StoredCorpus(_HeldOut):
 class StreamedCorpus(_HeldOut):
     """A corpus whose training pairs are read and encoded anew in every epoch, by all ranks together."""
 
-    stream: Pairs  # cleaned ones
+    stream: Iterable[Mapping[str, str]]  # cleaned pairs
     pool_size: int  # rows that are read, sorted and shuffled at a time
     accelerator: Accelerator | None  # `None` for one process
     pairs: None = None  # only who reads the stream can count them
@@ -173,6 +221,8 @@ class StreamedCorpus(_HeldOut):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
+        from heedful.data.epochs.streaming import encode_in_shares, stream_updates
+
         encoder, is_empty = replace(self.encoder, too_long=0), True
         rows = filter(None, encode_in_shares(encoder, self.stream, self.accelerator))
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
@@ -186,13 +236,12 @@ Corpus = StoredCorpus | StreamedCorpus  # the training rows and validation pairs
 
 
 def _nothing_left(encoder: PairEncoder) -> ValueError:
-    return ValueError(
-        f"No training pair is left: {encoder.too_long} are longer than `data.max_source_tokens` "
-        f"({encoder.max_source_tokens}) or `data.max_target_tokens` ({encoder.max_target_tokens})."
-    )
+    source, target = encoder.max_source_tokens, encoder.max_target_tokens
+    limits = f"`data.max_source_tokens` ({source}) or `data.max_target_tokens` ({target})"
+    return ValueError(f"No training pair is left: {encoder.too_long} are longer than {limits}.")
 
 
-def encode(recipe: Recipe, kept: Cleaned, tokenizers: TokenizerPair, accelerator: Accelerator | None = None) -> Corpus:
+def encode(recipe: Recipe, kept: Splits, tokenizers: TokenizerPair, accelerator: Accelerator | None = None) -> Corpus:
     """Turn pairs into rows of token ids, and prepare what every epoch draws from them; `None` is one process."""
     data = recipe.data
     heads = mixture.source_prefixes(data.parts, tokenizers)
@@ -234,8 +283,11 @@ def _stored(recipe: Recipe, pairs: Any, held_out: _HeldOut) -> StoredCorpus:
         from heedful.data.epochs.augmentation import Augmentation
 
         drawn.append(Augmentation(data.augmentation, pairs, encoder, recipe.seed).rows)
-    tokens = None if teacher is None else TeacherTokens(teacher)
-    if tokens is not None:
+    tokens = None
+    if teacher is not None:
+        from heedful.data.epochs.teacher import TeacherTokens
+
+        tokens = TeacherTokens(teacher)
         fingerprint += tokens.check(encoder.tokenizers, rows)
     own = {"rows": rows, "too_long": encoder.too_long, "drawn": drawn, "teacher": tokens}
     return StoredCorpus(**vars(replace(held_out, fingerprint=fingerprint, parts=parts)) | own)
@@ -254,10 +306,7 @@ def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelera
 
 
 def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
-    """Return the corpus of a run, the same on every rank; `None` is one process.
-
-    The run's tokenizers are in `folder`, where the main process saves them unless they exist.
-    """
+    """Return the corpus of a run, and save its tokenizers in `folder`, where earlier ones are taken from."""
     is_main = accelerator is None or accelerator.is_main_process
     given = given_tokenizers(recipe, folder, is_main)
     corpus = corpus_of(recipe, given, accelerator)

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,15 +15,13 @@ from heedful.data.sources import read_pairs
 from heedful.inference.loading import load_model
 from heedful.inference.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.inference.translation import Translator
-from heedful.training.loop.averaging import average_weights
 from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.preparation import Corpus
 from heedful.training.recipe import DecodingRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
-from heedful.training.run_folder.checkpoints import MOVING_AVERAGE, STATE_FOLDER, written_folder
+from heedful.training.run_folder.checkpoints import MOVING_AVERAGE, STATE_FOLDER, published_checkpoints, written_folder
 from heedful.training.run_folder.folder import foreign_files
 from heedful.training.run_folder.progress import Progress
-from heedful.training.run_folder.store import published_checkpoints
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -50,10 +49,7 @@ def is_translation(source_language: str, target_language: str) -> bool:
 
 
 def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelerator: Accelerator) -> "PreTrainedModel":
-    """Write the final folder: averaged weights, tokenizer, generation config, recipe, and what others put there.
-
-    The main process writes it, and every rank gets the model with the published weights.
-    """
+    """Write the final folder on the main process, and return the model with the published weights on every rank."""
     from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
 
     checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
@@ -82,6 +78,20 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
     return model
 
 
+def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
+    """Average the weights of checkpoints of one model (section 6.1), summed in float64."""
+    total: dict[str, torch.Tensor] = {}
+    for path in paths:
+        weights: dict[str, torch.Tensor] = {}
+        for file in sorted(path.glob("*.safetensors")):
+            weights |= load_file(file)
+        if total and {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in total.items()}:
+            raise ValueError(f"The checkpoint {path} is of another model than {paths[0]}: their weights differ.")
+        for name, weight in weights.items():
+            total[name] = total.get(name, 0) + weight.double()
+    return {name: (weight / len(paths)).float() for name, weight in total.items()}
+
+
 def with_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> "GenerationConfig":
     """Return a generation config in which the published model generates so, in place of earlier settings.
 
@@ -99,15 +109,11 @@ def with_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> "Gene
 
 
 def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:
-    """Load the published folder as any user would, and measure it on validation and test pairs, spread over the ranks.
-
-    The result is also written to `metrics.json`: `validation` with loss and perplexity, and the scores of each test
-    set, or of validation where there is none.
-    """
+    """Measure the published folder as any user would, spread over the ranks; the result is in `metrics.json` too."""
     folder = recipe.folder / MODEL_FOLDER
     translator = Translator.from_pretrained(folder, device=accelerator.device)
-    pad, budget = translator.model.config.pad_token_id, recipe.optimization.micro_batch_tokens
-    loss = validation_loss(translator.model, corpus.validation, budget, pad, accelerator)
+    budget = recipe.optimization.micro_batch_tokens
+    loss = validation_loss(translator.model, corpus.validation, budget, accelerator)
     metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
     data, decoding = recipe.data, recipe.decoding
     scoring = {"bootstrap": decoding.bootstrap, "tokenize": decoding.bleu_tokenizer, "ignore": decoding.ignore}

@@ -55,16 +55,15 @@ class DataRecipe:
             raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
         for name in ("streaming", "mixture", "references"):
             if self.validation is None and getattr(self, name):
-                raise _mistake("data.validation", f"given where `data.{name}` is", "empty")
+                raise mistake("data.validation", f"given where `data.{name}` is", "empty")
         if self.streaming and (self.mixture or self.augmentation != AugmentationRules()):
-            raise _mistake("data.streaming", "false where `data.mixture` or `data.augmentation` is given", "true")
+            raise mistake("data.streaming", "false where `data.mixture` or `data.augmentation` is given", "true")
 
     @property
     def locations(self) -> Locations:
         """Where the pairs of each split are, with `folder` in front of file names."""
         test = {name: self._located(where) for name, where in self.test.items()}
-        validation = None if self.validation is None else self._located(self.validation)
-        return Locations(self._located(self.train), validation, test)
+        return Locations(self._located(self.train), self.validation and self._located(self.validation), test)
 
     @property
     def parts(self) -> dict[str, MixturePart]:
@@ -98,8 +97,8 @@ class ModelRecipe:
 
     def __post_init__(self):
         if self.start_from is not None and (self.config is not None or self.options):
-            where = "`model.config` or `model.options` are given"
-            raise _mistake("model.start_from", f"empty where {where}", repr(self.start_from))
+            must = "empty where `model.config` or `model.options` are given"
+            raise mistake("model.start_from", must, repr(self.start_from))
 
 
 @dataclass
@@ -137,24 +136,24 @@ class OptimizationRecipe:
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
         for name in ("learning_rate", "epsilon", "max_grad_norm", "max_minutes", "r_drop"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
-                raise _mistake(f"optimization.{name}", "above 0 and finite", getattr(self, name))
+                raise mistake(f"optimization.{name}", "above 0 and finite", getattr(self, name))
         for name in ("beta1", "beta2", "ema_decay"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
-                raise _mistake(f"optimization.{name}", "at least 0 and below 1", getattr(self, name))
-        if not 0 < self.distillation_weight <= 1:
-            raise _mistake("optimization.distillation_weight", "above 0 and at most 1", self.distillation_weight)
-        if self.distillation is None and self.distillation_weight != 0.5:
-            must = "0.5 where `optimization.distillation` is empty and there is no teacher"
-            raise _mistake("optimization.distillation_weight", must, self.distillation_weight)
+                raise mistake(f"optimization.{name}", "at least 0 and below 1", getattr(self, name))
         if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
             must = "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given"
             raise ValueError(f"{must}, but none is.")
+        if not 0 < self.distillation_weight <= 1:
+            raise mistake("optimization.distillation_weight", "above 0 and at most 1", self.distillation_weight)
+        if self.distillation is None and self.distillation_weight != 0.5:
+            must = "0.5 where `optimization.distillation` is empty and there is no teacher"
+            raise mistake("optimization.distillation_weight", must, self.distillation_weight)
         if self.schedule in ("cosine", "linear") and self.max_updates is None:
             must = f"given for the {self.schedule} schedule, which ends there"
-            raise _mistake("optimization.max_updates", must, "empty")
+            raise mistake("optimization.max_updates", must, "empty")
         if self.weight_decay and self.optimizer == "adam":
             must = "0 with adam, which would mix it into the gradient (choose adamw)"
-            raise _mistake("optimization.weight_decay", must, self.weight_decay)
+            raise mistake("optimization.weight_decay", must, self.weight_decay)
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -179,7 +178,7 @@ class ValidationRecipe:
         _at_least(0, "validation", self, "sentences")
         if self.sentences == 0 and self.select != "loss":
             must = "loss where `validation.sentences` is 0 and nothing is translated"
-            raise _mistake("validation.select", must, self.select)
+            raise mistake("validation.select", must, self.select)
 
 
 @dataclass
@@ -215,7 +214,7 @@ class DecodingRecipe:
         for name, default in (("length_penalty", 1), ("length_penalty_form", "power")):
             if self.num_beams == 1 and getattr(self, name) != default:
                 must = f"{default} where `decoding.num_beams` is 1 and nothing is compared"
-                raise _mistake(f"decoding.{name}", must, getattr(self, name))
+                raise mistake(f"decoding.{name}", must, getattr(self, name))
 
 
 @dataclass
@@ -272,34 +271,33 @@ class Recipe:
     def __post_init__(self):
         """Fill in the output folder and check what concerns several sections."""
         if not self.name.strip():
-            raise _mistake("name", "a word or more", repr(self.name))
+            raise mistake("name", "a word or more", repr(self.name))
         if self.output is None:
             self.output = f"runs/{self.name}"
         if not 0 <= self.seed < 2**32:
-            raise _mistake("seed", "at least 0 and below 2^32", self.seed)
+            raise mistake("seed", "at least 0 and below 2^32", self.seed)
         if self.resume and self.overwrite:
-            raise ValueError(
-                "`resume` and `overwrite` must not both be true: one goes on with the run, one moves it aside."
-            )
+            must = "`resume` and `overwrite` must not both be true"
+            raise ValueError(f"{must}: one goes on with the run, one moves it aside.")
         if self.allow_changes and not self.resume:
             raise ValueError("`allow_changes` must be false where `resume` is: there is no run that could differ.")
         if (self.optimization.ema_decay is not None) != (self.checkpoints.publish == "ema"):
             value = f"{self.optimization.ema_decay} with {self.checkpoints.publish}"
-            raise _mistake("optimization.ema_decay", "given where `checkpoints.publish` is ema, and only there", value)
+            raise mistake("optimization.ema_decay", "given where `checkpoints.publish` is ema, and only there", value)
         if self.data.mixture and self.tokenizer.sentences is not None:
             must = "empty where `data.mixture` is given, of which the tokenizer needs every part"
-            raise _mistake("tokenizer.sentences", must, self.tokenizer.sentences)
+            raise mistake("tokenizer.sentences", must, self.tokenizer.sentences)
         if self.optimization.distillation is not None:
+            tags = {f"data.mixture.{name}.tag": part.tag for name, part in self.data.mixture.items()}
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
-            drawn: dict[str, tuple[str, Any]] = {"data.streaming": ("false", self.data.streaming)}
-            drawn["data.augmentation"] = ("empty", noise)
-            drawn |= {f"data.mixture.{name}.tag": ("empty", part.tag) for name, part in self.data.mixture.items()}
-            for key, (off, value) in drawn.items():
+            drawn: dict[str, Any] = {"data.streaming": self.data.streaming, "data.augmentation": noise, **tags}
+            for key, value in drawn.items():
                 if value:
+                    off = "false" if value is True else "empty"
                     must = f"{off} where `optimization.distillation` knows the tokens of all pairs beforehand"
-                    raise _mistake(key, must, value)
+                    raise mistake(key, must, value)
         if self.data.both_directions and not self.tokenizer.joint:
-            raise _mistake("tokenizer.joint", "true where `data.both_directions` is", "false")
+            raise mistake("tokenizer.joint", "true where `data.both_directions` is", "false")
 
     @property
     def folder(self) -> Path:
@@ -317,5 +315,6 @@ def _at_least(minimum: int, section: str, values: Any, *names: str) -> None:
     check_at_least(minimum, **{f"{section}.{name}": getattr(values, name) for name in names})
 
 
-def _mistake(key: str, must: str, value: object) -> ValueError:
-    return ValueError(f"`{key}` must be {must}, but is {value} instead.")
+def mistake(key: str, must: str, value: object, advice: str = "") -> ValueError:
+    """Return the error of a key that must be something else, with what to do."""
+    return ValueError(f"`{key}` must be {must}, but is {value} instead{f': {advice}' * bool(advice)}.")

@@ -1,7 +1,4 @@
-"""The files of a recipe: its YAML, with a check of every key and type, and the model config that it names.
-
-This is the one module that reads YAML. Recipes and sizes that come with the package are found by their names.
-"""
+"""The files of a recipe: its YAML, read here alone, with a check of every key and type, and its model config."""
 
 import json
 import math
@@ -27,15 +24,12 @@ CONFIGURATION = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 RECIPES, MODELS = CONFIGURATION / "recipes", CONFIGURATION / "models"
 MODEL_TYPES = ("heed", "heed_rnn")
 MOST_NODES = 100_000
-IN_WORDS = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "empty",
-    list: "a list",
-    dict: "a mapping",
-}
+# What a type is called in messages.
+IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+IN_WORDS |= {type(None): "empty", list: "a list", dict: "a mapping"}
+# Keys whose paths may be relative to the recipe's file: those of data only where there is no `data.folder`.
+PATHS = re.compile(r"model\.(config|start_from)|tokenizer\.path|optimization\.distillation|data\.folder")
+PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train)")
 # Keys that a recipe no longer has: the values by which they did nothing, which are still read, and why they went.
 REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "tokenizer.dropout": ((None, 0), "BPE-dropout lost in every row of docs/studies/lowresource.md"),
@@ -150,25 +144,22 @@ def find_known(name: str) -> Path:
     files = {entry: RECIPES / f"{entry}.yaml" for entry in recipes()}
     files |= {entry: MODELS / entry / "config.json" for entry in sizes()}
     if name.removesuffix(".yaml") not in files:
-        suggestion = _suggestion(Path(name), files)
-        raise ValueError(f"`NAME` must be one that `heedful recipes` lists, but is {name!r} instead{suggestion}.")
+        found = f"{name!r} instead{_suggestion(Path(name), files)}"
+        raise ValueError(f"`NAME` must be one that `heedful recipes` lists, but is {found}.")
     return files[name.removesuffix(".yaml")]
 
 
 def find_recipe(path: str | Path) -> Path:
     """Return the file of a recipe: a path, or the name of one that comes with the package."""
     path = Path(path)
-    if path.is_file():
-        return path
     named = RECIPES / f"{path.name.removesuffix('.yaml')}.yaml"
-    if path.name == str(path) and named.is_file():
-        return named
+    for file in (path, named) if path.name == str(path) else (path,):
+        if file.is_file():
+            return file
     if path.is_dir():
         raise FileNotFoundError(f"The recipe must be a YAML file, but {path} is a folder.")
-    suggestion = _suggestion(path, recipes())
-    raise FileNotFoundError(
-        f"The recipe {path} does not exist{suggestion}: `heedful recipes` lists those that come along."
-    )
+    found = f"does not exist{_suggestion(path, recipes())}"
+    raise FileNotFoundError(f"The recipe {path} {found}: `heedful recipes` lists those that come along.")
 
 
 def make_recipe(tree: dict[str, Any]) -> Recipe:
@@ -199,34 +190,21 @@ def yaml_text(text: str | None) -> str:
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """Read the config.json of a Heed model, the one of a folder, or the one of a size's name, as fields."""
-    path = find_config(path)
+    path = Path(path)
+    named = [MODELS / path / "config.json"] if path.name == str(path) else []
+    file = next((file for file in (path, path / "config.json", *named) if file.is_file()), None)
+    if file is None:
+        found = f"does not exist{_suggestion(path, sizes())}: `heedful recipes` lists the sizes that come along"
+        raise FileNotFoundError(f"The model config {path} (`model.config`) {found}.")
+    config = f"The model config {file} (`model.config`)"
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"The model config {path} (`model.config`) must be JSON, but is not: {error}") from error
+        raise ValueError(f"{config} must be JSON, but is not: {error}") from error
     kind = fields.get("model_type", "heed") if isinstance(fields, dict) else type(fields).__name__
     if kind not in MODEL_TYPES:
-        raise ValueError(
-            f"The model config {path} (`model.config`) must be of type {' or '.join(MODEL_TYPES)}, but is of {kind} "
-            "instead."
-        )
+        raise ValueError(f"{config} must be of type {' or '.join(MODEL_TYPES)}, but is of {kind} instead.")
     return {name: value for name, value in fields.items() if name not in ("architectures", "transformers_version")}
-
-
-def find_config(path: str | Path) -> Path:
-    """Return the file of a model config: itself, or in a folder, or that of a size that comes with the package."""
-    path = Path(path)
-    files = [path, path / "config.json"]
-    if path.name == str(path):
-        files.append(MODELS / path / "config.json")
-    for file in files:
-        if file.is_file():
-            return file
-    suggestion = _suggestion(path, sizes())
-    raise FileNotFoundError(
-        f"The model config {path} (`model.config`) does not exist{suggestion}: `heedful recipes` lists the sizes that "
-        "come along."
-    )
 
 
 def _suggestion(path: Path, names: Iterable[str]) -> str:
@@ -236,20 +214,18 @@ def _suggestion(path: Path, names: Iterable[str]) -> str:
 
 def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str]) -> None:
     """Put a recipe's folder before the paths in its file that lie there; overridden ones are not the file's."""
-    data = section_of(tree, "data")
-    places = [(section_of(tree, "model"), "model.config"), (section_of(tree, "model"), "model.start_from")]
-    places += [(section_of(tree, "tokenizer"), "tokenizer.path")]
-    places += [(section_of(tree, "optimization"), "optimization.distillation")]
-    if data.get("folder"):
-        places.append((data, "data.folder"))
-    else:
-        tests, mixture = section_of(data, "test"), section_of(data, "mixture")
-        places += [(section_of(mixture, name), f"data.mixture.{name}.train") for name in mixture]
-        places += [(data, "data.train"), (data, "data.validation"), *((tests, f"data.test.{name}") for name in tests)]
-    for section, key in places:
-        name = key.rpartition(".")[2]
-        if name in section and not any(f"{key}.".startswith(f"{other}.") for other in overridden):
-            section[name] = _relative_to(folder, section.get(name))
+    has_folder = bool(section_of(tree, "data").get("folder"))
+
+    def resolve(section: dict[str, Any], prefix: str) -> None:
+        for name, value in section.items():
+            key = f"{prefix}{name}"
+            is_path = PATHS.fullmatch(key) or (PATHS_OF_DATA.fullmatch(key) and not has_folder)
+            if isinstance(value, dict):
+                resolve(value, f"{key}.")
+            elif is_path and not any(f"{key}.".startswith(f"{other}.") for other in overridden):
+                section[name] = _relative_to(folder, value)
+
+    resolve(tree, "")
 
 
 def _relative_to(folder: Path, value: Any) -> Any:
@@ -320,8 +296,7 @@ def make_section(kind: type, tree: Any, prefix: str) -> Any:
             values[name] = make_section(hint, {} if value is None else value, f"{prefix}{name}.")
         elif hint == dict[str, MixturePart]:
             parts = _typed(dict, {} if value is None else value, f"{prefix}{name}")
-            sections = {str(part): (MixturePart, tree, f"{prefix}{name}.{part}.") for part, tree in parts.items()}
-            values[name] = {part: make_section(*section) for part, section in sections.items()}
+            values[name] = {str(k): make_section(MixturePart, v, f"{prefix}{name}.{k}.") for k, v in parts.items()}
         else:
             values[name] = _typed(hint, value, f"{prefix}{name}")
     for entry in fields(kind):
@@ -346,11 +321,9 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
         value = "no"  # what YAML reads a bare no as; Norwegian's code
     if name.startswith("data.") and name.endswith((".source", ".target")) and type(value) is int:
         value = str(value)  # the number of a column
-    if float in choices and isinstance(value, str):
-        with suppress(ValueError):
+    if float in choices and (isinstance(value, str) or type(value) is int):
+        with suppress(ValueError, OverflowError):
             value = float(value)
-    if float in choices and isinstance(value, int) and not isinstance(value, bool) and int not in choices:
-        return float(value)
     if not _fits(hint, value):
         advice = ": text that YAML takes for something else needs quotes" * (str in choices and value is not None)
         must = f"`{name}` must be {' or '.join(map(_in_words, choices))}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
+from accelerate.tracking import get_available_trackers
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.encoding import EncodedPairs
@@ -15,7 +16,6 @@ from heedful.evaluation.metrics import score_translations
 from heedful.files import shortened
 from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.training.preparation import Corpus, StoredCorpus
-from heedful.training.processes.devices import check_trackers
 from heedful.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -41,7 +41,11 @@ class Fault(NamedTuple):
 def check_installed(recipe: Recipe) -> None:
     """Raise a `ValueError` for a BLEU tokenizer or tracker that is unknown or not installed, before anything slow."""
     score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
-    check_trackers(recipe.logging.trackers)
+    installed = [str(tracker) for tracker in get_available_trackers()]
+    for name in recipe.logging.trackers:
+        if name not in installed:  # Accelerate would leave it out, without an error
+            ones = ", ".join(installed) or "there is none"
+            raise ValueError(f"`logging.trackers` must name installed ones ({ones}), but names {name}.")
 
 
 def check_start(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> None:
@@ -59,7 +63,7 @@ def faults(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> Iterat
     yield from faults_of_targets(tokenizer_key(recipe), corpus.tokenizers, targets)
     splits = {"data.train": corpus.rows} if isinstance(corpus, StoredCorpus) else {}
     splits |= {"data.validation": corpus.validation, **corpus.tests}
-    yield from _too_long_for_the_model(recipe, position_limit(config), splits)
+    yield from _too_long(recipe, position_limit(config), splits)
     yield from _cut_off(recipe, corpus.validation.target_lengths)
     if isinstance(corpus, StoredCorpus):
         usual = np.median(corpus.rows.source_lengths + corpus.rows.target_lengths)
@@ -80,10 +84,7 @@ def tokenizer_key(recipe: Recipe) -> str:
 
 
 def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str]) -> Iterator[Fault]:
-    """Find out whether targets end in the end token, and are given back when they are decoded.
-
-    Unicode's form NFC and single spaces make no difference, and what has an unknown token is left out.
-    """
+    """Find out whether targets end in the end token, and are given back, but for spaces, when they are decoded."""
     tried = targets[:: max(1, len(targets) // TRIED)]
     ids, end, unknown = tokenizers.encode_target(tried), tokenizers.target.eos_token_id, tokenizers.target.unk_token_id
     endless = [text for text, row in zip(tried, ids, strict=True) if row[-1:] != [end]]
@@ -103,9 +104,7 @@ def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str
         yield Fault("round_trip", _graded(len(changed) / len(tried)), key, message)
 
 
-def _too_long_for_the_model(
-    recipe: Recipe, positions: int | None, splits: Mapping[str, EncodedPairs]
-) -> Iterator[Fault]:
+def _too_long(recipe: Recipe, positions: int | None, splits: Mapping[str, EncodedPairs]) -> Iterator[Fault]:
     """Find rows, and a length of what is generated, that are too long for the model or for attention."""
     data, new_tokens = recipe.data, recipe.validation.max_new_tokens
     if positions is not None and recipe.validation.sentences != 0 and new_tokens > positions:

@@ -25,7 +25,7 @@ def logits(model, target):
 
 def test_minus_infinity_before_the_softmax_keeps_the_sum_and_zeros_after_it_do_not():
     scores = torch.tensor(masking.SCORES)
-    hidden, zeroed = masking.hidden_before(scores), masking.zeroed_after(scores)
+    hidden, zeroed = (weigh(scores) for weigh in masking.WAYS.values())
     torch.testing.assert_close(hidden.sum(-1), torch.ones(3))
     assert (zeroed.sum(-1)[:2] < 0.8).all()
     assert zeroed.sum(-1)[2] == pytest.approx(1)  # the last row hides nothing
@@ -37,8 +37,8 @@ def test_the_scores_masked_by_minus_infinity_give_the_models_own_weights(model):
     fed = [model.config.decoder_start_token_id, *TARGET[:-1]]
     own = torch.stack(record_attention(model, SOURCE, fed, ["decoder"])["decoder"])
     found = masking.scores_of(model, SOURCE, fed)
-    torch.testing.assert_close(masking.hidden_before(found), own, atol=1e-6, rtol=1e-5)
-    sums = masking.zeroed_after(found).sum(-1)
+    torch.testing.assert_close(masking.WAYS["−∞ before"](found), own, atol=1e-6, rtol=1e-5)
+    sums = masking.WAYS["0 after"](found).sum(-1)
     assert sums.max() < 1 + 1e-5
     assert sums[..., :-1].mean() < 0.9
 

@@ -1,1 +1,1 @@
-"""What training draws anew in every epoch: how often the rows of each part come, and noise in texts."""
+"""What a recipe asks of epochs: rows drawn anew, noise in texts, a teacher's tokens, pairs that are streamed."""

@@ -22,8 +22,7 @@ REGULAR: dict[str, tuple[str, ...]] = {
 IRREGULAR = {"ㄷ": ("듣", "걷", "묻", "싣", "깨닫"), "ㅅ": ("짓", "붓", "낫", "잇", "긋", "젓")}
 ROUND_B = ("돕", "곱")  # the two whose ㅂ becomes 오, not 우, before 아
 
-# What an irregular final consonant becomes before a vowel.
-BEFORE_VOWEL = {"ㅂ": "", "ㄷ": "ㄹ", "ㅅ": ""}
+BEFORE_VOWEL = {"ㅂ": "", "ㄷ": "ㄹ", "ㅅ": ""}  # what an irregular final consonant becomes
 # Vowels that contract with the 어 or 아 that follows them, and what comes out.
 CONTRACTIONS = dict(zip("ㅏㅓㅐㅔㅕㅗㅜㅣㅚㅡ", "ㅏㅓㅐㅔㅕㅘㅝㅕㅙㅓ", strict=True))
 

@@ -96,10 +96,9 @@ def korean_english_pairs(split: str, count: int, seed: int = 0) -> Iterator[dict
     """
     if split not in BUILTIN_SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(BUILTIN_SPLITS)}, but is {split!r} instead.")
-    if not 1 <= count <= LARGEST_COUNTS[split]:
-        raise ValueError(
-            f"`count` must be between 1 and {LARGEST_COUNTS[split]:,} for the split {split!r}, but is {count} instead."
-        )
+    most = LARGEST_COUNTS[split]
+    if not 1 <= count <= most:
+        raise ValueError(f"`count` must be between 1 and {most:,} for the split {split!r}, but is {count} instead.")
     return _pairs(split, count, seed)
 
 

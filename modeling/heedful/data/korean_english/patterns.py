@@ -9,37 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from heedful.data.korean_english import phrases, predicates
 from heedful.data.korean_english.lexicon import Verb, lexicon, nouns_of, read_cells, words_of_kind
-from heedful.data.korean_english.phrases import (
-    PLAIN,
-    PLURAL,
-    STYLES,
-    YOU,
-    Phrase,
-    Tree,
-    bare,
-    counted,
-    noun_phrases,
-    noun_words,
-    objects,
-    places,
-    pronouns,
-    subjects,
-    with_particle,
-)
-from heedful.data.korean_english.predicates import (
-    BE,
-    NOTHING,
-    SIMPLE_TENSES,
-    TENSES,
-    Predicate,
-    adjective_predicate,
-    be_predicate,
-    copula_forms,
-    korean_forms,
-    predicates,
-    verb_predicate,
-)
+from heedful.data.korean_english.phrases import Phrase, Tree, bare, counted, places, subjects, with_particle
+from heedful.data.korean_english.predicates import NOTHING, TENSES, Predicate, copula_forms, korean_forms
 
 TABLE = Path(__file__).with_name("patterns.tsv")
 TIMED_TENSES = ("past", "present", "future", "progressive", "past progressive")
@@ -50,9 +23,6 @@ SlotTrees = dict[str, Tree]
 def adverbs(kind: str) -> Tree:
     """Return the adverbs of a kind, such as "manner" or the tense that they name, as leaves."""
     return tuple(Phrase((korean, korean), english) for korean, english in words_of_kind(kind))
-
-
-# Patterns about verbs
 
 
 @dataclass(frozen=True)
@@ -70,14 +40,14 @@ class Clause:
 
     def predicates(self, tenses: tuple[str, ...] = TENSES) -> Tree:
         """Return the verb's predicates in the tense of the clause, or else in all of `tenses`."""
-        return predicates(self.verb.korean, self.form, (self.tense,) if self.tense else tenses)
+        return predicates.predicates(self.verb.korean, self.form, (self.tense,) if self.tense else tenses)
 
     def predicates_of_who(self) -> Tree:
         """Return predicates that are questions in Korean and, after "who", statements in English."""
         return tuple(
             replace(leaf, korean=korean_forms(self.verb.korean, tense, "question"))
             for tense in TENSES
-            for leaf in predicates(self.verb.korean, "statement", (tense,))
+            for leaf in predicates.predicates(self.verb.korean, "statement", (tense,))
         )
 
     def destinations(self) -> Tree:
@@ -90,15 +60,15 @@ FILLINGS: dict[str, Callable[[Clause], Tree]] = {
     "subject": Clause.subjects,
     "subject=person": lambda clause: subjects(("person",)),
     "subject=counted": lambda clause: counted(clause.verb.combines["by"], "subject"),
-    "subject=second": lambda clause: bare(("person",), "topic", number=PLURAL),
+    "subject=second": lambda clause: bare(("person",), "topic", number=phrases.PLURAL),
     "subject=who": lambda clause: (Phrase(("누가", "누가"), "who"),),
-    "object": lambda clause: objects(clause.verb.objects),
+    "object": lambda clause: phrases.objects(clause.verb.objects),
     "object=counted": lambda clause: counted(clause.verb.objects, "object"),
     "asked=what": lambda clause: (Phrase(("무엇을", "무엇을"), "what"),),
     # Where, when and why; but only why, the last, of a verb that has no place.
     "asked=when": lambda clause: adverbs("question word")[0 if "at" in clause.verb.combines else -1 :],
     "predicate": Clause.predicates,
-    "predicate=simple": lambda clause: clause.predicates(SIMPLE_TENSES),
+    "predicate=simple": lambda clause: clause.predicates(predicates.SIMPLE_TENSES),
     "predicate=who": Clause.predicates_of_who,
     "first": lambda clause: bare(("person",), "and", "the {} and"),
     "company": lambda clause: bare(("person",), "together", "with the {}"),
@@ -139,10 +109,7 @@ def verbs(*conditions: str) -> list[Verb]:
 
 
 def _verb_rows(conditions: Sequence[str], forms: Sequence[str], slots: Sequence[str]) -> Iterator[SlotTrees]:
-    """Make the rows of every verb that meets the conditions, in every form, or for every time where that is "timed".
-
-    Others are asked about in both styles, "you" only in the plain one: 너 is not polite.
-    """
+    """Make the rows of every verb that meets the conditions, in every form, or for every time if that is "timed"."""
     for verb in verbs(*conditions):
         clauses = [Clause(verb, form) for form in forms]
         if "timed" in forms:
@@ -152,10 +119,7 @@ def _verb_rows(conditions: Sequence[str], forms: Sequence[str], slots: Sequence[
             if all(row.values()):  # some verbs have no object that can be counted, or not every tense
                 yield row
             if clause.form == "question" and "subject" in slots and "person" in verb.combines["by"]:
-                yield row | {"subject": (YOU,), "style": (PLAIN,)}
-
-
-# Patterns about nouns and adjectives
+                yield row | {"subject": (phrases.YOU,), "style": (phrases.PLAIN,)}  # 너 is not polite
 
 
 def coordinated_objects(forms: Sequence[str]) -> Iterator[SlotTrees]:
@@ -180,7 +144,7 @@ def adjectives(forms: Sequence[str]) -> Iterator[SlotTrees]:
     for adjective in lexicon()[2]:
         yield {
             "subject": subjects(adjective.describes, asked=form == "question", described=False),
-            "predicate": tuple(adjective_predicate(adjective, tense, form) for tense in ("present", "past")),
+            "predicate": tuple(predicates.adjective_predicate(adjective, one, form) for one in ("present", "past")),
         }
 
 
@@ -192,20 +156,20 @@ def states(forms: Sequence[str]) -> Iterator[SlotTrees]:
                 yield {
                     "time": adverbs(tense)[:2],
                     "subject": subjects(("person",), "subject", described=False),
-                    "predicate": (adjective_predicate(adjective, tense, form),),
+                    "predicate": (predicates.adjective_predicate(adjective, tense, form),),
                 }
 
 
 def jobs(forms: Sequence[str]) -> Iterator[SlotTrees]:
     """Say what an adult or a relation is by profession."""
     nouns = nouns_of("adult", "relation")
-    people = tuple(with_particle(noun_phrases(noun, plural=True, described=False), "topic") for noun in nouns)
-    adults = pronouns() + people
+    people = (phrases.noun_phrases(noun, plural=True, described=False) for noun in nouns)
+    adults = phrases.pronouns() + tuple(with_particle(tree, "topic") for tree in people)
     for job in nouns_of("job"):
         one = f"{'an' if job.english[0] in 'aeiou' else 'a'} {job.english}"
         for form in forms:
             leaves = [
-                be_predicate(copula_forms(job.korean, tense, form), (one, one, job.plural), tense, form)
+                predicates.be_predicate(copula_forms(job.korean, tense, form), (one, one, job.plural), tense, form)
                 for tense in ("present", "past")
             ]
             yield {"subject": adults, "predicate": tuple(replace(leaf, nouns=(job.korean,)) for leaf in leaves)}
@@ -231,7 +195,7 @@ def _locations() -> list[tuple[Tree, tuple[str, ...]]]:
     """Return locations with 에, and the classes of what is found there."""
     positions = words_of_kind("position")
     surfaces = tuple(
-        tuple(noun_words(noun, f"{noun.korean} {ko}에", f"{en} the {noun.english}") for ko, en in positions)
+        tuple(phrases.noun_words(noun, f"{noun.korean} {ko}에", f"{en} the {noun.english}") for ko, en in positions)
         for noun in nouns_of("surface")
     )
     things = ("volume", "item", "toy", "stationery", "sheet", "wearable", "tool", "present", "collectible", "cloth")
@@ -250,10 +214,10 @@ def _there_is(tense: str, form: str) -> Predicate:
     dictionary_form = "없다" if form == "negative" else "있다"
     korean = korean_forms(dictionary_form, tense, "question" if form == "question" else "statement", adjective=True)
     if form == "question":
-        first, one, many = (f"{be} there" for be in BE[tense])
-        return Predicate(korean, (first, one, many), NOTHING, dictionary_form)
-    first, one, many = (f"there {be}{' no' if form == 'negative' else ''}" for be in BE[tense])
-    return Predicate(korean, NOTHING, (first, one, many), dictionary_form)
+        there = tuple(f"{be} there" for be in predicates.BE[tense])
+        return Predicate(korean, there, NOTHING, dictionary_form)
+    there = tuple(f"there {be}{' no' if form == 'negative' else ''}" for be in predicates.BE[tense])
+    return Predicate(korean, NOTHING, there, dictionary_form)
 
 
 def existing(forms: Sequence[str]) -> Iterator[SlotTrees]:
@@ -274,7 +238,7 @@ def possessions(forms: Sequence[str]) -> Iterator[SlotTrees]:
     things = counted((*owned, "glassware", "present", "collectible", "mail", "sheet", "cloth", "rail"), "object")
     for form in forms:
         predicate = tuple(
-            verb_predicate(have, tense, form, korean_forms("가지다", continuing, form))
+            predicates.verb_predicate(have, tense, form, korean_forms("가지다", continuing, form))
             for tense, continuing in (("present", "progressive"), ("past", "past progressive"))
         )
         yield {"subject": subjects(("person",)), "object": things, "predicate": predicate}
@@ -307,7 +271,7 @@ def patterns() -> tuple[Pattern, ...]:
         slots = korean.split()
         made = _verb_rows(conditions, forms.split(), slots) if kind == "verbs" else ROWS[kind](forms.split())
         names = tuple(slot.partition("=")[0] for slot in slots)
-        rows = tuple((*(row[slot] for slot in names), row.get("style", STYLES)) for row in made)
+        rows = tuple((*(row[slot] for slot in names), row.get("style", phrases.STYLES)) for row in made)
         punctuation = "?" if forms == "question" else "."
         built.append(Pattern(name, int(weight), names, tuple(english.split()), punctuation, rows, example))
     return tuple(built)

@@ -133,10 +133,7 @@ def objects(classes: tuple[str, ...]) -> Tree:
 
 @cache
 def bare(classes: tuple[str, ...], particle: str, english: str = "the {}", number: int = SINGULAR) -> Tree:
-    """Return the nouns of the classes alone, with a particle, inside an English frame ("to the {}").
-
-    In the frame, {detail} is a place's preposition.
-    """
+    """Return the nouns of the classes alone, with a particle, in an English frame: "to the {}", "{detail} the {}"."""
     return tuple(
         noun_words(
             noun, attach(noun.korean, particle), english.format(noun.english, detail=noun.detail), number=number

@@ -3,19 +3,12 @@
 from dataclasses import dataclass
 from functools import cache
 
-from heedful.data.korean_english.conjugation import (
-    attach,
-    infinitive,
-    past_stem,
-    plain_present,
-    prospective,
-    question,
-    stem,
-)
+from heedful.data.korean_english import conjugation
+from heedful.data.korean_english.conjugation import attach, prospective, stem
 from heedful.data.korean_english.lexicon import Adjective, Verb, add_ing, add_s, inflect_first, lexicon
 from heedful.data.korean_english.phrases import Tree
 
-Forms = tuple[str, str, str]  # English after "I", after "he", and after "they"
+Forms = tuple[str, ...]  # English after "I", after "he", and after "they"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +43,17 @@ def korean_forms(dictionary_form: str, tense: str, form: str, *, adjective: bool
         front, word = "", dictionary_form
     asked = form == "question"
     if "past" in tense:
-        forms = past_stem(word) + ("니" if asked else "다"), past_stem(word) + "어요"
+        forms = conjugation.past_stem(word) + ("니" if asked else "다"), conjugation.past_stem(word) + "어요"
     elif tense == "future":
         forms = f"{prospective(word)} {'거니' if asked else '것이다'}", f"{prospective(word)} 거예요"
     else:
         # Like an adjective, 있다 and 없다 have their dictionary form as the plain present; so has 않다 after them.
-        statement = word if adjective or tense != "present" else plain_present(word)
-        forms = question(word) if asked else statement, infinitive(word) + "요"
+        statement = word if adjective or tense != "present" else conjugation.plain_present(word)
+        forms = conjugation.question(word) if asked else statement, conjugation.infinitive(word) + "요"
     return front + forms[0], front + forms[1]
 
 
-NOTHING = ("", "", "")
+NOTHING: Forms = ("", "", "")
 BE = {"present": ("am", "is", "are"), "past": ("was", "was", "were")}
 HELPERS = {
     "present": ("do", "does", "do"),
@@ -77,15 +70,14 @@ def _english_forms(helpers: Forms, main: Forms, form: str) -> tuple[Forms, Forms
     if form == "question":
         return helpers, main
     negation = " not" if form == "negative" else ""
-    joined = [f"{helper}{negation} {verb}" for helper, verb in zip(helpers, main, strict=True)]
-    first, singular, plural = (text.replace("can not", "cannot") for text in joined)
-    return NOTHING, (first, singular, plural)
+    joined = (f"{helper}{negation} {verb}" for helper, verb in zip(helpers, main, strict=True))
+    return NOTHING, tuple(text.replace("can not", "cannot") for text in joined)
 
 
 def verb_predicate(verb: Verb, tense: str, form: str, korean: tuple[str, str] | None = None) -> Predicate:
     """Conjugate a verb in both languages; `korean` overrides the Korean forms."""
     if form == "statement" and tense == "present":
-        english = NOTHING, (verb.english, inflect_first(verb.english, add_s), verb.english)
+        english: tuple[Forms, Forms] = NOTHING, (verb.english, inflect_first(verb.english, add_s), verb.english)
     elif form == "statement" and tense == "past":
         english = NOTHING, (verb.past,) * 3
     else:
@@ -111,10 +103,8 @@ def predicates(korean: str, form: str = "statement", tenses: tuple[str, ...] = T
 def be_predicate(korean: tuple[str, str], complement: Forms, tense: str, form: str, lemma: str = "") -> Predicate:
     """Make a predicate with "be" from the Korean forms and the English complement for every number."""
     if tense == "future":
-        first, singular, plural = complement
-        complement = (f"be {first}", f"be {singular}", f"be {plural}")
-    helpers = HELPERS[tense] if tense == "future" else BE[tense]
-    return Predicate(korean, *_english_forms(helpers, complement, form), lemma)
+        complement = tuple(f"be {each}" for each in complement)
+    return Predicate(korean, *_english_forms(BE.get(tense, HELPERS[tense]), complement, form), lemma)
 
 
 def adjective_predicate(adjective: Adjective, tense: str, form: str) -> Predicate:

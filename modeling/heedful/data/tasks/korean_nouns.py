@@ -6,29 +6,25 @@ from collections import defaultdict
 from collections.abc import Iterable
 from random import Random
 
+from heedful.data.korean_english.conjugation import final_consonant
 from heedful.files import read_lines
 
 NOUN = re.compile("[가-힣]{2,6}")
 PARTICLES = re.compile("(을|를|이|가|은|는|에|의|에서|에게|으로|로|와|과|도|만|부터|까지|랑|이랑|하고)?")
 SHARE = 0.7  # of the nouns that the dictionary has
-FIRST_SYLLABLE, FINAL_CONSONANTS = ord("가"), 28
-RIEUL = 8  # ㄹ among the final consonants
 
 
 class KoreanNouns:
     """Nouns that take each other's place.
 
     A particle depends on how its noun ends: 을 follows a consonant and 를 a vowel, and 로 follows ㄹ too. So a noun is
-    replaced by one that ends alike, and keeps its particle.
-
-    Args:
-        words: Nouns; what follows a slash, as in dictionaries of hunspell, does not count. Words that are not
-            two to six Korean syllables are left out.
+    replaced by one that ends alike, and keeps its particle. Of the words what follows a slash, as in dictionaries of
+    hunspell, does not count; those that are not two to six Korean syllables are left out.
     """
 
     def __init__(self, words: Iterable[str]):
         composed = (unicodedata.normalize("NFC", word).partition("/")[0].strip() for word in words)
-        self._by_ending: dict[int, list[str]] = defaultdict(list)
+        self._by_ending: dict[str, list[str]] = defaultdict(list)
         self._known = dict.fromkeys(word for word in composed if NOUN.fullmatch(word))
         for noun in self._known:
             self._by_ending[_ending(noun)].append(noun)
@@ -49,19 +45,14 @@ class KoreanNouns:
 
 
 def read_nouns(path: str) -> KoreanNouns:
-    """Read the nouns of a file, one a line.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it has no noun, or is not in UTF-8.
-    """
+    """Read the nouns of a file, one a line; a file in UTF-8 that has none is a `ValueError`."""
     nouns = KoreanNouns(read_lines(path, "nouns"))
     if not nouns:
         raise ValueError(f"`nouns` must be a file with a Korean noun in each line, but {path} has none.")
     return nouns
 
 
-def _ending(noun: str) -> int:
-    """Return how a noun ends: 0 for a vowel, 1 for ㄹ, 2 for another consonant."""
-    final = (ord(noun[-1]) - FIRST_SYLLABLE) % FINAL_CONSONANTS
-    return 0 if not final else 1 if final == RIEUL else 2
+def _ending(noun: str) -> str:
+    """Return how a noun ends: in a vowel (""), in ㄹ, or in another "consonant"."""
+    final = final_consonant(noun)
+    return final if final in ("", "ㄹ") else "consonant"

@@ -81,10 +81,7 @@ def date_pairs(count: int, language: str = "en", seed: int = 1) -> Iterator[Pair
 
 
 def reverse_pairs(count: int, lengths: str = "1-25", symbols: int = 50, seed: int = 1) -> Iterator[Pair]:
-    """Return so many symbols as `lengths` says, of `symbols` different ones, and the same from the last to the first.
-
-    Each length is as likely as the others, and so is each symbol.
-    """
+    """Return so many symbols as `lengths` says, of `symbols` different ones, all as likely, and their reversal."""
     check_at_least(1, symbols=symbols)
     shortest, longest = _shortest_and_longest(lengths)
 

@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -14,7 +15,7 @@ from datasets import Dataset
 from heedful.data.cleaning import CleaningRules, clean_pairs
 from heedful.diagnosis.findings import EXAMPLES, Level, RecipeFinding, RowCheck, graded, percent
 from heedful.files import shortened
-from heedful.training.preparation import Cleaned
+from heedful.training.preparation import Splits
 
 NO_RULES = CleaningRules(drop_empty=False, drop_overlap=False)
 # A ratio this many times the usual one is an outlier, unless ratios spread so widely that it is ordinary here.
@@ -51,31 +52,26 @@ class Pairs:
     def chosen(self, numbers: Sequence[int]) -> "Pairs":
         """Return some of these pairs, counted from 0, with the row numbers that they have in the split."""
         names = ("sources", "targets", "rows", "parts")
-        columns: dict[str, Any] = {name: [getattr(self, name)[number] for number in numbers] for name in names}
+        columns: Any = {name: [getattr(self, name)[number] for number in numbers] for name in names}
         return replace(self, **columns)
 
     def examples(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Show the first few of some of these pairs, counted from 0."""
-        return tuple(
-            f"{self.name} row {self.rows[n]}: {shortened(self.sources[n])} → {shortened(self.targets[n])}"
-            for n in islice(numbers, EXAMPLES)
-        )
+        shown = ((self.rows[n], shortened(self.sources[n]), shortened(self.targets[n])) for n in numbers)
+        return tuple(f"{self.name} row {row}: {source} → {target}" for row, source, target in islice(shown, EXAMPLES))
 
     def broken_by(self, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
         """Return the pairs, counted from 0, that some rules would drop."""
-        numbers = range(len(self))
-        try:
-            columns = {"source": self.sources, "target": self.targets, "part": self.parts, "number": numbers}
-            left = {*clean_pairs(Dataset.from_dict(columns), rules, held_out)[0]["number"][:]}
-        except ValueError:  # none is left
-            left = set()
+        left, numbers = set[int](), range(len(self))
+        columns = {"source": self.sources, "target": self.targets, "part": self.parts, "number": numbers}
+        with suppress(ValueError):  # none is left
+            left.update(clean_pairs(Dataset.from_dict(columns), rules, held_out)[0]["number"][:])
         return [number for number in numbers if number not in left]
 
 
-def check_cleaning(train: Pairs, kept: Cleaned) -> Iterator[RecipeFinding]:
+def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:
     """Say which training pairs the recipe's rules drop, and why."""
-    count = kept.report.dropped.total()
-    if not count:
+    if not (count := kept.report.dropped.total()):
         return
     left = {*kept.train["row"][:], *(kept.validation["row"][:] if kept.is_held_out else ())}
     dropped, share = [number for number, row in enumerate(train.rows) if row not in left], count / len(train)
@@ -88,87 +84,62 @@ def check_cleaning(train: Pairs, kept: Cleaned) -> Iterator[RecipeFinding]:
 
 
 PAIRS_THAT = "{count} of {total} {split} pairs ({share}) "
+KEEP_IDENTICAL = "{advice} Keep them where a text may be right as it is, as in spelling."
 # By the cleaning rule that drops them.
 POINTLESS_PAIRS = {
     "drop_empty": RowCheck("empty", PAIRS_THAT + "have a side that is empty or only spaces.", "{advice}", 0.001, 0.2),
-    "drop_identical": RowCheck(
-        "identical",
-        PAIRS_THAT + "have the same text as source and target.",
-        "{advice} Keep them where a text may be right as it is, as in spelling.",
-        warning=0.05,
-        error=0.95,
-    ),
+    "drop_identical": RowCheck("identical", PAIRS_THAT + "have one text on both sides.", KEEP_IDENTICAL, 0.05, 0.95),
     "drop_duplicates": RowCheck("duplicate", PAIRS_THAT + "repeat an earlier pair.", "{advice}", 0.2),
 }
 
 
 def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator[RecipeFinding]:
-    """Find empty sides, copies of the source as target, and repeated pairs that nothing drops.
-
-    `rules` are the recipe's for training pairs; None for a held-out split, which nothing cleans.
-    """
+    """Find empty sides, copies of the source as target, and repeated pairs that no rules (None in tests) drop."""
     for rule, check in POINTLESS_PAIRS.items():
-        if rules is not None and getattr(rules, rule):
-            continue
         key, advice = pairs.key, "Scores measure them too: remove them."
         if rules is not None:
             key, advice = f"data.cleaning.{rule}", f"`data.cleaning.{rule}: true` drops them."
-        found = pairs.broken_by(replace(NO_RULES, **{rule: True}))
-        yield from check.findings(pairs, found, key, rules is not None, advice=advice)
-
-
-OVERLAP = RowCheck(
-    "overlap",
-    "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the same target: "
-    "scores on them measure what was learnt by heart.",
-    "`data.cleaning.drop_overlap: true` drops {dropped:,} training pairs ({lost}).",
-    warning=0.001,
-    error=0.1,
-)
+        if not getattr(rules, rule, False):
+            found = pairs.broken_by(replace(NO_RULES, **{rule: True}))
+            yield from check.findings(pairs, found, key, rules is not None, advice=advice)
 
 
 def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> Iterator[RecipeFinding]:
     """Find held-out sentences in the training data, unless the recipe drops them (`drop_overlap`)."""
     if rules.drop_overlap:
         return
-    sources = {source.strip() for source in train.sources}
-    both = {(pair["source"].strip(), pair["target"].strip()) for pair in train}
+    known = {(pair["source"].strip(), pair["target"].strip()) for pair in train}
+    sources = {source for source, _ in known}
     for split in held_out:
         seen = [number for number, source in enumerate(split.sources) if source.strip() in sources]
         if not seen:
             continue
-        same = sum((pair["source"].strip(), pair["target"].strip()) in both for pair in split)
+        same = sum((pair["source"].strip(), pair["target"].strip()) in known for pair in split)
         dropped = len(train.broken_by(replace(NO_RULES, drop_overlap=True), split))
-        lost, is_test = percent(dropped / len(train)), split.key.startswith("data.test")
-        yield from OVERLAP.findings(split, seen, split.key, is_test, same=same, dropped=dropped, lost=lost)
-
-
-LENGTH_RATIO = RowCheck(
-    "length_ratio",
-    PAIRS_THAT + "have a target more than {limit:.1f} times as long, or as short, for its source as usual "
-    "(here {usual:.2f} characters for one of the source).",
-    "Look whether rows have slipped; `data.cleaning.max_ratio` drops such pairs.",
-    warning=0.01,
-)
+        message = "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the "
+        message += "same target: scores on them measure what was learnt by heart."
+        lost = f"{dropped:,} training pairs ({percent(dropped / len(train))})"
+        check = RowCheck("overlap", message, f"`data.cleaning.drop_overlap: true` drops {lost}.", 0.001, 0.1)
+        yield from check.findings(split, seen, split.key, split.key.startswith("data.test"), same=same)
 
 
 def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
-    """Find pairs one side of which is far too long for the other: rows that have slipped, or half translations.
-
-    What is far follows from the corpus: from the median of the logarithm of target length by source length (in
-    characters) and the median distance from it, which a few wrong pairs do not move.
-    """
+    """Find pairs one side of which is far too long for the other: rows that have slipped, or half translations."""
     if len(pairs) < 20:
         return
+    # What is far follows from medians of the corpus, which a few wrong pairs do not move.
     sources, targets = (np.array([len(text) for text in texts]) for texts in (pairs.sources, pairs.targets))
     ratios = np.log((targets + SHORT_TEXT) / (sources + SHORT_TEXT))
-    usual = np.median(ratios)
-    distances = np.abs(ratios - usual)
+    distances = np.abs(ratios - (usual := np.median(ratios)))
     spread = 1.4826 * float(np.median(distances))  # a normal distribution's standard deviation
     limit = max(np.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
     worst_first = np.argsort(-distances, kind="stable")
     found = worst_first[distances[worst_first] > limit].tolist()
-    yield from LENGTH_RATIO.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
+    message = PAIRS_THAT + "have a target more than {limit:.1f} times as long, or as short, for its source as usual "
+    message += "(here {usual:.2f} characters for one of the source)."
+    advice = "Look whether rows have slipped; `data.cleaning.max_ratio` drops such pairs."
+    check = RowCheck("length_ratio", message, advice, 0.01)
+    yield from check.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
 
 
 # What columns are called, beside languages.
@@ -290,8 +261,8 @@ def check_text(pairs: Pairs) -> Iterator[RecipeFinding]:
     for check, is_in in DEFECTS.items():
         sides = (pairs.sources, pairs.targets)
         sources, targets = ({n for n, text in enumerate(texts) if is_in(text)} for texts in sides)
-        found = sorted(sources | targets)
-        yield from check.findings(pairs, found, pairs.key, sources=len(sources), targets=len(targets))
+        counts: Any = {"sources": len(sources), "targets": len(targets)}
+        yield from check.findings(pairs, sorted(sources | targets), pairs.key, **counts)
 
 
 LATIN = "en de fr es it pt nl sv da nb nn no fi et lv lt pl cs sk sl hr hu ro tr vi id ms sw ca eu gl is ga cy"
@@ -312,33 +283,15 @@ SCRIPTS_OF_LANGUAGES = {code: script for script, (_, codes) in SCRIPTS_AND_LANGU
 WRONG_SCRIPT_SHARE = 0.05
 
 SWAPPED = ": source and target are swapped."
-OTHER_SCRIPTS = RowCheck(
-    "scripts",
-    "The {split} pairs go from {theirs[0]} to {theirs[1]} script, the training pairs from {ours[0]} to {ours[1]}{end}",
-    "Swap them in one of the two.",
-    error=0.0,
-)
-SWAPPED_PAIRS = RowCheck(
-    "scripts",
-    "{count} of {total} training pairs ({share}) go from {usual[1]} to {usual[0]} script, and most others from "
-    "{usual[0]} to {usual[1]}: they are swapped.",
-    "Swap them.",
-    warning=0.01,
-)
-WRONG_SCRIPT = RowCheck(
-    "scripts",
-    "{count} of {total} training {side} ({share}) are in another script than the others' {script}.",
-    "Look whether they belong there.",
-)
 
 
 def script_of(text: str) -> str | None:
     """Return the script that most letters of a text are in, `None` where it has fewer than three letters."""
     if text.isascii():  # the usual case, and no other script is
         return "Latin" if sum(map(str.isalpha, text)) >= 3 else None
-    counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
-    best = max(counts, key=lambda script: counts[script])
-    return best if counts[best] >= 3 else None
+    counts = Counter({script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()})
+    ((script, count),) = counts.most_common(1)
+    return script if count >= 3 else None
 
 
 def lacks_script(text: str, script: str) -> bool:
@@ -349,37 +302,38 @@ def lacks_script(text: str, script: str) -> bool:
 
 def main_script(texts: Iterable[str]) -> str | None:
     """Return the script of at least four fifths of the texts that have one, `None` where they are mixed."""
-    counts: Counter[str | None] = Counter(filter(None, map(script_of, texts)))
-    script = max(counts, key=lambda script: counts[script], default=None)
-    return script if counts[script] >= 0.8 * counts.total() else None
+    counts = Counter(filter(None, map(script_of, texts)))
+    return next((script for script, count in counts.items() if count >= 0.8 * counts.total()), None)
 
 
 def check_scripts(
     train: Pairs, held_out: Sequence[Pairs], languages: tuple[str | None, str | None]
 ) -> Iterator[RecipeFinding]:
-    """Find swapped languages, and targets in a script that is not theirs.
-
-    Only scripts are looked at: German and French look alike here. `languages` are codes of the source's and the
-    target's; one that is unknown, or has a script that is not listed, says nothing.
-    """
+    """Find swapped languages, and targets in a script that is not theirs; codes of unknown languages say nothing."""
     train = train.chosen([number for number, part in enumerate(train.parts) if part == 0])  # others: other languages
     ours, *others = ((main_script(split.sources), main_script(split.targets)) for split in (train, *held_out))
     yield from _languages_against_scripts(ours, languages)
     for split, theirs in zip(held_out, others, strict=True):
         if None not in (*ours, *theirs) and theirs != ours:
-            is_swapped = theirs == ours[::-1]
-            words: dict[str, Any] = {"ours": ours, "theirs": theirs, "end": SWAPPED if is_swapped else "."}
-            yield from OTHER_SCRIPTS.findings(split, range(len(split)), split.key, is_swapped, **words)
+            level: Level = "error" if theirs == ours[::-1] else "warning"
+            message = f"The {split.name} pairs go from {theirs[0]} to {theirs[1]} script, the training pairs from "
+            message += f"{ours[0]} to {ours[1]}{SWAPPED if level == 'error' else '.'}"
+            examples = split.examples(range(len(split)))
+            yield RecipeFinding("scripts", level, message, split.key, "Swap them in one of the two.", examples)
     ways = list(zip(map(script_of, train.sources), map(script_of, train.targets), strict=True))
     counts = Counter(way for way in ways if None not in way and way[0] != way[1])
-    usual = max(counts, key=lambda way: counts[way], default=(None, None))
+    ((usual, _),) = counts.most_common(1) or [((None, None), 0)]
     swapped = [number for number, way in enumerate(ways) if way == usual[::-1] and way != usual]
-    yield from SWAPPED_PAIRS.findings(train, swapped, train.key, usual=usual)
+    message = "{count} of {total} training pairs ({share}) go from {usual[1]} to {usual[0]} script, and most others "
+    check = RowCheck("scripts", message + "from {usual[0]} to {usual[1]}: they are swapped.", "Swap them.", 0.01)
+    yield from check.findings(train, swapped, train.key, usual=usual)
     for side, script, texts in zip(("sources", "targets"), ours, (train.sources, train.targets), strict=True):
         lacking = (number for number, text in enumerate(texts) if script and lacks_script(text, script))
         wrong = sorted({*lacking} - {*swapped})
         if len(wrong) >= WRONG_SCRIPT_SHARE * len(train):
-            yield from WRONG_SCRIPT.findings(train, wrong, train.key, side=side, script=script)
+            message = "{count} of {total} training {side} ({share}) are in another script than the others' {script}."
+            check = RowCheck("scripts", message, "Look whether they belong there.")
+            yield from check.findings(train, wrong, train.key, side=side, script=script)
 
 
 def _languages_against_scripts(

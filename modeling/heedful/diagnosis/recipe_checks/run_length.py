@@ -54,11 +54,10 @@ class RunPlan:
 def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> Iterator[RecipeFinding]:
     """Run all checks of this file on a model of width `d_model`, which the paper's schedule depends on."""
     end = plan.end(recipe)
-    if end is not None:
-        yield from _check_schedule(recipe, end, d_model)
     if plan.updates_per_epoch is not None:
         yield from _check_epochs(recipe, plan.updates_per_epoch, end)
     if end is not None:
+        yield from _check_schedule(recipe, end, d_model)
         yield from _check_intervals(recipe, end)
 
 
@@ -85,9 +84,10 @@ def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[Recip
 def _check_epochs(recipe: Recipe, per_epoch: float, end: RunEnd | None) -> Iterator[RecipeFinding]:
     """Find updates larger than the data, and runs that repeat the data hundreds of times."""
     if per_epoch <= 1:
-        message = f"One update takes {recipe.optimization.tokens_per_update:,} padded tokens, which is all training "
-        message += "pairs at once: every update sees the same pairs."
-        advice = "Lower it so that an epoch has tens of updates at least."
+        size, advice = recipe.optimization.tokens_per_update, "Lower it so that an epoch has tens of updates at least."
+        message = (
+            f"One update takes {size:,} padded tokens, all training pairs at once: it always sees the same pairs."
+        )
         yield RecipeFinding("epochs", "warning", message, "optimization.tokens_per_update", advice)
     if end is not None and end.updates > MANY_EPOCHS * per_epoch:
         message = f"The run passes {end.updates / per_epoch:,.0f} times over the training pairs ({per_epoch:,.0f} "
@@ -103,11 +103,10 @@ def _check_intervals(recipe: Recipe, end: RunEnd) -> Iterator[RecipeFinding]:
     advice = f"Set it to {max(1, end.last // 10):,} or so."
     if validation.every_updates > end.last:
         needed = checkpoints.publish in ("best", "average_best") or validation.patience is not None
+        level = end.error if needed else "warning"
         message = f"The model is first validated after {validation.every_updates:,} updates, but {ended}"
         message += f": `checkpoints.publish: {checkpoints.publish}` and patience have nothing to go by" * needed + "."
-        yield RecipeFinding(
-            "intervals", end.error if needed else "warning", message, "validation.every_updates", advice
-        )
+        yield RecipeFinding("intervals", level, message, "validation.every_updates", advice)
     if checkpoints.every_updates > end.last:
         averages = checkpoints.publish == "average" and checkpoints.keep_last > 1
         message = f"The run is first saved after {checkpoints.every_updates:,} updates, but {ended}: "

@@ -3,7 +3,7 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from heedful.diagnosis.samples import id_set
 from heedful.files import shortened
 from heedful.inference.attention.labels import FALLBACK_BYTE
 from heedful.training.start_checks import UNKNOWN as MOST_UNKNOWN
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 RARE = 5  # types that are seen fewer times than this are hardly learnt
 LOOKED_AT_FOR_UNKNOWN_WORDS = 200  # pairs
@@ -33,7 +30,7 @@ UNKNOWN = RowCheck(
 )
 
 
-def check_special_ids(config: "PreTrainedConfig", generation_config: Any, key: str) -> Iterator[RecipeFinding]:
+def check_special_ids(config: Any, generation_config: Any, key: str) -> Iterator[RecipeFinding]:
     """Compare the special ids of config and generation config of the model that `key` names."""
 
     def problem(message: str, advice: str, level: Any = "error") -> RecipeFinding:
@@ -67,10 +64,8 @@ def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[RecipeF
         doubled = np.flatnonzero(counts > 1)
         if len(doubled):
             names = " and ".join(repr(token) for token, id_ in vocabulary.items() if id_ == doubled[0])
-            message = (
-                f"{len(doubled):,} ids of the {side} tokenizer belong to several tokens, such as {doubled[0]} to "
-            )
-            yield RecipeFinding("tokenizer_ids", "warning", f"{message}{names}.", key, "Train the tokenizer anew.")
+            message = f"{len(doubled):,} ids of the {side} tokenizer belong to several tokens, such as {doubled[0]} "
+            yield RecipeFinding("tokenizer_ids", "warning", f"{message}to {names}.", key, "Train the tokenizer anew.")
         if len(counts) > len(tokenizer):
             message = f"The {side} tokenizer has {len(tokenizer):,} tokens, but ids up to {len(counts) - 1:,}: an "
             message += "embedding of its size lacks the last ones."
@@ -92,18 +87,13 @@ def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> I
         found, tokens = [number for number, count in enumerate(counts) if count], sum(map(len, rows))
         some = [texts[number] for number in found[:LOOKED_AT_FOR_UNKNOWN_WORDS]]
         words = ", ".join(map(shortened, unknown_words(tokenizer, some)[: 2 * EXAMPLES]))
-        share = sum(counts) / max(1, tokens)
-        fields: dict[str, Any] = {"side": side, "unknown": sum(counts), "tokens": tokens}
-        words = f", such as {words}" if words else ""
-        yield from UNKNOWN.findings(pairs, found, key, share=share, words=words, **fields)
+        fields: Any = {"side": side, "tokens": tokens, "unknown": sum(counts), "share": sum(counts) / max(1, tokens)}
+        yield from UNKNOWN.findings(pairs, found, key, words=f", such as {words}" if words else "", **fields)
 
 
-def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[str]:
-    """List the words, or pieces of them, that a tokenizer does not know, the most frequent first.
-
-    A slow tokenizer, which does not know where in the text its tokens are, gives an empty list.
-    """
-    if not tokenizer.is_fast:
+def unknown_words(tokenizer: Any, texts: Sequence[str]) -> list[str]:
+    """List the words, or pieces of them, that a tokenizer does not know, the most frequent first."""
+    if not tokenizer.is_fast:  # it does not know where in the text its tokens are
         return []
     counts: Counter[str] = Counter()
     for text in texts:
@@ -116,17 +106,13 @@ def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) ->
 def check_vocabulary_use(
     rows: EncodedPairs, tokenizers: TokenizerPair, key: str, looked_at: int | None = None
 ) -> Iterator[RecipeFinding]:
-    """Count the types that the training rows show fewer than 1, 2, … 5 times: the model hardly learns them.
-
-    Special tokens and single characters, which every text needs, do not count. `looked_at` is the number of pairs that
-    the rows are made of, `None` if these are all.
-    """
+    """Count the types that rows (of so many pairs, or of all) show fewer than 1, 2, … 5 times: hardly learnt."""
     seen_on = {"source": [rows.sources], "target": [rows.targets], "joint": [rows.sources, rows.targets]}
     for side, tokenizer in _sides(tokenizers):
         known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
-        types = [
-            id_ for token, id_ in known if id_ not in added and len(FALLBACK_BYTE.sub("", token).lstrip("▁ ")) > 1
-        ]
+        # Neither special tokens nor single characters, which every text needs.
+        of_several = ((id_, FALLBACK_BYTE.sub("", token).lstrip("▁ ")) for token, id_ in known)
+        types = [id_ for id_, text in of_several if len(text) > 1 and id_ not in added]
         seen = np.bincount(np.concatenate(seen_on[side]), minlength=len(tokenizer))[types]
         fewer = [int((seen < times).sum()) for times in range(1, RARE + 1)]
         share = fewer[-1] / max(1, len(types))
@@ -142,25 +128,16 @@ def check_vocabulary_use(
 
 
 def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
-    """Look whether the source tokenizer makes more tokens of a decomposed text (NFD) than of the same in NFC.
-
-    Training normalizes to NFC while reading. Texts that a user gives the model are as they are.
-    """
-    composed = [text for text in pairs.sources[:200] if unicodedata.normalize("NFD", text) != text]
-    if not composed:
-        return
-    nfc, nfd = (
-        sum(map(len, tokenizers.source([unicodedata.normalize(form, text) for text in composed])["input_ids"]))
-        for form in ("NFC", "NFD")
-    )
-    if nfd <= nfc:
-        return
-    message = f"Decomposed text (NFD, as some systems write it) costs {nfd / nfc:.1f} times the tokens of NFC with "
-    message += "this tokenizer. Training reads everything as NFC; whoever uses the model must do so too."
-    yield RecipeFinding("normalization", "note", message, key, "Add the normalizer NFC to the tokenizer.")
+    """Look whether the source tokenizer makes more tokens of a decomposed text (NFD) than of the same in NFC."""
+    texts = [text for text in pairs.sources[:200] if not unicodedata.is_normalized("NFD", text)]
+    forms = ([unicodedata.normalize(form, text) for text in texts] for form in ("NFC", "NFD"))
+    composed, decomposed = (sum(map(len, encode_texts(tokenizers.source, "text", form))) for form in forms)
+    if decomposed > composed:
+        message = f"Decomposed text (NFD, as some systems write it) costs {decomposed / composed:.1f} times the "
+        message += "tokens of NFC here. Training reads everything as NFC; whoever uses the model must do so too."
+        yield RecipeFinding("normalization", "note", message, key, "Add the normalizer NFC to the tokenizer.")
 
 
-def _sides(tokenizers: TokenizerPair) -> "list[tuple[str, PreTrainedTokenizerFast]]":
-    if tokenizers.is_joint:
-        return [("joint", tokenizers.source)]
-    return [("source", tokenizers.source), ("target", tokenizers.target)]
+def _sides(tokenizers: TokenizerPair) -> list[tuple[str, Any]]:
+    sides = [("source", tokenizers.source), ("target", tokenizers.target)]
+    return [("joint", tokenizers.source)] if tokenizers.is_joint else sides

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heedful.files import check_matplotlib, check_writable, written_whole
+from heedful.files import check_writable, import_extra, written_whole
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, Kind
 from heedful.inference.attention.measures import between_words, scores_between_words
 
@@ -19,18 +19,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-# Largest side of a picture in inches: image viewers do not open larger ones.
-LARGEST = 60
-# Up to so many inches, columns are as wide as their labels, which are not turned.
-READABLE = 9
-# Maps of scores with at most so many rows and columns have their numbers in them.
-NUMBERED = 12
+LARGEST = 60  # inches of a picture's side: image viewers do not open larger ones
+READABLE = 9  # inches up to which columns are as wide as their labels, which are not turned
+NUMBERED = 12  # rows and columns up to which maps of scores have their numbers in them
 SIDES = {
     "cross": ("source (looked at)", "target (looks)"),
     "encoder": ("source (looked at)", "source (looks)"),
     "decoder": ("target so far (looked at)", "target (looks)"),
 }
-
+REGULAR = (400, "normal", "regular")  # weights of fonts
 # Tried in this order for letters that matplotlib's own font, DejaVu Sans, lacks; then the other fonts of the system.
 WIDE_FONTS = (
     "NanumGothic", "Noto Sans CJK KR", "Noto Sans KR", "Malgun Gothic", "Apple SD Gothic Neo", "AppleGothic",
@@ -39,22 +36,18 @@ WIDE_FONTS = (
 
 
 def draw_attention(attention: AttentionMap, path: str | Path, title: str | None = None) -> Path:
-    """Draw an attention map as a heat map: rows look at columns, darker is more.
+    """Draw an attention map as a heat map, rows look at columns, darker is more, and return the file's path.
 
     To show words and not tokens, draw what `word_attention` returns. Labels of columns are not turned: side by side
     where there is room, else from top to bottom in Korean, Chinese and Japanese; others are turned.
 
-    Neither pyplot nor matplotlib's settings are touched. Letters that matplotlib's own font lacks are taken from the
-    system's fonts, or from the Korean font of the extra `heedful[plots]`; a letter that no font has is written as its
-    code point, ⟨1F98A⟩.
+    Neither pyplot nor matplotlib's settings are touched. Letters that its own font lacks are taken from the system's
+    fonts, or the Korean one of the extra `heedful[plots]`; one that no font has is written as its code point, ⟨1F98A⟩.
 
     Args:
         attention: What to draw.
         path: File to write: .png, .svg or .pdf.
         title: A line above the picture.
-
-    Returns:
-        The path of the file.
 
     Raises:
         ValueError: If the path has another suffix.
@@ -90,9 +83,8 @@ def draw_attention(attention: AttentionMap, path: str | Path, title: str | None 
     if title:
         figure.suptitle(title, **{**style, "fontsize": 12})
     tall = min(4, height)
-    bar = figure.colorbar(
-        image, ax=axes, shrink=tall / height, aspect=tall / 0.2, anchor=(0, 1), fraction=0.1, pad=0.02
-    )
+    sizes: Any = {"shrink": tall / height, "aspect": tall / 0.2, "fraction": 0.1, "pad": 0.02}
+    bar = figure.colorbar(image, ax=axes, anchor=(0, 1), **sizes)
     bar.set_label("attention weight", color="dimgray", fontsize=9)
     bar.outline.set_visible(False)
     return _save(figure, path)
@@ -107,11 +99,10 @@ def draw_attention_grid(
     tokens: bool = False,
     scores: bool = False,
 ) -> Path:
-    """Draw all heads in one picture: a row for each layer, a column for each head, darker is more.
+    """Draw all heads in one picture, a row for each layer, a column for each head, and return the file's path.
 
-    Rows and columns of each small map are those of the attention map; the outer maps have labels. Scores are drawn as
-    dots below the weights: larger further from 0, blue above and red below it, and nothing where a mask hides the
-    column; each head has its own scale.
+    The outer maps have labels. Scores are drawn as dots below the weights: larger further from 0, blue above and red
+    below it, and nothing where a mask hides the column; each head has its own scale.
 
     Args:
         maps: What to draw.
@@ -122,9 +113,6 @@ def draw_attention_grid(
         tokens: Whether to show the tokenizer's tokens, not words, which `word_attention` puts together.
         scores: Whether to draw the raw scores, before the softmax, below the weights; as numbers too where there is
             room for them. Those of words are the means over their tokens.
-
-    Returns:
-        The path of the file.
 
     Raises:
         ValueError: If there is no such kind or layer, or no scores; further errors are those of `draw_attention`.
@@ -177,17 +165,19 @@ def _draw_dots(axes: "Axes", scores: np.ndarray) -> None:
         axes.text(column, row, text, fontsize=6, ha="center", va="center")
 
 
+def _is_wide(letter: str) -> bool:
+    """Return whether a letter is as wide as high, as Korean and Chinese ones are."""
+    return unicodedata.east_asian_width(letter) in "WF"
+
+
 def _inches(labels: Sequence[str], points: int = 11) -> float:
-    """Estimate how much room the longest label of this size needs: Korean and Chinese letters are as wide as high."""
-    widths = (
-        sum(1.0 if unicodedata.east_asian_width(letter) in "WF" else 0.6 for letter in label) for label in labels
-    )
-    return (max(widths) + 0.8) * points / 72
+    """Estimate how much room the longest label of this size needs."""
+    return (max(sum(1.0 if _is_wide(letter) else 0.6 for letter in label) for label in labels) + 0.8) * points / 72
 
 
 def _set_upright(axes: "Axes", labels: Sequence[str], style: dict[str, Any]) -> None:
     """Write labels of narrow columns: wide letters are one below the other, other labels are turned."""
-    is_stacked = [any(unicodedata.east_asian_width(letter) in "WF" for letter in label) for label in labels]
+    is_stacked = [any(map(_is_wide, label)) for label in labels]
     texts = ["\n".join(label) if stacked else label for label, stacked in zip(labels, is_stacked, strict=True)]
     axes.set_xticks(range(len(labels)), texts, **style)
     for text, stacked in zip(axes.get_xticklabels(), is_stacked, strict=True):
@@ -211,11 +201,10 @@ def _save(figure: "Figure", path: Path) -> Path:
 
 def writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
     """Return texts that the fonts here can write, and matplotlib's arguments for them."""
-    check_matplotlib()
+    import_extra("matplotlib", "plots")
     families, missing = _fonts_for("".join(text for group in texts for text in group))
-    written = [
-        ["".join(f"⟨{ord(c):X}⟩" if ord(c) in missing else c for c in text) for text in group] for group in texts
-    ]
+    codes = {number: f"⟨{number:X}⟩" for number in missing}
+    written = [[text.translate(codes) for text in group] for group in texts]
     return written, {"family": families, "parse_math": False, "usetex": False}
 
 
@@ -230,8 +219,7 @@ def _fonts_for(text: str) -> tuple[list[str], set[int]]:
     for family, path in _wide_fonts(font_manager.fontManager):
         if not missing:
             break
-        letters = _letters_of(path)
-        if missing & letters:
+        if missing & (letters := _letters_of(path)):
             families.append(family)
             missing -= letters
     if missing:
@@ -254,7 +242,10 @@ def _letters_of(path: str) -> set[int]:
 
 def _wide_fonts(manager: Any) -> Iterator[tuple[str, str]]:
     """Yield (family, file) of the known fonts, of koreanize_matplotlib's font, and of all fonts of the system."""
-    files = {entry.name: entry.fname for entry in manager.ttflist if _is_upright(entry)}
+    upright = (entry for entry in manager.ttflist if entry.style == "normal" and entry.weight in REGULAR)
+    # matplotlib's "Last Resort" has a box for every letter.
+    usable = (entry for entry in upright if "Last Resort" not in entry.name and Path(entry.fname).is_file())
+    files = {entry.name: entry.fname for entry in usable}
     for family in WIDE_FONTS:
         if family in files:
             yield family, files[family]
@@ -266,10 +257,3 @@ def _wide_fonts(manager: Any) -> Iterator[tuple[str, str]]:
             manager.addfont(path)
             yield "NanumGothic", str(path)
     yield from sorted(files.items())
-
-
-def _is_upright(entry: Any) -> bool:
-    # matplotlib's "Last Resort" has a box for every letter.
-    if "Last Resort" in entry.name or entry.style != "normal":
-        return False
-    return entry.weight in (400, "normal", "regular") and Path(entry.fname).is_file()

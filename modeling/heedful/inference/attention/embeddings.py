@@ -21,8 +21,6 @@ from heedful.inference.attention.labels import BROKEN_CHARACTER, token_labels
 from heedful.inference.attention.maps import plain_model
 from heedful.inference.engines import evaluation_mode
 
-NEIGHBOURS = 5
-
 
 @dataclass(frozen=True, eq=False)
 class WordStates:
@@ -58,26 +56,17 @@ def layer_names(count: int) -> list[str]:
 def word_states(
     model: Any, tokenizers: TokenizerPair, word: str, sentence: str | None = None, target_language: str | None = None
 ) -> WordStates:
-    """Follow a word through the encoder.
+    """Follow a word through the encoder of a Transformer, or of a `Translator`, alone or in a sentence.
 
-    Args:
-        model: Heed's Transformer, another encoder-decoder Transformer of transformers, or a `Translator` of one.
-        tokenizers: Its tokenizers.
-        word: A word, or several, as the sentence has them, or the beginning of a word, such as one without a particle:
-            then the tokens that write it may write some of the rest too. Of several places the first is taken.
-        sentence: The source that has it; None is the word alone.
-        target_language: Language to translate into, where the tokenizers know several.
-
-    Raises:
-        ValueError: If the word is empty, not in the sentence or of no token, the model is recurrent or exported, or
-            its tokenizer no fast one.
+    It may be several, as the sentence has them, or the beginning of a word, such as one without a particle: then the
+    tokens that write it may write some of the rest too. Of several places the first is taken. A `ValueError` says if
+    the word is empty, not in the sentence or of no token, the model is recurrent or exported, or its tokenizer no fast
+    one.
     """
     model = plain_model(model)
     if model.config.model_type == "heed_rnn":
-        raise ValueError(
-            "The model must be a Transformer, whose layers add to its embeddings, but is a recurrent model instead, "
-            "whose states cannot be compared with them."
-        )
+        must = "The model must be a Transformer, whose layers add to its embeddings"
+        raise ValueError(f"{must}, but is a recurrent model instead, whose states cannot be compared with them.")
     if not word.strip():
         raise ValueError(f"`word` must be a word, but is {word!r} instead.")
     tokenizers.check_is_fast("the embeddings of words")
@@ -103,7 +92,7 @@ def word_states(
 
 
 def neighbourhoods(
-    model: Any, tokenizers: TokenizerPair, words: Sequence[WordStates], count: int = NEIGHBOURS
+    model: Any, tokenizers: TokenizerPair, words: Sequence[WordStates], count: int = 5
 ) -> list[list[Neighbourhood]]:
     """Find the tokens whose embeddings have the largest cosine with each word's vectors, `count` for each vector.
 
@@ -132,10 +121,7 @@ def neighbourhoods(
 
 
 def plane(vectors: torch.Tensor) -> list[tuple[float, float]]:
-    """Project vectors (n, width) onto the two directions in which they differ most: principal component analysis.
-
-    The sign of a direction, which is free, is such that its largest part is positive.
-    """
+    """Project vectors (n, width) by principal component analysis; the largest part of a direction is positive."""
     centred = vectors - vectors.mean(dim=0)
     directions = torch.linalg.svd(centred.double(), full_matrices=False).Vh[:2]  # (2, width)
     signs = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True)).sign()
@@ -143,10 +129,7 @@ def plane(vectors: torch.Tensor) -> list[tuple[float, float]]:
 
 
 def draw_neighbourhoods(words: Sequence[WordStates], found: Sequence[Sequence[Neighbourhood]], path: Path) -> None:
-    """Draw words among their neighbours into a .svg, .png or .pdf, a panel for the embedding and for each layer.
-
-    The plane of all panels is that of all vectors in them, each of length 1, because cosines decide who is near.
-    """
+    """Draw words among their neighbours, all in one plane, a panel for the embedding and for each layer."""
     names = layer_names(len(words[0].vectors))
     shown = {
         (layer, word.word): [

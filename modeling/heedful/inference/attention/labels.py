@@ -4,7 +4,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenizers import decoders, models
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 SPACE_MARK = "▁"
 CONTINUATION_MARK = "…"
 BROKEN_CHARACTER = "\ufffd"
-# Letters without width that join others, in Persian and Indian scripts and in emoji made of several.
-JOINERS = "\u200c\u200d"
+JOINERS = "\u200c\u200d"  # without width, of others, in Persian and Indian scripts and in emoji made of several
 # GPT-2's table the other way round: printable bytes stand for themselves, the others begin with Ā.
 BYTE_OF_LETTER = {letter: byte for byte, letter in bytes_to_unicode().items()}
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -38,13 +37,13 @@ class Words(NamedTuple):
 def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[str]:
     """Make readable labels of the tokens of one sequence.
 
-    Control tokens keep their name (`</s>`), a space is ▁. Byte-level pieces become the characters that begin in them.
-    The label of a piece that continues a character of the piece before, as is frequent in Korean, begins with …; bytes
-    that are no character are shown as ‹EC›. An id that the tokenizer does not know becomes <its number>.
+    Control tokens keep their name (`</s>`), a space is ▁, and an id that the tokenizer does not know <its number>.
+    Byte-level pieces become the characters that begin in them, behind … where they continue one of the piece before,
+    as is frequent in Korean; bytes that are no character are shown as ‹EC›.
     """
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
-    control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    control |= {id_ for id_, piece in zip(ids, pieces, strict=True) if piece is None}
+    unknown = (id_ for id_, piece in zip(ids, pieces, strict=True) if piece is None)
+    control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder, *unknown}
     is_byte_level = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel)
     labels = [f"<{id_}>" if piece is None else piece for id_, piece in zip(ids, pieces, strict=True)]
     run: list[tuple[int, bytes]] = []  # neighbouring pieces whose bytes may form a character together
@@ -76,17 +75,15 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
     """
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
     is_word = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
+    if is_word:  # when decoded, an unknown token would stick to the word before
+        numbers = count()
+        return [None if id_ in control else next(numbers) for id_ in ids]
     words: list[int | None] = []
     kept: list[int] = []
     before: list[str] = []
-    count = 0
     for id_ in ids:
         if id_ in control:
             words.append(None)
-            continue
-        if is_word:  # when decoded, an unknown token would stick to the word before
-            words.append(count)
-            count += 1
             continue
         kept.append(id_)
         # All tokens so far, because only together bytes become characters, and a first space is dropped.
@@ -111,13 +108,12 @@ def shown_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> Wor
     is_spelt = is_of_characters(tokenizer) and len({*words} - {None}) == 1
     groups: list[list[int]] = []
     for index, (id_, word) in enumerate(zip(ids, words, strict=True)):
-        is_continued = groups and id_ not in control and ids[index - 1] not in control
-        if is_continued and words[index - 1] == word and not pieces[index].startswith(CONTINUATION_MARK):
-            is_continued = not is_spelt and not any(map(BEGINS_UNSPACED.match, (pieces[index], pieces[index - 1][-1])))
-        if is_continued and words[index - 1] in (None, word):
-            groups[-1].append(index)
-        else:
-            groups.append([index])
+        is_apart = not groups or id_ in control or ids[index - 1] in control or words[index - 1] not in (None, word)
+        if not is_apart and words[index - 1] == word and not pieces[index].startswith(CONTINUATION_MARK):
+            is_apart = is_spelt or any(map(BEGINS_UNSPACED.match, (pieces[index], pieces[index - 1][-1])))
+        if is_apart:
+            groups.append([])
+        groups[-1].append(index)
     labels, of_tokens = [], [number for number, group in enumerate(groups) for _ in group]
     for group in groups:
         text = cast(str, tokenizer.decode([ids[index] for index in group], clean_up_tokenization_spaces=False))

@@ -1,7 +1,7 @@
-"""Attention maps: which tokens a model looks at, as numbers with readable labels.
+"""Attention maps, as in the paper's appendix: which tokens a model looks at, as numbers with readable labels.
 
-Section 3.2.3 of the paper names the three kinds: in "cross" attention every target position looks at the source, in
-"encoder" and "decoder" self-attention at its own sequence; the pictures of the paper's appendix are such maps.
+Section 3.2.3 names the three kinds: in "cross" attention every target position looks at the source, in "encoder" and
+"decoder" self-attention at its own sequence.
 """
 
 from collections.abc import Collection, Sequence
@@ -33,18 +33,14 @@ if TYPE_CHECKING:
 class AttentionMap:
     """Attention weights between labelled tokens.
 
-    Attributes:
-        source_tokens: Labels of the columns, the tokens that are looked at: the source's, or for "decoder" those that
-            the decoder was fed, <s> first.
-        target_tokens: Labels of the rows, the tokens that look: for "encoder" the source's, for "cross" and "decoder"
-            the tokens that are *predicted* (row i holds the attention by which target token i was chosen).
-        weights: float32 array (rows, columns); each row sums to 1.
-        kind: "cross", "encoder" or "decoder".
+    The rows look: for "cross" and "decoder" they are the tokens that are *predicted* (row i holds the attention by
+    which target token i was chosen), for "encoder" the source's. The columns are looked at: the source's, or for
+    "decoder" those that the decoder was fed, <s> first.
     """
 
-    source_tokens: list[str]
-    target_tokens: list[str]
-    weights: np.ndarray
+    source_tokens: list[str]  # labels of the columns
+    target_tokens: list[str]  # labels of the rows
+    weights: np.ndarray  # float32 (rows, columns); each row sums to 1
     kind: Kind = "cross"
 
 
@@ -72,31 +68,19 @@ class AttentionSteps:
 
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """The attention weights of one pair: every kind that was asked for, every layer and head.
+    """The attention weights of one pair: every kind that was asked for, every layer and head."""
 
-    Attributes:
-        source_tokens: Labels of the source's tokens.
-        target_tokens: Labels of the target's tokens, </s> included.
-        fed_tokens: Labels of what the decoder was fed, the start token first; token i was chosen after fed token i.
-        source_words: For each source token the number of its word, from 0, or None for control tokens and spaces.
-        target_words: The same of the target tokens.
-        weights: For each kind a float32 array (layers, heads, rows, columns), rows and columns as in `AttentionMap`.
-        neighbourhoods: How many positions away a row may look, for the kinds that are restricted (section 4).
-        source_shown: The words that pictures show in place of the source's tokens; None shows the tokens.
-        target_shown: The same of the target.
-        states: For each kind what the heads of each layer compute on the way to their weights. Models other than
-            Heed's Transformer have none.
-    """
-
-    source_tokens: list[str]
-    target_tokens: list[str]
-    fed_tokens: list[str]
-    source_words: list[int | None]
+    source_tokens: list[str]  # labels
+    target_tokens: list[str]  # the same, </s> included
+    fed_tokens: list[str]  # of the decoder, the start token first; target token i was chosen after fed token i
+    source_words: list[int | None]  # the number from 0 of each token's word; None of control tokens and spaces
     target_words: list[int | None]
-    weights: dict[Kind, np.ndarray]
+    weights: dict[Kind, np.ndarray]  # float32 (layers, heads, rows, columns), rows and columns as in `AttentionMap`
+    # How many positions away a row may look, for the kinds that are restricted (section 4).
     neighbourhoods: dict[Kind, int] = field(default_factory=dict)
-    source_shown: Words | None = None
+    source_shown: Words | None = None  # the words that pictures show in place of tokens
     target_shown: Words | None = None
+    # What the heads of each layer compute on the way to their weights, of Heed's Transformer.
     states: dict[Kind, list[HeadStates]] = field(default_factory=dict)
 
     @property
@@ -112,21 +96,16 @@ class AttentionMaps:
         """Return the number of heads of each layer; a `ValueError` if the kind is not here."""
         return self._of_kind(kind).shape[1]
 
-    def layer_number(self, kind: Kind, layer: int) -> int:
-        """Return the number from 0 of a layer that may be counted from -1 for the last; a `ValueError` if none is."""
+    def layer_number(self, kind: Kind, layer: int | None) -> int:
+        """Return the number from 0 of a layer, which may be counted from -1; None is the last, none a `ValueError`."""
+        layer = -1 if layer is None else layer
         check_number("layer", layer, self.layers(kind))
         return layer % self.layers(kind)
 
-    def map(self, kind: Kind = "cross", layer: int = -1, head: int | None = None) -> AttentionMap:
-        """Return one map.
+    def map(self, kind: Kind = "cross", layer: int | None = -1, head: int | None = None) -> AttentionMap:
+        """Return the map of a layer, from 0 or from -1 for the last, and of a head, or the mean over all heads.
 
-        Args:
-            kind: "cross", "encoder" or "decoder".
-            layer: Number of the layer, from 0, or from -1 for the last.
-            head: Number of the head, or None for the mean over all heads.
-
-        Raises:
-            ValueError: If there is no such kind, layer or head.
+        A `ValueError` says if there is no such kind, layer or head.
         """
         heads = self._of_kind(kind)[self.layer_number(kind, layer)]
         if head is not None:
@@ -134,16 +113,13 @@ class AttentionMaps:
         return self.labelled(heads.mean(axis=0) if head is None else heads[head], kind)
 
     def scores(self, kind: Kind) -> np.ndarray:
-        """Return the unscaled scores behind the weights of a kind, (layers, heads, rows, columns), −∞ where masked.
-
-        A `ValueError` says if there is no such kind, or the model is no Heed Transformer.
-        """
+        """Return the unscaled scores of a Heed Transformer's kind, (layers, heads, rows, columns), −∞ where masked."""
         return torch.stack([one.scores for one in self._states_of(kind)]).numpy()
 
-    def steps(self, kind: Kind = "cross", layer: int = -1, head: int = 0) -> AttentionSteps:
+    def steps(self, kind: Kind = "cross", layer: int | None = -1, head: int = 0) -> AttentionSteps:
         """Return what one head computes step by step; arguments are those of `map`, errors also those of `scores`."""
         attention = self.map(kind, layer, head)
-        *parts, scaling = self._states_of(kind)[layer]
+        *parts, scaling = self._states_of(kind)[self.layer_number(kind, layer)]
         query, key, value, scores = (part[head].numpy() for part in parts)
         return AttentionSteps(attention, query, key, value, scores, scaling)
 
@@ -165,10 +141,10 @@ class AttentionMaps:
     def _states_of(self, kind: Kind) -> list[HeadStates]:
         self._of_kind(kind)
         if kind not in self.states:
-            raise ValueError(
-                "The model must be a Heed Transformer to show its scores, without relative positions (shaw or t5) and "
-                "shared layers, but is another model instead."
+            must = (
+                "be a Heed Transformer to show its scores, without relative positions (shaw or t5) and shared layers"
             )
+            raise ValueError(f"The model must {must}, but is another model instead.")
         return self.states[kind]
 
     def _of_kind(self, kind: Kind) -> np.ndarray:
@@ -185,8 +161,9 @@ def attention_maps(
     *,
     kinds: Collection[Kind] | None = None,
     target_language: str | None = None,
+    layer: int | None = None,
 ) -> AttentionMaps:
-    """Compute the attention of every layer and head for one pair.
+    """Compute the attention of every head for one pair, in every layer or in one.
 
     Args:
         model: Heed's Transformer or recurrent model, another encoder-decoder of transformers, or what translates with
@@ -196,13 +173,22 @@ def attention_maps(
         target: A translation to follow (teacher forcing); None takes the model's own.
         kinds: Which of "cross", "encoder" and "decoder"; None takes those that the model has.
         target_language: Language to translate into, where the tokenizers know several.
+        layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
 
     Raises:
         ValueError: If the source is empty, the model has no attention or none of these kinds, or a sentence is longer
             than the model's learned positions.
     """
-    model, source_ids, target_ids = _pair_ids(model, tokenizers, source, target, target_language)
-    return attention_maps_of_ids(model, tokenizers, source_ids, target_ids, kinds)
+    if not trimmed(source):
+        raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
+    plain = plain_model(model)
+    source_ids = tokenizers.encode_source([source], target_language)[0]
+    if target is not None:
+        target_ids: Sequence[int] = tokenizers.encode_target([trimmed(target)])[0]
+    else:
+        translator = model if isinstance(model, Translator) else Translator(plain, tokenizers)
+        target_ids = translator.translate([source], target_language=target_language)[0][0].token_ids
+    return attention_maps_of_ids(plain, tokenizers, source_ids, target_ids, kinds, layer)
 
 
 def attention_maps_of_ids(
@@ -213,14 +199,23 @@ def attention_maps_of_ids(
     kinds: Collection[Kind] | None = None,
     layer: int | None = None,
 ) -> AttentionMaps:
-    """Compute the attention of every layer and head, or of one layer, for token ids, as `attention_maps` does.
+    """Compute the attention of every layer, or of one, for token ids, as `attention_maps` does.
 
-    The source's ids are those of `TokenizerPair.encode_source`, language tag included, and the target's those of
-    `encode_target` or of a `Translation`: no <s>, but </s>.
+    They are those of `TokenizerPair.encode_source`, language tag included, and of `encode_target`, without <s>.
     """
     plain = plain_model(model)
-    asked = KINDS if kinds is None else _checked_kinds(kinds)
-    _check_lengths(plain, source_ids, target_ids)
+    for kind in {*(kinds or ())} - {*KINDS}:
+        raise ValueError(f"`kind` must be cross, encoder or decoder, but is {kind!r} instead.")
+    asked = [kind for kind in KINDS if kinds is None or kind in kinds]
+    if not asked:
+        raise ValueError("`kinds` must name at least one of cross, encoder and decoder, but is empty instead.")
+    limit = position_limit(plain.config)
+    for name, length in {"source": len(source_ids), "target": len(target_ids)}.items():
+        if not length:
+            raise ValueError(f"The {name} must have at least one token, but has none.")
+        if limit is not None and length > limit:
+            must = f"The {name} must have at most {limit} tokens, the model's number of positions"
+            raise ValueError(f"{must}, but has {length} instead.")
     if getattr(plain.config, "attention", None) == "none":
         raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
     fed_ids = [plain.config.decoder_start_token_id, *target_ids[:-1]]
@@ -230,10 +225,8 @@ def attention_maps_of_ids(
         raise ValueError("`model` must give its attention weights, but gives none.")
     for kind in kinds or ():
         if kind not in found:
-            raise ValueError(
-                f"`kind` must be one that the model has, but is {kind!r} instead: a {type(plain).__name__} of this "
-                f"config gives no {kind} attention."
-            )
+            hint = f"a {type(plain).__name__} of this config gives no {kind} attention."
+            raise ValueError(f"`kind` must be one that the model has, but is {kind!r} instead: {hint}")
     radii = {kind: getattr(plain.config, f"{kind}_neighbourhood", None) for kind in KINDS}
     return AttentionMaps(
         source_tokens=token_labels(tokenizers.source, source_ids),
@@ -260,52 +253,15 @@ def attention_map(
 ) -> AttentionMap:
     """Compute the attention of one layer for one sentence, and of no other.
 
-    Arguments and errors are those of `attention_maps` and of `AttentionMaps.map`. For a model of several target
-    languages, whose sources begin with a tag, use these.
+    Arguments and errors are those of `attention_maps`, also for several target languages, and of `AttentionMaps.map`.
     """
-    _checked_kinds([kind])
-    model, source_ids, target_ids = _pair_ids(model, tokenizers, source, target)
-    return attention_maps_of_ids(model, tokenizers, source_ids, target_ids, [kind], layer).map(kind, head=head)
-
-
-def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | None, target_language=None):
-    """Return the model itself, and the token ids of a source and its target, which may be the model's own."""
-    if not trimmed(source):
-        raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
-    plain = plain_model(model)
-    source_ids = tokenizers.encode_source([source], target_language)[0]
-    if target is not None:
-        return plain, source_ids, tokenizers.encode_target([trimmed(target)])[0]
-    translator = model if isinstance(model, Translator) else Translator(plain, tokenizers)
-    return plain, source_ids, translator.translate([source], target_language=target_language)[0][0].token_ids
+    return attention_maps(model, tokenizers, source, target, kinds=[kind], layer=layer).map(kind, head=head)
 
 
 def plain_model(model: Any) -> Any:
     """Return a model of transformers, also the one behind what translates with it."""
-    model = model.model if isinstance(model, Translator) else model
+    model = model if isinstance(model, torch.nn.Module) else getattr(model, "model", None)
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(
-            "The model must be one of transformers to be looked into, but was exported for another engine instead."
-        )
+        must = "The model must be one of transformers to be looked into"
+        raise ValueError(f"{must}, but was exported for another engine instead.")
     return model
-
-
-def _checked_kinds(kinds: Collection[Kind]) -> list[Kind]:
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ValueError(f"`kind` must be cross, encoder or decoder, but is {kind!r} instead.")
-    if not kinds:
-        raise ValueError("`kinds` must name at least one of cross, encoder and decoder, but is empty instead.")
-    return [kind for kind in KINDS if kind in kinds]
-
-
-def _check_lengths(model: "PreTrainedModel", source_ids: Sequence[int], target_ids: Sequence[int]) -> None:
-    limit = position_limit(model.config)
-    for name, ids in (("source", source_ids), ("target", target_ids)):
-        if not ids:
-            raise ValueError(f"The {name} must have at least one token, but has none.")
-        if limit is not None and len(ids) > limit:
-            raise ValueError(
-                f"The {name} must have at most {limit} tokens, the model's number of positions,"
-                f" but has {len(ids)} instead."
-            )

@@ -30,12 +30,11 @@ class View(NamedTuple):
         """Return the chosen map of a pair."""
         if self.rollout:
             return attention_rollout(maps, self.kind, self.layer)
-        return maps.map(self.kind, -1 if self.layer is None else self.layer, self.head)
+        return maps.map(self.kind, self.layer, self.head)
 
     def title_of(self, maps: AttentionMaps) -> str:
         """Return which kind, layer and head it is."""
-        last = maps.layers(self.kind) - 1
-        number = maps.layer_number(self.kind, -1 if self.layer is None else self.layer)
+        last, number = maps.layers(self.kind) - 1, maps.layer_number(self.kind, self.layer)
         layer = f"layer {number}" + (" (the last)" if number == last else f" of 0 to {last}")
         if self.rollout:
             return f"rollout of {self.kind} attention, {layer}"
@@ -44,13 +43,11 @@ class View(NamedTuple):
 
 
 class Entropy(NamedTuple):
-    """How widely heads look around: float arrays (layers, heads).
-
-    The share is each row's entropy divided by ln n, where n is the number of positions that the row may look at,
-    averaged over the rows with n > 1: 0 looks at one position, 1 at all alike.
-    """
+    """How widely heads look around: float arrays (layers, heads)."""
 
     nats: np.ndarray  # −Σ a·ln a of each row, averaged over the rows
+    # Each row's entropy divided by ln n, where n is the number of positions that it may look at, averaged over the
+    # rows with n > 1: 0 looks at one position, 1 at all alike.
     share: np.ndarray
 
 
@@ -75,19 +72,11 @@ def attention_rollout(maps: AttentionMaps, kind: Kind = "cross", layer: int | No
 
     Ā_l are the weights of layer l averaged over its heads. Half of a layer's output comes through its residual
     connection: Ã_l = 0.5·Ā_l + 0.5·I. Rollout is R = Ã_L · … · Ã_2 · Ã_1, for "encoder" and "decoder". For "cross" the
-    weights of one layer are followed through the encoder to the source tokens: C̄_layer · R_encoder. Every row sums
-    to 1.
-
-    Args:
-        maps: With the encoder's attention for "cross".
-        kind: "cross", "encoder" or "decoder".
-        layer: The layer of cross-attention, from 0 or from -1; None takes the last. For the other kinds the layer at
-            which to stop; None follows all.
-
-    Raises:
-        ValueError: If there is no such kind or layer, or for "cross" if the encoder has no self-attention.
+    weights of one layer, by default of the last, are followed through the encoder to the source tokens: C̄_layer ·
+    R_encoder; of the other kinds `layer` is where to stop. Every row sums to 1. A `ValueError` says if there is no
+    such kind or layer, or for "cross" if the encoder has no self-attention.
     """
-    number = maps.layer_number(kind, -1 if layer is None else layer)
+    number = maps.layer_number(kind, layer)
     if kind != "cross":
         return maps.labelled(_rolled(maps.weights[kind][: number + 1]), kind)
     if "encoder" not in maps.weights:
@@ -104,53 +93,32 @@ def _rolled(layers: np.ndarray) -> np.ndarray:
 
 
 def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
-    """Measure how widely each head looks around.
+    """Measure how widely each head looks around; a `ValueError` says if there is no such kind.
 
-    Args:
-        maps: Attention of one pair.
-        kind: "cross", "encoder" or "decoder". Row i of the decoder may look at i + 1 positions, every other row at
-            all; restricted self-attention looks only at its neighbourhood.
-
-    Raises:
-        ValueError: If there is no such kind.
+    Row i of the decoder may look at i + 1 positions, every other row at all; restricted self-attention looks only at
+    its neighbourhood.
     """
     maps.layers(kind)  # raises if the kind is not there
     weights = maps.weights[kind].astype(np.float64)
     logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
     nats = np.abs((weights * logs).sum(axis=-1))  # (layers, heads, rows); -0.0 is no entropy
-    seen = _positions_seen(maps, kind)
+    rows, columns = weights.shape[-2:]
+    distance = np.arange(rows)[:, None] - np.arange(columns)
+    is_seen = (distance >= 0) | (kind != "decoder")
+    if kind in maps.neighbourhoods:
+        is_seen &= np.abs(distance) <= maps.neighbourhoods[kind]
+    seen = is_seen.sum(axis=1)  # positions that each row may look at
     choosing = seen > 1
     shares = nats[..., choosing] / np.log(seen[choosing])
     return Entropy(nats.mean(axis=-1), shares.mean(axis=-1) if choosing.any() else np.zeros(nats.shape[:2]))
 
 
-def _positions_seen(maps: AttentionMaps, kind: Kind) -> np.ndarray:
-    """Return how many positions each row may look at."""
-    rows, columns = maps.weights[kind].shape[-2:]
-    distance = np.arange(rows)[:, None] - np.arange(columns)
-    seen = np.ones((rows, columns), dtype=bool)
-    if kind == "decoder":
-        seen &= distance >= 0
-    if kind in maps.neighbourhoods:
-        seen &= np.abs(distance) <= maps.neighbourhoods[kind]
-    return seen.sum(axis=1)
-
-
 def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -> list[Link]:
-    """Link each target word with the source word it looks at most.
+    """Link each target word with the source word it looks at most: (source word, target word), sorted by target.
 
-    The weights of a source word's tokens are added, and so are those of a target word's; tokens that belong to no
-    word, such as </s>, are left out. Among equal words the first is taken.
-
-    Args:
-        maps: Attention of one pair.
-        attention: The cross-attention map or rollout to read; None takes the last layer's mean over heads.
-
-    Returns:
-        Pairs (source word, target word), from 0, sorted by target.
-
-    Raises:
-        ValueError: If the map is not of cross-attention.
+    A map or rollout of cross-attention is read, by default the last layer's mean over heads; one of another kind is a
+    `ValueError`. The weights of a source word's tokens are added, and so are those of a target word's; tokens that
+    belong to no word, such as </s>, are left out. Among equal words the first is taken.
     """
     attention = maps.map("cross") if attention is None else attention
     if attention.kind != "cross":
@@ -165,16 +133,10 @@ def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -
 def word_attention(maps: AttentionMaps, attention: AttentionMap | None = None) -> AttentionMap:
     """Turn attention between tokens into attention between words, as pictures show it.
 
-    The weights of a looked-at word's tokens are added, and the rows of a looking word's tokens are averaged, so that
-    every row still sums to 1. White space separates words; </s> and other control tokens stand for themselves, and so
-    does each token of a script without spaces, such as Chinese or Japanese.
-
-    Args:
-        maps: Attention of one pair.
-        attention: The map or rollout of it to turn; None takes the last layer's mean over heads of cross-attention.
-
-    Returns:
-        The map with words as labels, and a row and a column for each.
+    What is turned is a map or rollout, by default the last layer's mean over heads of cross-attention. The weights of
+    a looked-at word's tokens are added, and the rows of a looking word's tokens are averaged, so that every row still
+    sums to 1. White space separates words; </s> and other control tokens stand for themselves, and so does each token
+    of a script without spaces, such as Chinese or Japanese.
     """
     attention = maps.map("cross") if attention is None else attention
     rows, columns = maps.shown(attention.kind)
@@ -215,9 +177,8 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
         for word in line.split():
             match = LINK.fullmatch(word)
             if match is None:
-                raise ValueError(
-                    f"A link must be written as 0-1, 0?1 or 0p1, but is {word!r} instead, in line {number} of {path}."
-                )
+                where = f"in line {number} of {path}"
+                raise ValueError(f"A link must be written as 0-1, 0?1 or 0p1, but is {word!r} instead, {where}.")
             link = int(match[1]), int(match[3])
             possible.add(link)
             if match[2] == "-":
@@ -235,27 +196,17 @@ def gold_alignments_of(path: Path, pairs: Sequence[tuple[str, str | None]]) -> l
         sizes = [len(text.split()) for text in texts if text is not None]
         for link in sorted(given.possible):
             if any(word >= size for word, size in zip(link, sizes, strict=False)):
-                raise ValueError(
-                    f"`--gold` must link words of the pair, counted from 0, but links {link[0]}-{link[1]} of "
-                    f"{' and '.join(map(str, sizes))} words instead, in line {line} of {path}."
-                )
+                found = f"links {link[0]}-{link[1]} of {' and '.join(map(str, sizes))} words instead"
+                must = "`--gold` must link words of the pair, counted from 0"
+                raise ValueError(f"{must}, but {found}, in line {line} of {path}.")
     return gold
 
 
 def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]) -> AlignmentErrors:
-    """Compare alignments with given ones over all sentences together.
-
-    Args:
-        found: Links of each sentence, (source word, target word).
-        gold: The given ones of the same sentences.
-
-    Raises:
-        ValueError: If there are not as many sentences in both, or no links at all.
-    """
+    """Compare the links of sentences with given ones, over all together; none, or others, are a `ValueError`."""
     if len(found) != len(gold):
-        raise ValueError(
-            f"`gold` must have {len(found)} sentences, as many as were aligned, but has {len(gold)} instead."
-        )
+        must = f"`gold` must have {len(found)} sentences, as many as were aligned"
+        raise ValueError(f"{must}, but has {len(gold)} instead.")
     links = sure = sure_found = possible_found = 0
     for own, given in zip(map(set, found), gold, strict=True):
         links += len(own)

@@ -46,9 +46,8 @@ def record_attention(
 ) -> dict[Kind, list[torch.Tensor]]:
     """Return for each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
 
-    A layer, from 0, or from -1 for the last, is the only one to return. The decoder is fed the start token first. The
-    model computes in evaluation mode; if its attention function returns no weights, it is set to `eager` for the
-    duration.
+    `layer`, from 0, or from -1 for the last, is the only one to return. The model computes in evaluation mode, and
+    with the attention function `eager` if its own returns no weights.
     """
     with evaluation_mode(model), torch.no_grad():
         found = _run(model, source_ids, fed_ids, kinds, layer)
@@ -64,17 +63,15 @@ def recorded_heads(
 ) -> Iterator[dict[Kind, list[HeadStates]]]:
     """Yield what the heads compute while a Heed Transformer runs on one pair: of each kind its layers, or the one.
 
-    It is filled by a run such as `record_attention`'s, with these kinds and this layer; for other models, and those
-    with relative positions (shaw or t5) or shared layers, it stays empty.
+    A run such as `record_attention`'s fills it, but not of other models, relative positions or shared layers.
     """
     found: dict[Kind, list[HeadStates]] = {}
     is_relative = getattr(model.config, "position_encoding", None) in RELATIVE_ENCODINGS
     with ExitStack() as hooks:
-        for stack in ATTENTIONS if not is_relative else ():
-            for kind, module, is_asked in _attentions(model, stack, kinds, layer):
-                if is_asked:
-                    keep = partial(_keep_heads, found.setdefault(kind, []))
-                    hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+        for kind, module, is_asked in _attentions(model, kinds, layer) if not is_relative else ():
+            if is_asked:
+                keep = partial(_keep_heads, found.setdefault(kind, []))
+                hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
         yield found
 
 
@@ -83,21 +80,14 @@ def record_gates(
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Return how far the gates of a recurrent model's cells open at each token of a source, and of a target.
 
-    The model computes in evaluation mode, on its own road: what is recorded is what its states were made of.
+    The model computes in evaluation mode, on its own road: what is recorded is what its states were made of. Without
+    `fed_ids`, which the decoder reads, the start token first, only the encoder runs. Cells without gates are a
+    `ValueError`.
 
-    Args:
-        model: A `HeedRNNModel` or `HeedRNNForConditionalGeneration` of the cell `lstm` or `gru`.
-        source_ids: What the encoder reads.
-        fed_ids: What the decoder reads, the start token first. Without them only the encoder runs.
-
-    Returns:
-        By the name of a cell, such as `encoder.layers.0.first_cell` or `decoder.layers.0`, its gates by their names:
-        `forget`, `input` and `output` of an LSTM, `reset` and `update` of a GRU, from 0, closed, to 1, open, and the
-        `candidate` of both, from -1 to 1; each `(length, hidden_size)` in float32 on the CPU, in the order of the
-        tokens, also where a cell reads them from their end. A bidirectional layer has two cells of half the width.
-
-    Raises:
-        ValueError: If the model's cells have no gates.
+    By the name of a cell, such as `encoder.layers.0.first_cell` or `decoder.layers.0`, the result has its gates by
+    their names: `forget`, `input` and `output` of an LSTM, `reset` and `update` of a GRU, from 0, closed, to 1, open,
+    and the `candidate` of both, from -1 to 1; each `(length, hidden_size)` in float32 on the CPU, in the order of the
+    tokens, also where a cell reads them from their end. A bidirectional layer has two cells of half the width.
     """
     cell = getattr(model.config, "cell", "none")
     if cell not in ("lstm", "gru"):
@@ -109,7 +99,7 @@ def record_gates(
             for name, part in stack.named_modules():
                 if isinstance(part, Cell):
                     kept = found.setdefault(f"{side}.{name}", [])
-                    hooks.enter_context(part.register_forward_hook(_keeper_of_gates(kept), with_kwargs=True))
+                    hooks.enter_context(part.register_forward_hook(partial(_keep_gates, kept), with_kwargs=True))
         source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
         encoded = encoder(input_ids=source, return_dict=True)
         if fed_ids:
@@ -121,22 +111,19 @@ def record_gates(
     }
 
 
-def _keeper_of_gates(kept: list[dict[str, torch.Tensor]]) -> Any:
-    """Return a hook on a cell that computes the gates of each call, of one token or of all, from what it was given."""
-
-    def keep(cell: LSTMCell | GRUCell, given: tuple, named: dict[str, Any], result: tuple) -> None:
-        bound = inspect.signature(cell.forward).bind(*given, **named)
-        bound.apply_defaults()
-        inputs, is_reversed = bound.arguments["inputs"], bound.arguments["is_reversed"]
-        before = (bound.arguments["state"] or no_state(cell, inputs))[0]
-        if inputs.dim() > 2:  # the state before a token is the one behind what was read before it
-            outputs, first = result[0], before[:, None]
-            parts = [outputs[:, 1:], first] if is_reversed else [first, outputs[:, :-1]]
-            before = torch.cat(parts, dim=1)
-        gates = cell.gates(cell.read(inputs), before)
-        kept.append({name: gate.flatten(0, -2) for name, gate in gates.items()})  # of one sequence: (length, hidden)
-
-    return keep
+def _keep_gates(
+    kept: list[dict[str, torch.Tensor]], cell: LSTMCell | GRUCell, given: tuple, named: dict[str, Any], result: tuple
+) -> None:
+    """Compute the gates of a cell's call, of one token or of all, from what it was given."""
+    bound = inspect.signature(cell.forward).bind(*given, **named)
+    bound.apply_defaults()
+    inputs, is_reversed = bound.arguments["inputs"], bound.arguments["is_reversed"]
+    before = (bound.arguments["state"] or no_state(cell, inputs))[0]
+    if inputs.dim() > 2:  # the state before a token is the one behind what was read before it
+        outputs, first = result[0], before[:, None]
+        before = torch.cat([outputs[:, 1:], first] if is_reversed else [first, outputs[:, :-1]], dim=1)
+    gates = cell.gates(cell.read(inputs), before)
+    kept.append({name: gate.flatten(0, -2) for name, gate in gates.items()})  # of one sequence: (length, hidden)
 
 
 def check_number(field: str, number: int, count: int) -> None:
@@ -149,13 +136,15 @@ def check_number(field: str, number: int, count: int) -> None:
 def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None) -> dict[Kind, list[torch.Tensor]]:
     asked = {"output_attentions": True, "return_dict": True}
     source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
-    with _dropping(model, "encoder", kinds, layer):
+    with ExitStack() as hooks:
+        for _, module, is_asked in _attentions(model, kinds, layer):
+            if not is_asked:  # drops its weights, which are large, before transformers' own hook keeps them
+                hooks.enter_context(module.register_forward_hook(_without_weights, prepend=True))
         encoded = model.get_encoder()(input_ids=source, **(asked if "encoder" in kinds else {"return_dict": True}))
-    weights: dict[Kind, Any] = {"encoder": encoded.get("attentions")} if "encoder" in kinds else {}
-    if {*kinds} - {"encoder"}:
-        with _dropping(model, "decoder", kinds, layer):
+        weights: dict[Kind, Any] = {"encoder": encoded.get("attentions")} if "encoder" in kinds else {}
+        if {*kinds} - {"encoder"}:
             outputs = model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False, **asked)
-        weights |= {kind: outputs.get(f"{kind}_attentions") for kind in kinds if kind != "encoder"}
+            weights |= {kind: outputs.get(f"{kind}_attentions") for kind in kinds if kind != "encoder"}
     found: dict[Kind, list[torch.Tensor]] = {}
     for kind, tensors in weights.items():
         layers = [tensor[0].float().cpu() for tensor in tensors or () if tensor is not None]
@@ -167,29 +156,17 @@ def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None)
     return found
 
 
-@contextmanager
-def _dropping(model: Any, stack: str, kinds: Collection[Kind], layer: int | None) -> Iterator[None]:
-    """Let those attentions of a stack with some kind that are not asked for drop their weights after use.
-
-    Weights grow with the square of the length.
-    """
-    with ExitStack() as hooks:
-        for _, module, is_asked in _attentions(model, stack, kinds, layer) if {*kinds} & {*ATTENTIONS[stack]} else ():
-            if not is_asked:  # before transformers' own hook, which keeps them
-                hooks.enter_context(module.register_forward_hook(_without_weights, prepend=True))
-        yield
-
-
-def _attentions(
-    model: Any, stack: str, kinds: Collection[Kind], layer: int | None
-) -> Iterator[tuple[Kind, HeedAttention, bool]]:
-    """Yield the attentions of a Heed Transformer's encoder or decoder: kind, module, and whether it is asked for."""
-    layers = getattr(model, f"get_{stack}")().layers if _has_own_layers(model) else ()
-    if layers and layer is not None and any(kind in kinds for kind in ATTENTIONS[stack]):
-        check_number("layer", layer, len(layers))
-    for number, part in enumerate(layers):
-        for kind, name in ATTENTIONS[stack].items():
-            yield kind, getattr(part, name), kind in kinds and layer in (None, number, number - len(layers))
+def _attentions(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[tuple[Kind, HeedAttention, bool]]:
+    """Yield kind and module of each attention in the stacks of a Heed Transformer, and whether it is asked for."""
+    for stack, names in ATTENTIONS.items():
+        if not _has_own_layers(model) or names.keys().isdisjoint(kinds):
+            continue
+        layers = getattr(model, f"get_{stack}")().layers
+        if layer is not None:
+            check_number("layer", layer, len(layers))
+        for number, part in enumerate(layers):
+            for kind, name in names.items():
+                yield kind, getattr(part, name), kind in kinds and layer in (None, number, number - len(layers))
 
 
 def _has_own_layers(model: Any) -> bool:

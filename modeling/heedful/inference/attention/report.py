@@ -18,8 +18,7 @@ from heedful.inference.attention.recording import Kind, check_number
 
 REPORT_SUFFIXES = (".html",)
 TEMPLATE = Path(__file__).with_name("report.html")
-# Weights are written as whole numbers of 1/10,000: four digits.
-PARTS = 10_000
+PARTS = 10_000  # of 1, whose number is written for a weight: four digits
 # Scores are written as parts of the largest, and this for −∞.
 LARGEST_PART, MASKED = 32_767, -32_768
 CONTROL = re.compile(r"</?[^<>\s]*>")
@@ -35,7 +34,7 @@ def write_attention_report(
     head: int | None = None,
     tokens: bool = False,
 ) -> Path:
-    """Write a page where hovering, focusing or tapping a word shows what it looks at.
+    """Write a page where hovering, focusing or tapping a word shows what it looks at, and return its path.
 
     Kind, layer, head, mean and rollout are chosen on the page, and whether it shows weights or, of a Heed Transformer,
     raw scores, as dots. The weights of a word's tokens are put together as `word_attention` does, and their scores are
@@ -51,9 +50,6 @@ def write_attention_report(
         head: The head to show first, or None for the mean over all heads.
         tokens: Whether to show the tokenizer's tokens, not words.
 
-    Returns:
-        The path of the file.
-
     Raises:
         ValueError: If the path has another suffix, or there is no such kind, layer or head.
         FileNotFoundError: If the folder of `path` does not exist.
@@ -63,7 +59,6 @@ def write_attention_report(
     number = maps.layer_number(kind, layer)
     if head is not None:
         check_number("head", head, maps.heads(kind))
-    title = title or "Attention"
     if tokens:
         maps = replace(maps, source_shown=None, target_shown=None)
     (target, source), (_, fed) = maps.shown("cross"), maps.shown("decoder")
@@ -74,7 +69,7 @@ def write_attention_report(
         "kinds": {name: _kind(maps, name) for name in maps.kinds},
         "start": {"kind": kind, "layer": number, "head": head},
     }
-    parts = {"title": html.escape(title), "data": json_in_html(data)}
+    parts = {"title": html.escape(title or "Attention"), "data": json_in_html(data)}
     write_text(path, filled_template(TEMPLATE, parts))
     return path
 
@@ -90,13 +85,9 @@ def _sequence(tokens: Sequence[str]) -> dict[str, Any]:
 def _kind(maps: AttentionMaps, kind: Kind) -> dict[str, Any]:
     words = maps.shown(kind)
     weights = between_words(maps.weights[kind], *words)
-    layers, heads, rows, columns = weights.shape
     can_roll = kind != "cross" or "encoder" in maps.weights
     return {
-        "layers": layers,
-        "heads": heads,
-        "rows": rows,
-        "columns": columns,
+        **dict(zip(("layers", "heads", "rows", "columns"), weights.shape, strict=True)),
         "weights": _packed(weights),
         "rollout": _packed(word_attention(maps, attention_rollout(maps, kind)).weights) if can_roll else None,
         "scores": _packed_scores(scores_between_words(maps.scores(kind), *words)) if kind in maps.states else None,

@@ -6,6 +6,7 @@ hypothesis has a better score than the worst finished one. CTranslate2 has no su
 """
 
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +16,7 @@ from heedful.checksums_heed import changed_files
 from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, read_object
-from heedful.inference.ctranslate2.specification import (
-    import_ctranslate2,
-    obstacle,
-    positions_of_table,
-    save_model,
-    vocabulary,
-)
+from heedful.inference.ctranslate2 import specification
 from heedful.inference.engines import Engine, Hypothesis, Progress, Sources, ignored, rows_per_sentence
 from heedful.inference.loading import check_unchanged, first_line
 from heedful.inference.native.conditions import Fingerprint
@@ -32,8 +27,7 @@ Mixed = Literal["int8_float32", "int8_float16", "int8_bfloat16"]
 ComputeType = Literal["float32", "int8", "int16", "float16", "bfloat16", Mixed]
 METADATA_FILE = "heed.json"
 FORMAT_VERSION = 1
-# In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that no other can beat. The
-# scores are divided by 1 with this number too.
+# In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that no other can beat.
 ALMOST_ZERO = 1e-30
 # In beam search CTranslate2 changes logits, but `generate()` log-probabilities: there the greedy ones are refused.
 CTRANSLATE2_SETTINGS = frozenset((*GREEDY_SETTINGS, *BEAM_SETTINGS, "forced_eos_token_id"))
@@ -67,18 +61,15 @@ class ExportedModel:
 
 
 class CTranslate2Engine(Engine):
-    """Greedy and beam search by CTranslate2, with a copy of a Heed model's weights or an `ExportedModel`.
-
-    An `ExportedModel` has a compute type of its own, which is taken.
-    """
+    """Greedy and beam search by CTranslate2, with a copy of a Heed model's weights or an `ExportedModel`."""
 
     def __init__(self, model: Any, tokenizers: TokenizerPair, compute_type: ComputeType = "float32"):
-        import_ctranslate2()
-        reason = None if isinstance(model, ExportedModel) else obstacle(model)
-        if reason is not None:  # before its config is read, which may be another model's
-            raise ValueError(reason)
+        specification.import_ctranslate2()
+        if not isinstance(model, ExportedModel) and (reason := specification.obstacle(model)):
+            raise ValueError(reason)  # before its config is read, which may be another model's
         self.model = model
-        self._source_tokens, self._target_tokens = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
+        self._source_tokens = specification.vocabulary(tokenizers.source)
+        self._target_tokens = specification.vocabulary(tokenizers.target)
         self._target_ids = {token: number for number, token in enumerate(self._target_tokens)}
         self._fingerprint: Fingerprint | None = None
         if isinstance(model, ExportedModel):
@@ -87,18 +78,18 @@ class CTranslate2Engine(Engine):
         check_compute_type(compute_type, model.device, "precision")  # before the copies are made
         self._fingerprint = Fingerprint(model)
         with tempfile.TemporaryDirectory() as folder:
-            save_model(model, tokenizers, Path(folder), compute_type)
+            specification.save_model(model, tokenizers, Path(folder), compute_type)
             self._translator = _open(Path(folder), model.device, compute_type)  # reads all of it
 
     @property
     def is_current(self) -> bool:
         """Whether the model still has the weights that were copied, and no new hooks."""
-        return self._fingerprint is None or not (self._fingerprint.has_changed or obstacle(self.model))
+        return self._fingerprint is None or not (self._fingerprint.has_changed or specification.obstacle(self.model))
 
     @property
     def positions(self) -> int | None:
         """The positions of the written model, or `None` where they are computed."""
-        return positions_of_table(self.model.config)
+        return specification.positions_of_table(self.model.config)
 
     def check(self, config: Any) -> None:
         """Raise a `ValueError` as `check_settings`."""
@@ -107,10 +98,7 @@ class CTranslate2Engine(Engine):
     def search(
         self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
     ) -> list[list[Hypothesis]]:
-        """Translate sentences, without logits processors, as `Engine.search` says; `check` says of which configs.
-
-        All sentences are handed over at once: CTranslate2 sorts and batches them, and works on batches side by side.
-        """
+        """Translate as `Engine.search` says, without logits processors: CTranslate2 sorts and batches sentences."""
         words = [[self._source_tokens[token] for token in source] for source in sources]
         results = self._translator.translate_batch(
             words,
@@ -123,11 +111,9 @@ class CTranslate2Engine(Engine):
         )
         ids, ends = self._target_ids, set(end_tokens(config))
         progress(len(sources))
-        found = []
-        for result in results:
-            rows = [tuple([ids[word] for word in words]) for words in result.hypotheses]
-            pairs = zip(rows, result.scores, strict=True)
-            found.append([Hypothesis(row, score, row[-1] in ends) for row, score in pairs])
+        rows = [[tuple(map(ids.__getitem__, words)) for words in result.hypotheses] for result in results]
+        scored = [zip(row, result.scores, strict=True) for row, result in zip(rows, results, strict=True)]
+        found = [[Hypothesis(tokens, score, tokens[-1] in ends) for tokens, score in pairs] for pairs in scored]
         is_cut = any(not each.finished for row in found for each in row)
         if (is_cut and config.forced_eos_token_id is not None) or asked_of(config).keys() & GREEDY_SETTINGS:
             return self._rescored(words, found, config)
@@ -159,27 +145,21 @@ class CTranslate2Engine(Engine):
         forced = config.forced_eos_token_id
         end = forced[0] if isinstance(forced, list) else forced
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
-        sources, rows = [], []
-        for source, hypotheses in zip(words, found, strict=True):
-            for each in hypotheses:
-                is_cut = forced is not None and not each.finished
-                sources.append(source)
-                rows.append((*each.token_ids[: config.max_new_tokens - 1], end) if is_cut else each.token_ids)
+        sources = [source for source, hypotheses in zip(words, found, strict=True) for _ in hypotheses]
+        rows = [
+            each.token_ids if forced is None or each.finished else (*each.token_ids[: config.max_new_tokens - 1], end)
+            for each in chain.from_iterable(found)
+        ]
         targets = [[self._target_tokens[token] for token in row] for row in rows]
         # CTranslate2 scores one more end token, after those that were given.
         results = self._translator.score_batch(sources, targets, max_input_length=0)
-        scored = (
-            (row, sum(result.log_probs[: len(row)]) / len(row) ** penalty)
-            for row, result in zip(rows, results, strict=True)
-        )
+        pairs = zip(rows, results, strict=True)
+        scored = ((row, sum(result.log_probs[: len(row)]) / len(row) ** penalty) for row, result in pairs)
         return [[Hypothesis(*next(scored), each.finished) for each in row] for row in found]
 
 
 def check_settings(config: Any, model_config: Any) -> None:
-    """Raise a `ValueError` that names a setting of a generation config which CTranslate2 cannot follow.
-
-    The exported model has the start token of the model's config.
-    """
+    """Raise a `ValueError` that names a setting of a generation config which CTranslate2 cannot follow."""
     ends, beams = end_tokens(config), config.num_beams or 1
     start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
     require(not config.do_sample, "do_sample", "be False with CTranslate2", True)
@@ -188,8 +168,7 @@ def check_settings(config: Any, model_config: Any) -> None:
         is_taken = beams == 1 or name not in GREEDY_SETTINGS
         require(is_taken, name, "not be set in CTranslate2's beam search", repr(value))
     require(bool(ends), "eos_token_id", "be set with CTranslate2", None)
-    if beams > 1:
-        require(len(ends) == 1, "eos_token_id", "be one token in CTranslate2's beam search", ends)
+    require(beams == 1 or len(ends) == 1, "eos_token_id", "be one token in CTranslate2's beam search", ends)
     if beams > 1 and config.early_stopping is not True and not _any_rule_ends_alike(config):
         rule = "CTranslate2's beam search, which ends a sentence with its `num_beams`-th finished hypothesis"
         raise ValueError(
@@ -211,22 +190,18 @@ def _any_rule_ends_alike(config: Any) -> bool:
 def check_compute_type(name: str, device: torch.device, field: str) -> None:
     """Raise a `ValueError` that names the user's field if CTranslate2 does not compute in a type on a device."""
     kind, index = _place(device)
-    supported = import_ctranslate2().get_supported_compute_types(kind, index)
-    if name not in supported:
-        must = f"must be one of {', '.join(sorted(supported))}, which CTranslate2 can compute with on this {kind}"
-        raise ValueError(f"`{field}` {must}, but is {name!r} instead.")
+    supported = specification.import_ctranslate2().get_supported_compute_types(kind, index)
+    must = f"be one of {', '.join(sorted(supported))}, which CTranslate2 can compute with on this {kind}"
+    require(name in supported, field, must, repr(name))
 
 
 def _place(device: torch.device) -> tuple[str, int]:
     """Return CTranslate2's name and number of a device."""
     if device.type == "cpu":
         return "cpu", 0
-    if device.type != "cuda":
-        raise ValueError(f"`device` must be cpu or cuda for CTranslate2, but is {str(device)!r} instead.")
-    index, count = device.index or 0, import_ctranslate2().get_cuda_device_count()
-    if index >= count:
-        found = f"{str(device)!r} instead (it finds {count})"
-        raise ValueError(f"`device` must be one that CTranslate2 finds, but is {found}.")
+    require(device.type == "cuda", "device", "be cpu or cuda for CTranslate2", repr(str(device)))
+    index, count = device.index or 0, specification.import_ctranslate2().get_cuda_device_count()
+    require(index < count, "device", f"be one of the {count} that CTranslate2 finds", repr(str(device)))
     return "cuda", index
 
 
@@ -235,7 +210,7 @@ def _open(folder: Path, device: torch.device, compute_type: ComputeType) -> Any:
     kind, index = _place(device)
     options = {"device_index": index, "compute_type": compute_type, "intra_threads": torch.get_num_threads()}
     try:
-        return import_ctranslate2().Translator(str(folder), kind, **options)
+        return specification.import_ctranslate2().Translator(str(folder), kind, **options)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"The model in {folder} cannot be loaded by CTranslate2: {first_line(error)}") from error
 
@@ -243,8 +218,7 @@ def _open(folder: Path, device: torch.device, compute_type: ComputeType) -> Any:
 def _read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / METADATA_FILE
     if not path.is_file():
-        must = f"{folder} must be written by `heedful export ctranslate2`"
-        raise ValueError(f"{must}, but has no {path.name} beside its model.")
+        raise ValueError(f"{folder} must be written by `heedful export ctranslate2`, but has no {path.name}.")
     metadata = read_object(path)
     found, exporter = metadata.get("format_version"), metadata.get("heed_version", "of another version")
     if found != FORMAT_VERSION:

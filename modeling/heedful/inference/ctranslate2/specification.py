@@ -3,6 +3,7 @@
 What CTranslate2 cannot express is refused by the name of the config's field; nothing is approximated.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,16 @@ TABLE_ROWS = 2048
 WITHOUT_TABLE = ("rotary", *RELATIVE_ENCODINGS)
 
 
-def import_ctranslate2() -> Any:
-    """Return CTranslate2, or raise an `ImportError` that names the extra."""
-    return import_extra("ctranslate2", "ctranslate2")
+import_ctranslate2 = partial(import_extra, "ctranslate2", "ctranslate2")
 
 
 def obstacle(model: Any) -> str | None:
     """Return why CTranslate2 cannot compute what a model does, or `None` where it can."""
-    reason = obstacle_to_copies(model, "CTranslate2")
-    if reason is not None:
+    if (reason := obstacle_to_copies(model, "CTranslate2")) is not None:
         return reason
     config = model.config
     for stack in ("encoder", "decoder"):
-        radius = getattr(config, f"{stack}_neighbourhood")
-        if radius is not None:
+        if (radius := getattr(config, f"{stack}_neighbourhood")) is not None:
             return f"`{stack}_neighbourhood` must be None for CTranslate2, but is {radius} instead."
         heads = getattr(config, f"{stack}_attention_heads")
         d_k, d_v = config.d_k or config.d_model // heads, config.d_v or config.d_model // heads
@@ -71,10 +68,7 @@ def positions_of_table(config: HeedConfig) -> int | None:
 def save_model(
     model: HeedForConditionalGeneration, tokenizers: TokenizerPair, folder: Path, quantization: str
 ) -> None:
-    """Write CTranslate2's files into a folder: model.bin, config.json and the vocabularies.
-
-    The model may be on any device, and must have no `obstacle`. Its weights are written in one of CTranslate2's types.
-    """
+    """Write the files of a model without `obstacle`, with its weights in one of CTranslate2's types, into a folder."""
     specification = make_specification(model)
     source, target = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
     specification.register_source_vocabulary(source)
@@ -163,23 +157,24 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
         own = layer.self_attn
         inputs = ((own.q_proj, own.k_proj, own.v_proj),)
         _set_attention(their_layer.self_attention, own, layer.self_attn_residual, inputs)
-        _set_relative_positions(their_layer.self_attention, own, ours.relative_positions.bias)
-        _set_feed_forward(their_layer.ffn, layer)
+        if own.relative_keys is not None:  # Shaw's vectors
+            their_layer.self_attention.relative_position_keys = _copied(own.relative_keys.weight)
+            their_layer.self_attention.relative_position_values = _copied(own.relative_values.weight)
+        if (bias := ours.relative_positions.bias) is not None:  # T5's, which the layers of a stack share
+            their_layer.self_attention.relative_attention_bias = _copied(bias.weight)
+            distance = numpy.dtype("int32").type(bias.max_distance)
+            their_layer.self_attention.relative_attention_max_distance = distance
+        inner = layer.feed_forward
+        _set_joined(their_layer.ffn.linear_0, inner.fc_gate or inner.fc1)  # the one with the activation
+        if inner.fc_gate is not None:
+            _set_joined(their_layer.ffn.linear_0_noact, inner.fc1)
+        _set_joined(their_layer.ffn.linear_1, inner.fc2)
+        _set_norm(their_layer.ffn.layer_norm, layer.feed_forward_residual.norm)
 
 
 def _layers_of(stack: Any) -> list[Any]:
     """Return the layers of a stack, shared ones as often as they are applied: they are written out."""
     return [*stack.layers] * stack.rounds
-
-
-def _set_relative_positions(theirs: Any, attention: Any, bias: Any) -> None:
-    """Set Shaw's vectors of a self-attention, or the bias of T5 that the layers of a stack share, if there are any."""
-    if attention.relative_keys is not None:
-        theirs.relative_position_keys = _copied(attention.relative_keys.weight)
-        theirs.relative_position_values = _copied(attention.relative_values.weight)
-    if bias is not None:
-        theirs.relative_attention_bias = _copied(bias.weight)
-        theirs.relative_attention_max_distance = numpy.dtype("int32").type(bias.max_distance)
 
 
 def _position_table(ours: Any, config: HeedConfig) -> Any:
@@ -198,15 +193,6 @@ def _set_attention(theirs: Any, attention: Any, residual: Any, inputs: tuple[tup
         _set_joined(linear, *projections)
     _set_norm(theirs.layer_norm, residual.norm)
     theirs.queries_scale = float(attention.scaling)
-
-
-def _set_feed_forward(theirs: Any, layer: Any) -> None:
-    ours = layer.feed_forward
-    _set_joined(theirs.linear_0, ours.fc_gate or ours.fc1)  # the one with the activation
-    if ours.fc_gate is not None:
-        _set_joined(theirs.linear_0_noact, ours.fc1)
-    _set_joined(theirs.linear_1, ours.fc2)
-    _set_norm(theirs.layer_norm, layer.feed_forward_residual.norm)
 
 
 def _set_joined(theirs: Any, *ours: Any) -> None:

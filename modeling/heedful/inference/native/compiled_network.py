@@ -19,10 +19,9 @@ class CompiledNetwork(NativeNetwork):
     """A network whose decoder takes a step in one call, of a model without a `kernels_obstacle`."""
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
-        """Pack the weights in a precision."""
         super().__init__(model, precision)
         self._library: Any = library()
-        self._norms = list[torch.Tensor]()
+        self._norms: list[torch.Tensor] = []  # that they are not freed
         self._embedding = self.embed_target.weight.float().contiguous()
         self.layers = [self._described(layer) for layer in self.decoder_layers]
         config, output = self.config, cast("CompiledProduct", self.output).linear
@@ -44,10 +43,7 @@ class CompiledNetwork(NativeNetwork):
         return Norm(weight.data_ptr(), bias.data_ptr(), norm.eps)
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Encode as `NativeNetwork.encode` does.
-
-        Attention is computed for sentences of one length at a time: with a mask its sums would depend on the batch.
-        """
+        """Encode as `NativeNetwork.encode`, one length at a time: with a mask, sums would depend on the batch."""
         if attention_mask is None or len(attention_mask.unique()) == 1:
             return super().encode(input_ids, None)
         lengths, order = attention_mask.bool().sum(1).sort()
@@ -93,13 +89,11 @@ class CompiledState(DecodingState):
     def __init__(
         self, network: CompiledNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int
     ):
-        """Project `(N, S, D)` encoded sentences with a mask that is 0 at padding."""
         mask = torch.ones(source.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         counts = mask.sum(1, dtype=torch.int32)
         # (R): where a row's source begins, and of how many tokens it is
-        self.starts, self.counts = (
-            each.int().repeat_interleave(beams) for each in (counts.cumsum(0) - counts, counts)
-        )
+        of_sentences = (counts.cumsum(0) - counts).int(), counts
+        self.starts, self.counts = (each.repeat_interleave(beams) for each in of_sentences)
         count = len(network.layers)
         self.layers = (Layer * count)(*network.layers)
         projected = network.project_source(source.float()[mask])  # (source tokens, layers · 2 D)

@@ -10,27 +10,20 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.fast_paths_heed import FILES_OF_MODULES, foreign_hooks, is_known, runs_known_functions
 from heedful.inference.native import kernels
-from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings
-from heedful.inference.strategies.steps import BEAM_MODES, OTHER_MODES, UNSET
+from heedful.inference.search_settings import SEARCH_SETTINGS
+from heedful.inference.strategies.steps import OTHER_MODES, asked_of
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.versions_heed import CACHE
 
 NAME = "the native decoder"
-# Numbers of each weight that are compared: a fused optimizer leaves no other trace.
-COMPARED = 4
-# Settings of other ways of decoding.
-UNREAD = {
-    **OTHER_MODES,
-    **BEAM_MODES,
-    **SEARCH_SETTINGS,
-    **{"do_sample": UNSET, "penalty_alpha": UNSET, "max_time": (None,), "stop_strings": (None,)},
-    # They read the source's tokens, of which only the encoding is left.
-    **{"encoder_no_repeat_ngram_size": (None, 0), "encoder_repetition_penalty": (None, 1.0)},
-}
+COMPARED = 4  # numbers of each weight: a fused optimizer leaves no other trace
+# Settings of other ways of decoding; the last two read the source's tokens, of which only the encoding is left.
+UNREAD = (
+    *OTHER_MODES, *SEARCH_SETTINGS, "force_words_ids", "do_sample", "max_time", "stop_strings",
+    "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+)  # fmt: skip
 # What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# The stopping criteria that the native search applies itself.
-KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
 UNREAD_ARGUMENTS = ("streamer", "synced_gpus", "decoder_attention_mask", "decoder_inputs_embeds")
 # What `kernels.cpp` computes: models much like the paper's, whose heads part their states evenly.
 COMPILED: dict[str, tuple[Any, ...]] = {
@@ -57,10 +50,7 @@ def model_obstacle(model: Any) -> str | None:
 
 
 def obstacle_to_copies(model: Any, engine: str) -> str | None:
-    """Return why weights copied into an engine would not compute what any model does, or `None` where they would.
-
-    The model must be Heed's Transformer, without parts of others.
-    """
+    """Return why weights copied into an engine would not compute what a model does, or `None` where they would."""
     if not isinstance(model, HeedForConditionalGeneration):
         return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
     if model.config.attention_scoring == "additive":
@@ -80,10 +70,8 @@ def obstacle_to_copies(model: Any, engine: str) -> str | None:
     for name, parameter in model.named_parameters():
         is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
         if not is_plain or parameter.is_meta or not parameter.is_floating_point():
-            return (
-                f"The model's weights must be floating-point numbers in memory for {engine}, but {name} is a "
-                f"{type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
-            )
+            found = f"{name} is a {type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
+            return f"The model's weights must be floating-point numbers in memory for {engine}, but {found}"
     return None
 
 
@@ -96,21 +84,20 @@ def kernels_obstacle(config: Any, precision: str) -> str | None:
         return "the processor lacks AVX-512 VNNI"
     head = config.d_model / config.decoder_attention_heads
     for name, known in {**COMPILED, "d_k": (None, head), "d_v": (None, head)}.items():
-        value = getattr(config, name)
-        if value not in known:
-            return f"they know no `{name}` of {value}"
+        if getattr(config, name) not in known:
+            return f"they know no `{name}` of {getattr(config, name)}"
     return None
 
 
 def settings_obstacle(config: Any, stopping_criteria: Iterable[Any] = (), **model_kwargs: Any) -> str | None:
     """Return why the native decoder cannot follow a call of `generate()`, or its config alone; `None` if it can."""
-    for name, value in active_settings(config, UNREAD).items():
+    for name, value in asked_of(config, UNREAD).items():
         return f"`{name}` must not be set with {NAME}, but is {value!r} instead."
     for name in RECORDS:
         if config.return_dict_in_generate and getattr(config, name, None):
             return f"`{name}` must be False with {NAME}, which keeps none, but is True instead."
     for each in stopping_criteria:
-        if type(each) not in KNOWN_CRITERIA:
+        if type(each) not in (MaxLengthCriteria, EosTokenCriteria):  # which the native search applies itself
             kind = type(each).__name__
             return f"`stopping_criteria` must be lengths and end tokens with {NAME}, but one is a {kind} instead."
     for name in UNREAD_ARGUMENTS:
@@ -149,15 +136,12 @@ class Fingerprint:
 
 def _traces(model: Any) -> list[tuple[int, int]]:
     """Return what changes whenever a weight is replaced or written to, or code of others comes between modules."""
-    found = [(0, int(runs_known_functions(model)))]
     kinds: list[Any] = list(dict.fromkeys(map(type, model.modules())))
-    found += [(id(kind), id(kind.forward)) for kind in kinds]
+    found = [(0, int(runs_known_functions(model))), *((id(kind), id(kind.forward)) for kind in kinds)]
     for module in model.modules():
         found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                version = 0 if parameter.is_inference() else parameter._version
-                found.append((parameter.data_ptr(), version))
+        own = (parameter for parameter in module._parameters.values() if parameter is not None)
+        found += [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in own]
     return found
 
 

@@ -7,14 +7,8 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from heedful.inference.host_memory import keep_freed_memory
+from heedful.inference.native import conditions
 from heedful.inference.native.compiled_network import CompiledNetwork
-from heedful.inference.native.conditions import (
-    Fingerprint,
-    kernels_obstacle,
-    model_obstacle,
-    padding_obstacle,
-    settings_obstacle,
-)
 from heedful.inference.native.kernels import Precision, kernel_name
 from heedful.inference.native.network import NativeNetwork
 from heedful.inference.native.search import SearchSettings, beam_search, greedy_search
@@ -24,26 +18,24 @@ from heedful.inference.strategies.steps import once_per_sentence
 class NativeDecoder:
     """Greedy and beam search over a packed copy of a model's weights, with the tokens of `generate()` in float32.
 
-    It computes only what a step needs; finished sentences leave the batch. `prepare_for_inference` says what
-    the arguments are. A model with an obstacle, or an unknown precision, is a `ValueError`.
+    It computes only what a step needs; finished sentences leave the batch. Arguments and errors are those of
+    `prepare_for_inference`.
     """
 
     def __init__(self, model: Any, precision: Precision = "float32"):
         if precision not in get_args(Precision):
-            known = ", ".join(get_args(Precision))
-            raise ValueError(f"`precision` must be one of {known}, but is {precision!r} instead.")
-        _raise(model_obstacle(model))
+            _raise(f"`precision` must be one of {', '.join(get_args(Precision))}, but is {precision!r} instead.")
+        _raise(conditions.model_obstacle(model))
         keep_freed_memory()
-        missing = kernels_obstacle(model.config, precision)
-        if precision == "int8" and missing is not None:
+        if precision == "int8" and (missing := conditions.kernels_obstacle(model.config, precision)) is not None:
             message = f"`precision` is float32 in place of int8, which only Heedful's own kernels compute: {missing}."
             warnings.warn(message, stacklevel=3)
             precision = "float32"
-            missing = kernels_obstacle(model.config, precision)
         self.model, self.precision = model, precision
         self.kernel = kernel_name()  # what does the matrix products: kernels.cpp, or a library of torch
-        self.network: NativeNetwork = CompiledNetwork(model, precision) if missing is None else NativeNetwork(model)
-        self._fingerprint = Fingerprint(model)
+        is_compiled = conditions.kernels_obstacle(model.config, precision) is None
+        self.network: NativeNetwork = CompiledNetwork(model, precision) if is_compiled else NativeNetwork(model)
+        self._fingerprint = conditions.Fingerprint(model)
 
     @property
     def is_current(self) -> bool:
@@ -62,26 +54,16 @@ class NativeDecoder:
         A `ValueError` says what of them the model's encoder would refuse, or that a source is padding alone.
         """
         if attention_mask is not None and attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}, but has "
-                f"{tuple(attention_mask.shape)} instead."
-            )
+            must = f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}"
+            _raise(f"{must}, but has {tuple(attention_mask.shape)} instead.")
         self.model.model.encoder.check_token_ids(input_ids)
-        _raise(padding_obstacle(attention_mask))
+        _raise(conditions.padding_obstacle(attention_mask))
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             states = self.network.encode(input_ids, attention_mask)
         return states.clone()  # a tensor of inference mode could not be read where gradients are computed
 
-    def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **model_kwargs: Any,
-    ) -> Any:
-        """Decode as `Strategy` says; greedy search returns `sequences_scores` too.
+    def __call__(self, model: Any, input_ids: torch.Tensor, generation_config: Any, **given: Any) -> Any:
+        """Decode as a strategy of `generate(custom_generate=…)`; greedy search returns `sequences_scores` too.
 
         A `ValueError` says what only `generate()` itself can do, or that the model is not as it was packed.
         """
@@ -89,8 +71,8 @@ class NativeDecoder:
             _raise("The model must be the one that the NativeDecoder was made of, but is another one instead.")
         if not self.is_current:
             _raise("The model must be as it was packed, but its weights or modules have changed since.")
-        _raise(settings_obstacle(generation_config, stopping_criteria, **model_kwargs))
-        tokens, scores = self.search(input_ids, logits_processor, generation_config, model_kwargs)
+        _raise(conditions.settings_obstacle(generation_config, **given))
+        tokens, scores = self.search(input_ids, generation_config, **given)
         if not generation_config.return_dict_in_generate:
             return tokens
         from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
@@ -98,7 +80,7 @@ class NativeDecoder:
         return GenerateBeamEncoderDecoderOutput(sequences=tokens, sequences_scores=scores)  # type: ignore[arg-type]
 
     def search(
-        self, input_ids: torch.Tensor, logits_processor: Any, generation_config: Any, model_kwargs: dict[str, Any]
+        self, input_ids: torch.Tensor, generation_config: Any, logits_processor: Any, **given: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Search, without a check that all settings can be followed, from `(batch · beams, length)` prompts on.
 
@@ -107,8 +89,7 @@ class NativeDecoder:
         self.model.model.decoder.check_token_ids(input_ids)
         settings = SearchSettings(generation_config, logits_processor, input_ids.shape[1])
         prompt = input_ids[:: settings.beams]
-        source, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
-        source = once_per_sentence(source, len(prompt))
+        source, mask = once_per_sentence(given["encoder_outputs"][0], len(prompt)), given.get("attention_mask")
         mask = None if mask is None else once_per_sentence(mask, len(prompt))
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             state = self.network.start(source, mask, prompt, settings.beams)

@@ -1,7 +1,8 @@
 """The two doors to the native decoder: `prepare_for_inference` for `generate()`, and the engine of a `Translator`."""
 
 import warnings
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from transformers.modeling_outputs import BaseModelOutput
@@ -43,8 +44,8 @@ class NativeEngine(GenerateEngine):
         search = {"generation_config": settings, "logits_processor": processor, "custom_generate": self._decode}
         return self.model.generate(**self.decoder.encoded(**inputs), **search)
 
-    def _decode(self, model: Any, input_ids: torch.Tensor, logits_processor: Any, **rest: Any) -> Any:
-        output = self.decoder(model, input_ids, logits_processor, **rest)
+    def _decode(self, *call: Any, logits_processor: Any, **given: Any) -> Any:
+        output = self.decoder(*call, logits_processor=logits_processor, **given)
         return output.sequences, None if len(logits_processor) else output.sequences_scores
 
 
@@ -58,22 +59,13 @@ def prepare_for_inference(model: Any, precision: Precision = "float32") -> "Prep
     returns, wherever no gradient is computed. What the native decoder cannot do (sampling, streaming, recorded scores
     and attentions, other caches, …) runs as before. Weights that change are packed again. A change that is written to
     a few numbers through `.data` or numpy may go unnoticed; one under `torch.no_grad()` does not. The packed copies
-    are not saved, copied or pickled with the model, and `undo` frees them. On Linux the C library is asked to keep
-    freed memory for the next step.
-
-        prepared = prepare_for_inference(model)
-        model.generate(**inputs, num_beams=4)
-        prepared.undo()
-
-    or, for a while, `with prepare_for_inference(model): …`.
+    are not saved, copied or pickled with the model, and `undo` of what is returned frees them, or the end of `with
+    prepare_for_inference(model): …`. On Linux the C library is asked to keep freed memory for the next step.
 
     Args:
         model: A Heed model on the CPU, in evaluation mode.
         precision: `float32`, or `int8` weights with the input of each product quantized row by row, the smallest and
             fastest. Where `kernels.cpp` cannot compute the model in int8, a warning says why, and it is float32.
-
-    Returns:
-        The handle that undoes it.
 
     Raises:
         ValueError: If the model is in training mode or already prepared, the precision is unknown, or the native
@@ -81,15 +73,13 @@ def prepare_for_inference(model: Any, precision: Precision = "float32") -> "Prep
     """
     decoder = NativeDecoder(model, precision)
     if model.training:
-        raise ValueError(
-            "The model must be in evaluation mode to be prepared, but is in training mode: call `eval()`."
-        )
+        raise ValueError("The model must be in evaluation mode to be prepared, but is training: call `eval()`.")
     if model.prepared is not None:
         raise ValueError("The model must not be prepared already, but is: `undo()` the earlier preparation first.")
     return PreparedModel(decoder)
 
 
-class PreparedModel:
+class PreparedModel(AbstractContextManager):
     """A model whose `generate()` runs over packed weights; made by `prepare_for_inference`.
 
     `kernel` names what multiplies: kernels.cpp, or a library of torch; `precision` is what the weights are kept in.
@@ -97,8 +87,7 @@ class PreparedModel:
 
     def __init__(self, decoder: NativeDecoder):
         self.model, self.precision, self.kernel = decoder.model, decoder.precision, decoder.kernel
-        self._decoder: NativeDecoder = decoder
-        self._is_blocked = False
+        self._decoder, self._is_blocked = decoder, False
         self.encoder = PreparedEncoder(self)
         self.model.prepared = self
 
@@ -106,12 +95,7 @@ class PreparedModel:
         # A copy of the model is not prepared, neither here nor in another process.
         return type(None), ()
 
-    def __enter__(self) -> Self:
-        """Return itself: the model is prepared since this was made."""
-        return self
-
     def __exit__(self, *_: object) -> None:
-        """Undo it."""
         self.undo()
 
     def undo(self) -> None:
@@ -124,48 +108,34 @@ class PreparedModel:
         is_plain = all(value is None or value is False for name, value in options.items() if name != "return_dict")
         if not is_plain or input_ids is None or input_ids.numel() == 0 or not self._may_compute():
             return None
-        if attention_mask is not None and (attention_mask.dim() != 2 or padding_obstacle(attention_mask)):
-            return None
-        if (decoder := self._current_decoder()) is None:
+        is_other = attention_mask is not None and (attention_mask.dim() != 2 or padding_obstacle(attention_mask))
+        if is_other or (decoder := self._current_decoder()) is None:
             return None
         # The decoder's modules may have to go on with it.
         states = decoder.encode(input_ids, attention_mask).to(self.model.get_input_embeddings().weight.dtype)
         return BaseModelOutput(last_hidden_state=states)
 
-    def decode(
-        self,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **model_kwargs: Any,
-    ) -> torch.Tensor | None:
-        """Return the tokens as `Strategy` says, or `None` if the loops of `generate()` itself must find them."""
+    def decode(self, input_ids: torch.Tensor, generation_config: Any, **given: Any) -> torch.Tensor | None:
+        """Return the tokens as a strategy does, or `None` if the loops of `generate()` itself must find them."""
         is_ours = (
             self._may_compute()
             and not generation_config.return_dict_in_generate
             and generation_config.cache_implementation is None
-            and settings_obstacle(generation_config, stopping_criteria, **model_kwargs) is None
+            and settings_obstacle(generation_config, **given) is None
             and runs_known_code(self.model)  # prefix tuning of peft, for one, sets a method of its own
         )
-        decoder = self._current_decoder() if is_ours else None
-        if decoder is None:
+        if not is_ours or (decoder := self._current_decoder()) is None:
             return None
-        return decoder.search(input_ids, logits_processor, generation_config, model_kwargs)[0]
+        return decoder.search(input_ids, generation_config, **given)[0]
 
     def _may_compute(self) -> bool:
-        return not (
-            self.model.training
-            or torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
-            or torch.is_autocast_enabled("cpu")
-        )
+        is_other = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+        return not (self.model.training or is_other)
 
     def _current_decoder(self) -> NativeDecoder | None:
         """Return the decoder with the present weights, or `None`, with one warning, if there is an obstacle."""
         if not self._decoder.is_current:
-            reason = model_obstacle(self.model)
-            if reason is not None:
+            if (reason := model_obstacle(self.model)) is not None:
                 if not self._is_blocked:
                     warnings.warn(f"`generate()` runs as if the model was not prepared. {reason}", stacklevel=2)
                 self._is_blocked = True
@@ -182,7 +152,6 @@ class PreparedEncoder:
         self._prepared, self._encoder = prepared, prepared.model.model.encoder
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the encoder has by a name."""
         return getattr(self._encoder, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

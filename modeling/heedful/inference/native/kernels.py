@@ -1,7 +1,6 @@
 """Matrix products with weights laid out once for the CPU, and `kernels.cpp`, compiled once for this processor.
 
-Without a C++ compiler, and on processors whose registers `kernels.cpp` was not written for, oneDNN multiplies in
-float32, or torch itself where it was built without oneDNN.
+Without a C++ compiler, and for other registers, oneDNN multiplies in float32, or torch where it was built without it.
 """
 
 import ctypes
@@ -25,8 +24,7 @@ from heedful.checksums_heed import checksum
 from heedful.files import flush
 
 Precision = Literal["float32", "int8"]
-# From `(rows, in_features)` to `(rows, out_features)`.
-Product = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[torch.Tensor], torch.Tensor]  # from `(rows, in_features)` to `(rows, out_features)`
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -37,11 +35,9 @@ REGISTERS = {
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"],
     "AVX2": ["-mavx2", "-mfma"],
 }
-LONGEST_COMPILATION = 120  # seconds
 INT8_LIMIT = 127
 BYTES_AT_ONCE = 4  # inputs that one instruction multiplies and adds up
-# Up to so many weights, plain `linear` is faster for a single row, because its call costs less.
-SMALL_MATRIX = 2**16
+SMALL_MATRIX = 2**16  # weights up to which plain `linear` is faster for a single row, because its call costs less
 
 
 class Linear(ctypes.Structure):
@@ -65,8 +61,7 @@ class Layer(ctypes.Structure):
     _fields_ = [
         *((n, Linear) for n in ("query_key_value", "self_output", "query", "cross_output", "inner", "outer")),
         *((name, Norm) for name in ("self_attn_norm", "cross_attn_norm", "feed_forward_norm")),
-        ("target", ctypes.c_void_p),
-        ("source", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("target", "source")),
     ]
 
 
@@ -117,8 +112,7 @@ def packed_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision = "float32", relu: bool = False
 ) -> Product:
     """Return x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), of an `(out_features, in_features)` matrix; `int8` needs VNNI."""
-    weight = weight.detach().float()
-    bias = None if bias is None else bias.detach().float()
+    weight, bias = weight.detach().float(), None if bias is None else bias.detach().float()
     if library() is not None:
         return CompiledProduct(weight, bias, precision == "int8", relu)
 
@@ -155,9 +149,7 @@ def library() -> Any:
     if capability not in REGISTERS:
         return None
     flags = FLAGS + REGISTERS[capability]
-    # Whether it multiplies bytes in one instruction, as far as this torch knows.
-    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    if capability == "AVX512" and found.get("avx512_vnni"):
+    if capability == "AVX512" and torch.cpu.get_capabilities().get("avx512_vnni"):  # it multiplies bytes at once
         flags.append("-mavx512vnni")
     try:
         loaded: Any = _loaded(flags)
@@ -200,14 +192,13 @@ def _is_mine(path: Path, forbidden: int = 0) -> bool:
 
 def _compile(path: Path, flags: list[str]) -> None:
     """Compile the kernels to a file with a checksum beside it, which both appear whole."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
+    if (compiler := next(filter(None, map(shutil.which, COMPILERS)), None)) is None:
         raise FileNotFoundError(f"no C++ compiler ({', '.join(COMPILERS)}) was found")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         made = Path(temporary) / path.name
         command = [compiler, *flags, str(SOURCE), "-o", str(made)]
-        settings: Any = {"capture_output": True, "text": True, "timeout": LONGEST_COMPILATION}
+        settings: Any = {"capture_output": True, "text": True, "timeout": 120}  # seconds
         # Without OpenMP, which not all compilers have, one thread computes.
         if subprocess.run([*command, "-fopenmp"], **settings).returncode:
             subprocess.run(command, check=True, **settings)

@@ -25,21 +25,19 @@ from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_wi
 from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
 
-NEVER = float("-inf")
 SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
-# Tokens per chunk: `best_tokens` sorts only the best chunks of a row.
-CHUNK = 64
+CHUNK = 64  # tokens: `best_tokens` sorts only the best chunks of a row
 FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it is full
 
 
 class NativeNetwork:
     """Encoder, decoder step and output layer of a Heed model, with packed copies of its weights.
 
-    Later changes of the model's weights do not change the copies. Between the products everything is float32.
+    Later changes of the model's weights do not change the copies. Between the products everything is float32; `int8`
+    needs `kernels.cpp`.
     """
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
-        """Pack the weights of a model without an obstacle; `int8` needs `kernels.cpp`."""
         self.config: Any = model.config
         encoder, decoder = model.model.encoder, model.model.decoder
         self.embed_source = _Embedding(encoder)
@@ -69,11 +67,11 @@ class NativeNetwork:
     def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None):
         """Return what self-attention of `(N, S)` tokens adds to its scores, in windows if faster, or `None`."""
         radius, length = self.config.encoder_neighbourhood, input_ids.shape[1]
-        if radius is not None and pays_in_windows(length, radius):
-            tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            return windowed_mask(tokens, radius, False, torch.float32)
         if radius is None:
             return _source_mask(attention_mask)
+        if pays_in_windows(length, radius):
+            tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            return windowed_mask(tokens, radius, False, torch.float32)
         places = torch.arange(length)
         near = (places[:, None] - places).abs() <= radius
         return _additive(near if attention_mask is None else near & attention_mask.bool()[:, None, None])
@@ -114,15 +112,14 @@ class NativeNetwork:
 
 
 class DecodingState:
-    """The cache of the target tokens of N sentences with K hypotheses each."""
+    """The cache of the target tokens of N sentences with K hypotheses each: R `rows`."""
 
     def __init__(self, layers: int, rows: int, beams: int, width: int):
-        """Begin with R `rows`; a token's keys and values in a layer are `width` numbers."""
         self.rows, self.beams = rows, beams  # R at the beginning: later there are fewer
         self.length = 0  # target tokens that were read
         # (R, T): where the keys and values of a row's tokens lie. Those of later positions are the row's own.
         self.slots = torch.empty(rows, 0, dtype=torch.int32)
-        self.target = torch.empty(layers, 0, width)  # (layers, slots, width)
+        self.target = torch.empty(layers, 0, width)  # (layers, slots, width), `width` of keys and values together
 
     def make_room(self) -> None:
         """Double the cache if it has no room for the next token's keys and values."""
@@ -152,15 +149,11 @@ class SourceState(DecodingState):
     """The cache with the keys and values of all sources, padding included."""
 
     def __init__(self, network: NativeNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int):
-        """Project `(N, S, D)` encoded sentences with a mask that is 0 at padding."""
-        own, cross = network.decoder_layers[0].self_attn, network.decoder_layers[0].cross_attn
-        count, length = source.shape[:2]
-        super().__init__(len(network.decoder_layers), count * beams, beams, sum(own.widths[1:]))
+        first, layers = network.decoder_layers[0], len(network.decoder_layers)
+        super().__init__(layers, len(source) * beams, beams, sum(first.self_attn.widths[1:]))
         projected = network.project_source(source.float().flatten(0, 1))  # (N·S, layers·H·(d_k + d_v))
-        parts = projected.view(count, length, len(network.decoder_layers), -1).unbind(2)
-        self.source = [_by_head(part, cross) for part in parts]
-        if attention_mask is not None and bool(attention_mask.all()):
-            attention_mask = None
+        parts = projected.view(*source.shape[:2], layers, -1).unbind(2)
+        self.source = [_by_head(part, first.cross_attn) for part in parts]
         self.source_mask = _source_mask(attention_mask)
         self.radius = network.config.decoder_neighbourhood
 
@@ -202,14 +195,11 @@ class _Embedding:
         """Return the encodings of at least so many positions: to compute them takes longer than a small layer."""
         known = self.known_positions
         if known is None or len(known) < needed:
-            number = max(FIRST_ROOM, 2 * needed)
-            if isinstance(self.encode_positions, nn.Embedding):
-                number = self.encode_positions.num_embeddings
+            is_table = isinstance(self.encode_positions, nn.Embedding)
+            number = self.encode_positions.num_embeddings if is_table else max(FIRST_ROOM, 2 * needed)
             if needed > number:
-                raise ValueError(
-                    f"A sequence must have at most {number} tokens (`max_position_embeddings` of learned positions), "
-                    f"but it has {needed} instead."
-                )
+                must = f"have at most {number} tokens (`max_position_embeddings` of learned positions)"
+                raise ValueError(f"A sequence must {must}, but it has {needed} instead.")
             # The local name, because another thread may replace the attribute by a shorter table.
             known = self.known_positions = self.encode_positions(torch.arange(number)).float()
         return known
@@ -230,7 +220,7 @@ class _Attention:
 
 
 class _FeedForward:
-    """FFN(x) (section 3.3 of the paper) with packed weights."""
+    """FFN(x) (section 3.3 of the paper) of `(rows, D)` states with packed weights."""
 
     def __init__(self, module: HeedFeedForward, precision: Precision):
         is_relu = isinstance(module.activation, nn.ReLU) and module.fc_gate is None
@@ -241,7 +231,6 @@ class _FeedForward:
         self.gate = None if gate is None else packed_linear(gate.weight, gate.bias, precision)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """Transform `(rows, D)` states."""
         inner = self.inner(states)
         if self.gate is not None:
             inner = self.activation(self.gate(states)) * inner
@@ -312,7 +301,7 @@ class _DecoderLayer(_Layer):
                 projected = torch.cat([turned, projected[:, 2 * width :]], 1)
             query = projected[:, None, :width].unflatten(2, (attention.heads, -1)).transpose(1, 2)
             key, value = _by_head(state.extend(number, projected[:, width:]), attention)
-            output, _ = _kernel(None, query, key, value, None)  # (R, 1, H, d_v)
+            output, _ = _kernel(None, query, key, value)  # (R, 1, H, d_v)
             return attention.project_output(output.reshape(len(states), -1))
 
         def attend_to_source(states: torch.Tensor) -> torch.Tensor:
@@ -326,12 +315,9 @@ class _DecoderLayer(_Layer):
         return self.connect("feed_forward", states, self.feed_forward)
 
 
-def _kernel(
-    module: None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> tuple[torch.Tensor, None]:
+def _kernel(module: None, query: Any, key: Any, value: Any, mask: Any = None) -> tuple[torch.Tensor, None]:
     """Attend from `(N, H, S, d_k)` scaled queries, with the signature of transformers: `(N, S, H, d_v)`."""
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
-    return output.transpose(1, 2), None
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0).transpose(1, 2), None
 
 
 def _norm(module: nn.Module | None) -> Product:
@@ -350,8 +336,8 @@ def _key_values(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor 
     """Return weight and bias of the key and value projections, repeated for the heads that share them."""
 
     def repeated(parameter: Any, width: int) -> Any:
-        if parameter is None or module.num_key_value_groups == 1:
-            return parameter
+        if parameter is None:
+            return None
         by_head = parameter.view(-1, width, *parameter.shape[1:])
         return by_head.repeat_interleave(module.num_key_value_groups, dim=0).flatten(0, 1)
 
@@ -361,15 +347,14 @@ def _key_values(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor 
 
 def _joined(projections: list[Any], precision: Precision) -> Product:
     """Return one matrix product in place of several with the same input."""
-    weight = torch.cat([weight for weight, _ in projections])
-    biases = [bias for _, bias in projections if bias is not None]
-    return packed_linear(weight, torch.cat(biases) if biases else None, precision)
+    weights, biases = zip(*projections, strict=True)
+    return packed_linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases), precision)
 
 
 def _by_head(states: torch.Tensor, attention: _Attention) -> tuple[torch.Tensor, torch.Tensor]:
     """Part `(rows, length, H·(d_k + d_v))` keys and values: `(rows, H, length, d)` of each."""
-    key, value = states.split(attention.widths[-2:], dim=-1)
-    return tuple(each.unflatten(2, (attention.heads, -1)).transpose(1, 2) for each in (key, value))  # type: ignore[return-value]
+    parts = states.split(attention.widths[-2:], dim=-1)
+    return tuple(each.unflatten(2, (attention.heads, -1)).transpose(1, 2) for each in parts)  # type: ignore[return-value]
 
 
 def _additive(allowed: torch.Tensor) -> torch.Tensor:
@@ -378,18 +363,19 @@ def _additive(allowed: torch.Tensor) -> torch.Tensor:
 
 
 def _source_mask(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `(N, 1, 1, S)` from an `(N, S)` mask."""
-    return None if attention_mask is None else _additive(attention_mask.bool())[:, None, None]
+    """Return `(N, 1, 1, S)` from an `(N, S)` mask, or `None` where nothing is padding."""
+    if attention_mask is None or bool(attention_mask.all()):
+        return None
+    return _additive(attention_mask.bool())[:, None, None]
 
 
 def best_tokens(
     log_probabilities: torch.Tensor, scores: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the most likely continuations of each sentence's hypotheses, best first.
+    """Return the most likely continuations of each sentence's hypotheses, best first: scores, hypotheses and tokens.
 
-    Scores, hypotheses and tokens are each `(N, C)` with C = `count`, or `(N, K·V)` if that is less, from `(N·K, V)`
-    log-probabilities of the next token and the hypotheses' `(N, K)` scores. To sort all K·V is slow: the C best lie in
-    the C chunks with the highest maxima, and only those are sorted.
+    Each is `(N, C)` with C = `count`, or `(N, K·V)` if that is less, from `(N·K, V)` log-probabilities of the next
+    token and `(N, K)` scores. To sort all is slow: the C best lie in the C chunks with the highest maxima.
     """
     (sentences, beams), vocabulary = scores.shape, log_probabilities.shape[-1]
     whole = vocabulary // CHUNK
@@ -405,6 +391,6 @@ def best_tokens(
     is_beyond, tokens = tokens >= vocabulary, tokens.clamp(max=vocabulary - 1)
     places = parents[..., None] * vocabulary + tokens
     found = log_probabilities.reshape(sentences, -1).gather(1, places.flatten(1)).view(places.shape)
-    found = (found + scores.gather(1, parents)[..., None]).masked_fill(is_beyond, NEVER)
+    found = (found + scores.gather(1, parents)[..., None]).masked_fill(is_beyond, -torch.inf)
     totals, order = found.flatten(1).topk(min(count, beams * vocabulary))
     return totals, parents.gather(1, order // CHUNK), tokens.flatten(1).gather(1, order)

@@ -6,6 +6,7 @@ Letters in shape comments: N sentences still open, K hypotheses of each, V targe
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers.generation import logits_process
 
 from heedful.inference.native.network import DecodingState, NativeNetwork, best_tokens
@@ -13,24 +14,16 @@ from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.beams import Beam, Hypotheses, check_found
 from heedful.inference.strategies.steps import filler
 
-# The share of finished sentences at which they leave the batch: until then they cost time at each step, and when they
-# leave, what a state knows of the others is copied.
+# The share of finished sentences at which they leave the batch, for which what a state knows of the others is copied.
 LEAVING_SHARE = 1 / 8
 # The logits processors of transformers that treat the rows of a batch by their number.
-ROW_PROCESSORS = (
-    logits_process.PrefixConstrainedLogitsProcessor,
-    logits_process.SynthIDTextWatermarkLogitsProcessor,
-)
+ROW_PROCESSORS = logits_process.PrefixConstrainedLogitsProcessor, logits_process.SynthIDTextWatermarkLogitsProcessor
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class SearchSettings:
-    """The settings of one search, read from a generation config and its logits processors.
-
-    A processor gets the `(N·K, length)` tokens so far and the next tokens' `(N·K, V)` logits (greedy search) or
-    log-probabilities (beam search).
-    """
+    """The settings of one search, read from a generation config and its logits processors."""
 
     def __init__(self, config: Any, processor: Any, prompt_length: int):
         self.config = config
@@ -38,9 +31,9 @@ class SearchSettings:
         self.beams: int = config.num_beams or 1  # K
         self.returned: int = config.num_return_sequences or 1  # hypotheses of each sentence
         self.max_new_tokens: int = config.max_length - prompt_length
-        ends, self.fill = end_tokens(config), filler(config)
-        if self.fill == 0 and self.beams > 1 and ends:
-            self.fill = ends[0]  # as in transformers' beam search, which takes the id 0 for "no padding token"
+        ends, fill = end_tokens(config), filler(config)
+        # As in transformers' beam search, which takes the id 0 for "no padding token".
+        self.fill = ends[0] if fill == 0 and self.beams > 1 and ends else fill
         self.ends = torch.tensor(ends, dtype=torch.long)
         # Processors that are not of transformers may do so too: finished sentences stay in the batch then.
         self.keeps_rows = any(
@@ -65,8 +58,7 @@ def greedy_search(
     the generated tokens in nats, divided by their number to the power of the length penalty.
     """
     count, start = prompt.shape
-    room = prompt.new_full((count, start + settings.max_new_tokens), settings.fill)
-    room[:, :start] = prompt
+    room = F.pad(prompt, (0, settings.max_new_tokens), value=settings.fill)
     is_scored = bool(settings.config.return_dict_in_generate)
     rows = torch.arange(count)  # the sentences that are still in the batch
     is_open = torch.ones(count, dtype=torch.bool)
@@ -117,13 +109,13 @@ def beam_search(
                 state.keep(kept)
             beam.keep(kept)
             rows = rows[kept]
-    first = slice(settings.returned)
-    longest = max(int((each.parents[:, first] >= 0).sum(-1).max()) for _, each in found)
+    best = [(places, each.of((slice(None), slice(settings.returned)))) for places, each in found]
+    longest = max(int((each.parents >= 0).sum(-1).max()) for _, each in best)
     tokens = prompt.new_full((len(prompt), settings.returned, prompt.shape[1] + longest), settings.fill)
     scores = torch.empty(tokens.shape[:2])
-    for places, each in found:
-        ended = each.tokens[:, first, : tokens.shape[-1]]
-        tokens[places, :, : ended.shape[-1]], scores[places] = ended, each.scores[:, first]
+    for places, each in best:
+        ended = each.tokens[..., : tokens.shape[-1]]
+        tokens[places, :, : ended.shape[-1]], scores[places] = ended, each.scores
     check_found(scores)
     return tokens.flatten(0, 1), scores.flatten()
 

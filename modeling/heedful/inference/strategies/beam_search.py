@@ -3,8 +3,8 @@
 Without options it gives the tokens and scores of transformers' own. Options: words that must occur, several models,
 GNMT's length and coverage penalties, and a length limit relative to the source.
 
-Letters in shape comments: B sentences, K hypotheses of a sentence, M candidates of a sentence, V target tokens,
-S source length, L target length.
+Letters in shape comments: B sentences, K hypotheses and M candidates of each, V target tokens, S source and L target
+length.
 """
 
 import math
@@ -16,22 +16,9 @@ import torch
 
 from heedful.files import check_at_least
 from heedful.inference.search_settings import LengthPenaltyForm, end_tokens
+from heedful.inference.strategies import steps
 from heedful.inference.strategies.beams import NEVER, Beam, check_found, coverage_penalty
 from heedful.inference.strategies.constraints import ForcedWords, Progress, read_constraints
-from heedful.inference.strategies.steps import (
-    Averaging,
-    ModelSteps,
-    Records,
-    average,
-    check_members,
-    check_request,
-    filler,
-    member_steps,
-    once_per_sentence,
-    require,
-    single_source_of,
-    source_attention,
-)
 from heedful.versions_heed import CACHE, by_name
 
 # Settings of the strategy that generate()'s config may have in its place.
@@ -44,9 +31,8 @@ class BeamSearch:
 
     `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, lengths, logits processors and stopping
     criteria are generate()'s own and mean what they mean there; with `num_beams=1` a search ends with its first
-    hypothesis, as greedy search does. Processors see log-probabilities, as in transformers' beam search. With
-    `return_dict_in_generate` the result is a `GenerateBeamEncoderDecoderOutput` with `sequences_scores`;
-    `output_scores`, `output_attentions` (of the first model) and so on add the rest.
+    hypothesis, as greedy search does. Processors see log-probabilities, as in transformers' beam search.
+    `output_scores`, `output_attentions` (of the first model) and so on add to the result what they say.
 
     transformers hands no `streamer` and no `assistant_model` to a callable: Heed's models refuse them, with other
     models do not give them.
@@ -81,7 +67,7 @@ class BeamSearch:
     tokens_beyond_source: int | None = None
     models: Sequence[Any] = field(default=(), repr=False)
     weights: Sequence[float] | None = None
-    averaging: Averaging = "probabilities"
+    averaging: steps.Averaging = "probabilities"
 
     def __call__(
         self,
@@ -93,16 +79,21 @@ class BeamSearch:
         inputs_tensor: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode as `Strategy` says; with `return_dict_in_generate` a `GenerateBeamEncoderDecoderOutput`."""
-        check_request("BeamSearch", model, generation_config, model_kwargs)
+        """Decode from the `(B · K, L)` prompts of `generate()`, which prepares the arguments, as of every strategy.
+
+        `inputs_tensor` are the `(B, S)` source tokens, `model_kwargs` the encoded source, its mask and the cache.
+        Return `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` a
+        `GenerateBeamEncoderDecoderOutput`.
+        """
+        steps.check_request("BeamSearch", model, generation_config, model_kwargs)
         config = generation_config
-        strategy = replace(self, **{name: single_source_of(self, config, name) for name in SHARED})
+        strategy = replace(self, **{name: steps.single_source_of(self, config, name) for name in SHARED})
         _check_settings(strategy, config)
-        check_members(model, self.models)
+        steps.check_members(model, self.models)
         prompts = input_ids.view(-1, config.num_beams or 1, input_ids.shape[1])  # (B, K, L)
         ensemble = _Ensemble(strategy, prompts, model, inputs_tensor, model_kwargs)
         search = _Search(strategy, config, ensemble, prompts, logits_processor, stopping_criteria)
-        while not search.is_done:
+        while not bool(search.beam.done.all()):
             search.step()
         return search.result(model_kwargs["encoder_outputs"])
 
@@ -110,25 +101,25 @@ class BeamSearch:
 def _check_settings(strategy: BeamSearch, config: Any) -> None:
     """Raise a `ValueError` if a setting is out of range, or two cannot be combined."""
     beams, returned = config.num_beams or 1, config.num_return_sequences or 1
-    require(not config.do_sample, "do_sample", "be False with BeamSearch", True)
-    require(returned <= beams, "num_return_sequences", f"be at most `num_beams` ({beams})", returned)
+    steps.require(not config.do_sample, "do_sample", "be False with BeamSearch", True)
+    steps.require(returned <= beams, "num_return_sequences", f"be at most `num_beams` ({beams})", returned)
     check_at_least(0, coverage_penalty=strategy.coverage_penalty)
     check_at_least(1, tokens_beyond_source=strategy.tokens_beyond_source)
     has_shared, has_own = strategy.force_words_ids is not None, strategy.sentence_force_words_ids is not None
-    require(not (has_shared and has_own), "sentence_force_words_ids", "be None with `force_words_ids`", "a list")
-    require(beams > 1 or not (has_shared or has_own), "num_beams", "be at least 2 with forced words", beams)
+    steps.require(not (has_shared and has_own), "sentence_force_words_ids", "be None with `force_words_ids`", "a list")
+    steps.require(beams > 1 or not (has_shared or has_own), "num_beams", "be at least 2 with forced words", beams)
     form, averaging = strategy.length_penalty_form, strategy.averaging
-    is_form, is_averaging = form in (None, *get_args(LengthPenaltyForm)), averaging in get_args(Averaging)
-    require(is_form, "length_penalty_form", "be 'power' or 'gnmt'", repr(form))
-    require(is_averaging, "averaging", "be 'probabilities' or 'log_probabilities'", repr(averaging))
+    steps.require(form in (None, "power", "gnmt"), "length_penalty_form", "be 'power' or 'gnmt'", repr(form))
+    is_known = averaging in get_args(steps.Averaging)
+    steps.require(is_known, "averaging", "be 'probabilities' or 'log_probabilities'", repr(averaging))
     models, weights = strategy.models, strategy.weights
     is_list = isinstance(models, Sequence) and not isinstance(models, str)
-    require(is_list, "models", "be a list of models", f"a {type(models).__name__}")
+    steps.require(is_list, "models", "be a list of models", f"a {type(models).__name__}")
     count = 1 + len(models)
     fit = weights is None or (len(weights) == count > 1 and all(0 < weight < math.inf for weight in weights))
-    require(fit, "weights", f"hold a positive number for each of the {count} models, two or more", weights)
+    steps.require(fit, "weights", f"hold a positive number for each of the {count} models, two or more", weights)
     has_logits = bool(models) and config.output_logits
-    require(not has_logits, "output_logits", "be False with several models (ask for scores)", True)
+    steps.require(not has_logits, "output_logits", "be False with several models (ask for scores)", True)
 
 
 class _Ensemble:
@@ -141,49 +132,37 @@ class _Ensemble:
         self.weights = [weight / sum(weights) for weight in weights]
         encoded, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
         mask = encoded.new_ones(encoded.shape[:2]) if mask is None else mask
-        self.source_mask = once_per_sentence(mask, sentences)  # (B, S)
+        self.source_mask = steps.once_per_sentence(mask, sentences)  # (B, S)
         if strategy.models and (source is None or source.is_floating_point() or (source < 0).any()):
-            raise ValueError(
-                "`input_ids` must be given to generate() with several models, each of which encodes the source, "
-                "but `inputs_embeds` or `encoder_outputs` are given instead."
-            )
-        first = ModelSteps(model, model_kwargs)
-        self.members = [first, *(member_steps(member, source, first, beams) for member in strategy.models)]
+            must = "be given to generate() with several models, each of which encodes the source"
+            raise ValueError(f"`input_ids` must {must}, but `inputs_embeds` or `encoder_outputs` are given instead.")
+        first = steps.ModelSteps(model, model_kwargs)
+        self.members = [first, *(steps.member_steps(member, source, first, beams) for member in strategy.models)]
         self.needs_attention = strategy.coverage_penalty > 0
-        for each in self.members if self.needs_attention else ():
-            each.model_kwargs["output_attentions"] = True
+        for each in self.members:
+            each.model_kwargs["output_attentions"] = self.needs_attention or each.model_kwargs.get("output_attentions")
 
     def next(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """Return `(B * K, V)` log-probabilities, `(B * K, S)` attention where needed, and the first model's output."""
         outputs, device = [member.next(tokens) for member in self.members], tokens.device
         each = [output.logits[:, -1].to(device, torch.float32).log_softmax(-1) for output in outputs]
-        log_probabilities = each[0] if len(each) == 1 else average(each, self.weights, self.averaging)
-        attention = None
-        if self.needs_attention:
-            pairs = zip(self.weights, outputs, strict=True)
-            attention = torch.stack([weight * source_attention(output).to(device) for weight, output in pairs]).sum(0)
+        log_probabilities = each[0] if len(each) == 1 else steps.average(each, self.weights, self.averaging)
+        if not self.needs_attention:
+            return log_probabilities, None, outputs[0]
+        pairs = zip(self.weights, map(steps.source_attention, outputs), strict=True)
+        attention = torch.stack([weight * each.to(device) for weight, each in pairs]).sum(0)
         return log_probabilities, attention, outputs[0]
-
-    def reorder(self, rows: torch.Tensor) -> None:
-        for member in self.members:
-            member.reorder(rows)
 
 
 class _Search:
     """The state of one beam search and its step."""
 
     def __init__(
-        self,
-        strategy: BeamSearch,
-        config: Any,
-        ensemble: _Ensemble,
-        prompts: torch.Tensor,
-        processor: Any,
-        criteria: Any,
+        self, strategy: BeamSearch, config: Any, ensemble: _Ensemble, prompts: Any, processor: Any, criteria: Any
     ):
         self.strategy, self.config, self.ensemble = strategy, config, ensemble
         self.processor, self.criteria = processor, criteria
-        self.ends, self.fill = end_tokens(config), filler(config)
+        self.ends, self.fill = end_tokens(config), steps.filler(config)
         self.batch, self.beams, self.prompt_length = prompts.shape
         self.limits = prompts.new_full((self.batch,), config.max_length - self.prompt_length)  # (B)
         if strategy.tokens_beyond_source is not None:
@@ -196,36 +175,26 @@ class _Search:
             self.beam.running.coverage = self.beam.running.scores.new_zeros(shape)
         if self.words is not None:
             self.beam.running.progress = [[Progress()] * self.beams for _ in self.words]
-        self.records = Records(config)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no hypothesis of any sentence goes on."""
-        return bool(self.beam.done.all())
+        self.records = steps.Records(config)
 
     def _read_words(self) -> list[ForcedWords] | None:
         shared, each = self.strategy.force_words_ids, self.strategy.sentence_force_words_ids
         if each is not None:
             if len(each) != self.batch:
-                raise ValueError(
-                    f"`sentence_force_words_ids` must hold a list for each of the {self.batch} sentences, "
-                    f"but holds {len(each)} instead."
-                )
+                must = f"hold a list for each of the {self.batch} sentences"
+                raise ValueError(f"`sentence_force_words_ids` must {must}, but holds {len(each)} instead.")
             given = [(f"sentence_force_words_ids[{number}]", own) for number, own in enumerate(each)]
         elif shared is not None:
-            if not shared:
-                raise ValueError("`force_words_ids` must hold at least one constraint, but is empty instead.")
+            steps.require(bool(shared), "force_words_ids", "hold at least one constraint", "empty")
             given = [("force_words_ids", shared)] * self.batch
         else:
             return None
         vocabulary = self.ensemble.members[0].model.get_output_embeddings().weight.shape[0]
         words = [read_constraints(constraints, vocabulary, self.ends, name) for name, constraints in given]
         for (name, _), wanted, limit in zip(given, words, self.limits.tolist(), strict=True):
-            needed = wanted.remaining(Progress())
-            if needed > limit:
-                raise ValueError(
-                    f"`{name}` must fit into the longest output, {limit} tokens, but needs {needed} tokens instead."
-                )
+            if (needed := wanted.remaining(Progress())) > limit:
+                must = f"`{name}` must fit into the longest output, {limit} tokens"
+                raise ValueError(f"{must}, but needs {needed} tokens instead.")
         return words
 
     def step(self) -> None:
@@ -239,8 +208,9 @@ class _Search:
             running.coverage = running.coverage + attention.view(running.coverage.shape)
         totals = running.scores[..., None] + log_probabilities.view(self.batch, self.beams, -1)  # (B, K, V)
         self._advance(totals)
-        if not self.is_done:
-            self.ensemble.reorder(self.beam.running.parents[..., -1].flatten())
+        if not bool(self.beam.done.all()):
+            for member in self.ensemble.members:
+                member.reorder(self.beam.running.parents[..., -1].flatten())
 
     def _advance(self, totals: torch.Tensor) -> None:
         """Choose candidates by the log-probabilities of hypotheses with one more token, and go on with the best."""
@@ -249,17 +219,16 @@ class _Search:
         candidates = self.beam.running.extended(places, tokens, scores, first)
         ended = self.criteria(candidates.tokens.flatten(0, 1), self.records.scores).view(tokens.shape)
         ended |= (candidates.parents.shape[-1] >= self.limits)[:, None]
-        is_complete: Any = True
+        conditions: dict[str, Any] = {}
         if self.words is not None and progress is not None:
             candidates.progress = progress
             pairs = zip(self.words, progress, strict=True)
             complete = [[words.remaining(each) == 0 for each in row] for words, row in pairs]
-            is_complete = torch.tensor(complete, device=tokens.device)
-        bonus: Any = 0.0
+            conditions["is_complete"] = torch.tensor(complete, device=tokens.device)
         if candidates.coverage is not None:
             mask = self.ensemble.source_mask[:, None]
-            bonus = coverage_penalty(candidates.coverage, mask, self.strategy.coverage_penalty)
-        self.beam.advance(candidates, ended, is_complete, bonus)
+            conditions["bonus"] = coverage_penalty(candidates.coverage, mask, self.strategy.coverage_penalty)
+        self.beam.advance(candidates, ended, **conditions)
 
     def _candidates(self, totals: torch.Tensor) -> tuple[Any, Any, Any, Any]:
         """Return score, hypothesis and token of M candidates, best first, and their progress with forced words.
@@ -287,29 +256,15 @@ class _Search:
 
     def result(self, encoded: Any) -> Any:
         """Return the best hypotheses, as generate() does."""
-        best = self.beam.finished.first(self.config.num_return_sequences or 1)
-        self._check_found(best.scores)
+        best = self.beam.finished.of((slice(None), slice(self.config.num_return_sequences or 1)))
+        check_found(best.scores, None if self.words is None else self.limits)
         generated = int((best.parents >= 0).sum(-1).max())
-        tokens: Any = best.tokens[..., : self.prompt_length + generated].flatten(0, 1)
-        beam_indices: Any = best.parents[..., :generated].flatten(0, 1)
+        tokens = best.tokens[..., : self.prompt_length + generated].flatten(0, 1)
         if not self.config.return_dict_in_generate:
             return tokens
         from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
-        return GenerateBeamEncoderDecoderOutput(
-            sequences=tokens,
-            sequences_scores=best.scores.flatten(),
-            beam_indices=beam_indices,
-            **by_name(self.ensemble.members[0].model_kwargs.get(CACHE)),
-            **self.records.fields(encoded, self.batch),
-        )
-
-    def _check_found(self, scores: torch.Tensor) -> None:
-        missing = (scores == NEVER).any(1).nonzero().flatten().tolist()
-        if missing and self.words is not None:
-            raise ValueError(
-                f"`force_words_ids` of sentence {missing[0]} must be possible within {int(self.limits[missing[0]])}"
-                f" tokens, but fewer than {scores.shape[1]} hypotheses that contain them were found: other"
-                " settings forbid tokens, or length and beams are too small."
-            )
-        check_found(scores)
+        found: dict[str, Any] = {"sequences": tokens, "sequences_scores": best.scores.flatten()}
+        found["beam_indices"] = best.parents[..., :generated].flatten(0, 1)
+        found |= by_name(self.ensemble.members[0].model_kwargs.get(CACHE)) | self.records.fields(encoded, self.batch)
+        return GenerateBeamEncoderDecoderOutput(**found)

@@ -18,8 +18,7 @@ NEVER = float("-inf")
 def coverage_penalty(coverage: torch.Tensor, source_mask: torch.Tensor, beta: float) -> torch.Tensor:
     """Return cp(X; Y) = β Σ_i log(min(Σ_j p_ij, 1)) (Wu et al., 2016, equation 14), 0 where all was attended to.
 
-    `coverage`, `(…, S)`, sums the attention weights on each source token over the target's tokens; the mask, which
-    broadcasts to it, is 0 at padding. The `(…)` penalties are added to normalised log-probabilities.
+    `coverage`, `(…, S)`, sums the attention weights on each source token over the target's; the mask is 0 at padding.
     """
     smallest = torch.finfo(coverage.dtype).tiny
     return beta * (coverage.clamp(min=smallest, max=1.0).log() * source_mask).sum(-1)
@@ -37,14 +36,12 @@ class Hypotheses:
 
     def pick(self, places: torch.Tensor) -> "Hypotheses":
         """Return the hypotheses at `(N, n)` places."""
-        return Hypotheses(
-            _picked(self.tokens, places),
-            _picked(self.parents, places),
-            self.scores.gather(1, places),
-            None if self.coverage is None else _picked(self.coverage, places),
-            self.progress
-            and [[row[place] for place in chosen] for row, chosen in zip(self.progress, places.tolist(), strict=True)],
-        )
+        coverage = None if self.coverage is None else _picked(self.coverage, places)
+        progress = self.progress and [
+            [row[place] for place in chosen] for row, chosen in zip(self.progress, places.tolist(), strict=True)
+        ]
+        tokens, parents = _picked(self.tokens, places), _picked(self.parents, places)
+        return Hypotheses(tokens, parents, self.scores.gather(1, places), coverage, progress)
 
     def extended(self, places: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, row: Any = 0) -> "Hypotheses":
         """Return the hypotheses at `(N, M)` places with a token more and new scores; rows are counted from `row`."""
@@ -54,13 +51,9 @@ class Hypotheses:
         longer.parents = torch.cat([longer.parents, (places + row)[..., None]], -1)
         return longer
 
-    def first(self, count: int) -> "Hypotheses":
-        """Return the first hypotheses of each sentence."""
-        return Hypotheses(self.tokens[:, :count], self.parents[:, :count], self.scores[:, :count])
-
-    def of(self, sentences: torch.Tensor) -> "Hypotheses":
-        """Return tokens, parents and scores of some sentences."""
-        return Hypotheses(self.tokens[sentences], self.parents[sentences], self.scores[sentences])
+    def of(self, some: Any) -> "Hypotheses":
+        """Return tokens, parents and scores of some sentences, or of an index into `(N, K)`."""
+        return Hypotheses(self.tokens[some], self.parents[some], self.scores[some])
 
 
 def _picked(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -102,8 +95,7 @@ class Beam:
     def advance(self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Any = True, bonus: Any = 0.0) -> None:
         """Store the ended ones of the K best candidates, if better than those stored, and go on with the best others.
 
-        All arguments are `(N, M)`: those that are not `is_complete` are not stored, and `bonus` is added to the
-        normalised log-probability.
+        Of `(N, M)` those that are not `is_complete` are not stored; `bonus` adds to the normalised log-probability.
         """
         places = torch.arange(ended.shape[1], device=ended.device)
         if bool(ended.any()):
@@ -139,11 +131,16 @@ class Beam:
         self.done = self.done[sentences]
 
 
-def check_found(scores: torch.Tensor) -> None:
-    """Raise a `ValueError` if one of the `(N, returned)` hypotheses asked for was not found, whose score is -inf."""
-    missing = scores.isneginf().any(1).nonzero().flatten().tolist()
-    if missing:
+def check_found(scores: torch.Tensor, limits: torch.Tensor | None = None) -> None:
+    """Raise a `ValueError` if one of the `(N, returned)` hypotheses asked for was not found, whose score is -inf.
+
+    With words that must occur, `limits` are the `(N)` longest outputs.
+    """
+    for number in scores.isneginf().any(1).nonzero().flatten().tolist():
+        must, few = "be at most the number of hypotheses that settings allow", f"fewer than {scores.shape[1]}"
+        if limits is None:
+            raise ValueError(f"`num_return_sequences` must {must}, but {few} were found for sentence {number}.")
         raise ValueError(
-            f"`num_return_sequences` must be at most the number of hypotheses that settings allow, but fewer than "
-            f"{scores.shape[1]} were found for sentence {missing[0]}."
+            f"`force_words_ids` of sentence {number} must be possible within {int(limits[number])} tokens, but {few} "
+            "hypotheses that contain them were found: other settings forbid tokens, or length and beams are too small."
         )

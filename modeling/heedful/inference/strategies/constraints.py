@@ -20,10 +20,9 @@ class Progress(NamedTuple):
 
 
 class ForcedWords:
-    """The constraints of one sentence; each is a few alternative phrases, one of which must occur in the output.
+    """The constraints of one sentence, of a few phrases each: one must occur among the generated tokens, contiguous.
 
-    A constraint is met as soon as one of its phrases occurs among the generated tokens, contiguous; phrases may
-    overlap.
+    Phrases may overlap.
     """
 
     def __init__(self, constraints: tuple[Constraint, ...]):
@@ -72,12 +71,11 @@ class ForcedWords:
         """Order hypothesis, token and progress of one sentence's candidates so that the fullest banks come first.
 
         From `(K, V)` accumulated log-probabilities, -inf where nothing may follow, the candidates are the `count` best
-        of all, every hypothesis' best, and every token that `next_tokens` names. Left out are those that lack more
-        tokens than there is `room` for, and those that end although some are missing.
-
-        Those with equally many tokens missing form a bank. The banks take turns, the one with the fewest missing
-        first, each with its best candidate left. Post and Vilar (2018) allocate in equal shares and hand unused slots
-        on, which is the same: the fullest bank always has a slot, so that every constraint is met in the end.
+        of all, every hypothesis' best, and every token that `next_tokens` names, but for those that lack more tokens
+        than there is `room` for, or end although some are missing. Those with equally many tokens missing form a bank.
+        The banks take turns, the one with the fewest missing first, each with its best candidate left. Post and Vilar
+        (2018) allocate in equal shares and hand unused slots on, which is the same: the fullest bank always has a
+        slot, so that every constraint is met in the end.
         """
         vocabulary = scores.shape[1]
         pool = dict.fromkeys(scores.flatten().topk(min(count, scores.numel())).indices.tolist())
@@ -107,11 +105,7 @@ def _begun(phrase: Phrase, recent: Phrase) -> list[int]:
 
 
 def read_constraints(given: Any, vocabulary: int, ends: Sequence[int], name: str) -> ForcedWords:
-    """Read the constraints of one sentence: each a list of token ids, or a list of such lists as alternatives.
-
-    Another form, an empty phrase, an id from outside the vocabulary, one of `ends`, or a constraint given twice is a
-    `ValueError` that names the setting.
-    """
+    """Read the constraints of one sentence, as `BeamSearch` takes them; others are a `ValueError` that names them."""
     if not _is_list(given):
         raise ValueError(f"`{name}` must be a list of constraints, but is {given!r} instead.")
     constraints = tuple(_read_constraint(entry, f"{name}[{number}]") for number, entry in enumerate(given))
@@ -127,7 +121,7 @@ def read_constraints(given: Any, vocabulary: int, ends: Sequence[int], name: str
 
 def _read_constraint(given: Any, name: str) -> Constraint:
     phrases = [given] if _is_list(given) and given and isinstance(given[0], int) else given
-    are_phrases = _is_list(phrases) and all(map(_is_list, phrases)) and phrases and all(phrases)
+    are_phrases = _is_list(phrases) and phrases and all(_is_list(phrase) and phrase for phrase in phrases)
     if not are_phrases or not all(isinstance(token, int) for phrase in phrases for token in phrase):
         must = "be a list of token ids, or a list of such lists of which one is to occur"
         raise ValueError(f"`{name}` must {must}, but is {given!r} instead.")

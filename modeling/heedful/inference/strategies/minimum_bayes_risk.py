@@ -12,7 +12,7 @@ import torch
 from transformers.utils import ModelOutput
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.strategies.steps import BEAM_MODES, check_request, filler, require
+from heedful.inference.strategies.steps import check_request, filler, require
 
 Utility = Callable[[str, str], float]
 
@@ -32,10 +32,10 @@ class MinimumBayesRiskOutput(ModelOutput):
 class MinimumBayesRisk:
     """Chooses the candidate most like all the others (Kumar and Byrne, 2004; Eikema and Aziz, 2022).
 
-    The candidates are the sequences that `generate()` would return by its other settings: N samples with
-    `do_sample=True, num_return_sequences=N`, the N best of a beam with `num_beams=N, num_return_sequences=N`, or those
-    of another strategy. Each is compared to all of them, itself included, as if they were references; the one with
-    the highest mean utility is returned. Candidates of the same text count as often as they occur.
+    The candidates are what `generate()` would return by its other settings: N samples with `do_sample=True,
+    num_return_sequences=N`, the N best of a beam with `num_beams=N, num_return_sequences=N`, or those of another
+    strategy. Each is compared to all of them, itself included, as if they were references, as often as they occur;
+    the one with the highest mean utility is returned.
 
     Args:
         tokenizer: Turns target tokens into text: a `TokenizerPair` or a tokenizer of transformers.
@@ -63,11 +63,10 @@ class MinimumBayesRisk:
         inputs_tensor: torch.Tensor | None = None,
         **given: Any,
     ) -> Any:
-        """Find N = `num_return_sequences` candidates as `Strategy` says, and return `(B * keep, L)` of them."""
+        """Find N = `num_return_sequences` candidates as `BeamSearch` does, and return `(B * keep, L)` of them."""
         count = generation_config.num_return_sequences or 1
         self._check(count)
-        # Another strategy checks these itself.
-        unread = BEAM_MODES if self.candidates is None else {}
+        unread = ["force_words_ids"] if self.candidates is None else []  # another strategy may read them
         check_request("MinimumBayesRisk", model, generation_config, given, unread)
         utility = self.utility or character_f_score()
         if self.candidates is not None:
@@ -77,12 +76,18 @@ class MinimumBayesRisk:
         found = search(model, input_ids, generation_config=generation_config, **given)
         sequences = found if isinstance(found, torch.Tensor) else found.sequences  # (B * N, L)
         prompt_length = input_ids.shape[1]
-        texts = self._decode(sequences[:, prompt_length:])
+        if isinstance(self.tokenizer, TokenizerPair):
+            texts = self.tokenizer.decode_target(sequences[:, prompt_length:])
+        else:
+            texts = self.tokenizer.batch_decode(sequences[:, prompt_length:], skip_special_tokens=True)
         batches = [texts[start : start + count] for start in range(0, len(texts), count)]
         utilities = torch.tensor([expected_utilities(batch, utility) for batch in batches])  # (B, N)
         chosen = [_best(row, batch, self.keep) for row, batch in zip(utilities.tolist(), batches, strict=True)]
         places = torch.tensor([number * count + place for number, row in enumerate(chosen) for place in row])
-        best = _cropped(sequences[places.to(sequences.device)], prompt_length, filler(generation_config))
+        best = sequences[places.to(sequences.device)]
+        # Without columns at the end in which nothing but padding is left.
+        used = (best[:, prompt_length:] != filler(generation_config)).any(0).nonzero().flatten()
+        best = best[:, : prompt_length + (int(used.max()) + 1 if len(used) else 0)]
         if not generation_config.return_dict_in_generate:
             return best
         scores = utilities.flatten()[places]
@@ -90,18 +95,12 @@ class MinimumBayesRisk:
 
     def _check(self, count: int) -> None:
         kept, tokenizer = self.keep, self.tokenizer
-        must = "be at least 2 with MinimumBayesRisk, which chooses among as many candidates"
-        require(count >= 2, "num_return_sequences", must, count)
+        require(count >= 2, "num_return_sequences", "be at least 2 with MinimumBayesRisk, as candidates", count)
         require(1 <= kept <= count, "keep", f"be at least 1 and at most `num_return_sequences` ({count})", kept)
         can_decode = isinstance(tokenizer, TokenizerPair) or hasattr(tokenizer, "batch_decode")
         require(can_decode, "tokenizer", "be a TokenizerPair or a tokenizer of transformers", repr(tokenizer))
         for name, function in {"utility": self.utility, "candidates": self.candidates}.items():
             require(function is None or callable(function), name, "be a function or None", repr(function))
-
-    def _decode(self, tokens: torch.Tensor) -> list[str]:
-        if isinstance(self.tokenizer, TokenizerPair):
-            return self.tokenizer.decode_target(tokens)
-        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
 
 def expected_utilities(texts: list[str], utility: Utility) -> list[float]:
@@ -124,12 +123,4 @@ def _best(utilities: list[float], texts: list[str], keep: int) -> list[int]:
     first: dict[str, int] = {}
     for place in order:
         first.setdefault(texts[place], place)
-    others = [place for place in order if first[texts[place]] != place]
-    return [*first.values(), *others][:keep]
-
-
-def _cropped(sequences: torch.Tensor, prompt_length: int, fill: int) -> torch.Tensor:
-    """Cut off columns at the end in which nothing but padding is left."""
-    used = (sequences != fill).any(0).nonzero().flatten()
-    longest = max(prompt_length, int(used.max()) + 1 if len(used) else 0)
-    return sequences[:, :longest]
+    return sorted(order, key=lambda place: first[texts[place]] != place)[:keep]

@@ -15,20 +15,13 @@ class SeededSampling:
     """Draws translations from the model's distribution, the same for a sentence in every batch.
 
     `generate()` draws for a whole batch at once. Here the n-th sentence has its own numbers, of `seed` and n: to each
-    logit noise of Gumbel's distribution is added, and the largest sum is a draw from the softmax.
-
-    Args:
-        seed: Of all sentences.
-        temperature: Divides the logits; the lower, the more the likely tokens are preferred.
-        top_k: How many of the most likely tokens are drawn from; None is all.
-
-    Raises:
-        ValueError: If a setting is out of range.
+    logit noise of Gumbel's distribution is added, and the largest sum is a draw from the softmax. A setting out of
+    range is a `ValueError`.
     """
 
     seed: int = 1
-    temperature: float = 1.0
-    top_k: int | None = None
+    temperature: float = 1.0  # divides the logits; the lower, the more the likely tokens are preferred
+    top_k: int | None = None  # how many of the most likely tokens are drawn from; None is all
 
     def __post_init__(self):
         check_at_least(0, seed=self.seed)

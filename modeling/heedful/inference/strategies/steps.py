@@ -5,29 +5,21 @@ Letters in shape comments: B sentences, K hypotheses per sentence, V target toke
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
-from heedful.inference.search_settings import (
-    LONGEST_SOURCE,
-    Settings,
-    active_settings,
-    device_of,
-    end_tokens,
-)
+from heedful.inference.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS, active_settings, device_of, end_tokens
 from heedful.versions_heed import CACHE, by_name, cache_of
 
 Averaging = Literal["probabilities", "log_probabilities"]
 
 UNSET: tuple[Any, ...] = (None, False, 0, "", [], (), {})
 # Settings of other ways of decoding, which no strategy of ours reads.
-OTHER_MODES: Settings = dict.fromkeys((
+OTHER_MODES = (
     "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory", "use_mtp",
-    "speculation_type", "continuous_batching_config", "penalty_alpha", "diversity_penalty",
-), UNSET) | {"num_beam_groups": (*UNSET, 1)}  # fmt: skip
-# Those that only `BeamSearch` reads.
-BEAM_MODES: Settings = {"force_words_ids": UNSET}
+    "speculation_type", "continuous_batching_config", "penalty_alpha", "diversity_penalty", "num_beam_groups",
+)  # fmt: skip
 BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
 # Those that forbid a next token or make it less likely.
 GREEDY_SETTINGS = (
@@ -42,56 +34,25 @@ OTHER = re.compile(
     f"low_memory|num_return_sequences|return_dict_in_generate|output_.*|transformers_version|{LONGEST_SOURCE}"
 )
 # The values that change nothing, where they are not those of `UNSET`.
-IDLE: Settings = {
+IDLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "min_length", "guidance_scale"), (*UNSET, 1)),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (*UNSET, 1)),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "min_new_tokens"), (None,)),
-    **{"length_penalty": (None, 1), "length_penalty_form": (None, "power")},
+    **{"length_penalty": (None, 1), "max_time": (None,), "stop_strings": (None,), **SEARCH_SETTINGS},
 }
 
 
-class Strategy(Protocol):
-    """A callable for `generate(custom_generate=…)`, which prepares the arguments and then calls it."""
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **model_kwargs: Any,
-    ) -> Any:
-        """Return `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` an output of transformers.
-
-        Args:
-            model: The model whose `generate()` was called.
-            input_ids: `(B · K, L)` decoder prompts.
-            logits_processor: Called with the tokens so far and the `(B · K, V)` logits of the next ones; in beam
-                search with log-probabilities.
-            stopping_criteria: Decide which rows have ended.
-            generation_config: With all settings; a `ValueError` says which is out of range, or would not be read.
-            model_kwargs: The encoded source, its mask and the cache; and as `inputs_tensor` the `(B, S)` source tokens
-                for a strategy that names it in its signature.
-        """
-
-
 def check_request(
-    strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Settings | None = None
+    strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Sequence[str] = ()
 ) -> None:
-    """Raise a `ValueError` if the model has no encoder, the cache holds tokens, or another way of decoding is chosen.
-
-    `unread` adds to the settings of such ways, which no strategy of ours reads.
-    """
+    """Raise a `ValueError` if the model has no encoder, the cache holds tokens, or a setting that is set is unread."""
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
-    for name, value in active_settings(generation_config, OTHER_MODES | (unread or {})).items():
-        raise ValueError(f"`{name}` must not be set with {strategy}, but is {value!r} instead.")
+    for name, value in asked_of(generation_config, (*OTHER_MODES, *unread)).items():
+        require(False, name, f"not be set with {strategy}", repr(value))
     cache = model_kwargs.get(CACHE)
-    if cache is not None and int(cache.get_seq_length()) > 0:
-        raise ValueError(
-            f"`{CACHE}` must be empty with {strategy}, but holds {int(cache.get_seq_length())} tokens instead."
-        )
+    length = 0 if cache is None else int(cache.get_seq_length())
+    require(length == 0, CACHE, f"be empty with {strategy}", f"of {length} tokens")
 
 
 def require(is_right: bool, field: str, must: str, value: Any) -> None:
@@ -103,20 +64,19 @@ def require(is_right: bool, field: str, must: str, value: Any) -> None:
 def single_source_of(strategy: Any, config: Any, name: str) -> Any:
     """Return a setting of a strategy or, where that is `None`, of generate()'s config; they must not differ."""
     own, given = getattr(strategy, name), getattr(config, name, None)
-    if own is None:
-        return given
-    if given not in (None, own):
+    if own is not None and given not in (None, own):
         where = type(strategy).__name__
         raise ValueError(f"`{name}` must be given once, but is {own!r} in {where} and {given!r} in generate().")
-    return own
+    return given if own is None else own
 
 
-def asked_of(generation_config: Any) -> dict[str, Any]:
-    """Return all that a generation config asks for which changes the tokens, by the names of the settings."""
-    settings = {name: IDLE.get(name, UNSET) for name in generation_config.to_dict() if not OTHER.fullmatch(name)}
-    if generation_config.min_new_tokens is not None:  # which `generate()` takes in its place
-        settings.pop("min_length", None)
-    return active_settings(generation_config, settings)
+def asked_of(generation_config: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what a generation config asks for by some settings, or by all that change the tokens."""
+    if names is None:
+        # `generate()` takes `min_new_tokens` in place of `min_length`.
+        replaced = "min_length" if generation_config.min_new_tokens is not None else None
+        names = [name for name in generation_config.to_dict() if name != replaced and not OTHER.fullmatch(name)]
+    return active_settings(generation_config, {name: IDLE.get(name, UNSET) for name in names})
 
 
 def filler(generation_config: Any) -> int:
@@ -127,23 +87,17 @@ def filler(generation_config: Any) -> int:
 
 
 class ModelSteps:
-    """A model with what its decoder gets at each step: the encoded source, masks and cache."""
+    """A model with what its decoder gets at each step, as `generate()` prepares it, expanded to `(B * K, …)`."""
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any]):
-        """Begin with arguments as `generate()` prepares them, expanded to `(B * K, …)`."""
-        self.model = model
-        self.model_kwargs = dict(model_kwargs)
+        self.model, self.model_kwargs = model, dict(model_kwargs)
         self._is_first = True
 
     def next(self, tokens: torch.Tensor) -> Any:
         """Run the decoder on those of `(B * K, L)` tokens that it has not seen yet, and return the model's output."""
         length = 1 if self.model_kwargs.get("use_cache") and not self._is_first else None
-        inputs = self.model.prepare_inputs_for_generation(
-            tokens.to(device_of(self.model)),
-            next_sequence_length=length,
-            is_first_iteration=self._is_first,
-            **self.model_kwargs,
-        )
+        given = {"next_sequence_length": length, "is_first_iteration": self._is_first, **self.model_kwargs}
+        inputs = self.model.prepare_inputs_for_generation(tokens.to(device_of(self.model)), **given)
         outputs = self.model(**inputs, return_dict=True)
         self._is_first = False
         if cache_of(outputs) is not None:
@@ -154,10 +108,7 @@ class ModelSteps:
         return outputs
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Let each of the B * K rows go on from the cache of another row of its sentence.
-
-        The keys and values of the source stay in place, because they are the same for all rows of a sentence.
-        """
+        """Let each of the B * K rows go on from the cache of another row of its sentence, with the same source."""
         cache = self.model_kwargs.get(CACHE)
         if cache is not None:
             cache.self_attention_cache.reorder_cache(rows.to(device_of(self.model)))
@@ -172,9 +123,8 @@ class Records:
             **dict.fromkeys(("decoder_attentions", "cross_attentions"), config.output_attentions),
             "decoder_hidden_states": config.output_hidden_states,
         }
-        self.config = config
-        names = [name for name, is_wanted in wanted.items() if is_wanted and config.return_dict_in_generate]
-        self.steps: dict[str, list[Any]] = {name: [] for name in names}
+        self.config, is_any = config, config.return_dict_in_generate
+        self.steps: dict[str, list[Any]] = {name: [] for name in wanted if wanted[name] and is_any}
 
     @property
     def scores(self) -> tuple[torch.Tensor, ...] | None:
@@ -208,18 +158,14 @@ def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
 def check_members(model: Any, members: Sequence[Any]) -> None:
     """Raise a `ValueError` that names the first of some models that cannot choose tokens together with another."""
     for number, member in enumerate(members):
-        name = f"`models[{number}]` must"
-        if not hasattr(member, "prepare_inputs_for_generation"):
-            raise ValueError(f"{name} be a model that is loaded, but is {member!r} instead.")
-        if not member.config.is_encoder_decoder:
-            raise ValueError(f"{name} be an encoder-decoder, but is {type(member).__name__} instead.")
-        if member.training and not model.training:
-            raise ValueError(f"{name} be in evaluation mode, but is in training mode instead: call its eval().")
+        name, kind = f"models[{number}]", type(member).__name__
+        require(hasattr(member, "prepare_inputs_for_generation"), name, "be a model that is loaded", repr(member))
+        require(member.config.is_encoder_decoder, name, "be an encoder-decoder", kind)
+        require(model.training or not member.training, name, "be in evaluation mode (call eval())", "in training mode")
+        theirs = _vocabulary(member)
         for what, ours in _vocabulary(model).items():
-            theirs = _vocabulary(member)[what]
-            if ours != theirs:
-                must = f"have the vocabulary of the model that generates, with {what} {ours}"
-                raise ValueError(f"{name} {must}, but it is {theirs} instead.")
+            must = f"have the vocabulary of the model that generates, with {what} {ours}"
+            require(ours == theirs[what], name, must, theirs[what])
 
 
 def _vocabulary(model: Any) -> dict[str, Any]:
@@ -233,12 +179,7 @@ def _vocabulary(model: Any) -> dict[str, Any]:
 
 
 def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_sentence: int) -> ModelSteps:
-    """Encode `(B, S)` source tokens with a further model of an ensemble, for K = `rows_per_sentence`.
-
-    The masks of the first model, which generates, hold for all.
-    """
-    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-
+    """Encode `(B, S)` source tokens with a further model, for K = `rows_per_sentence`, with the masks of the first."""
     given = first.model_kwargs
     device, mask = device_of(member), given.get("attention_mask")
     mask = None if mask is None else once_per_sentence(mask, len(source)).to(device)
@@ -248,17 +189,13 @@ def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_
     model_kwargs["use_cache"] = given.get("use_cache")
     if given.get("decoder_attention_mask") is not None:
         model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(device)
-    if given.get("use_cache") and member._supports_default_dynamic_cache():  # others make their own
-        config = member.config.get_text_config(decoder=True)
-        model_kwargs[CACHE] = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
     return ModelSteps(member, model_kwargs)
 
 
 def average(log_probabilities: list[torch.Tensor], weights: list[float], averaging: Averaging) -> torch.Tensor:
     """Average the `(rows, V)` log-probabilities that several models give the next token, by weights with sum 1.
 
-    The mean of `probabilities` is the mixture of the models. The mean of `log_probabilities` is their geometric mean,
-    not normalized to sum 1, so that a sequence's score is the mean of the models' scores.
+    The mean of `probabilities` is their mixture, that of `log_probabilities` their geometric mean, not normalized.
     """
     stacked = torch.stack(log_probabilities)
     shares = torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)[:, None, None]
@@ -271,8 +208,6 @@ def source_attention(outputs: Any) -> torch.Tensor:
     """Return how much the newest token attended to each source token: mean of the last layer's heads, `(rows, S)`."""
     layers = outputs.get("cross_attentions")
     if not layers or layers[-1] is None:
-        raise ValueError(
-            "`attn_implementation` must be a kernel that returns attention weights for a `coverage_penalty`, "
-            "but the model's returns none: load it with attn_implementation='eager'."
-        )
+        must = "`attn_implementation` must be a kernel that returns attention weights for a `coverage_penalty`"
+        raise ValueError(f"{must}, but the model's returns none: load it with attn_implementation='eager'.")
     return layers[-1][:, :, -1].float().mean(1)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import tee
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,29 +17,17 @@ from heedful.inference.translation import Translation, Translator
 from heedful.symbols_heed import check_are_several, trimmed
 
 NOISE = 0.1  # the share of words that are deleted, and that are replaced
-FILLER = "_"
 FURTHEST_SWAP = 3  # words
 LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times on end
 
 
-class Greedy(NamedTuple):
-    """The most probable token, one after another."""
-
-
-class Beam(NamedTuple):
-    """Beam search."""
-
-    num_beams: int = 5
-
-
-class NoisedBeam(NamedTuple):
-    """Beam search whose words are then changed, as `noised` says."""
-
-    num_beams: int = 5
-    seed: int = 1
-
-
-METHODS: dict[str, Any] = {"greedy": Greedy, "beam": Beam, "sampling": SeededSampling, "noised": NoisedBeam}
+# Ways of decoding, with their settings and what those are by default.
+METHODS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"num_beams": 5},
+    "sampling": {"temperature": 1.0, "top_k": None, "seed": 1},
+    "noised": {"num_beams": 5, "seed": 1},
+}
 
 
 @dataclass
@@ -49,14 +37,8 @@ class BackTranslation:
     `sampling` draws from the model's distribution, `noised` is beam search whose words are then deleted (one in ten),
     replaced by `_` (one in ten) and moved by up to three places (Edunov et al., 2018, arXiv 1808.09381). Both are the
     same in every batch: their random numbers follow from `seed` and the number of the line. Lines without words, and
-    sources that are empty, not ended or repeat themselves four times on end, are left out and counted.
-
-    Args:
-        method: Of decoding: one of `METHODS`, which have the settings of each.
-        num_beams, temperature, top_k, seed: The method's settings; None is its default.
-
-    Raises:
-        ValueError: If a setting is out of range, or not one of the method's.
+    sources that are empty, not ended or repeat themselves four times on end, are left out and counted. A setting that
+    is out of range, or not one of the method's in `METHODS`, is a `ValueError`; None is the method's default.
     """
 
     method: str = "beam"
@@ -72,12 +54,13 @@ class BackTranslation:
         names = "num_beams", "temperature", "top_k", "seed"
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         for name in given:
-            readers = [method for method, kind in METHODS.items() if name in kind.__annotations__]
+            readers = [method for method, settings in METHODS.items() if name in settings]
             if self.method not in readers:
                 raise ValueError(f"`{name}` is for {' and '.join(readers)}, and must be left out of {self.method}.")
         check_at_least(2, num_beams=self.num_beams)
         check_at_least(0, seed=self.seed)
-        self._way = METHODS[self.method](**given)
+        self._settings = METHODS[self.method] | given
+        self._sampling = SeededSampling(**self._settings) if self.method == "sampling" else None
 
     def pairs(self, translator: Translator, lines: Iterable[str], **settings: Any) -> Iterator[dict[str, str]]:
         """Yield a `source` for each `target`, in order, without those that are left out.
@@ -85,17 +68,16 @@ class BackTranslation:
         `settings` are keywords of `Translator.translate_lines`.
         """
         check_are_several(lines, "lines")
-        sampling = self._way if isinstance(self._way, SeededSampling) else None
-        if sampling is None:
+        if self._sampling is None:
             _check_search(translator, self.method)
-        beams = getattr(self._way, "num_beams", 1)
         given, targets = tee(lines)
-        found = translator.translate_lines(given, num_beams=beams, sampling=sampling, keep_going=True, **settings)
+        search = {"num_beams": self._settings.get("num_beams", 1), "sampling": self._sampling, **settings}
+        found = translator.translate_lines(given, keep_going=True, **search)
         for number, (line, (best,)) in enumerate(zip(targets, found, strict=True), start=1):
             target = trimmed(line.removeprefix("\ufeff" if number == 1 else ""))
             source = " ".join(best.text.split())
-            if best.finished and isinstance(self._way, NoisedBeam):
-                source = noised(source, self._way.seed, number)
+            if best.finished and self.method == "noised":
+                source = noised(source, self._settings["seed"], number)
             if target and source and is_useful(best):
                 yield {"source": source, "target": target}
             else:
@@ -157,7 +139,7 @@ def noised(text: str, seed: int, number: int) -> str:
     raw = np.random.PCG64(np.random.SeedSequence([seed, number])).random_raw((3, max(len(words), 1)))
     deleted, replaced, moved = raw / 2.0**64
     kept = [
-        (FILLER if replaced[place] < NOISE else word, place + (FURTHEST_SWAP + 1) * moved[place])
+        ("_" if replaced[place] < NOISE else word, place + (FURTHEST_SWAP + 1) * moved[place])
         for place, word in enumerate(words)
         if deleted[place] >= NOISE
     ]

@@ -16,10 +16,11 @@ from tqdm.auto import tqdm
 from heedful.checksums_heed import checksum
 from heedful.configuration_base_heed import IGNORED_LABEL, position_limit
 from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.teacher import ARRAYS, FACTS, key_of
 from heedful.data.mixture import both_ways
-from heedful.data.teacher import ARRAYS, FACTS, key_of
 from heedful.files import check_at_least, new_folder, write_text
-from heedful.inference.scoring import forced_batches, logits_in_parts
+from heedful.inference.engines import logits_in_parts
+from heedful.inference.scoring import forced_batches
 from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.inference.strategies.steps import average
 from heedful.inference.translation import Translator
@@ -45,8 +46,7 @@ def write_teacher_tokens(
     """Write the `top_k` most probable tokens at each place of the targets; return how many rows, and are too long.
 
     Of two `languages` the pairs are encoded into the first, and then the other way. `token_budget` are the padded
-    tokens of a batch. The ids of all pairs are held in memory, as in training; what the teacher says goes to the disk
-    at once.
+    tokens of a batch. The ids of all pairs are held in memory; what the teacher says goes to the disk at once.
     """
     tokenizers, models = translator.tokenizers, [translator.model, *translator.ensemble]
     check_at_least(1, top_k=top_k, token_budget=token_budget)

@@ -5,7 +5,7 @@ compared on random sentences.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -25,25 +25,14 @@ from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizer
 from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
 from heedful.training.publication import LANGUAGE_CODE, UNDETERMINED
 
-# The largest allowed difference of a logit in float32; relative where logits are above 1.
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
 ROUNDING = 2e-3  # what half precision leaves of a sine
-LEARNED = {"position_encoding": "learned", "embedding_norm": True}
-# For each kind the class whose weights are read, and the options that make Heed compute what it does.
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bart": ("BartForConditionalGeneration", LEARNED),
-    "m2m_100": ("M2M100ForConditionalGeneration", {"sinusoid_layout": "tensor2tensor", "norm_placement": "pre"}),
-    "marian": ("MarianMTModel", {"sinusoid_layout": "concatenated"}),
-    "pegasus": ("PegasusForConditionalGeneration", {"sinusoid_layout": "concatenated", "norm_placement": "pre"}),
-    "mbart": ("MBartForConditionalGeneration", LEARNED | {"norm_placement": "pre"}),
-}
 COPIED_FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
     "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding",
     "dropout", "attention_dropout", "activation_dropout", "use_cache", "pad_token_id", "eos_token_id",
     "decoder_start_token_id",
 )  # fmt: skip
-# Parts of names, theirs and ours, in the order in which they are replaced.
 RENAMINGS = {
     "self_attn_layer_norm": "self_attn_residual.norm",
     "encoder_attn_layer_norm": "cross_attn_residual.norm",
@@ -54,12 +43,31 @@ RENAMINGS = {
     "layernorm_embedding": "embedding_norm",
     "coder.layer_norm": "coder.norm",
 }
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one of transformers' classes: all that converting one, and writing one, know of it."""
+
+    model_class: str  # whose weights are read, and written
+    options: Mapping[str, Any]  # of `HeedConfig`, that make Heed compute what it does
+    fields: Mapping[str, str] = field(default_factory=lambda: {name: name for name in COPIED_FIELDS})  # ours, theirs
+    renamings: Mapping[str, str] = field(default_factory=lambda: RENAMINGS)  # parts of names: theirs, ours, in order
+
+
+LEARNED, PRE = {"position_encoding": "learned", "embedding_norm": True}, {"norm_placement": "pre"}
+FAMILIES = {
+    "bart": Family("BartForConditionalGeneration", LEARNED),
+    "m2m_100": Family("M2M100ForConditionalGeneration", PRE | {"sinusoid_layout": "tensor2tensor"}),
+    "marian": Family("MarianMTModel", {"sinusoid_layout": "concatenated"}),
+    "pegasus": Family("PegasusForConditionalGeneration", PRE | {"sinusoid_layout": "concatenated"}),
+    "mbart": Family("MBartForConditionalGeneration", LEARNED | PRE),
+}
 EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-# The learned positions of BART and mBART begin in this row of their tables.
-FIRST_POSITION = 2
+FIRST_POSITION = 2  # the row of BART's and mBART's tables where learned positions begin
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Conversion:
     """What became of a converted model."""
 
@@ -80,11 +88,9 @@ def convert(
 ) -> Conversion:
     """Turn a saved Marian, Pegasus, BART, mBART, M2M100 or NLLB model into a Heed folder, with tokenizers and card.
 
-    The folder appears whole or not at all.
-
     Args:
         source: A folder, or the name of a repository on the Hub, which is downloaded.
-        target: The folder to write; it must not exist.
+        target: The folder to write; it must not exist, and appears whole or not at all.
         source_language: The source's language, for tokenizers that write one into each sentence (mBART, M2M100,
             NLLB), by its name there, such as "eng_Latn"; None takes the tokenizer's own.
         target_language: The language to translate into, likewise.
@@ -108,15 +114,8 @@ def convert(
     for name, value in converted.settings.items():
         setattr(generation_config, name, value)
     ours.generation_config = _generation_config(generation_config, ours.config)
-    conversion = Conversion(
-        source=str(source),
-        folder=target,
-        model_type=config.model_type,
-        parameters=ours.num_parameters(),
-        difference=difference,
-        languages=converted.languages,
-        notes=tuple(converted.notes),
-    )
+    facts = config.model_type, ours.num_parameters(), difference, converted.languages, converted.notes
+    conversion = Conversion(str(source), target, *facts)
     with new_folder(target) as folder:
         torch.nn.Module.to(ours, dtype).save_pretrained(folder)
         if converted.pair is not None:
@@ -126,12 +125,10 @@ def convert(
 
 
 def convert_config(config: PreTrainedConfig) -> HeedConfig:
-    """Return the config of the Heed model that computes the same, as far as the config alone tells.
-
-    `convert_model` reads the rest from the weights: `vocab_size`, what is shared, `output_bias`.
-    """
+    """Return the config of a Heed model that computes the same; `convert_model` reads the rest from the weights."""
     _check_expressible(config)
-    options = KINDS[config.model_type][1] | {name: getattr(config, name) for name in COPIED_FIELDS}
+    family = FAMILIES[config.model_type]
+    options = {**family.options, **{ours: getattr(config, theirs) for ours, theirs in family.fields.items()}}
     if config.model_type == "m2m_100":
         options["position_offset"] = config.pad_token_id + 1
     if hasattr(config, "sinusoid_layout"):  # of a Heed model that became one of these
@@ -142,10 +139,7 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
 
 
 def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
-    """Return a Heed model with the weights of a model of one of the `KINDS`, copied, in evaluation mode.
-
-    If it cannot be expressed, a `ValueError` names every field that prevents it.
-    """
+    """Return a Heed model with the weights of one of the `FAMILIES`, copied; a `ValueError` names what prevents it."""
     config = convert_config(theirs.config)
     weights = _heed_weights(theirs, config)
     source, target, output = (weights[name] for name in EMBEDDINGS)
@@ -200,15 +194,11 @@ def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[
 
 def _check_expressible(config: PreTrainedConfig) -> None:
     """Raise one error that names all fields which prevent a conversion."""
-    if config.model_type not in KINDS:
-        raise ValueError(f"`model_type` must be one of {', '.join(KINDS)}, but is {config.model_type} instead.")
-    expected, _ = KINDS[config.model_type]
-    # A config that was made and not saved names no class.
-    faults = [
-        f"`architectures` must be {expected}, but is {name} instead."
-        for name in config.architectures or []
-        if name != expected
-    ]
+    if config.model_type not in FAMILIES:
+        raise ValueError(f"`model_type` must be one of {', '.join(FAMILIES)}, but is {config.model_type} instead.")
+    expected = FAMILIES[config.model_type].model_class
+    others = [name for name in config.architectures or [] if name != expected]  # a config that was made names no class
+    faults = [f"`architectures` must be {expected}, but is {name} instead." for name in others]
     choices = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
     faults += field_faults(config, {name: value for name, value in choices.items() if hasattr(config, name)})
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
@@ -224,7 +214,7 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     """Load a checkpoint in float32, and return it with the dtype in which its weights were saved."""
     if Path(source).is_dir():
         check_inside(Path(source))
-    # Code in the folder is never run: the four classes are transformers' own.
+    # Code in the folder is never run: the classes are transformers' own.
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     _check_expressible(config)
     load = AutoModelForSeq2SeqLM.from_pretrained
@@ -260,7 +250,7 @@ def _heed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torc
         elif name != "model.shared.weight":  # a second name of the embeddings
             weights[name] = value
     order = paper_order(config)
-    return renamed(weights, RENAMINGS, None if order is None else order.argsort())
+    return renamed(weights, FAMILIES[theirs.config.model_type].renamings, None if order is None else order.argsort())
 
 
 def paper_order(config: HeedConfig) -> torch.Tensor | None:
@@ -299,9 +289,8 @@ def _exact_sinusoids(name: str, table: torch.Tensor, config: HeedConfig, toleran
         expected[config.pad_token_id] = 0
     distance = (table.float().cpu() - expected).abs().max().item()
     if not distance <= tolerance:
-        raise ValueError(
-            f"`{name}` must hold the sinusoids that Heed computes, but differs from them by {distance:.1e} instead."
-        )
+        but = f"differs from them by {distance:.1e} instead"
+        raise ValueError(f"`{name}` must hold the sinusoids that Heed computes, but {but}.")
     return expected
 
 
@@ -317,11 +306,7 @@ def _generation_config(theirs: GenerationConfig, config: HeedConfig) -> Generati
 
 
 def _write_card(folder: Path, conversion: Conversion) -> None:
-    """Write README.md into `folder`, as `heedful push` wants it.
-
-    License and, where the tokenizer names none, languages are those of the source's own card; where it has no card,
-    or its card does not name them, they are `unknown` and `und`.
-    """
+    """Write README.md with the license and languages of the source's own card, `unknown` and `und` if it has none."""
     theirs, base_model = _metadata_of(conversion.source), _base_model(conversion.source)
     # NLLB's "kor_Hang" and mBART's "ko_KR" are languages with a script or country.
     languages = list(dict.fromkeys(language.split("_")[0] for language in conversion.languages))
@@ -330,17 +315,10 @@ def _write_card(folder: Path, conversion: Conversion) -> None:
         languages = [named] if isinstance(named, str) else named
     about: dict[str, Any] = {key: theirs[key] for key in ("license_name", "license_link") if key in theirs}
     about |= {"license": theirs.get("license") or "unknown", "base_model": base_model}
-    text = render(
-        "conversion_card_template.md",
-        metadata_of_card(conversion.folder.name, languages, [conversion.model_type], **about),
-        version=version("heedful"),
-        source=base_model or Path(conversion.source).name,
-        base_model=base_model,
-        direction=" → ".join(conversion.languages or languages),
-        license=about["license"],
-        conversion=conversion,
-    )
-    write_text(folder / CARD_FILE, text)
+    metadata = metadata_of_card(conversion.folder.name, languages, [conversion.model_type], **about)
+    facts: dict[str, Any] = {"version": version("heedful"), "source": base_model or Path(conversion.source).name}
+    facts |= {"direction": " → ".join(conversion.languages or languages), "conversion": conversion}
+    write_text(folder / CARD_FILE, render("conversion_card_template.md", metadata, **facts, **about))
 
 
 def _metadata_of(source: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ matrices compute the same whatever the order of the features, so the weights are
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from heedful.configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.publishing.conversion.model_conversion import (
-    COPIED_FIELDS,
-    EMBEDDINGS,
-    FIRST_POSITION,
-    KINDS,
-    RENAMINGS,
-    field_faults,
-    paper_order,
-    renamed,
-)
+from heedful.publishing.conversion import model_conversion as conversion
+from heedful.publishing.conversion.model_conversion import EMBEDDINGS, FAMILIES, FIRST_POSITION
 
 # What all the classes have, and none of them can have otherwise.
 COMMON = {
@@ -40,22 +32,18 @@ COMMON = {
     "norm_type": "layernorm",
     "layer_norm_eps": 1e-5,
 }
-# Those of the kinds that differ from `HeedConfig`'s defaults stand in `KINDS`.
+# Those of the kinds that differ from `HeedConfig`'s defaults stand in `FAMILIES`.
 CHOSEN = {"position_encoding": "sinusoidal", "norm_placement": "post", "embedding_norm": False}
 
 POSITIONS = "model.decoder.embed_positions.weight"
 
 
 def stock_config(config: HeedConfig) -> PreTrainedConfig:
-    """Return the config of the stock model that computes the same.
-
-    It is of a `MarianMTModel`; with `norm_placement` pre of a `PegasusForConditionalGeneration`; with learned
-    positions of a `BartForConditionalGeneration`; with both of an `MBartForConditionalGeneration`; with the sines of
-    Tensor2Tensor of an `M2M100ForConditionalGeneration`. A `ValueError` names every field that none of them can have.
-    """
+    """Return the config of the stock model that computes the same; a `ValueError` names what none of them can have."""
     kind = _kind_of(config)
     _check_expressible(config, kind)
-    options = {name: getattr(config, name) for name in (*COPIED_FIELDS, "bos_token_id", "vocab_size")}
+    options = {theirs: getattr(config, ours) for ours, theirs in FAMILIES[kind].fields.items()}
+    options |= {name: getattr(config, name) for name in ("bos_token_id", "vocab_size")}
     options |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # which some classes have by default
     if kind == "marian":
         options["decoder_vocab_size"] = config.vocab_size
@@ -70,13 +58,10 @@ def stock_model(ours: HeedForConditionalGeneration) -> PreTrainedModel:
     config = stock_config(ours.config)
     if ours.config.position_encoding == "sinusoidal":  # theirs are a table, which must be long enough
         config.max_position_embeddings = max(config.max_position_embeddings, ours.generation_config.max_length or 0)
-    theirs: Any = getattr(transformers, KINDS[config.model_type][0])(config)
-    # Biases that the model lacks are zero; sinusoids are the class's own.
-    weights = {
-        name: value if "embed_positions" in name else torch.zeros_like(value)
-        for name, value in theirs.state_dict().items()
-    }
-    weights |= _stock_weights(ours)
+    theirs: Any = getattr(transformers, FAMILIES[config.model_type].model_class)(config)
+    weights = dict(theirs.state_dict())  # sinusoids are the class's own; biases that the model lacks are zero
+    weights |= {name: torch.zeros_like(value) for name, value in weights.items() if "embed_positions" not in name}
+    weights |= _stock_weights(ours, FAMILIES[config.model_type].renamings)
     weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
     theirs.load_state_dict(weights, strict=True)
     return theirs.to(ours.dtype).eval()
@@ -131,7 +116,7 @@ def _kind_of(config: HeedConfig) -> str:
 def _check_expressible(config: Any, kind: str) -> None:
     """Raise one error that names all fields which no stock class can have."""
     offset = config.pad_token_id + 1 if kind == "m2m_100" else 0
-    wanted = COMMON | CHOSEN | {"position_offset": offset} | KINDS[kind][1]
+    wanted = COMMON | CHOSEN | {"position_offset": offset} | dict(FAMILIES[kind].options)
     # The kind follows from the layout.
     choices: dict[str, Any] = {name: (value,) for name, value in wanted.items() if name != "sinusoid_layout"}
     for side in ("encoder", "decoder"):
@@ -139,29 +124,25 @@ def _check_expressible(config: Any, kind: str) -> None:
         # Each of these is by default what it must be.
         own = {f"{side}_key_value_heads": heads, "d_k": config.d_model // heads, "d_v": config.d_model // heads}
         choices |= {name: (value,) for name, value in own.items() if getattr(config, name) not in (None, value)}
-    faults = list(field_faults(config, choices))
+    faults = list(conversion.field_faults(config, choices))
     if config.activation_function in GATED_ACTIVATIONS:
         faults.append(f"`activation_function` must have no gate, but is {config.activation_function} instead.")
     if faults:
-        raise ValueError(f"The model has no stock form, of which {KINDS[kind][0]} is the nearest: {' '.join(faults)}")
+        nearest = FAMILIES[kind].model_class
+        raise ValueError(f"The model has no stock form, of which {nearest} is the nearest: {' '.join(faults)}")
 
 
-def _written_out(ours: HeedForConditionalGeneration) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield names and weights of a Heed model, those of shared layers for each layer."""
-    for name, value in ours.state_dict().items():
-        stack = ours.model.encoder if ".encoder." in name else ours.model.decoder
-        for number in range(stack.rounds if ".layers." in name else 1):
-            yield name.replace(".layers.0.", f".layers.{number}.") if number else name, value
-
-
-def _stock_weights(ours: HeedForConditionalGeneration) -> dict[str, torch.Tensor]:
-    """Return the weights under their names, with the features of d_model in their order."""
+def _stock_weights(ours: HeedForConditionalGeneration, renamings: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Return the weights under their names, those of shared layers for each, with features in their order."""
     config: Any = ours.config
     weights = {}
-    for name, value in _written_out(ours):
+    for name, value in ours.state_dict().items():
         if name == "lm_head.bias":
             name, value = "final_logits_bias", value[None]
         elif "embed_positions" in name:
             value = torch.cat([value.new_zeros(FIRST_POSITION, config.d_model), value])
-        weights[name] = value
-    return renamed(weights, {ours: theirs for theirs, ours in RENAMINGS.items()}, paper_order(config))
+        stack = ours.model.encoder if ".encoder." in name else ours.model.decoder
+        for number in range(stack.rounds if ".layers." in name else 1):
+            weights[name.replace(".layers.0.", f".layers.{number}.") if number else name] = value
+    back = {name: theirs for theirs, name in renamings.items()}
+    return conversion.renamed(weights, back, conversion.paper_order(config))

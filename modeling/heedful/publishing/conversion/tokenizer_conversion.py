@@ -24,8 +24,7 @@ from heedful.data.tokenization import TokenizerPair
 
 # These name the target language by the decoder's start token; the others by the first token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
-# Texts to compare, together with random ones made of the vocabulary itself.
-TEXTS = (
+TEXTS = (  # to compare, together with random ones made of the vocabulary itself
     "",
     "Good morning!",
     "The committee agreed that prices would rise by 4.5 % (or €12.80) a year.",
@@ -44,30 +43,27 @@ class ConvertedTokenizers(NamedTuple):
 
     pair: TokenizerPair | None  # None where the source has none
     settings: dict[str, Any]  # what the generation config must say
-    notes: list[str]  # what a user should know, a sentence each
+    notes: tuple[str, ...]  # what a user should know, a sentence each
     languages: tuple[str, ...] = ()  # source and target, as the tokenizer names them; empty where it names none
 
 
 def convert_tokenizers(
     source: str, config: HeedConfig, source_language: str | None = None, target_language: str | None = None
 ) -> ConvertedTokenizers:
-    """Return the tokenizers of a checkpoint for its converted model; `convert` describes the other arguments.
-
-    The model's config gets their special ids, and the decoder's start where a language decides on it.
-    """
+    """Return the tokenizers of a checkpoint; the config gets their special ids, and a start that a language sets."""
     tokenizer = _load(source)
     if tokenizer is None:
         if source_language or target_language:
             raise ValueError(f"`target_language` needs a tokenizer, but {source} has none.")
-        return ConvertedTokenizers(None, {}, ["The source has no tokenizer: the folder has none either."])
+        return ConvertedTokenizers(None, {}, ("The source has no tokenizer: the folder has none either.",))
     settings = _choose_languages(tokenizer, config, source_language, target_language)
     start = config.decoder_start_token_id
     bos = None if start == tokenizer.pad_token_id else tokenizer.convert_ids_to_tokens(start)
-    notes = []
+    notes: tuple[str, ...] = ()
     pair = _fast_pair(tokenizer, config, bos) if isinstance(tokenizer, PreTrainedTokenizerFast) else None
     if pair is None:
         pair = _kept_pair(tokenizer, config, bos)
-        notes.append(f"The tokenizer stays a {type(tokenizer).__name__}: only sentencepiece gives its exact ids.")
+        notes = (f"The tokenizer stays a {type(tokenizer).__name__}: only sentencepiece gives its exact ids.",)
     config.bos_token_id = pair.special_ids()["bos_token_id"]
     pair.check_config(config)
     languages = (tokenizer.src_lang, tokenizer.tgt_lang) if settings else ()
@@ -80,9 +76,8 @@ def _load(source: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except ImportError as error:
-        raise ImportError(
-            f"The tokenizer in {source} needs sentencepiece, which is not installed: pip install 'heedful[convert]'."
-        ) from error
+        missing = "sentencepiece, which is not installed: pip install 'heedful[convert]'"
+        raise ImportError(f"The tokenizer in {source} needs {missing}.") from error
 
 
 def _choose_languages(
@@ -93,10 +88,8 @@ def _choose_languages(
     if not hasattr(tokenizer, "src_lang"):
         for name, language in chosen.items():
             if language is not None:
-                raise ValueError(
-                    f"`{name}` must be None for a {type(tokenizer).__name__}, which writes no language into a "
-                    f"sentence, but is {language!r} instead."
-                )
+                must = f"None for a {type(tokenizer).__name__}, which writes no language into a sentence"
+                raise ValueError(f"`{name}` must be {must}, but is {language!r} instead.")
         return {}
     source = source_language or tokenizer.src_lang
     target = target_language or tokenizer.tgt_lang
@@ -106,17 +99,14 @@ def _choose_languages(
         tokens = {token: token for token in special if re.fullmatch(r"[a-z]{2,3}_[A-Za-z]{2,4}", token)}
     for name, language in zip(chosen, (source, target), strict=True):
         if language not in tokens:
-            raise ValueError(
-                f"`{name}` must be one of {', '.join(sorted(tokens))}, but is {language!r} instead: the tokenizer "
-                "writes a language into each sentence, and a converted folder has one direction."
-            )
+            why = "the tokenizer writes a language into each sentence, and a converted folder has one direction"
+            must = f"one of {', '.join(sorted(tokens))}"
+            raise ValueError(f"`{name}` must be {must}, but is {language!r} instead: {why}.")
     tokenizer.src_lang, tokenizer.tgt_lang = source, target
     language_id = tokenizer.convert_tokens_to_ids(tokens[target])
     if language_id >= config.vocab_size:
-        raise ValueError(
-            f"The tokenizer's id of {target} must be below {config.vocab_size}, the model's `vocab_size`, but is "
-            f"{language_id} instead."
-        )
+        must = f"below {config.vocab_size}, the model's `vocab_size`"
+        raise ValueError(f"The tokenizer's id of {target} must be {must}, but is {language_id} instead.")
     if type(tokenizer).__name__ in LANGUAGE_IN_START:
         config.decoder_start_token_id = language_id
         return {"decoder_start_token_id": language_id}
@@ -202,10 +192,8 @@ def _adapted(tokenizer: Any, size: int | None, bos: str | None) -> Any:
 def _fill_up(tokenizer: Any, size: int) -> None:
     """Give every row of the embeddings a token; there must be as many rows as tokens."""
     if len(tokenizer) > size:
-        raise ValueError(
-            f"A tokenizer must have at most {size} tokens, the model's `vocab_size` (of the target "
-            f"`decoder_vocab_size`), but has {len(tokenizer)} instead."
-        )
+        most = f"at most {size} tokens, the model's `vocab_size` (of the target `decoder_vocab_size`)"
+        raise ValueError(f"A tokenizer must have {most}, but has {len(tokenizer)} instead.")
     _add_special(tokenizer, [f"<unused_{number}>" for number in range(size - len(tokenizer))])
 
 
@@ -217,8 +205,8 @@ def _comparison_texts(tokenizer: Any) -> list[str]:
     """Return texts of several scripts and random ones of the tokenizer's own pieces, none with a special token."""
     generator = random.Random(0)
     special = set(tokenizer.all_special_tokens) | {str(token) for token in tokenizer.added_tokens_decoder.values()}
-    pieces = [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])]
-    pieces = [piece for piece in pieces if piece not in special]
+    vocabulary = tokenizer.get_vocab()
+    pieces = [piece for piece in sorted(vocabulary, key=vocabulary.__getitem__) if piece not in special]
     rows = [generator.choices(pieces, k=generator.randint(1, 30)) for _ in range(RANDOM_TEXTS)]
     texts = [*TEXTS, *(tokenizer.convert_tokens_to_string(row) for row in rows)]
     return [text for text in texts if not any(token in text for token in special)]

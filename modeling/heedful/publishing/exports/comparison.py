@@ -1,7 +1,9 @@
 """The one entrance of all exports: what can be exported, a folder that appears whole, and the comparison before it.
 
 An engine is compared with `generate()` on sentences, token by token. SETTINGS says which settings each form carries
-out.
+out. Of every export, `model` is a folder or an id on the Hub, of a Heed model or of an adapter; `target` must not
+exist, and appears whole or not at all. A `ValueError` names what keeps the model from being exported, or the sentence
+for which the exported one gives other tokens in float32.
 """
 
 import copy
@@ -11,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +35,9 @@ from heedful.symbols_heed import UnknownSymbol, trimmed
 from heedful.training.publication import MODEL_FOLDER
 from heedful.training.recipe_file import read_recipe
 
-# A compared translation may have this many tokens more than the longest source of its batch.
-MORE_THAN_SOURCE = 50
+MORE_THAN_SOURCE = 50  # so many tokens more than the longest source of its batch may a compared translation have
 TOKEN_BUDGET = 4096
-# The least mean share of tokens in common; a quantized model below it has lost what it learned.
-LEAST_LIKENESS = 0.5
+LEAST_LIKENESS = 0.5  # mean share of tokens in common; a quantized model below it has lost what it learned
 # The settings of a generation config that each form carries out as `generate()` does; every other one is refused.
 TOKENS = (*GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens")
 _ALL = frozenset(name for name in vars(GenerationConfig()) if name[0] != "_")
@@ -90,9 +90,7 @@ class Export:
 class UnscoredEngine(GenerateEngine):
     """`generate()` without the scores, which no comparison reads."""
 
-    def generate(
-        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def generate(self, inputs: Any, settings: Any, processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the `(batch, length)` tokens of a batch, and zeros for their scores."""
         sequences = self.model.generate(**inputs, generation_config=settings, logits_processor=processor)
         return sequences, torch.zeros(len(sequences))
@@ -108,10 +106,7 @@ class Draft:
     folder: Path  # to write to; it holds the tokenizers already
 
     def outputs(self, engine: Any, searches: Searches, limit: int | None) -> Outputs:
-        """Return the tokens that an engine generates for each sentence, by the name of the search.
-
-        The engine's model is left with the last search as its generation config.
-        """
+        """Return what an engine generates; its model is left with the last search as its generation config."""
         sources = encode(self.tokenizers, self.sentences, limit)
         found: Outputs = {}
         for name, search in searches.items():
@@ -135,10 +130,7 @@ class Draft:
 
 @contextmanager
 def begun_export(model: str | Path, target: str | Path, sentences: Sequence[str], form: str) -> Iterator[Draft]:
-    """Check and load what is to be exported in a form, and yield it with a folder that goes away if that fails.
-
-    The folder gets the name `target` when all is in it.
-    """
+    """Check and load what is to be exported, and yield it with a folder that becomes `target`, or goes on an error."""
     check_is_new(Path(target))
     sentences = list(filter(None, map(trimmed, sentences)))
     if not sentences:
@@ -200,10 +192,8 @@ def check_settings(config: GenerationConfig, form: str, where: str = "The model'
     asked = asked_of(config).items()
     faults = [f"`{name}` must not be set, but is {value!r}" for name, value in asked if name not in SETTINGS[form]]
     if faults:
-        raise ValueError(
-            f"{where} asks for what {form} cannot do: {'; '.join(faults)}. Without it the model can be exported, but "
-            "then it may generate other tokens."
-        )
+        without = "Without it the model can be exported, but then it may generate other tokens"
+        raise ValueError(f"{where} asks for what {form} cannot do: {'; '.join(faults)}. {without}.")
 
 
 def searches_of(config: GenerationConfig, beams: int, **others: Any) -> Searches:
@@ -217,15 +207,11 @@ def searches_of(config: GenerationConfig, beams: int, **others: Any) -> Searches
 def check_one_tokenizer(tokenizers: TokenizerPair, form: str) -> None:
     """Raise a `ValueError` if a model needs two tokenizers, or one that writes tags before sentences."""
     if not tokenizers.is_joint:
-        raise ValueError(
-            f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: source and target "
-            "have a tokenizer each, and the folder has one."
-        )
+        why = "source and target have a tokenizer each, and the folder has one"
+        raise ValueError(f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: {why}.")
     if len(tokenizers.languages) > 1:
-        raise ValueError(
-            f"The model must have one target language for {form}, but has {', '.join(tokenizers.languages)}: nothing "
-            "there writes their tags before a sentence."
-        )
+        found = f"{', '.join(tokenizers.languages)}: nothing there writes their tags before a sentence"
+        raise ValueError(f"The model must have one target language for {form}, but has {found}.")
 
 
 def check_quantization(quantization: str, known: Sequence[str]) -> None:
@@ -246,10 +232,8 @@ def encode(tokenizers: TokenizerPair, sentences: list[str], limit: int | None) -
             raise error.at(f"Sentence {number} of those to compare on (`--sentences` takes yours)") from None
     for number, source in enumerate(sources, start=1):
         if limit is not None and len(source) > limit:
-            raise ValueError(
-                f"Sentence {number} must have at most {limit} tokens, the model's number of positions, but has "
-                f"{len(source)} instead."
-            )
+            most = f"at most {limit} tokens, the model's number of positions"
+            raise ValueError(f"Sentence {number} must have {most}, but has {len(source)} instead.")
     return sources
 
 
@@ -273,9 +257,8 @@ def logits_difference(expected: torch.Tensor, found: torch.Tensor, tolerance: fl
     """Return the largest difference of a logit, relative where logits are above 1; above the tolerance an error."""
     difference = relative_difference(expected, found)
     if not difference <= tolerance:  # so that not-a-number is refused too
-        raise ValueError(
-            f"The exported model's logits differ by {difference:.1e} from generate()'s, so that no folder is left."
-        )
+        apart = f"{difference:.1e} from generate()'s, so that no folder is left"
+        raise ValueError(f"The exported model's logits differ by {apart}.")
     return difference
 
 
@@ -290,10 +273,9 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
                 f"{sentence!r}: generate() gives tokens {list(expected)}, {engine} ({search}) tokens {list(found)}."
             )
         if comparison.likeness < LEAST_LIKENESS:
-            raise ValueError(
-                f"`quantization` {quantization} loses the model, so that no folder is left: its translations "
-                f"({search}) have {100 * comparison.likeness:.0f} % of their tokens in common with generate()'s."
-            )
+            likeness = f"({search}) have {100 * comparison.likeness:.0f} % of their tokens in common with generate()'s"
+            lost = f"`quantization` {quantization} loses the model, so that no folder is left"
+            raise ValueError(f"{lost}: its translations {likeness}.")
 
 
 def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:
@@ -304,10 +286,9 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
     """
     check_at_least(1, count=count)
     if path is not None:
-        sentences = [line.strip() for line in read_lines(path, "sentences") if line.strip()][:count]
-        if not sentences:
-            raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
-        return sentences
+        if sentences := [line.strip() for line in read_lines(path, "sentences") if line.strip()]:
+            return sentences[:count]
+        raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
     with suppress(OSError, ValueError):  # its files may be elsewhere now, or of another version
         data = read_recipe(Path(model) / "recipe.yaml").data
         split = "train" if data.locations.validation is None else "validation"
@@ -317,4 +298,4 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
     message = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
     warnings.warn(message, stacklevel=2)
     builtin = korean_english_pairs("test", (count + 1) // 2)
-    return [sentence for pair in builtin for sentence in (pair["ko"], pair["en"])][:count]
+    return list(chain.from_iterable(pair.values() for pair in builtin))[:count]

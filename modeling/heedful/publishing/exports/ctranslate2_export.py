@@ -14,15 +14,7 @@ from typing import Any, get_args
 
 from heedful.checksums_heed import write_checksums
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.ctranslate2.engine import (
-    FORMAT_VERSION,
-    METADATA_FILE,
-    ComputeType,
-    CTranslate2Engine,
-    ExportedModel,
-    check_compute_type,
-    check_settings,
-)
+from heedful.inference.ctranslate2 import engine
 from heedful.inference.ctranslate2.specification import import_ctranslate2, obstacle, positions_of_table, save_model
 from heedful.inference.loading import resolve_device
 from heedful.publishing.exports import comparison
@@ -34,24 +26,21 @@ def export_ctranslate2(
     model: str | Path,
     target: str | Path,
     sentences: Sequence[str],
-    quantization: ComputeType = "float32",
+    quantization: engine.ComputeType = "float32",
     device: str | None = None,
 ) -> comparison.Export:
     """Write a folder for CTranslate2, which `Translator.from_pretrained` and CTranslate2 itself can load.
 
-    `model` is a folder or an id on the Hub, of a Heed model or of an adapter; `target` must not exist, and appears
-    whole or not at all. The comparison on `sentences` runs on `device`: "cpu", "cuda"; None takes CUDA where there is
-    one. A `ValueError` names the field or the sentence if CTranslate2 cannot express the model, the device cannot
-    compute in the type, a translation differs in float32, or most tokens are others in another type.
+    The comparison on `sentences` runs on `device`: "cpu", "cuda"; None takes CUDA where there is one. It is a
+    `ValueError` too if the device cannot compute in the type, or most tokens are others in another type than float32.
     """
     import_ctranslate2()
-    comparison.check_quantization(quantization, get_args(ComputeType))
+    comparison.check_quantization(quantization, get_args(engine.ComputeType))
     resolved = resolve_device(device)
-    check_compute_type(quantization, resolved, "quantization")
+    engine.check_compute_type(quantization, resolved, "quantization")
     with comparison.begun_export(model, target, sentences, "CTranslate2") as draft:
         loaded, folder = draft.model, draft.folder
-        reason = obstacle(loaded)
-        if reason is not None:
+        if reason := obstacle(loaded):
             raise ValueError(reason)
         save_model(loaded, draft.tokenizers, folder, quantization)
         _write_metadata(folder, loaded, quantization)
@@ -59,8 +48,9 @@ def export_ctranslate2(
         write_checksums(folder, "engine")
         searches, limit = _searches(loaded), positions_of_table(loaded.config)
         loaded.to(resolved)
-        engine = CTranslate2Engine(ExportedModel(folder, resolved), TokenizerPair.from_pretrained(folder))
-        found = draft.outputs(engine, searches, limit)
+        exported = engine.ExportedModel(folder, resolved)
+        tried = engine.CTranslate2Engine(exported, TokenizerPair.from_pretrained(folder))
+        found = draft.outputs(tried, searches, limit)
         comparisons = draft.compare(found, searches, limit, "CTranslate2", quantization)
         size = (folder / "model.bin").stat().st_size
     return comparison.Export(Path(target), quantization, size, comparisons)
@@ -72,7 +62,7 @@ def _searches(model: Any) -> dict[str, Any]:
     has_beams = (own.num_beams or 1) > 1
     for name, search in comparison.searches_of(own, BEAMS, early_stopping=True).items():
         with suppress(ValueError) if search.num_beams > 1 and not has_beams else nullcontext():
-            check_settings(search, model.config)
+            engine.check_settings(search, model.config)
             searches[name] = search
     if has_beams and own.early_stopping is not True and own.length_penalty != 0:
         is_not = f"`early_stopping` of the generation config is {own.early_stopping}"
@@ -83,7 +73,7 @@ def _searches(model: Any) -> dict[str, Any]:
 def _write_metadata(folder: Path, model: Any, quantization: str) -> None:
     metadata = {
         "format": "ctranslate2",
-        "format_version": FORMAT_VERSION,
+        "format_version": engine.FORMAT_VERSION,
         "heed_version": version("heedful"),
         "ctranslate2_version": version("ctranslate2"),
         "quantization": quantization,
@@ -91,4 +81,4 @@ def _write_metadata(folder: Path, model: Any, quantization: str) -> None:
         "generation_config": model.generation_config.to_diff_dict(),
     }
     text = json.dumps(metadata, indent=2, ensure_ascii=False, sort_keys=True)
-    (folder / METADATA_FILE).write_text(text + "\n", encoding="utf-8")
+    (folder / engine.METADATA_FILE).write_text(text + "\n", encoding="utf-8")

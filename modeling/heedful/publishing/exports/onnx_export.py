@@ -18,11 +18,9 @@ from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel
 
 Quantization = Literal["float32", "int8"]
 
-# The largest allowed difference of a logit in float32; relative where logits are above 1.
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
 BEAMS = 4
-# How many sentences have their logits compared, step by step.
-LOGITS_SENTENCES = 16
+LOGITS_SENTENCES = 16  # so many have their logits compared, step by step
 
 
 def export_onnx(
@@ -30,10 +28,8 @@ def export_onnx(
 ) -> comparison.Export:
     """Write a saved Heed model as ONNX files, with its configuration and tokenizers, and compare it on sentences.
 
-    `model` is a folder or an id on the Hub, of a Heed model or of an adapter; `target` must not exist, and appears
-    whole or not at all. `int8` weights are a quarter of the size; onnxruntime quantizes their inputs at each call. A
-    `ValueError` names what keeps the model from being exported, or the sentence if the exported one gives other tokens
-    than `generate()` in float32; it is raised too for other logits in float32, and most tokens being others in int8.
+    `int8` weights are a quarter of the size; onnxruntime quantizes their inputs at each call. Other logits in float32
+    are a `ValueError` too, and most tokens being others in int8.
     """
     comparison.check_quantization(quantization, get_args(Quantization))
     check_packages()

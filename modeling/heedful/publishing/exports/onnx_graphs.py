@@ -19,22 +19,13 @@ from heedful.files import import_extra, listed
 from heedful.inference.loading import first_line
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import RELATIVE_PARTS
+from heedful.publishing.exports import onnx_model
 from heedful.publishing.exports.comparison import plain_config
-from heedful.publishing.exports.onnx_model import (
-    DECODER_FILE,
-    DECODER_WITH_PAST_FILE,
-    ENCODER_FILE,
-    cache_names,
-    cached_tensors,
-    fill_cache,
-)
+from heedful.publishing.exports.onnx_model import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, cache_names
 
-# The oldest set of operators that torch's exporter writes: the most runtimes read it.
-OPSET = 18
-# A file of protocol buffers holds 2 GiB at most; larger weights lie in a file beside it.
-LARGEST_FILE = 2**31 - 2**26
-# Names of the axes that vary.
-BATCH, SOURCE = "batch_size", "encoder_sequence_length"
+OPSET = 18  # the oldest set of operators that torch's exporter writes: the most runtimes read it
+LARGEST_FILE = 2**31 - 2**26  # a file of protocol buffers holds 2 GiB at most; larger weights lie in a file beside it
+BATCH, SOURCE = "batch_size", "encoder_sequence_length"  # names of the axes that vary
 TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
 
 
@@ -88,10 +79,8 @@ def check_exportable(model: Any) -> None:
     quantized = getattr(model.config, "quantization_config", None)
     if quantized is not None or model.quantized_weights():
         found = "torchao's `quantize_`" if quantized is None else quantized
-        raise ValueError(
-            f"`quantization_config` must be absent to export a model, but is {found} instead: export the model as it "
-            "was before it was quantized."
-        )
+        but = f"but is {found} instead: export the model as it was before it was quantized"
+        raise ValueError(f"`quantization_config` must be absent to export a model, {but}.")
     known = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, AdditiveScore, *RELATIVE_PARTS)
     foreign = [
         f"{name} ({type(module).__name__})"
@@ -101,10 +90,8 @@ def check_exportable(model: Any) -> None:
         and not name.endswith(".activation")  # some have parameters of their own
     ]
     if foreign:
-        raise ValueError(
-            f"The model must have no adapters or other replaced parts to be exported, but has {listed(foreign)}: "
-            "merge an adapter first, with `merge_and_unload()`."
-        )
+        but = f"but has {listed(foreign)}: merge an adapter first, with `merge_and_unload()`"
+        raise ValueError(f"The model must have no adapters or other replaced parts to be exported, {but}.")
 
 
 class _Encoder(nn.Module):
@@ -124,31 +111,24 @@ class _Decoder(nn.Module):
 
     def __init__(self, model: HeedForConditionalGeneration, has_past: bool, with_attention: bool):
         super().__init__()
-        self.config = model.config
-        self.decoder = model.model.decoder
-        self.lm_head = model.lm_head
+        self.config, self.decoder, self.lm_head = model.config, model.model.decoder, model.lm_head
         self.has_past, self.with_attention = has_past, with_attention
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         cache: Any = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         if self.has_past:
             input_ids, mask, *past = inputs
-            fill_cache(cache, past)
+            onnx_model.fill_cache(cache, past)
             states = past[2][:, 0]  # with keys and values in the cache, only the shape of the source's states is read
         else:
             input_ids, states, mask = inputs
         # A mask with four dimensions is taken as it is; the one that the model would make is slow in onnxruntime.
         added = (1 - mask[:, None, None].to(torch.float32)) * torch.finfo(torch.float32).min  # (B, 1, 1, S)
-        output = self.decoder(
-            input_ids=input_ids,
-            encoder_hidden_states=states,
-            encoder_attention_mask=added,
-            cache=cache,
-            use_cache=True,
-            output_attentions=self.with_attention,
-        )
+        source = {"encoder_hidden_states": states, "encoder_attention_mask": added}
+        asked = {"use_cache": True, "output_attentions": self.with_attention}
+        output = self.decoder(input_ids=input_ids, cache=cache, **source, **asked)
         attention = output.cross_attentions if self.with_attention else ()
-        present = cached_tensors(cache, has_source=not self.has_past)
+        present = onnx_model.cached_tensors(cache, has_source=not self.has_past)
         return self.lm_head(output.last_hidden_state), *present, *attention
 
 

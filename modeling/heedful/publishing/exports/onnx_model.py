@@ -54,11 +54,8 @@ def fill_cache(cache: Any, tensors: Sequence[torch.Tensor]) -> None:
 class OnnxModel(PreTrainedModel, HeedGenerationMixin):
     """An exported model, decoded by transformers: `generate()` and `forward()` as the Heed model has them, on the CPU.
 
-    It has no weights, so nothing in it can be trained, resized or saved: onnxruntime holds them.
-
-    Args:
-        config: Configuration of the exported model.
-        sessions: Of onnxruntime, for the `ONNX_FILES`.
+    It has no weights, so nothing in it can be trained, resized or saved: onnxruntime's `sessions` for the `ONNX_FILES`
+    hold them.
     """
 
     config_class = HeedConfig
@@ -99,19 +96,11 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """Score the next target token at every position.
+        """Score the next target token at every position: `logits` `(batch, target_length, decoder_vocab_size)`.
 
-        Args:
-            input_ids: `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`, 0 at padding; None where there is no padding.
-            decoder_input_ids: `(batch, target_length)` without the tokens in the cache: one beside a filled cache.
-            encoder_outputs: The encoder's output, in place of `input_ids`.
-            cache: A dynamic cache, extended in place; `past_key_values` is its other name.
-            use_cache: Not read: the cache is filled where one is given.
-            kwargs: `return_dict`; what the exported files do not compute is refused with a `ValueError`.
-
-        Returns:
-            `logits` `(batch, target_length, decoder_vocab_size)` and the cache.
+        Arguments are those of the Heed model. Beside a filled cache, which must be a dynamic one and is extended in
+        place, there is one target token; `use_cache` is not read, for the cache is filled where one is given. What the
+        exported files do not compute is refused with a `ValueError`.
         """
         cache = given_cache(cache, kwargs)
         _check_request(decoder_input_ids, cache, kwargs)
@@ -172,9 +161,8 @@ def _check_request(tokens: Any, cache: EncoderDecoderCache | None, others: dict[
     if cache is not None and cache.is_compileable:
         raise ValueError("`cache_implementation` must be dynamic for a model exported to ONNX, but is static instead.")
     if cache is not None and cache.get_seq_length() and tokens.shape[1] != 1:
-        raise ValueError(
-            f"`decoder_input_ids` must have one token beside a filled cache, but has {tokens.shape[1]} instead."
-        )
+        found = f"{tokens.shape[1]} instead"
+        raise ValueError(f"`decoder_input_ids` must have one token beside a filled cache, but has {found}.")
     mask = others.pop("decoder_attention_mask", None)
     if mask is not None and not bool(mask.all()):
         raise ValueError("`decoder_attention_mask` must be 1 everywhere for a model exported to ONNX.")

@@ -21,9 +21,8 @@ from heedful.checksums_heed import write_checksums
 from heedful.data.mixture import languages_of
 from heedful.data.tokenizer_training import PAD
 from heedful.files import write_text
-from heedful.inference.engines import pad_sources
+from heedful.inference.engines import count_tokens, pad_sources
 from heedful.inference.loading import load_model
-from heedful.inference.scoring import count_tokens
 from heedful.publishing.conversion.stock_models import save, start_from_zero, stock_config, stock_model
 from heedful.publishing.exports import comparison
 from heedful.publishing.hub import check_folder
@@ -34,8 +33,7 @@ from heedful.training.publication import UNDETERMINED, with_decoding
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
-# The largest allowed difference of a logit in float32; relative where logits are above 1.
-TOLERANCE = 1e-5
+TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32; relative where logits are above 1
 BEAMS = 5
 SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens")  # what a search changes of a config
 FORM_FOLDER = "transformers"  # of a run
@@ -50,9 +48,7 @@ def export_transformers(
 ) -> comparison.Export:
     """Write a saved Heed model as one of transformers' own classes, and compare the two on sentences.
 
-    `model` is a folder or an id on the Hub, of a Heed model or of an adapter; `target` must not exist, and appears
-    whole or not at all. With `zero_start` a Marian's decoder starts as `start_from_zero` says. A `ValueError` names
-    the fields that no class of transformers can have, or the sentence for which the written model gives other tokens.
+    With `zero_start` a Marian's decoder starts as `start_from_zero` says.
     """
     with comparison.begun_export(model, target, sentences, "transformers") as draft:
         folder, stock = draft.folder, stock_model(draft.model)
@@ -74,10 +70,7 @@ def export_transformers(
 
 @contextmanager
 def stock_form(model: str | Path) -> Iterator[Path]:
-    """Yield a folder for the Hub with the stock form of a model, which is removed with the context.
-
-    The model's own folder is checked as for a push of it, for its card becomes the other's.
-    """
+    """Yield a folder, as long as the context lasts, with the stock form of a model, checked as for a push of it."""
     check_folder(Path(model))
     with tempfile.TemporaryDirectory() as work:
         yield export_transformers(model, Path(work) / "model", comparison.sentences_to_compare(model)).folder
@@ -88,20 +81,13 @@ def check_recipe(recipe: Recipe) -> None:
     if not recipe.publish.also:
         return
     folder, settings = recipe.folder / FORM_FOLDER, recipe.model
-    if folder.exists() and not recipe.overwrite:
-        raise ValueError(
-            f"`publish.also` must be empty where there is {folder}, but is {recipe.publish.also} instead."
-        )
-    if languages := languages_of(recipe.data.parts):
-        must = "empty for a model of several target languages, of which no class of transformers knows"
-        raise ValueError(
-            f"`publish.also` must be {must} ({', '.join(languages)}), but is {recipe.publish.also} instead."
-        )
-    config: Any = (
-        config_of(settings, {}, recipe.tokenizer.joint)
-        if settings.start_from is None
-        else load_model(settings.start_from).config
-    )
+    languages = ", ".join(languages_of(recipe.data.parts))
+    if languages or (folder.exists() and not recipe.overwrite):
+        must = f"for a model of several target languages, of which no class of transformers knows ({languages})"
+        where = must if languages else f"where there is {folder}"
+        raise ValueError(f"`publish.also` must be empty {where}, but is {recipe.publish.also} instead.")
+    start = settings.start_from
+    config: Any = load_model(start).config if start else config_of(settings, {}, recipe.tokenizer.joint)
     comparison.check_kind(config, "transformers")
     stock_config(config)
     decoding = with_decoding(GenerationConfig(), recipe.decoding)
@@ -130,10 +116,7 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
 
 
 def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison.Comparison], float]:
-    """Compare the exported folder, in a process without Heedful, and return what differs and how far logits do.
-
-    A `ValueError` names other ids of a sentence, other tokens, or logits that rounding in float32 does not explain.
-    """
+    """Compare the exported folder, in a process without Heedful, and return what differs and how far logits do."""
     ours, limit = draft.model.float(), config.max_position_embeddings
     sources = comparison.encode(draft.tokenizers, draft.sentences, limit)
     searches, pad = comparison.searches_of(ours.generation_config, BEAMS), ours.config.pad_token_id
@@ -148,12 +131,9 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
             settings = {setting: getattr(search, setting) for setting in SEARCHED}
             asked.append((settings, padded([sources[number] for number in numbers])))
     targets = draft.tokenizers.encode_target(draft.sentences)
-    start, rows = (
-        ours.config.decoder_start_token_id,
-        max(1, LOGITS // (max(map(len, targets)) * ours.config.vocab_size)),
-    )
-    read = padded([[start, *row[: limit - 1]] for row in targets[:rows]])
-    inputs = padded(sources[:rows]) | {"decoder_input_ids": read["input_ids"]}
+    start, rows = ours.config.decoder_start_token_id, LOGITS // (max(map(len, targets)) * ours.config.vocab_size)
+    read = padded([[start, *row[: limit - 1]] for row in targets[: max(1, rows)]])
+    inputs = padded(sources[: max(1, rows)]) | {"decoder_input_ids": read["input_ids"]}
     begun = read["input_ids"].clone()
     begun[:, 0] = config.decoder_start_token_id
     others = {"texts": draft.sentences, "searches": asked, "inputs": inputs | {"decoder_input_ids": begun}}
@@ -161,10 +141,8 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
     for side, own, theirs in zip(("source", "target"), (sources, targets), answer["ids"], strict=True):
         for sentence, expected, found in zip(draft.sentences, own, theirs, strict=True):
             if expected != found:
-                raise ValueError(
-                    f"The exported tokenizer must give the {side} {sentence!r} the ids {expected}, but gives {found} "
-                    "instead, so that no folder is left."
-                )
+                wrong = f"the ids {expected}, but gives {found} instead, so that no folder is left"
+                raise ValueError(f"The exported tokenizer must give the {side} {sentence!r} {wrong}.")
     outputs: comparison.Outputs = {name: [()] * len(sources) for name in searches}
     for (name, numbers), (_, batch), tokens in zip(batches, asked, answer["tokens"], strict=True):
         counts, _ = count_tokens(tokens, batch["attention_mask"], searches[name])
@@ -188,9 +166,8 @@ def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         if done.returncode:
             reason = ["nothing", *done.stderr.strip().splitlines()][-1]
-            raise ValueError(
-                f"transformers alone cannot run the exported model, so that no folder is left; it says: {reason}"
-            )
+            without = "transformers alone cannot run the exported model, so that no folder is left"
+            raise ValueError(f"{without}; it says: {reason}")
         return torch.load(f"{work}/answer.pt")
 
 

@@ -35,7 +35,7 @@ def merge_decoders(first: Path, following: Path, merged: Path) -> None:
             for output in outputs
             if output not in made
         ]
-        values = [_renamed_value(value, f"{name}.{value.name}") for value in outputs.values()]
+        values = [helper.make_value_info(f"{name}.{one}", value.type) for one, value in outputs.items()]
         branches.append(helper.make_graph(nodes, name, [], values))
     nodes = [
         helper.make_node("Shape", [PAST], ["past_length"], start=2, end=3),
@@ -62,11 +62,3 @@ def _renamed_nodes(graph: Any, branch: str, weights: dict[bytes, Any], inputs: d
         node.input[:] = [names.get(name, f"{branch}.{name}") for name in node.input]
         node.output[:] = [f"{branch}.{name}" if name else "" for name in node.output]
     return list(graph.node)
-
-
-def _renamed_value(value: Any, name: str) -> Any:
-    """Return the type of a value under another name."""
-    renamed = type(value)()
-    renamed.CopyFrom(value)
-    renamed.name = name
-    return renamed

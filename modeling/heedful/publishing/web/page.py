@@ -44,14 +44,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 def write_page(models: Sequence[str | Path], path: str | Path, example: str | None = None) -> Path:
     """Write a page with one model or several, which translate one text side by side.
 
-    Args:
-        models: Folders, or ids on the Hub, of Transformers or of recurrent models with attention, each with a
-            byte-level BPE tokenizer for both sides.
-        path: The file, which must end in .html; one that is there is replaced.
-        example: The text that stands in the page when it is opened; by default a built-in Korean sentence.
-
-    Raises:
-        ValueError: If a model, its tokenizer or its size is none that the page can hold; the message names the field.
+    `models` are folders, or ids on the Hub, of Transformers or of recurrent models with attention, each with a
+    byte-level BPE tokenizer for both sides. `path` ends in .html; a file there is replaced. `example` stands in
+    the page when it is opened, by default a built-in Korean sentence. A `ValueError` names the field of a model, a
+    tokenizer or a size that the page cannot hold.
     """
     path = check_writable(path, [".html"])
     packed = []
@@ -64,15 +60,10 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
     size = sum(len(each["weights"]) * 3 // 4 for each in packed)
     if size > LARGEST:
         raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")
-    example = example if example is not None else next(iter(korean_english_pairs("test", 1)))["ko"]
-    parts = {
-        "title": html.escape(" · ".join(each["name"] for each in packed)),
-        "example": html.escape(example),
-        "transformer": TRANSFORMER.read_text(encoding="utf-8"),
-        "recurrent": RECURRENT.read_text(encoding="utf-8"),
-        "models": json_in_html(packed),
-    }
-    write_text(path, filled_template(PAGE, parts))
+    example = example if example is not None else next(korean_english_pairs("test", 1))["ko"]
+    parts = {"title": html.escape(" · ".join(each["name"] for each in packed)), "example": html.escape(example)}
+    parts |= {script.stem: script.read_text(encoding="utf-8") for script in (TRANSFORMER, RECURRENT)}
+    write_text(path, filled_template(PAGE, parts | {"models": json_in_html(packed)}))
     return path
 
 
@@ -86,19 +77,16 @@ def _check_expressible(config: Any) -> None:
     """Raise one error that names all fields which the JavaScript cannot compute."""
     heads = {f"{side}_key_value_heads": (None, getattr(config, f"{side}_attention_heads")) for side in SIDES}
     faults = list(field_faults(config, CHOICES | heads))
-    widths = [
-        (config.d_k or config.d_model // count, config.d_v or config.d_model // count) for _, count in heads.values()
-    ]
-    if any(d_k != d_v for d_k, d_v in widths):
+    widths = (config.d_model // count for _, count in heads.values())
+    if any((config.d_k or width) != (config.d_v or width) for width in widths):
         faults.append(f"`d_v` must be the same as `d_k`, {config.d_k}, but is {config.d_v} instead.")
     if faults:
         raise ValueError(f"A page cannot hold the model: {' '.join(faults)}")
 
 
 def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
-    """Return all that the page needs of a model, and what its card tells of its limits, as JSON can say it."""
-    config, search = model.config, model.generation_config
-    limits = LIMITS.search(card)
+    """Return all that the page needs of a model, and what its card says of its limits, as JSON can hold it."""
+    config, search, limits = model.config, model.generation_config, LIMITS.search(card)
     tensors, weights = _tensors(model)
     most = search.max_new_tokens or (search.max_length or DEFAULT_MAX_NEW_TOKENS + 1) - 1
     start = (search if search.decoder_start_token_id is not None else config).decoder_start_token_id
@@ -143,8 +131,8 @@ def _tokenizer(tokenizers: TokenizerPair) -> dict[str, Any]:
     tokenizers.check_is_fast("a page")
     tokenizer: Any = tokenizers.source
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    kind = state["model"]["type"], (state["pre_tokenizer"] or {}).get("type"), (state["normalizer"] or {}).get("type")
-    if kind != ("BPE", "ByteLevel", "NFC"):
+    kind = [(state[part] or {}).get("type") for part in ("model", "pre_tokenizer", "normalizer")]
+    if kind != ["BPE", "ByteLevel", "NFC"]:
         found = ", ".join(map(str, kind))
         raise ValueError(f"The tokenizer must be byte-level BPE with NFC for a page, but is {found} instead.")
     return {

@@ -27,17 +27,9 @@ from heedful.files import filled_template, write_text
 from heedful.inference.attention.labels import is_of_characters
 from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.steps import BEAM_SETTINGS, asked_of
-from heedful.publishing.exports import comparison
+from heedful.publishing.exports import comparison, onnx_model
 from heedful.publishing.exports.onnx_graphs import LARGEST_FILE, check_packages, quantize_file, write_onnx
-from heedful.publishing.exports.onnx_model import (
-    DECODER_FILE,
-    DECODER_WITH_PAST_FILE,
-    ENCODER_FILE,
-    ONNX_FILES,
-    OnnxModel,
-    cache_names,
-    session_of,
-)
+from heedful.publishing.exports.onnx_model import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, ONNX_FILES
 from heedful.publishing.model_card import CARD_FILE
 from heedful.publishing.web.merged_decoder import merge_decoders
 
@@ -73,10 +65,7 @@ def export_web(
 ) -> comparison.Export:
     """Write a folder that transformers.js loads, with weights in float32 and in int8, and a page for a Space.
 
-    `model` is a folder or an id on the Hub, of a Heed model or of an adapter; `target` must not exist, and appears
-    whole or not at all. The page's library is copied from `packages`, npm's node_modules, or loaded from a CDN. A
-    `ValueError` names what keeps the model from being exported, or the sentence for which the files in float32 give
-    other tokens than `generate()`, greedily.
+    The page's library is copied from `packages`, npm's node_modules, or loaded from a CDN.
     """
     library = {} if packages is None else _library(Path(packages))
     check_packages()
@@ -84,10 +73,8 @@ def export_web(
         check_pattern(draft.tokenizers)
         size = 4 * draft.model.num_parameters()
         if size > LARGEST_FILE:
-            raise ValueError(
-                f"The model must have at most {LARGEST_FILE / 1e9:.1f} GB of weights in float32 for a browser, but "
-                f"has {size / 1e9:.1f} GB instead."
-            )
+            most = f"at most {LARGEST_FILE / 1e9:.1f} GB of weights in float32 for a browser"
+            raise ValueError(f"The model must have {most}, but has {size / 1e9:.1f} GB instead.")
         config, onnx = draft.model.config, draft.folder / "onnx"
         _write_files(draft.model, onnx)
         read = {"model_type": "marian", **{name: getattr(config, name) for name in CONFIG_FIELDS}}
@@ -138,10 +125,8 @@ def check_pattern(tokenizers: TokenizerPair) -> None:
     tokenizers.check_is_fast("transformers.js")
     is_of_words = isinstance(tokenizers.source.backend_tokenizer.model, models.WordLevel)
     if is_of_words or is_of_characters(tokenizers.source):
-        kind = "words" if is_of_words else "characters"
-        raise ValueError(
-            f"`tokenizer.algorithm` must be bpe or unigram for transformers.js, but is of {kind} instead."
-        )
+        kind = f"of {'words' if is_of_words else 'characters'}"
+        raise ValueError(f"`tokenizer.algorithm` must be bpe or unigram for transformers.js, but is {kind} instead.")
 
 
 def _write_files(model: Any, folder: Path) -> None:
@@ -157,11 +142,11 @@ def _write_files(model: Any, folder: Path) -> None:
             merge_decoders(parts[DECODER_FILE], parts[DECODER_WITH_PAST_FILE], folder / f"{MERGED}{suffix}.onnx")
 
 
-def _web_model(folder: Path, suffix: str, config: Any) -> OnnxModel:
+def _web_model(folder: Path, suffix: str, config: Any) -> onnx_model.OnnxModel:
     """Return what onnxruntime computes with the files of one type of weights."""
-    encoder, decoder = (session_of(folder / f"{name}{suffix}.onnx") for name in (ENCODER, MERGED))
-    names = (cache_names(config.decoder_layers, "present", has_source) for has_source in (True, False))
-    return OnnxModel(config, [encoder, *(_Step(decoder, ["logits", *each]) for each in names)]).eval()
+    encoder, decoder = (onnx_model.session_of(folder / f"{name}{suffix}.onnx") for name in (ENCODER, MERGED))
+    names = (onnx_model.cache_names(config.decoder_layers, "present", has_source) for has_source in (True, False))
+    return onnx_model.OnnxModel(config, [encoder, *(_Step(decoder, ["logits", *each]) for each in names)]).eval()
 
 
 class _Step:

@@ -110,11 +110,8 @@ def _panels(rows: EntropiesByHead) -> dict[str, list[Panel]]:
     weights = {f"{SCORE:g} among {one:g}": [(n, kept_weight(SCORE, one, n)) for n in numbers] for one in OTHERS}
     entropies = []
     for kind in KINDS:
-        heads = {
-            f"layer {key.layer}, head {key.number}": by_length(points)
-            for key, points in rows.items()
-            if key.kind == kind
-        }
+        own = {key: points for key, points in rows.items() if key.kind == kind}
+        heads = {f"layer {key.layer}, head {key.number}": by_length(points) for key, points in own.items()}
         longest = max(seen for points in heads.values() for seen, _ in points)
         equal = {"equal scores": [(n, math.log(n)) for n in (1, longest)]}
         entropies.append(lines(heads | equal, "tokens to look at", "entropy in nats", kind, log="x"))

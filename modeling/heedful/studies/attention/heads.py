@@ -4,7 +4,7 @@ h heads of width d_model / h have as many weights and cost as many operations as
 they give that many distributions over the tokens instead of one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -75,10 +75,17 @@ def run(lab: Lab) -> Outcome:
         for order, name in (("least important first", "loss"), ("random", "random_loss"))
     }
     pruned = lines(losses, "share of heads that are kept", "test loss (nats per token)")
+
+    def shares(look: Look) -> Iterator[str]:
+        return (f"{look[place]:.0%}" if place in look else "–" for place in PLACES)
+
     return Outcome(
         {
             "quality": quality,
-            "looks": _look_rows(looks, importance[LOOKED_AT]),
+            "looks": [
+                (str(head), *shares(look), look["largest weight"], look["entropy"], importance[LOOKED_AT][head])
+                for head, look in looks.items()
+            ],
             "alignment": _alignment_rows(looking, pairs[0], sharpest(looks, "cross")),
             "pruning": [(count, *step) for count, steps in pruning.items() for step in steps],
         },
@@ -86,14 +93,6 @@ def run(lab: Lab) -> Outcome:
         {"spread": max(row[4] for row in quality), **_look_values(looks)},
         {"seeds": SEEDS, "looked_at": LOOKED_AT, "random_orders": RANDOM_ORDERS},
     )
-
-
-def _look_rows(looks: dict[Head, Look], importance: dict[Head, float]) -> list[tuple[Cell, ...]]:
-    rows: list[tuple[Cell, ...]] = []
-    for head, look in looks.items():
-        shares = (f"{look[place]:.0%}" if place in look else "–" for place in PLACES)
-        rows.append((str(head), *shares, look["largest weight"], look["entropy"], importance[head]))
-    return rows
 
 
 def _alignment_rows(translator: Translator, pair: Pair, head: Head) -> list[tuple[str, str, float]]:

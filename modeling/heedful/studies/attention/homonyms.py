@@ -4,8 +4,7 @@ An embedding knows nothing of the sentence: 배 is one vector, whether somebody 
 rubs it (a belly). What the encoder adds to it can only come of the other words, through attention. A small model is
 trained on the built-in corpus and on sentences of such words. A probe then tells the meaning in others of these
 sentences from a state of the word alone: that whose centroid has the largest cosine. Its centroids are made of
-sentences with all deciding words, or without the sentence's own: then it must read what such words have in common. The
-same is measured of the model as it was before it learned.
+sentences with all deciding words, or without the sentence's own: then it must read what such words have in common.
 """
 
 import re
@@ -79,11 +78,9 @@ def split_meanings(word: Mapping[str, Any], seed: int) -> list[Meaning]:
 
 
 def separation(train: torch.Tensor, test: torch.Tensor) -> list[LayerScores]:
-    """Measure how well each layer tells meanings apart.
+    """Measure how well each layer tells meanings apart; centroids are made of the states of `train`.
 
-    Args:
-        train: States of a word that centroids are made of, `(meanings, deciding words, sentences, layers + 1, width)`.
-        test: States in other sentences, of the same shape or with another number of sentences.
+    Both are `(meanings, deciding words, sentences, layers + 1, width)`; `test` may have another number of sentences.
     """
     train, test = normalize(train, dim=-1), normalize(test, dim=-1)
     sums = train.sum(dim=2)  # (meanings, deciding words, layers + 1, width)
@@ -92,13 +89,9 @@ def separation(train: torch.Tensor, test: torch.Tensor) -> list[LayerScores]:
     cosines = states @ states.mT  # (layers + 1, n, n)
     labels = torch.arange(len(test)).repeat_interleave(cosines.shape[1] // len(test))
     is_same, is_other_sentence = labels[:, None] == labels, ~torch.eye(len(labels), dtype=torch.bool)
-    measured = [
-        _share_right(together, test),
-        _share_right(together - sums, test),
-        cosines[:, is_same & is_other_sentence].mean(dim=1),
-        cosines[:, ~is_same].mean(dim=1),
-    ]
-    return [LayerScores(*values) for values in zip(*(each.tolist() for each in measured), strict=True)]
+    shares = _share_right(together, test), _share_right(together - sums, test)
+    means = (cosines[:, some].mean(dim=1) for some in (is_same & is_other_sentence, ~is_same))
+    return [LayerScores(*values) for values in zip(*(each.tolist() for each in (*shares, *means)), strict=True)]
 
 
 def _share_right(centroids: torch.Tensor, test: torch.Tensor) -> torch.Tensor:
@@ -151,24 +144,16 @@ def run(lab: Lab) -> Outcome:
     )
 
 
-def _states(
-    translator: Translator, form: str, sentences_by_meaning: Iterable[Iterable[Sequence[Pair]]]
-) -> torch.Tensor:
-    """Return a word's vectors, `(meanings, deciding words, sentences, layers + 1, width)`."""
-
-    def vectors(source: str) -> torch.Tensor:
-        return word_states(translator, translator.tokenizers, form, source).vectors
-
-    by_meaning = (
-        torch.stack([torch.stack([vectors(source) for source, _ in own]) for own in by_word])
-        for by_word in sentences_by_meaning
-    )
-    return torch.stack(list(by_meaning))
+def _states(translator: Translator, form: str, texts: Any) -> torch.Tensor:
+    """Return a word's vectors in nested lists of pairs, `(meanings, deciding words, sentences, layers + 1, width)`."""
+    if isinstance(texts, tuple):  # a pair
+        return word_states(translator, translator.tokenizers, form, texts[0]).vectors
+    return torch.stack([_states(translator, form, part) for part in texts])
 
 
 def _layers(translator: Translator, form: str, meanings: Sequence[Meaning]) -> list[LayerScores]:
-    train = ([own[:PROBED] for own in meaning.train] for meaning in meanings)
-    return separation(_states(translator, form, train), _states(translator, form, (one.test for one in meanings)))
+    train = [[own[:PROBED] for own in meaning.train] for meaning in meanings]
+    return separation(_states(translator, form, train), _states(translator, form, [one.test for one in meanings]))
 
 
 def _means(layers_of_words: Iterable[Sequence[LayerScores]]) -> list[LayerScores]:
@@ -194,7 +179,7 @@ def _layer_panels(after: Sequence[LayerScores], before: Sequence[LayerScores]) -
 
 def _plane_panels(translator: Translator, form: str, meanings: Sequence[Meaning]) -> list[Panel]:
     """Return a panel for the embedding, the first and the last layer, with a point for every held-out sentence."""
-    states = normalize(_states(translator, form, (one.test for one in meanings)), dim=-1).flatten(1, 2)
+    states = normalize(_states(translator, form, [one.test for one in meanings]), dim=-1).flatten(1, 2)
     panels = []
     for number, title in ((0, "embedding"), (1, "layer 0"), (-1, "last layer")):
         points = iter(plane(states[:, :, number].flatten(0, 1)))

@@ -5,7 +5,7 @@ alone. That is what lets training predict all tokens of a sentence at once.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from statistics import fmean, median
@@ -33,21 +33,16 @@ LENGTHS = (4, 8, 16, 32, 64, 128)
 REPEATS = 5  # of each measurement of time
 
 
-def hidden_before(scores: torch.Tensor) -> torch.Tensor:
-    """Return the weights of `(…, length, length)` scores, those of later positions set to −∞ before the softmax."""
-    return scores.masked_fill(_later(scores), -torch.inf).softmax(-1)
-
-
-def zeroed_after(scores: torch.Tensor) -> torch.Tensor:
-    """Return the weights of `(…, length, length)` scores, those of later positions set to 0 after the softmax."""
-    return scores.softmax(-1).masked_fill(_later(scores), 0)
-
-
-def _later(scores: torch.Tensor) -> torch.Tensor:
+def later(scores: torch.Tensor) -> torch.Tensor:
+    """Return which of `(…, length, length)` scores are of later positions."""
     return torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
 
 
-WAYS = {"−∞ before": hidden_before, "0 after": zeroed_after}
+# Weights of scores, those of later positions set to −∞ before the softmax, or to 0 after it.
+WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "−∞ before": lambda scores: scores.masked_fill(later(scores), -torch.inf).softmax(-1),
+    "0 after": lambda scores: scores.softmax(-1).masked_fill(later(scores), 0),
+}
 
 
 def seeing_all() -> RemovableHandle:
@@ -77,10 +72,8 @@ def scores_of(model: Any, source_ids: Sequence[int], fed_ids: Sequence[int]) -> 
 def look_at_sums(model: Any, rows: EncodedPairs) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
     """Look at a trained model's scores along given translations, whose second halves are then exchanged.
 
-    Returns:
-        By the name of each way, the sums of the weights of every layer's and head's row at each of the first
-        positions, and the mean over rows of the first half, where nothing that may be seen has changed, of the sum of
-        the absolute changes of their weights.
+    By way: the sums of the weights of every layer's and head's row at each of the first positions; and the mean over
+    rows of the first half, where nothing that may be seen has changed, of the sum of the absolute changes of weights.
     """
     sums: dict[str, list[list[float]]] = {way: [[] for _ in range(POSITIONS)] for way in WAYS}
     changes: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -99,10 +92,7 @@ def look_at_sums(model: Any, rows: EncodedPairs) -> tuple[dict[str, list[list[fl
 
 
 def next_token_loss(model: Any, source_ids: Sequence[int], labels: Sequence[int], is_one_pass: bool) -> torch.Tensor:
-    """Return the mean loss over the next tokens of a target, all in one pass of the decoder or one by one.
-
-    The source is encoded once. One by one, each pass is given the tokens before, and predicts one.
-    """
+    """Return the mean loss over the next tokens of a target, all in one pass of the decoder or one by one."""
     encoded = model.get_encoder()(input_ids=torch.tensor([source_ids]), return_dict=True)
     fed = torch.tensor([[model.config.decoder_start_token_id, *labels[:-1]]])
     ends = [len(labels)] if is_one_pass else range(1, len(labels) + 1)

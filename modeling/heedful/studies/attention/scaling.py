@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from heedful.figures import Points, lines
+from heedful.figures import Panel, Points, lines
 from heedful.studies.report import Outcome
 from heedful.studies.study import Lab, description_of
 
@@ -24,7 +24,6 @@ DESCRIPTION = description_of(__file__)
 D_MODEL = DESCRIPTION["changes"]["model.options.d_model"]
 SCORINGS = ("dot", "scaled_dot", "additive")
 
-LOSSES = "update", "validation loss in nats per token"
 MEASURES = {"largest": "largest weight", "entropy": "entropy in nats", "gradient": "norm of the derivative"}
 
 
@@ -38,10 +37,7 @@ class Softmax(NamedTuple):
 
 
 def softmax_of_random(d_k: int, is_scaled: bool, seed: int) -> Softmax:
-    """Draw queries and keys with components of variance 1, and look at the softmax over their scores.
-
-    The draw is the same one where scores are divided by √d_k and where they are not.
-    """
+    """Look at the softmax over scores of random queries and keys, the same ones whether scores are scaled or not."""
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(QUERIES, d_k, generator=generator)
     products = [(query * torch.randn(QUERIES, d_k, generator=generator)).sum(-1) for _ in range(KEYS)]
@@ -80,20 +76,17 @@ def run(lab: Lab) -> Outcome:
         both = {"q·k": plain, "q·k / √d_k": scaled}
         return {label: [(d_k, getattr(one[d_k], name)) for d_k in WIDTHS] for label, one in both.items()}
 
+    def by_scoring(d_k: int) -> Panel:
+        losses = {scoring: curves[d_k, scoring] for scoring in SCORINGS}
+        return lines(losses, "update", "validation loss in nats per token", f"d_k {d_k}, h {D_MODEL // d_k}")
+
     variances = {"measured": by_width("variance")["q·k"], "d_k": [(d_k, d_k) for d_k in WIDTHS]}
     return Outcome(
         {"softmax": softmax_rows, "training": training_rows},
         {
-            "softmax": [
-                lines(by_width(name), "d_k", label, log="x", ylim=(0, None)) for name, label in MEASURES.items()
-            ],
+            "softmax": [lines(by_width(each), "d_k", MEASURES[each], log="x", ylim=(0, None)) for each in MEASURES],
             "variance": [lines(variances, "d_k", "variance of q·k", log="xy")],
-            "training": [
-                lines(
-                    {scoring: curves[d_k, scoring] for scoring in SCORINGS}, *LOSSES, f"d_k {d_k}, h {D_MODEL // d_k}"
-                )
-                for d_k in TRAINED_WIDTHS
-            ],
+            "training": [by_scoring(d_k) for d_k in TRAINED_WIDTHS],
         },
         settings={"keys": KEYS, "queries": QUERIES},
     )

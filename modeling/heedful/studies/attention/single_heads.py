@@ -75,12 +75,10 @@ def sharpest(looks: dict[Head, Look], kind: str) -> Head:
 
 def attention_modules(model: "HeedForConditionalGeneration") -> dict[tuple[Kind, int], "HeedAttention"]:
     """Return the attention modules by kind and layer."""
-    modules: dict[tuple[Kind, int], HeedAttention] = {}
-    for number, layer in enumerate(model.model.encoder.layers):
-        modules["encoder", number] = layer.self_attn
-    for number, layer in enumerate(model.model.decoder.layers):
-        modules["decoder", number] = layer.self_attn
-        modules["cross", number] = layer.cross_attn
+    encoder, decoder = enumerate(model.model.encoder.layers), enumerate(model.model.decoder.layers)
+    modules: dict[tuple[Kind, int], HeedAttention] = {("encoder", number): one.self_attn for number, one in encoder}
+    for number, layer in decoder:
+        modules |= {("decoder", number): layer.self_attn, ("cross", number): layer.cross_attn}
     return modules
 
 
@@ -91,10 +89,7 @@ def heads_of(model: "HeedForConditionalGeneration") -> list[Head]:
 
 
 def head_importance(model: "HeedForConditionalGeneration", rows: EncodedPairs) -> dict[Head, float]:
-    """Return the importance of every head: the mean over sentences of |∂L/∂ξ|, the heads of a layer at norm 1.
-
-    L is the loss per target token of a pair. The model's weights and gradients stay as they are.
-    """
+    """Return the importance of every head, |∂L/∂ξ| of the loss per token, mean of sentences; a layer's at norm 1."""
     pad, modules = model.config.pad_token_id or 0, attention_modules(model)
     masks = [torch.ones(_head_count(one), device=model.device, requires_grad=True) for one in modules.values()]
     totals = [torch.zeros_like(mask) for mask in masks]
@@ -112,11 +107,7 @@ def head_importance(model: "HeedForConditionalGeneration", rows: EncodedPairs) -
 
 
 def without_heads(model: "HeedForConditionalGeneration", heads: Iterable[Head]) -> "HeedForConditionalGeneration":
-    """Return a copy of the model that computes as if the heads were not there.
-
-    The columns of `out_proj` that read a head become 0: its values no longer reach the output, and all others do
-    exactly as before.
-    """
+    """Return a copy of the model that computes as if the heads were not there: `out_proj` reads zeros from them."""
     pruned = copy.deepcopy(model)
     modules = attention_modules(pruned)
     for head in heads:

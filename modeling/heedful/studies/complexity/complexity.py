@@ -39,9 +39,9 @@ def run(lab: Lab) -> Outcome:
     lengths, longest = settings["reach_lengths"], reach.LONGEST_REACH
     if lengths[-1] > longest:
         raise ValueError(f"`reach_lengths` must be at most {longest}, but the last is {lengths[-1]} instead.")
-    before = machine()
+    where = machine()
     costs = measure(sizes, settings["lengths"], settings["rounds"], lab.seed)
-    where = {**before, "load_after": machine()["load"]}
+    where["load_after"] = machine()["load"]
     paths = {kind: {n: reach.path_by_gradient(kind, n, sizes, lab.seed) for n in lengths} for kind in reach.KINDS}
     return outcome_of(Measurements(sizes, costs, paths, where), settings["rounds"])
 

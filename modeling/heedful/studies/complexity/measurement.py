@@ -18,12 +18,9 @@ from heedful.studies.complexity.layers import make_layer
 
 # Those of Table 1, then three that compute attention with every pair of positions in memory.
 KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "plain", "masked", "additive")
-# Additive scores need d numbers for each pair of positions. They are measured up to so many bytes of them.
-MOST_ADDITIVE_BYTES = 2**31
-# Shorter calls are repeated, so that what is timed lasts so many seconds.
-SHORTEST_TIMING = 0.02
-# Fewer have no upper half through which a line could be drawn.
-FEWEST_LENGTHS = 3
+MOST_ADDITIVE_BYTES = 2**31  # of additive scores, which need d numbers for each pair of positions
+SHORTEST_TIMING = 0.02  # so many seconds lasts what is timed: shorter calls are repeated
+FEWEST_LENGTHS = 3  # fewer have no upper half through which a line could be drawn
 
 
 class Cost(NamedTuple):

@@ -6,8 +6,6 @@ back at each position is brought to length 1, which leaves zeros as they are.
 """
 
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +14,12 @@ from torch import nn
 from heedful.studies.complexity.counts import Sizes
 from heedful.studies.complexity.layers import RecurrentLayer, make_layer
 
-# Wide enough that no gradient is zero by chance; reach does not depend on the width.
-WIDTH, HEADS = 8, 2
+WIDTH, HEADS = 8, 2  # wide enough that no gradient is zero by chance; reach does not depend on the width
 # In these an output looks at earlier inputs alone. Dilated convolutions are among them because a stack of padded ones
 # that look to both sides would go 27 - 9 - 3 positions to reach 15, by way of padding, and so needs further layers.
 CAUSAL_KINDS = ("recurrent", "causal", "dilated")
 KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "causal", "dilated")
-# On longer ways through a recurrent layer gradients become zero, in float64 too.
-LONGEST_REACH = 256
+LONGEST_REACH = 256  # on longer ways through a recurrent layer gradients become zero, in float64 too
 
 
 def layer_at(kind: str, depth: int, sizes: Sizes) -> nn.Module:
@@ -32,10 +28,7 @@ def layer_at(kind: str, depth: int, sizes: Sizes) -> nn.Module:
 
 
 def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None = None) -> torch.Tensor:
-    """Tell which inputs reach which outputs, or those at some positions: `(outputs, inputs)`, true where they do.
-
-    Both are `(1, length, d_model)`, the outputs computed from the inputs, of which gradients are asked.
-    """
+    """Tell which inputs `(1, length, d_model)` reach which outputs, or those at positions: `(outputs, inputs)`."""
     direction = torch.randn_like(outputs[0, 0])
     rows = []
     for position in range(outputs.shape[1]) if positions is None else positions:
@@ -45,10 +38,7 @@ def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None
 
 
 def layers_until_all_meet(kind: str, length: int, sizes: Sizes, seed: int) -> int:
-    """Return how many layers it takes until every output depends on every input, or in a causal kind on all before it.
-
-    It is a `RuntimeError` if as many layers as there are positions do not suffice.
-    """
+    """Return how many layers it takes until every output depends on every input, in a causal kind on all before it."""
     torch.manual_seed(seed)
     inputs = torch.randn(1, length, WIDTH, dtype=torch.float64, requires_grad=True)
     wanted = torch.ones(length, length, dtype=torch.bool)
@@ -78,25 +68,20 @@ def cells_between_ends(length: int, sizes: Sizes, seed: int) -> int:
     torch.manual_seed(seed)
     layer = RecurrentLayer(WIDTH, sizes.cell).double()
     inputs = torch.randn(1, length, WIDTH, dtype=torch.float64, requires_grad=True)
-
-    def first_reaches_last(cut: int | None) -> bool:
-        memory: Any = None
-        for position in range(length):
-            if position == cut:
-                memory = _detached(memory)
-            output, memory = layer.step(inputs[:, position : position + 1], memory)
-        return bool(reached(output, inputs)[0, 0])
-
-    if not first_reaches_last(None):
+    last = range(-1, 0)
+    if not reached(layer(inputs), inputs, last)[0, 0]:
         raise RuntimeError("The first input of a recurrent layer must reach its last output, but does not.")
-    return 1 + sum(not first_reaches_last(cut) for cut in range(1, length))
-
-
-def _detached(memory: Any) -> Any:
-    return tuple(map(_detached, memory)) if isinstance(memory, tuple) else memory.detach()
+    cells = 1
+    for cut in range(1, length):
+        with torch.no_grad():
+            _, memory = layer.cells(inputs[:, :cut])
+        outputs, _ = layer.cells(inputs[:, cut:], memory)
+        cells += not reached(outputs, inputs, last)[0, 0]
+    return cells
 
 
 def path_by_gradient(kind: str, length: int, sizes: Sizes, seed: int) -> int:
     """Return the maximum path length: of a recurrent layer the cells that it leads through, and else the layers."""
-    find = cells_between_ends if kind == "recurrent" else partial(layers_until_all_meet, kind)
-    return find(length, sizes, seed)
+    if kind == "recurrent":
+        return cells_between_ends(length, sizes, seed)
+    return layers_until_all_meet(kind, length, sizes, seed)

@@ -121,10 +121,7 @@ def _grouped(ends: Sequence[int], pairs: Sequence[Pair], lengths: Sequence[int])
 
 
 def _share_at_the_first(translator: Translator, pairs: Sequence[Pair]) -> float:
-    """Return how large the gradient at the first source token is, over the average of all, as a mean over pairs.
-
-    It is the norm of the gradient of a pair's loss with respect to the token's embedding.
-    """
+    """Return the norm of the gradient at the first source token's embedding over the average of all, mean of pairs."""
     model, tokenizers = translator.model, translator.tokenizers
     shares = []
     for source, target in pairs:

@@ -14,6 +14,7 @@ from heedful.inference.translation import Translator
 from heedful.studies.measures import encoded, loss_per_token, training_pairs
 from heedful.studies.models.ngrams import NgramModel
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
+from heedful.studies.recurrent.equal_models import RATE
 from heedful.studies.report import Cell, Outcome
 from heedful.studies.study import Lab, description_of
 from heedful.studies.training import Training, model_changes, study_recipe
@@ -22,7 +23,6 @@ WINDOWS = (0, 1, 2, 3, 4)
 NAMES = {0: "unigram", 1: "first-order Markov"}
 NOTHING = "."  # the source of a model that is to have none
 TRANSLATED = 10  # test pairs of a model without the source, whose translations mean nothing
-RATE = 0.01  # of the recurrent models; better for these than the 0.005 that serves the Transformer
 DESCRIPTION = description_of(__file__)
 
 
@@ -64,8 +64,8 @@ def run(lab: Lab) -> Outcome:
 
 
 def _recurrent(attention: str) -> dict[str, Any]:
-    changes = model_changes({**DESCRIPTION["recurrent"], "attention": attention})
-    return {**changes, "optimization.max_grad_norm": 1.0, "optimization.learning_rate": RATE}
+    changes = model_changes({**DESCRIPTION["recurrent"], "attention": attention}, RATE)
+    return {**changes, "optimization.max_grad_norm": 1.0}
 
 
 def _blind(pairs: list[Pair]) -> list[Pair]:
@@ -73,7 +73,6 @@ def _blind(pairs: list[Pair]) -> list[Pair]:
 
 
 def _without_source(lab: Lab) -> dict[str, Any]:
-    """Return the changes that train a model on the targets alone."""
     train, validation = training_pairs(lab), corpus_pairs(study_recipe({}).data.validation or "")
     files = lab.write_data(_blind(train), _blind(validation), test=_blind(held_out_pairs()[:TRANSLATED]))
     return {**files, "data.cleaning.drop_overlap": False}  # every source is in the held-out data

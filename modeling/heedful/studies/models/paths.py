@@ -16,8 +16,7 @@ from heedful.figures import lines
 from heedful.studies.report import Outcome
 from heedful.studies.study import Lab, description_of
 
-# "I love you" in Korean has as many words, and more.
-LENGTHS = (3, 6, 12, 24)
+LENGTHS = (3, 6, 12, 24)  # words: as many as "I love you" in Korean has, and more
 DESCRIPTION = description_of(__file__)
 MODELS: dict[str, dict[str, Any]] = DESCRIPTION["models"]
 VOCABULARY = 64
@@ -33,10 +32,7 @@ def make_model(name: str) -> Any:
 
 @contextmanager
 def cut_before(model: Any, number: int | None) -> Iterator[list[Cell]]:
-    """Let a step of the cells, counted from 0 over encoder and decoder, know nothing of the state before it.
-
-    Yields the cells of all steps, as they come.
-    """
+    """Yield the cells of all steps as they come, of which the one at `number` knows nothing of the state before it."""
     steps: list[Cell] = []
     cells = [module for module in model.modules() if isinstance(module, Cell)]
 

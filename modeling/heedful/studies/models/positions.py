@@ -28,10 +28,9 @@ REVERSAL = {**DESCRIPTION["reversal"], "tokenizer.vocab_size": None}  # every le
 
 
 def shift_matrix(offset: int, width: int) -> torch.Tensor:
-    """Return the matrix M with PE(pos + k) = M PE(pos) for every pos: a rotation for each pair of features.
+    """Return the matrix M with PE(pos + k) = M PE(pos) for every pos, `(width, width)` in float64.
 
-    In float64 `(width, width)` it has, for an offset k and the features 2i and 2i+1, [[cos φ, sin φ], [-sin φ, cos φ]]
-    with φ = k / 10000^(2i / width).
+    For the offset k and the features 2i and 2i+1 it has [[cos φ, sin φ], [-sin φ, cos φ]], φ = k / 10000^(2i / width).
     """
     angles = offset * wave_numbers(width)
     blocks = torch.stack([angles.cos(), angles.sin(), -angles.sin(), angles.cos()], dim=-1).view(-1, 2, 2)

@@ -50,15 +50,11 @@ def distance(pair: Pair) -> int:
 
 
 def weight_on_the_clue(translator: Translator, pairs: Sequence[Pair]) -> tuple[str, float]:
-    """Return the head that looks at the decisive word most, and its mean weight on it.
-
-    What looks is, in cross-attention, the step that names the word; in the encoder, the kind in the last line. The
-    source's tokens are its words.
-    """
+    """Return the head that looks at the decisive word most, from where it is asked for, and its mean weight on it."""
     found = defaultdict[str, list[float]](list)
     for (source, word), by_head in zip(pairs, attention_by_head(translator, pairs, ["cross", "encoder"]), strict=True):
         words = source.split()
-        rows = {"cross": 0, "encoder": len(words) - 2}
+        rows = {"cross": 0, "encoder": len(words) - 2}  # the step that names the word; the kind in the last line
         for head, weights in by_head.items():
             found[str(head)].append(weights[rows[head.kind], words.index(word)].item())
     best = max(found, key=lambda head: fmean(found[head]))

@@ -32,18 +32,15 @@ BATCH = 16
 DISTANCES = (1, 5, 10, 25, 50, 100)
 # How the recurrent matrix is drawn: so that it keeps lengths, the same times 1.5, or the absolute values of the first.
 ORTHOGONAL, LARGER, POSITIVE = MATRICES = ("orthogonal", "orthogonal × 1.5", "positive")
-
 DEPTHS = (1, 5, 10, 25, 50)
-
 SYMBOLS = 8
 LENGTHS = (5, 20, 50)  # of the sequences whose first symbol is to be named
 UPDATES = 400
 RATE = 0.003  # of Adam
 TESTED = 512  # sequences
 LARGEST_NORM = 1.0
-# Trained by plain gradient descent, on which clipping acts unmixed.
 UNCLIPPED = (("tanh", ORTHOGONAL), ("linear", LARGER), ("lstm", ORTHOGONAL))
-DESCENT_RATE = 0.1
+DESCENT_RATE = 0.1  # of plain gradient descent, which trains these: clipping acts unmixed on it
 DESCENT_LENGTH = 20
 
 
@@ -73,8 +70,7 @@ def fresh_encoder(cell: str, matrix: str = ORTHOGONAL) -> HeedRNNEncoder:
 def gradient_by_distance(cell: str, matrix: str, seed: int) -> list[float]:
     """Return the norm of the gradient of the last state at the token 0, 1, 2 … steps before, over that at 0.
 
-    One random direction of the last state is differentiated by the embeddings of random symbols, in float64; mean over
-    sequences.
+    It is of one random direction of the state by embeddings of random symbols, in float64; mean over sequences.
     """
     torch.manual_seed(seed)
     encoder = fresh_encoder(cell, matrix).double()
@@ -123,7 +119,7 @@ def recall(
     torch.manual_seed(seed)
     encoder, output = fresh_encoder(cell, matrix), nn.Linear(WIDTH, SYMBOLS)
     weights = [*encoder.parameters(), *output.parameters()]
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(weights, RATE)
+    optimizer: Any = torch.optim.Adam(weights, RATE)
     if descent_norm is not None:
         optimizer = torch.optim.SGD(weights, DESCENT_RATE)
     largest = 0.0

@@ -1,8 +1,4 @@
-"""Ends a process when another one of its run no longer answers, so that it does not wait for hours.
-
-Gloo reports a closed connection. A machine that fails, or a process that hangs, closes none, and NCCL waits in both
-cases. So every rank writes a heartbeat into a small store every few seconds, and checks those of the others.
-"""
+"""Ends a process when another one of its run, which need not close its connection, sends no more heartbeats."""
 
 import itertools
 import os
@@ -24,22 +20,16 @@ PAUSED = "paused"
 
 
 class Heartbeat(Watch):
-    """A context in which the processes of a run notice the loss of one; all enter it.
-
-    The main process watches all others, and they watch it: if one is lost, the main process ends, and then the rest.
-    """
+    """A context in which the main process of a run watches the others, and they watch it; all enter it."""
 
     def __init__(self, accelerator: Accelerator, period: float = PERIOD, patience: float = PATIENCE):
         super().__init__()
         self.accelerator, self.period, self.patience = accelerator, period, patience
-        self._stopped = threading.Event()
-        self._is_paused = False
+        self._stopped, self._is_paused = threading.Event(), False
         self._sending = threading.Lock()  # a heartbeat is made and sent before the next one is
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._exchange, self._judge)]
-        # When each watched rank was last seen alive.
-        self._last_seen = dict.fromkeys(
-            range(1, accelerator.num_processes) if accelerator.is_main_process else [0], 0.0
-        )
+        watched = range(1, accelerator.num_processes) if accelerator.is_main_process else [0]
+        self._last_seen = dict.fromkeys(watched, 0.0)  # when each rank was
         self._store: TCPStore | None = None
 
     def __enter__(self) -> "Heartbeat":

@@ -1,7 +1,4 @@
-"""Checks of what the launcher has set against the recipe and the machine.
-
-They come before the processes meet: an error afterwards leaves some of them waiting for the others.
-"""
+"""Checks of the launcher against recipe and machine before the processes meet, and would wait for one that fails."""
 
 import os
 
@@ -42,20 +39,18 @@ def check_processes(on_cpu: bool) -> None:
     """Check that as many processes were started as were asked for, and that each has a GPU if not on the CPU."""
     here, world, gpus = local_world_size(), world_size(), torch.cuda.device_count()
     if not on_cpu and here > gpus:
-        raise ValueError(
-            f"The number of processes on this machine (`num_processes` of the accelerate file divided by "
-            f"`num_machines`, `--nproc_per_node` of torchrun) must be at most {gpus}, the number of its GPUs, "
-            f"but is {here} instead."
-        )
+        where = "`num_processes` of the accelerate file divided by `num_machines`, `--nproc_per_node` of torchrun"
+        must = f"must be at most {gpus}, the number of its GPUs"
+        raise ValueError(f"The number of processes on this machine ({where}) {must}, but is {here} instead.")
     if not on_cpu and world > 1 and "LOCAL_RANK" not in os.environ:  # Accelerate would make each its own run
         must = "Processes on GPUs must be started by accelerate launch or torchrun"
         raise ValueError(f"{must}, but `WORLD_SIZE` is {world} and `LOCAL_RANK` is missing.")
     # Accelerate's launcher for one process sets this, and an address where it was asked for more.
-    if world == 1 and "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
+    if world == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         raise ValueError(
             "`num_processes` and `num_machines` of accelerate launch must be 1 without `distributed_type: MULTI_GPU` "
-            "or FSDP: it was asked for more and has started one. Several processes on the CPU are started by "
-            "torchrun. (If you have set MASTER_ADDR yourself, unset it.)"
+            "or FSDP: it was asked for more and has started one. Several processes on the CPU are started by torchrun "
+            "(if you have set MASTER_ADDR yourself, unset it)."
         )
 
 

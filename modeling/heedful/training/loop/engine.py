@@ -1,13 +1,10 @@
-"""The steps of a run: how gradients are made, measured and applied, and what updates gave.
-
-One process, several with whole weights (DDP), and several with a share of them each (FSDP2).
-"""
+"""The steps of a run, whether weights are whole (DDP) or sharded (FSDP2), and what updates gave."""
 
 import logging
 import math
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,6 +23,7 @@ from heedful.training.processes.collectives import full_tensor, full_weights, lo
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from heedful.training.objectives.moving_average import MovingAverage
     from heedful.training.speed.compilation import CompiledBody
 
 logger = logging.getLogger(__name__)
@@ -47,13 +45,10 @@ class TrainingEngine:
         feed: Feed,
         body: "CompiledBody | None" = None,
         decides_on_device: bool = False,
+        ema_decay: float | None = None,
     ):
-        self.accelerator, self.feed, self.body, self.decides_on_device = (
-            feed.accelerator,
-            feed,
-            body,
-            decides_on_device,
-        )
+        self.accelerator, self.feed, self.body = feed.accelerator, feed, body
+        self.decides_on_device = decides_on_device
         self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.parameters = list(self.model.parameters())
@@ -63,6 +58,11 @@ class TrainingEngine:
             # Or the first gradients would be kept in memory that a graph writes to again.
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
+        self.moving_average: MovingAverage | None = None
+        if ema_decay is not None:
+            from heedful.training.objectives import moving_average
+
+            self.moving_average = moving_average.MovingAverage(self.network, ema_decay)
 
     @property
     def network(self) -> "PreTrainedModel":
@@ -110,7 +110,8 @@ class TrainingEngine:
         with nullcontext() if isinstance(self.model, FSDPModule) else self.accelerator.autocast():
             for number, micro_batch in enumerate(micro_batches, start=1):
                 batch = self.feed.inputs(micro_batch) | {"skip_logits": self._skips_logits, "body": self.body}
-                with self._micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
+                syncs = all_reduce and number == len(micro_batches)
+                with nullcontext() if syncs else self.accelerator.no_sync(self.model):
                     losses = self.model(**batch, num_items_in_batch=tokens).loss.reshape(-1)
                     if not micro_batch.counts:
                         losses = losses * 0
@@ -118,13 +119,6 @@ class TrainingEngine:
                         self.backward(losses[0])
                 sums[: len(losses)] += losses.detach() * tokens
         return sums
-
-    def _micro_batch(self, all_reduces: bool) -> AbstractContextManager:
-        """Return the context of a forward and a backward pass; the last one of an update all-reduces the gradients."""
-        if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(all_reduces)
-            return nullcontext()
-        return nullcontext() if all_reduces else self.accelerator.no_sync(self.model)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of this rank's part of the loss; the all-reduce makes the sum over the ranks of it."""
@@ -152,24 +146,21 @@ class TrainingEngine:
         self.accelerator.unscale_gradients()
         return full_tensor(torch.nn.utils.get_total_norm(self._gradients))
 
-    def step(self, rate: float, norm: torch.Tensor) -> bool | None:
-        """Change the weights by their gradients, at a learning rate, unless the gradient's norm is not finite.
-
-        Returns whether they changed, or `None` where only the device knows that.
-        """
+    def step(self, rate: float, norm: torch.Tensor, number: int) -> None:
+        """Change the weights in the update of that number, at a learning rate, if the gradient's norm is finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        is_finite = None if self.decides_on_device else math.isfinite(norm.item())
-        if is_finite is None:
+        if self.decides_on_device:
             # Where this is 1, torch's fused optimizers leave weights, moments and their count of steps as they are.
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
-        scaler = self.accelerator.scaler
-        if is_finite is not False:
             self.optimizer.step()
-        elif scaler is not None:  # the scale of fp16's gradients was too high
+        elif math.isfinite(norm.item()):
+            self.optimizer.step()
+            if self.moving_average is not None:
+                self.moving_average.update(number)
+        elif (scaler := self.accelerator.scaler) is not None:  # the scale of fp16's gradients was too high
             scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
         self.discard()
-        return is_finite
 
     def discard(self) -> None:
         """Forget the gradients."""
@@ -217,29 +208,20 @@ class Result(NamedTuple):
     padded_tokens: float
     stopping_ranks: float  # that have received a signal
     late_ranks: float  # whose time is up
-    gradient_norm: float
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the gradient was finite, and so the weights have changed."""
-        return math.isfinite(self.gradient_norm)
+    gradient_norm: float  # where it is not finite, the weights have not changed
 
 
 class Results:
-    """Results that are not read yet, in order: a GPU knows them later than Python, which reads several at once.
-
-    Every rank must add and read at the same updates.
-    """
+    """Results in order, several of which are read at once: a GPU knows them late; all ranks add and read alike."""
 
     def __init__(self, accelerator: Accelerator):
         self._accelerator = accelerator
         self._waiting: deque[tuple[tuple[int, int, int], torch.Tensor]] = deque()
 
     def add(self, known: tuple[int, int, int], sums: torch.Tensor, own: tuple[float, ...], norm: torch.Tensor) -> None:
-        """Add an update's number and its target tokens and tokens of both sides, and start to add up the rest.
+        """Add an update's number, target tokens and all tokens, and start to add up the rest over the ranks.
 
-        `sums` are what `TrainingEngine.accumulate` returned, `own` are this rank's padded tokens, whether it is to
-        stop, and whether its time is up; the gradient's norm is that of all ranks.
+        `own` are this rank's padded tokens, whether it is to stop, and whether its time is up.
         """
         device = self._accelerator.device
         kind = torch.float32 if device.type == "mps" else torch.float64

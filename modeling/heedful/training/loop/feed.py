@@ -1,28 +1,19 @@
-"""An update's micro-batches as tensors, made ahead in another thread for a GPU."""
+"""An update's micro-batches as tensors, on the device."""
 
-import logging
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.batching import Row
-from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank
-from heedful.data.teacher import teacher_tensors
-from heedful.fast_paths_heed import runs_known_code
-from heedful.packed_rows_heed import why_padded
-from heedful.training.loop.objective import Objective
+from heedful.fast_paths_heed import Packing
 
-logger = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
-AHEAD = 2  # updates that are made while the GPU computes one
+if TYPE_CHECKING:
+    from heedful.training.objectives.objective import Objective
 
 
 class MadeUpdate(NamedTuple):
@@ -43,7 +34,7 @@ class Feed:
     accelerator: Accelerator
     config: Any  # of the model
     token_budget: int  # padded tokens of a micro-batch
-    objective: Objective | None = None  # what is minimized in place of the cross-entropy
+    objective: "Objective | None" = None  # what is minimized in place of the cross-entropy
     packs: bool = False  # whether rows lie end to end
 
     @property
@@ -62,10 +53,17 @@ class Feed:
 
     def tensors(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return the tensors of a micro-batch, on the CPU."""
-        rows, ids = [*rows] * self.passes, (self.config.pad_token_id, self.config.decoder_start_token_id)
-        budget = self.token_budget * self.passes
-        tensors = laid_end_to_end(rows, budget, *ids) if self.packs else collate(rows, ids[0])
-        tensors |= teacher_tensors(rows, tensors["labels"])
+        rows, budget, pad = [*rows] * self.passes, self.token_budget * self.passes, self.config.pad_token_id
+        if self.packs:
+            from heedful.training.speed.end_to_end import laid_end_to_end
+
+            tensors = laid_end_to_end(rows, budget, pad, self.config.decoder_start_token_id)
+        else:
+            tensors = collate(rows, pad)
+        if self.objective is not None:
+            from heedful.data.epochs.teacher import teacher_tensors
+
+            tensors |= teacher_tensors(rows, tensors["labels"])
         return pinned(tensors) if self.is_ahead else tensors
 
     def inputs(self, micro_batch: MicroBatch) -> dict[str, Any]:
@@ -80,18 +78,12 @@ class Feed:
 
 
 def may_pack(model: Any, accelerator: Accelerator) -> bool:
-    """Tell whether rows may lie end to end: for flash attention, which computes in bfloat16 on GPUs since Ampere."""
-    device = accelerator.device
-    if device.type != "cuda":
+    """Tell whether rows may lie end to end, which is for GPUs."""
+    if accelerator.device.type != "cuda":
         return False
-    reason = why_padded(model.config, model.config._attn_implementation)
-    if accelerator.mixed_precision != "bf16" or torch.cuda.get_device_capability(device) < (8, 0):
-        reason = "flash attention computes in bfloat16 on cards since Ampere alone"
-    elif not runs_known_code(model):
-        reason = "code that is not Heedful's runs within the model"
-    if reason is not None:
-        logger.info("rows are padded to one length: %s", reason)
-    return reason is None
+    from heedful.training.speed.end_to_end import suits_flash_attention
+
+    return suits_flash_attention(model, accelerator)
 
 
 def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,21 +99,6 @@ def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 def _moved(batch: Mapping[str, Any], move: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
     return {
-        name: move(values) if name != "packing" else values.changed(lambda side: side.moved(move))
+        name: move(values) if name != "packing" else Packing(values.states.moved(move), values.source.moved(move))
         for name, values in batch.items()
     }
-
-
-def made_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield what an iterator does, which runs in another thread, `AHEAD` items before they are asked for.
-
-    An error is raised where its item would have come. Closed, it asks for no more, and waits for nothing that is made.
-    """
-    end, thread = cast(Any, object()), ThreadPoolExecutor(1)
-    coming = deque(thread.submit(next, items, end) for _ in range(AHEAD))
-    try:
-        while (item := coming.popleft().result()) is not end:
-            coming.append(thread.submit(next, items, end))
-            yield item
-    finally:
-        thread.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,8 @@
 """The training loop: the same code on one CPU, one GPU, or many processes through `accelerate launch`.
 
-An update's pairs, its loss and its gradient are the same however it is split: the summed loss of every micro-batch
-is divided by the number of target tokens of the whole update, over all micro-batches and ranks. Random numbers follow
-from the seed, the update and the rank, so that a resumed run goes on as if it had never stopped.
+An update's loss and gradient are the same however it is split: the summed loss of every micro-batch is divided by the
+target tokens of the whole update, over all micro-batches and ranks. Random numbers follow from the seed, the update
+and the rank, so that a resumed run goes on as if it had never stopped.
 """
 
 import logging
@@ -19,9 +19,8 @@ from accelerate.utils.memory import should_reduce_batch_size
 from tqdm.auto import tqdm
 
 from heedful.data.micro_batches import split_update
-from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import Result, Results
-from heedful.training.loop.feed import MadeUpdate, made_ahead
+from heedful.training.loop.feed import MadeUpdate
 from heedful.training.loop.monitoring import LOG_FILE, RunLog
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
@@ -31,13 +30,12 @@ from heedful.training.processes.collectives import any_rank, broadcast, lost_pro
 from heedful.training.processes.devices import make_watch
 from heedful.training.processes.signals import StopSignals, TrainingInterrupted
 from heedful.training.recipe import Recipe
+from heedful.training.run_folder.checkpoints import CheckpointStore, checkpoint_to_resume
 from heedful.training.run_folder.progress import Progress
-from heedful.training.run_folder.store import CheckpointStore, checkpoint_to_resume
 from heedful.training.start_checks import check_start
 
 logger = logging.getLogger(__name__)
 
-CHOOSING = ("best", "average_best")  # what is published by its validation
 # fp16 begins with a scale that is too large and halves it until gradients fit: no sign of divergence.
 FP16_SKIPS = 30
 
@@ -64,10 +62,8 @@ class TrainingLoop:
         check_start(recipe, corpus, model.config)
         self.d_model = model.config.d_model
         self.engine = make_engine(accelerator, model, self.settings)
-        decay = self.settings.ema_decay
-        self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
         self.signals, self.watch = StopSignals(), make_watch(accelerator)
-        self.checkpoints = CheckpointStore(recipe, corpus.tokenizers, self.engine, self.moving_average, self.watch)
+        self.checkpoints = CheckpointStore(recipe, corpus.tokenizers, self.engine, self.watch)
         self.progress = Progress(processes=accelerator.num_processes, data=corpus.fingerprint)
         if resumed_from is not None:
             self.progress = self.checkpoints.load(resumed_from, self.progress)
@@ -95,7 +91,7 @@ class TrainingLoop:
             # This also makes every rank wait until the main one has written.
             if any_rank(self.accelerator, self.signals.received is not None):
                 raise self._interruption()
-            if self.recipe.checkpoints.publish in CHOOSING and not self._is_due("validation"):
+            if self.recipe.checkpoints.publish in ("best", "average_best") and not self._is_due("validation"):
                 # The last weights may be the best, wherever the run ends. The saved progress does not know of it: a
                 # resumed run that goes further is the same as one that was never stopped.
                 self._validate()
@@ -113,9 +109,12 @@ class TrainingLoop:
         self.engine.warm_up(self.corpus.validation[int(self.corpus.validation.source_lengths.argmax())])
         updates = self._updates()
         # Not where ranks read a stream together: two threads of each would talk to the others at once.
-        is_alone = self.accelerator.num_processes == 1
-        is_ahead = self.engine.feed.is_ahead and (is_alone or isinstance(self.corpus, StoredCorpus))
-        with closing(made_ahead(updates) if is_ahead else updates) as updates:
+        is_safe = self.accelerator.num_processes == 1 or isinstance(self.corpus, StoredCorpus)
+        if self.engine.feed.is_ahead and is_safe:
+            from heedful.training.speed.made_ahead import made_ahead
+
+            updates = made_ahead(updates)
+        with closing(updates):
             while not self._is_finished():
                 begun = time.perf_counter()
                 update = next(updates, None)
@@ -153,15 +152,16 @@ class TrainingLoop:
         tokens = sum(len(row["labels"]) for row in rows)
         gradients = None
         while gradients is None:
-            self._seed()
+            # Dropout depends on the seed, the update and the rank alone.
+            set_seed(seed_of_update(self.recipe.seed, self.progress.update, self.accelerator.process_index))
             gradients = self._make_gradients(update, tokens)
         sums, padded_tokens = gradients
-        norm = self.engine.gradient_norm(self.settings.max_grad_norm)
-        self._step(norm)
-        self.progress.update += 1
+        number, norm = self.progress.update + 1, self.engine.gradient_norm(self.settings.max_grad_norm)
+        self.engine.step(learning_rate(number, self.settings, self.d_model), norm, number)
+        self.progress.update = number
         self.progress.target_tokens += tokens
         stops = self.signals.received is not None, self._is_late()
-        known = self.progress.update, tokens, tokens + sum(len(row["input_ids"]) for row in rows)
+        known = number, tokens, tokens + sum(len(row["input_ids"]) for row in rows)
         # One all-reduce also decides, for all ranks alike, whether to stop.
         self.results.add(known, sums, (padded_tokens, *stops), norm)
         is_alone = self.accelerator.num_processes == 1
@@ -174,7 +174,7 @@ class TrainingLoop:
         """Note what all updates but the last `keep` gave; too many in a row without a gradient end the run."""
         for result in self.results.read(keep):
             self._is_stopping, self.time_is_up = result.stopping_ranks > 0, result.late_ranks > 0
-            if not result.is_finite:
+            if not math.isfinite(result.gradient_norm):
                 self._note_skipped(result)
                 continue
             self.progress.skipped_in_a_row = 0
@@ -185,10 +185,6 @@ class TrainingLoop:
         limit = self.settings.max_minutes
         return limit is not None and time.perf_counter() - self._started >= limit * 60
 
-    def _seed(self) -> None:
-        """Let dropout depend on the seed, the update and the rank alone."""
-        set_seed(seed_of_update(self.recipe.seed, self.progress.update, self.accelerator.process_index))
-
     @property
     def token_budget(self) -> int:
         """Padded tokens of a micro-batch: the recipe's, or fewer where it allows that and memory ran out."""
@@ -196,11 +192,7 @@ class TrainingLoop:
         return min(asked, shrunk) if shrunk and self.settings.shrink_token_budget else asked
 
     def _make_gradients(self, update: MadeUpdate, tokens: int) -> tuple[torch.Tensor, int] | None:
-        """Add up the gradients of this rank's micro-batches, all-reduce them, and return its sums and padded tokens.
-
-        The sums are those of `TrainingEngine.accumulate`. `None` says that memory ran out on some rank, and the token
-        budget was halved on all.
-        """
+        """Make the gradients of all ranks; return this one's sums and padded tokens, `None` where memory ran out."""
         if update.token_budget != self.token_budget:
             update = self._made(update.epoch, update.number, update.rows)
         shrinks, sums = self.settings.shrink_token_budget, None
@@ -236,12 +228,6 @@ class TrainingLoop:
             "tokens: set `optimization.token_budget` lower (the updates stay the same), or "
             "`optimization.shrink_token_budget` to true, or drop longer pairs with `data.max_source_tokens`."
         )
-
-    def _step(self, norm: torch.Tensor) -> None:
-        number = self.progress.update + 1
-        has_changed = self.engine.step(learning_rate(number, self.settings, self.d_model), norm)
-        if self.moving_average is not None and has_changed:
-            self.moving_average.update(number)
 
     def _note_skipped(self, result: Result) -> None:
         """Count an update that changed nothing, and stop if that were too many; the same on all ranks."""
@@ -289,7 +275,7 @@ class TrainingLoop:
         """Measure loss and scores on the validation pairs, and note how good they are."""
         is_saved = self.checkpoints.saved_update == self.progress.update
         with self.signals.interrupting(self._interruption()) if is_saved else nullcontext():
-            values = validate(self.recipe, self.corpus, self.engine, self.moving_average)
+            values = validate(self.recipe, self.corpus, self.engine)
         self.engine.model.train()
         values = broadcast(self.accelerator, values)  # so that all ranks stop early, or none
         self.log.write_validation(self.progress, values)

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,17 @@ logger = logging.getLogger(__name__)
 
 LOG_FILE = "log.jsonl"
 Curve = list[tuple[int, float]]  # update, value
+SUMMARY = {
+    "train/loss": "loss {:.3f}",
+    "train/target_tokens_per_s": "{:,.0f} target tokens/s",
+    "train/model_flops_utilization": "{:.0%} of the card's peak",
+    "train/peak_memory_gib": "{:.1f} GiB",
+    "train/waiting_share": "waits {:.0%}",
+}
 
 
 def training_values(window: dict[str, float]) -> dict[str, float]:
-    """Turn sums over updates, by the names of `SUMS`, into means: all but the first three unless all were skipped.
-
-    Shares are from 0 to 1. The loss is the cross-entropy; what R-Drop and distillation add to it are other values.
-    """
+    """Turn the sums of a window into means, shares from 0 to 1; of skipped updates alone there is no loss."""
     values = {
         "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),
         "train/padding_share": 1 - window["tokens"] / max(1, window["padded_tokens"]),
@@ -44,36 +49,20 @@ class RunLog:
     """The run's own log, a line of JSON for every event, whose values Accelerate's trackers get too."""
 
     def __init__(self, file: Path, accelerator: "Accelerator", model: Any):
-        self.file, self.accelerator, self.device = file, accelerator, accelerator.device
-        self._network = model
+        self.file, self.accelerator, self._network = file, accelerator, model
         self._is_broken = False
 
     def write_training(self, progress: Progress, rate: float) -> str:
         """Write what became of the updates since the last such line, begin a new window, and return a summary."""
-        values = training_values(progress.window) | self._device_values(progress.window)
+        values = training_values(progress.window)
+        if self.accelerator.device.type == "cuda":
+            from heedful.training.speed.throughput import device_values
+
+            values |= device_values(self._network, progress.window, self.accelerator)
         values |= {"train/learning_rate": rate, "train/skipped_updates": progress.skipped_updates}
         progress.window = new_window()
         self.write(progress, values)
-        loss = f"loss {values['train/loss']:.3f}, " if "train/loss" in values else ""
-        summary = [f"{loss}{values['train/target_tokens_per_s']:,.0f} target tokens/s"]
-        if "train/model_flops_utilization" in values:
-            summary.append(f"{values['train/model_flops_utilization']:.0%} of the card's peak")
-        if "train/peak_memory_gib" in values:
-            summary.append(f"{values['train/peak_memory_gib']:.1f} GiB")
-        return ", ".join([*summary, f"waits {values['train/waiting_share']:.0%}"])
-
-    def _device_values(self, window: dict[str, float]) -> dict[str, float]:
-        """Return a GPU's share of its peak in bfloat16, from 0 to 1, where that is known, and its peak of memory."""
-        if self.device.type != "cuda":
-            return {}
-        from heedful.training.speed.throughput import operations_of_pairs, peak_memory, peak_operations
-
-        values = {"train/peak_memory_gib": peak_memory(self.device)}
-        if (peak := peak_operations(self.device)) is not None:
-            tokens = window["tokens"] - window["target_tokens"], window["target_tokens"]
-            able = peak * self.accelerator.num_processes * max(window["seconds"], 1e-9)
-            values["train/model_flops_utilization"] = operations_of_pairs(self._network, *tokens) / able
-        return values
+        return ", ".join(form.format(values[name]) for name, form in SUMMARY.items() if name in values)
 
     def write_validation(self, progress: Progress, values: dict[str, float]) -> None:
         """Write the results of a validation, and report them."""
@@ -100,32 +89,32 @@ class RunLog:
         if not self.accelerator.is_main_process or not self.file.is_file():
             return
         kept, damaged = [], []
-        for number, text in enumerate(self.file.read_bytes().splitlines(), start=1):
-            try:
-                line = json.loads(text)
-                is_validation = any(name.startswith("validation/") for name in line)
-                is_kept = line["update"] <= (progress.validated_update if is_validation else progress.update)
-            except (ValueError, KeyError, TypeError, AttributeError):  # a kill in the middle of a line, or a bad disk
+        for number, (text, line) in enumerate(_lines_of(self.file), start=1):
+            is_validation = any(name.startswith("validation/") for name in line)
+            if not line:
                 damaged.append(str(number))
-                continue
-            if is_kept:
+            elif line["update"] <= (progress.validated_update if is_validation else progress.update):
                 kept.append(text.decode() + "\n")
         if damaged:
             logger.warning("lines of %s that cannot be read are dropped: %s", self.file, listed(damaged))
         write_text(self.file, "".join(kept))
 
 
-def read_curves(run: Path) -> dict[str, Curve]:
-    """Return all numbers that a run has logged, by their names; lines that a kill or a full disk cut are left out."""
-    file = run / LOG_FILE
-    curves: dict[str, Curve] = {}
+def _lines_of(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each line of a log as it is, and what it says: nothing if a kill, a full or a bad disk has cut it."""
     for text in file.read_bytes().splitlines() if file.is_file() else []:
         try:
             line = json.loads(text)
-            update = line.pop("update")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
+            yield text, line if isinstance(line["update"], int) else {}
+        except (ValueError, KeyError, TypeError, RecursionError):
+            yield text, {}
+
+
+def read_curves(run: Path) -> dict[str, Curve]:
+    """Return all numbers that a run has logged, by their names; lines that a kill or a full disk cut are left out."""
+    curves: dict[str, Curve] = {}
+    for _, line in _lines_of(run / LOG_FILE):
         for name, value in line.items():
-            if name != "seconds" and isinstance(value, int | float) and math.isfinite(value):
-                curves.setdefault(name, []).append((update, value))
+            if name not in ("update", "seconds") and isinstance(value, int | float) and math.isfinite(value):
+                curves.setdefault(name, []).append((line["update"], value))
     return curves

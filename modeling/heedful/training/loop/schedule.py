@@ -14,8 +14,6 @@ def learning_rate(update: int, settings: OptimizationRecipe, d_model: int) -> fl
     updates count from 1. All others rise linearly to `learning_rate` over the warm-up; then `inverse_sqrt` falls with
     update^-0.5, `cosine` and `linear` fall to 0 at `max_updates`, and `constant` stays.
     """
-    if update < 1:
-        raise ValueError(f"`update` must be at least 1, but is {update} instead.")
     warmup, peak = settings.warmup_updates, settings.learning_rate
     if settings.schedule == "paper":
         rising = update * warmup**-1.5 if warmup else math.inf

@@ -17,7 +17,6 @@ from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import affordable_metrics, score_translations
 from heedful.generation_heed import COMPILED_DEVICES
 from heedful.inference.translation import Translator
-from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import TrainingEngine
 from heedful.training.preparation import Corpus
 from heedful.training.processes.collectives import all_reduce, full_weights, is_sharded
@@ -30,20 +29,18 @@ METRICS = ("bleu", "chrf", "exact_match", *ERROR_RATES)  # all but TER, which is
 LOWER_IS_BETTER = ("loss", *ERROR_RATES)
 
 
-def validate(
-    recipe: Recipe, corpus: Corpus, engine: TrainingEngine, moving_average: MovingAverage | None
-) -> dict[str, float]:
+def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str, float]:
     """Return loss, perplexity and, where the recipe asks for translations, scores on the validation pairs.
 
-    A moving average is measured in place of the engine's weights themselves. The model is left evaluating.
+    The weights are the engine's, or their moving average where it has one. The model is left evaluating.
     """
     settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
     pairs, tokenizers = corpus.validation_pairs[: settings.sentences], corpus.tokenizers
     scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer, "ignore": recipe.decoding.ignore}
     search: dict[str, Any] = {"num_beams": settings.num_beams, "max_new_tokens": settings.max_new_tokens}
     search |= {"target_language": corpus.target_language, "token_budget": budget}
-    with _measured_model(engine, moving_average) as model:
-        loss = validation_loss(model, corpus.validation, budget, tokenizers.pad_token_id, accelerator)
+    with _measured_model(engine) as model:
+        loss = validation_loss(model, corpus.validation, budget, accelerator)
         values = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
         if pairs:
             scores = score_pairs(Translator(model, tokenizers), pairs, accelerator, scoring, **search)
@@ -52,13 +49,10 @@ def validate(
 
 
 @contextmanager
-def _measured_model(engine: TrainingEngine, moving_average: MovingAverage | None) -> Iterator["PreTrainedModel"]:
-    """Yield an ordinary model with the weights of the engine, or with their moving average.
-
-    Sharded weights are gathered into a model on each rank, so that the ranks need not wait for each other at every
-    token they generate.
-    """
-    if moving_average is None and not is_sharded(engine.model):
+def _measured_model(engine: TrainingEngine) -> Iterator["PreTrainedModel"]:
+    """Yield an ordinary model; where weights are sharded each rank has one, and generates without the others."""
+    average = engine.moving_average
+    if average is None and not is_sharded(engine.model):
         network = engine.network
         # On a GPU without Accelerate's wrapper, in which each step of a search rounds the weights anew, uncompiled.
         is_unwrapped = engine.accelerator.native_amp and engine.accelerator.device.type in COMPILED_DEVICES
@@ -71,43 +65,32 @@ def _measured_model(engine: TrainingEngine, moving_average: MovingAverage | None
                 network.forward = wrapper
         return
     plain = engine.plain_network(engine.accelerator.device)
-    weights = engine.weights(keep=True) if moving_average is None else full_weights(moving_average.weights, keep=True)
+    weights = engine.weights(keep=True) if average is None else full_weights(average.weights, keep=True)
     plain.load_state_dict(weights, strict=False)
     with engine.accelerator.autocast():
         yield plain
 
 
 @torch.no_grad()
-def validation_loss(
-    model, rows: EncodedPairs, token_budget: int, pad_token_id: int, accelerator: Accelerator
-) -> float:
-    """Return the cross-entropy in nats per target token: one mean over all tokens, not a mean of batch means.
-
-    The model, in any wrapping, is put into evaluation mode and back. The padded tokens of a batch, `token_budget`, do
-    not change the result; the batches are spread over the ranks.
-    """
+def validation_loss(model, rows: EncodedPairs, token_budget: int, accelerator: Accelerator) -> float:
+    """Return the cross-entropy in nats per target token, of all ranks' batches of at most so many padded tokens."""
     batches = UpdateBatches(rows.source_lengths, rows.target_lengths, BatchingSettings(token_budget)).epoch(0)
     own = batches[accelerator.process_index :: accelerator.num_processes]
-    was_training = model.training
+    was_training, device = model.training, accelerator.device
     model.eval()
-    device = accelerator.device
+    network = accelerator.unwrap_model(model)
     total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     for (bucket,) in own:
-        batch = collate([rows[index] for index in bucket], pad_token_id)
-        batch = {name: values.to(device) for name, values in batch.items()}
-        total += accelerator.unwrap_model(model)(**batch, num_items_in_batch=1).loss
+        batch = collate([rows[index] for index in bucket], network.config.pad_token_id)
+        total += network(**{name: values.to(device) for name, values in batch.items()}, num_items_in_batch=1).loss
     model.train(was_training)
     return all_reduce(accelerator, total.item())[0] / int(rows.target_lengths.sum())
 
 
-def translate_on_ranks(
-    translator: Translator, texts: list[str], accelerator: Accelerator, **settings: Any
-) -> list[str]:
+def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Accelerator, **settings) -> list[str]:
     """Translate sentences, each on one rank, and return all translations in order on every rank."""
     rank, world_size = accelerator.process_index, accelerator.num_processes
     own = [best.text for best, *_ in translator.translate(texts[rank::world_size], **settings)]
-    if world_size == 1:
-        return own
     gathered = gather_object([(rank + world_size * number, text) for number, text in enumerate(own)])
     return [text for _, text in sorted(gathered)]
 
@@ -115,10 +98,7 @@ def translate_on_ranks(
 def score_pairs(
     translator: Translator, pairs: list[dict[str, Any]], accelerator: Accelerator, scoring: dict[str, Any], **settings
 ) -> dict[str, Any]:
-    """Translate the sources of pairs, spread over the ranks, and score the result against all that is right.
-
-    `scoring` are settings of `score_translations`, `settings` those of `Translator.translate`.
-    """
+    """Translate the sources of pairs, spread over the ranks, and score the result against all that is right."""
     predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **settings)
     accepted = references_of(pairs)
     if "metrics" not in scoring:

@@ -1,23 +1,14 @@
-"""What the ranks of a run do together: broadcast, all-reduce, gather shards, and encode a stream in shares.
+"""What the ranks of a run do together; with one process, and whole weights, nothing is sent and nothing copied."""
 
-With one process, and weights that are not sharded, nothing is sent and nothing copied.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-from heedful.data.batching import Row
-from heedful.data.encoding import CHUNK, PairEncoder
-
-Pairs = Iterable[Mapping[str, str]]
 
 # Gloo has no exception of its own: its messages about a process that has ended contain one of these.
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
@@ -80,25 +71,6 @@ def broadcast(accelerator: Accelerator, value: Any) -> Any:
     return value if accelerator.num_processes == 1 else broadcast_object_list([value])[0]
 
 
-def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerator | None) -> Iterator[Row | None]:
-    """Yield the rows of a stream, the same on every rank, each of which encodes its share of them.
-
-    Every rank must read the stream to its end. The encoder's count of long rows becomes that of all ranks.
-    """
-    if accelerator is None or accelerator.num_processes == 1:
-        yield from encoder.rows(pairs)
-        return
-    rank, world_size = accelerator.process_index, accelerator.num_processes
-    stream, too_long = iter(pairs), encoder.too_long
-    while chunk := list(islice(stream, CHUNK * world_size)):
-        encoder.too_long = 0
-        share = list(encoder.rows(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
-        for rows, more_too_long in gather_object([(share, encoder.too_long)]):
-            too_long += more_too_long
-            yield from rows
-        encoder.too_long = too_long
-
-
 class Watch(ExitStack):
     """A context in which a process notices the loss of another; this one is for a process that is alone."""
 
@@ -115,8 +87,6 @@ def lost_processes_reported(accelerator: Accelerator) -> Iterator[None]:
     except RuntimeError as error:
         is_lost = isinstance(error, torch.distributed.DistError) or any(part in str(error) for part in CONNECTION_LOST)
         if accelerator.num_processes > 1 and is_lost:
-            raise ProcessLostError(
-                "Another process of this run has ended, so this one ends too: look for its message, and continue with "
-                "resume=true."
-            ) from error
+            lost = "Another process of this run has ended, so this one ends too"
+            raise ProcessLostError(f"{lost}: look for its message, and continue with resume=true.") from error
         raise

@@ -1,10 +1,9 @@
 """The machine that a run uses: processes, devices, precision and trackers."""
 
 import logging
-import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedType,
     FullyShardedDataParallelPlugin,
@@ -23,7 +21,7 @@ from accelerate.utils import (
 from heedful.inference.host_memory import keep_freed_memory
 from heedful.training.processes.collectives import Watch
 from heedful.training.processes.launcher import world_size
-from heedful.training.recipe import OptimizationRecipe
+from heedful.training.recipe import OptimizationRecipe, mistake
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +66,7 @@ def make_accelerator(
 
     on_cpu = runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision in ("tf32", "fp16"):
-        raise ValueError(
-            f"`optimization.mixed_precision` must be no or bf16 on the CPU, but is {settings.mixed_precision} instead."
-        )
+        raise mistake("optimization.mixed_precision", "no or bf16 on the CPU", settings.mixed_precision)
     check_launch(settings, on_cpu)
     if on_cpu:
         keep_freed_memory()
@@ -88,23 +84,6 @@ def make_accelerator(
     return accelerator
 
 
-def join_processes(device: str | None) -> Accelerator:
-    """Join the processes that a launcher has started, for work without a recipe such as translating a test set.
-
-    Each process takes its own device: cpu, cuda, or with `None` a GPU where there is one.
-    """
-    from heedful.training.launch.launch_checks import check_processes
-
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(
-            f"`device` must be cpu or cuda where several processes run, each of which takes its own, "
-            f"but is {device} instead."
-        )
-    on_cpu = runs_on_cpu(device or "auto", name="device")
-    check_processes(on_cpu)
-    return Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
-
-
 def make_watch(accelerator: Accelerator) -> Watch:
     """Return the watch for as many processes as there are."""
     if accelerator.num_processes == 1:
@@ -115,14 +94,11 @@ def make_watch(accelerator: Accelerator) -> Watch:
 
 
 def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
-    """Return whether the CPU is used: asked for by a recipe, an option or the accelerate file, or for lack of a GPU.
-
-    The device is auto, cpu or cuda, which is a `ValueError` where there is none or the accelerate file forbids it.
-    """
+    """Return whether the CPU is used: asked for as `auto`, `cpu` or `cuda`, or for lack of a GPU."""
     obstacles = ["there is no GPU"] if not torch.cuda.is_available() else []
     obstacles += ["the accelerate file says `use_cpu`"] if parse_flag_from_env("ACCELERATE_USE_CPU") else []
     if device == "cuda" and obstacles:
-        raise ValueError(f"`{name}` must be cpu or auto where {obstacles[0]}, but is cuda instead.")
+        raise mistake(name, f"cpu or auto where {obstacles[0]}", "cuda")
     return device == "cpu" or bool(obstacles)
 
 
@@ -133,24 +109,8 @@ def keep_exchange_exact(plugin: FullyShardedDataParallelPlugin) -> None:
         plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """Check that trackers are installed, because Accelerate leaves out those that are not, without an error."""
-    installed = [str(tracker) for tracker in get_available_trackers()]
-    for name in names:
-        if name not in installed:
-            ones = ", ".join(installed) or "there is none"
-            raise ValueError(f"`logging.trackers` must name installed ones ({ones}), but names {name}.")
-
-
 def hardware_in_words(accelerator: Accelerator) -> str:
     """Name what a run ran on, for its model card."""
     if accelerator.device.type == "cuda":
         return f"{accelerator.num_processes} × {torch.cuda.get_device_name(accelerator.device)}"
     return f"CPU, {torch.get_num_threads()} threads × {accelerator.num_processes} processes"
-
-
-def memory_of_machine() -> int | None:
-    """Return the bytes of memory that this machine has in all, None where the system does not tell."""
-    with suppress(AttributeError, ValueError, OSError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None

@@ -16,10 +16,7 @@ class TrainingInterrupted(Exception):
 
 
 class StopSignals:
-    """A context in which Ctrl-C and SIGTERM are noted instead of ending the process.
-
-    A second Ctrl-C ends it at once. Clusters may send SIGTERM several times, so a second SIGTERM changes nothing.
-    """
+    """A context in which Ctrl-C and SIGTERM are noted; a second Ctrl-C ends the process, a second SIGTERM does not."""
 
     def __init__(self):
         self.received: int | None = None  # the number of the last signal that has come

@@ -1,6 +1,7 @@
 """Checkpoints that are whole or absent: written under another name, listed in a manifest, renamed when complete.
 
-Each is an ordinary model folder that `from_pretrained` loads, with the state of training in `training_state/`.
+Each is an ordinary model folder that `from_pretrained` loads, with the state of training in `training_state/`. All
+ranks write and read them together; those that a recipe does not keep are deleted, and one or more are published.
 """
 
 import json
@@ -10,15 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from heedful.checksums_heed import checksum
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import check_name_inside, flush, written_whole
+from heedful.files import check_name_inside, flush, leftovers, remove, written_whole
+from heedful.training.processes.collectives import Watch, any_rank, broadcast, full_weights
+from heedful.training.recipe import CheckpointRecipe, Recipe
+from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.progress import Progress
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from heedful.training.loop.engine import TrainingEngine
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +66,7 @@ def list_checkpoints(folder: Path, prefix: str = PREFIX) -> list[tuple[int, Path
 
 
 def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> Path:
-    """Write a checkpoint whole or not at all, which is an `OSError`, on a full disk say; return its path.
-
-    The model is any of the right config: the weights written are those of `state`. The recipe is YAML.
-    """
+    """Write a checkpoint, whole or not at all, which is an `OSError`; `model` may be any of the right config."""
     path = checkpoint_path(folder, state.progress.update)
     with written_folder(path) as partial:
         model.save_pretrained(partial, state_dict=state.weights)
@@ -119,8 +125,7 @@ def newest_whole_checkpoint(
 ) -> Path | None:
     """Return the newest checkpoint whose files are all there and unchanged, warning of damaged ones.
 
-    If all are damaged, it is a `ValueError`, which names the setting that asked for one and others to start again. A
-    file that cannot be read is an `OSError`: it is no damage and may pass.
+    If all are damaged, it is a `ValueError` that names the setting; what cannot be read is an `OSError` that may pass.
     """
     damages = []
     for _, path in reversed(list_checkpoints(folder, prefix)):
@@ -130,10 +135,8 @@ def newest_whole_checkpoint(
         damages.append(f"{path.name} ({damage})")
         logger.warning("the checkpoint %s is damaged (%s): looking for an older one", path, damage)
     if damages:
-        raise ValueError(
-            f"`{setting}` must find a whole checkpoint in {folder}, but all are damaged: {', '.join(damages)}. To "
-            f"start again, set {others}."
-        )
+        found = f"but all are damaged: {', '.join(damages)}. To start again, set {others}."
+        raise ValueError(f"`{setting}` must find a whole checkpoint in {folder}, {found}")
     return None
 
 
@@ -168,3 +171,126 @@ def write_manifest(folder: Path) -> None:
         manifest[str(file.relative_to(folder))] = {"size": file.stat().st_size, "sha256": checksum(file)}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
     flush(folder / MANIFEST)
+
+
+def checkpoint_to_resume(recipe: Recipe, accelerator: "Accelerator") -> Path | None:
+    """Return the newest whole checkpoint of the run, as the main process sees it; `None` for none."""
+    is_reader = recipe.resume and accelerator.is_main_process
+    return broadcast(accelerator, newest_whole_checkpoint(recipe.folder / CHECKPOINTS) if is_reader else None)
+
+
+class CheckpointStore:
+    """Saves and loads what a run needs to go on; the watch is paused while files are written."""
+
+    def __init__(self, recipe: Recipe, tokenizers: TokenizerPair, engine: "TrainingEngine", watch: Watch):
+        self.recipe, self.settings, self.tokenizers = recipe, recipe.checkpoints, tokenizers
+        self.engine, self.accelerator, self.watch = engine, engine.accelerator, watch
+        self.folder = recipe.folder / CHECKPOINTS
+        self.saved_update: int | None = None  # whose checkpoint was written or read last
+
+    def load(self, path: Path, now: Progress) -> Progress:
+        """Load a checkpoint but for the weights, and return how far the run was; `now` has its processes and data."""
+        state = load_state(path)
+        progress, average, scaler = state.progress, self.engine.moving_average, self.accelerator.scaler
+        if progress.data != now.data and not self.recipe.allow_changes:
+            must = f"must be those of the run that is resumed ({path}), but their rows have changed"
+            raise ValueError(f"The data {must}; allow_changes=true resumes all the same.")
+        self.engine.load(state.optimizer)
+        if average is not None and state.moving_average is not None:
+            average.load(state.moving_average)
+        if scaler is not None and state.scaler is not None:
+            scaler.load_state_dict(state.scaler)
+        if now.processes != (then := progress.processes):
+            logger.info("%s processes go on with a run of %s: the same updates, other dropout", now.processes, then)
+        progress.processes, progress.data = now.processes, now.data
+        del progress.best[self.settings.keep_best :]
+        # A moving average that a changed recipe asks for begins here, and is still to be saved.
+        is_whole = average is None or state.moving_average is not None
+        self.saved_update = progress.update if is_whole else None
+        logger.info("resuming after update %s", progress.update)
+        return progress
+
+    def save(self, progress: Progress, must: bool) -> None:
+        """Write a checkpoint, unless this update has one, and prune; if it must and cannot, it is an `OSError`."""
+        if self.saved_update == progress.update:
+            return
+        if any_rank(self.accelerator, not self.engine.weights_are_finite()):
+            near = f"Training has diverged near update {progress.update}"
+            raise FloatingPointError(f"{near}: a weight is not finite. The last checkpoint is unharmed.")
+        failure, keep = None, self.accelerator.is_main_process
+        average, scaler = self.engine.moving_average, self.accelerator.scaler
+        state = TrainingState(  # which all ranks gather, and the main one keeps
+            progress=progress,
+            weights=self.engine.weights(keep),
+            optimizer=self.engine.optimizer_state(keep),
+            moving_average=None if average is None else full_weights(average.weights, keep),
+            scaler=None if scaler is None else scaler.state_dict(),
+        )
+        if keep:
+            try:
+                with self.watch.paused():
+                    blank = self.engine.plain_network("meta")
+                    save_checkpoint(self.folder, blank, state, self.tokenizers, to_yaml(self.recipe))
+            except OSError as error:
+                failure = str(error)
+        failure = broadcast(self.accelerator, failure)
+        if failure is None:
+            self.saved_update = progress.update
+            self.prune(progress)
+        elif must:
+            raise OSError(failure)
+        else:
+            logger.warning("%s. Earlier checkpoints are unharmed, and training goes on.", failure)
+
+    def prune(self, progress: Progress) -> None:
+        """Delete all checkpoints but the last ones, the best ones and the present one, as the recipe says."""
+        if self.accelerator.is_main_process:
+            kept = {progress.update, *(update for _, update in progress.best)}
+            prune_checkpoints(self.folder, kept.union(_regular_updates(self.folder, self.settings, progress)))
+
+    def clear(self, progress: Progress) -> None:
+        """Remove what a killed run left half-written or damaged after this progress, and prune."""
+        if self.accelerator.is_main_process:
+            clear_leftovers(self.folder, progress.update)
+        if self.saved_update is not None:
+            self.prune(progress)  # a recipe that keeps fewer than before makes room
+
+
+def clear_leftovers(folder: Path, update: int) -> None:
+    """Delete half-written checkpoints, and rename those after an update, which are damaged, to `….damaged`."""
+    for path, name in leftovers(folder).items():
+        if name.startswith(PREFIX):
+            remove(path)
+    for saved, path in list_checkpoints(folder):
+        if saved > update:
+            renamed = path.with_name(path.name + ".damaged")
+            remove(renamed)
+            path.rename(renamed)
+
+
+def prune_checkpoints(folder: Path, keep: set[int]) -> None:
+    """Delete all checkpoints but those of the updates in `keep`; what cannot be deleted, a later call tries again."""
+    for update, path in list_checkpoints(folder):
+        if update not in keep:
+            try:
+                remove(path)
+            except OSError as error:
+                logger.warning("the checkpoint %s could not be deleted: %s", path, error)
+
+
+def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[Path]:
+    """Return the checkpoints whose averaged weights a recipe publishes; damaged ones are left out with a warning."""
+    regular, best = _regular_updates(folder, settings, progress), [update for _, update in progress.best]
+    updates = {"average": regular, "average_best": best, "best": best[:1]}.get(settings.publish, [progress.update])
+    damages = {path: find_damage(path) for path in (checkpoint_path(folder, update) for update in updates)}
+    for path, damage in damages.items():
+        if damage is not None:
+            logger.warning("the checkpoint %s is left out of what is published: %s", path, damage)
+    # The last one was written a moment ago.
+    return [path for path, damage in damages.items() if damage is None] or [checkpoint_path(folder, progress.update)]
+
+
+def _regular_updates(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[int]:
+    """List the newest checkpoints that the recipe's interval made, and the present one."""
+    saved, now = [update for update, _ in list_checkpoints(folder)], progress.update
+    return [update for update in saved if update % settings.every_updates == 0 or update == now][-settings.keep_last :]

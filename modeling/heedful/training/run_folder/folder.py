@@ -13,13 +13,13 @@ from typing import Any
 from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.checksums_heed import FILES as CHECKED_FILES
 from heedful.files import leftovers, remove
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import Recipe, mistake
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run_folder.checkpoints import CHECKPOINTS, RECIPE, load_progress, newest_whole_checkpoint
 
 logger = logging.getLogger(__name__)
 
-OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same."
+OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same"
 # What a run and the commands for it write into its folder.
 RUN_FILES = ("tokenizer", "recipe.yaml", "log.jsonl", CHECKPOINTS, "trackers", "model", "transformers")
 # What they write into a folder of a model or a tokenizer, beside the files that have checksums.
@@ -50,10 +50,8 @@ def check_output_folder(recipe: Recipe) -> None:
         _check_overwrite(folder)
         return
     if not recipe.resume:
-        raise ValueError(
-            f"`output` must be an empty folder, but {folder} is not: continue the run in it with resume=true, "
-            "move it aside with overwrite=true, or choose another folder with output=…"
-        )
+        ways = "continue the run in it with resume=true, move it aside with overwrite=true, or choose another folder"
+        raise ValueError(f"`output` must be an empty folder, but {folder} is not: {ways} with output=…")
     checkpoint = newest_whole_checkpoint(folder / CHECKPOINTS)
     if checkpoint is not None:
         load_progress(checkpoint)  # a newer Heedful may have written the recipe too
@@ -64,10 +62,8 @@ def check_output_folder(recipe: Recipe) -> None:
     for name, (then, value) in changed_keys(earlier, now).items():
         is_tokenizer = name.startswith("tokenizer.")
         if is_tokenizer or not recipe.allow_changes:
-            reason = "the weights know no other tokenizer." if is_tokenizer else OTHER_RUN
-            raise ValueError(
-                f"`{name}` must be as in the run that is resumed ({then}), but is {value} instead: {reason}"
-            )
+            reason = "the weights know no other tokenizer" if is_tokenizer else OTHER_RUN
+            raise mistake(name, f"as in the run that is resumed ({then})", value, reason)
 
 
 def _check_overwrite(folder: Path) -> None:
@@ -77,9 +73,8 @@ def _check_overwrite(folder: Path) -> None:
         keys = set(re.findall(r"^(\w+):", text, re.MULTILINE))
         if keys >= RECIPE_KEYS and not re.search(r"^\s*#", text, re.MULTILINE):
             if Path.cwd().is_relative_to(folder.resolve()):
-                raise ValueError(
-                    f"`output` must not hold the working directory where overwrite=true, but {folder} does."
-                )
+                must = "must not hold the working directory where overwrite=true"
+                raise ValueError(f"`output` {must}, but {folder} does.")
             return
     raise ValueError(f"`output` must be empty or a run's folder where overwrite=true, but {folder} is neither.")
 
@@ -122,10 +117,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def folder_of_run(folder: Path, overwrite: bool = False) -> Iterator[None]:
-    """Make the folder, and lock it against other runs while the context is entered; for the main process.
-
-    To overwrite is to rename the folder of an earlier run first, with everything in it.
-    """
+    """Make and lock the folder while the context is entered; to overwrite, that of an earlier run is renamed first."""
     folder = folder.resolve()  # of a link, the folder that it leads to is renamed, and made again
     with contextlib.ExitStack() as locks:
         _make_and_lock(folder, locks)

@@ -4,10 +4,8 @@ import math
 from dataclasses import dataclass, field
 
 # Sums over updates: the loss in nats, tokens of targets, of both sides, and with padding, seconds, and so on.
-SUMS = (
-    *("loss", "r_drop", "distillation", "target_tokens", "tokens", "padded_tokens"),
-    *("gradient_norm", "updates", "seconds", "waiting_seconds"),
-)
+SUMS: tuple[str, ...] = ("loss", "r_drop", "distillation", "gradient_norm", "target_tokens", "tokens", "padded_tokens")
+SUMS += ("updates", "seconds", "waiting_seconds")
 
 
 def new_window() -> dict[str, float]:
@@ -41,10 +39,7 @@ class Progress:
             self.window[name] = self.window.get(name, 0.0) + value  # an older checkpoint may lack one
 
     def note_validation(self, value: float, higher_is_better: bool, keep_best: int, is_saved: bool) -> None:
-        """Note what a validation of the present update found, the value that the recipe selects by.
-
-        The `keep_best` best are remembered. An update without a checkpoint, not `is_saved`, cannot be one of them.
-        """
+        """Note the value that the recipe selects by; of saved updates the `keep_best` best are remembered."""
         sign = -1 if higher_is_better else 1
         improved = not self.best or sign * value < sign * self.best[0][0]
         self.validations_without_improvement = 0 if improved else self.validations_without_improvement + 1

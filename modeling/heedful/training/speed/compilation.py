@@ -1,8 +1,4 @@
-"""The compiled step: when it pays, and what of a model is compiled.
-
-What is compiled is all between the look-up of embeddings and the loss. Compiled, the gradient of the look-up would be
-added up in no fixed order; the loss holds a part of the logits at a time, see `loss_heed.py`.
-"""
+"""The compiled step: when it pays, and what of a model is compiled: all between embeddings and the loss."""
 
 import logging
 from typing import Any
@@ -27,10 +23,7 @@ GRAPHS_BELOW = 4e12
 
 
 class CompiledBody:
-    """Computes what `HeedModel` does, compiled for any number of rows and tokens at once.
-
-    With `uses_graphs` the program of each shape is recorded as a CUDA graph when it comes for the first time.
-    """
+    """Computes what `HeedModel` does, compiled for any number of rows and tokens, or as a CUDA graph of each shape."""
 
     def __init__(self, model: Any, uses_graphs: bool = False):
         self._model, self.uses_graphs = model, uses_graphs
@@ -48,23 +41,18 @@ class CompiledBody:
 
     def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **kwargs: Any) -> Any:
         """Return what the model returns for ids and the arguments of its `forward`, embeddings left out."""
-        embeddings = {
-            "inputs_embeds": self._model.encoder.embed_tokens(input_ids),
-            "decoder_inputs_embeds": self._model.decoder.embed_tokens(decoder_input_ids),
-        }
+        # Compiled, their gradient would be added up in no fixed order.
+        kwargs["inputs_embeds"] = self._model.encoder.embed_tokens(input_ids)
+        kwargs["decoder_inputs_embeds"] = self._model.decoder.embed_tokens(decoder_input_ids)
         if self.uses_graphs:
             torch.compiler.cudagraph_mark_step_begin()
-        return self._compute(**kwargs | embeddings)
+        return self._compute(**kwargs)
 
 
 def body_of(
     model: Any, settings: OptimizationRecipe, accelerator: Accelerator, is_sharded: bool = False, packs: bool = False
 ) -> CompiledBody | None:
-    """Return a compiled body of a recipe's model, or `None` where nothing is compiled, which the log explains.
-
-    A small one whose rows lie end to end, in few shapes, becomes CUDA graphs. A recipe that asks for one where none
-    can be is a `ValueError`.
-    """
+    """Return a compiled body of a recipe's model, or `None` where nothing is compiled, which the log explains."""
     is_checkpointed = model.config.model_type == "heed" and model.model.encoder.gradient_checkpointing
     foreign = None if runs_known_code(model) else "code that is not Heedful's runs within the model"
     obstacle = check_compile(settings, model.config, is_checkpointed, "weights are sharded" if is_sharded else foreign)
@@ -73,6 +61,7 @@ def body_of(
     if settings.compile == "auto" and reason is not None:
         logger.info("the step is not compiled: %s", reason)
         return None
+    # A small model whose rows lie end to end comes in few shapes.
     is_small = operations_of_pairs(model, *[settings.micro_batch_tokens / 2] * 2) < GRAPHS_BELOW
     uses_graphs = packs and is_small and accelerator.num_processes == 1
     logger.info("the step is compiled%s, which takes a minute or so", " into CUDA graphs" if uses_graphs else "")
@@ -82,10 +71,7 @@ def body_of(
 def check_compile(
     settings: OptimizationRecipe, config: Any, is_checkpointed: bool, obstacle: str | None = None
 ) -> str | None:
-    """Return why a model of a config cannot be compiled, by an `obstacle` or by itself.
-
-    A recipe that asks for it all the same is a `ValueError`.
-    """
+    """Return why a model of a config cannot be compiled, a `ValueError` if the recipe asks for it all the same."""
     if config.model_type != "heed":
         obstacle = "the model is recurrent, whose program grows with the length of its sentences"
     elif is_checkpointed:

@@ -2,30 +2,24 @@
 
 import copy
 import math
-from typing import TYPE_CHECKING
+import os
+from contextlib import suppress
+from typing import Any
 
 import torch
 
-from heedful.training.processes.devices import memory_of_machine
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from heedful.configuration_base_heed import HeedBaseConfig
-
-
-def check_memory(kind: type["PreTrainedModel"], config: "HeedBaseConfig", is_alone: bool) -> None:
+def check_memory(kind: Any, config: Any, is_alone: bool) -> None:
     """Raise a `ValueError` if this machine cannot hold a model: alone, its gradients and Adam's moments too."""
     memory, parameters = memory_of_machine(), parameters_of(kind, config)
     needed = parameters * (16 if is_alone else 4)
     if memory is not None and needed > memory:
-        raise ValueError(
-            f"`model.options` and `tokenizer.vocab_size` must make a model that fits into {memory / 1e9:,.0f} GB, the "
-            f"memory of this machine, but make one of {parameters:.3g} parameters, which needs {needed / 1e9:.3g} GB."
-        )
+        must = f"make a model that fits into {memory / 1e9:,.0f} GB, the memory of this machine"
+        found = f"make one of {parameters:.3g} parameters, which needs {needed / 1e9:.3g} GB"
+        raise ValueError(f"`model.options` and `tokenizer.vocab_size` must {must}, but {found}.")
 
 
-def parameters_of(kind: type["PreTrainedModel"], config: "HeedBaseConfig") -> float:
+def parameters_of(kind: Any, config: Any) -> float:
     """Count the parameters of a model without making it: its layers are alike, so that two are enough."""
     depths = int(config.encoder_layers), int(config.decoder_layers)
     counts = {}
@@ -40,3 +34,10 @@ def parameters_of(kind: type["PreTrainedModel"], config: "HeedBaseConfig") -> fl
             return math.inf
     per_layer = counts[2, 1] - counts[1, 1], counts[2, 2] - counts[2, 1]
     return counts[1, 1] + sum((depth - 1) * count for depth, count in zip(depths, per_layer, strict=True))
+
+
+def memory_of_machine() -> int | None:
+    """Return the bytes of memory that this machine has in all, `None` where that is not known."""
+    with suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

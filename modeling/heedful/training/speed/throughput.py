@@ -3,19 +3,15 @@
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 # Dense bfloat16 operations per second, by a part of the card's name.
 PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
 
 
 def operations_of_pairs(model: Any, source_tokens: float, target_tokens: float) -> float:
-    """Return the floating-point operations of a training step on so many tokens, padding not counted.
-
-    A matrix takes two for each of its numbers and each token that it reads: the encoder's, and the keys and values of
-    attention to the source, read source tokens; all others, the pre-softmax layer too, target tokens. The backward
-    pass takes twice as many. Scores and weighted sums of attention are left out, about one in a hundred at 32 tokens;
-    layers that are passed several times are counted once.
-    """
+    """Return the floating-point operations of a training step on so many tokens, padding not counted."""
+    # A matrix takes two for each number and token, and four backwards; scores of attention, about 1 %, are left out.
     of_source = of_target = 0
     for name, parameter in model.named_parameters():
         reads_source = ".encoder." in name or ("cross_attn" in name and name.rsplit(".", 2)[1] in ("k_proj", "v_proj"))
@@ -32,8 +28,12 @@ def peak_operations(device: torch.device) -> float | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def peak_memory(device: torch.device) -> float:
-    """Return the most GiB that tensors have taken on a GPU since the last call."""
-    most = torch.cuda.max_memory_allocated(device) / 2**30
-    torch.cuda.reset_peak_memory_stats(device)
-    return most
+def device_values(model: Any, window: dict[str, float], accelerator: Accelerator) -> dict[str, float]:
+    """Return a GPU's share of its peak in bfloat16, where that is known, and its peak of memory in GiB."""
+    values = {"train/peak_memory_gib": torch.cuda.max_memory_allocated(accelerator.device) / 2**30}
+    torch.cuda.reset_peak_memory_stats(accelerator.device)
+    if (peak := peak_operations(accelerator.device)) is not None:
+        tokens = window["tokens"] - window["target_tokens"], window["target_tokens"]
+        able = peak * accelerator.num_processes * max(window["seconds"], 1e-9)
+        values["train/model_flops_utilization"] = operations_of_pairs(model, *tokens) / able
+    return values

@@ -42,12 +42,9 @@ def collate_micro_batch(collate: Callable[[list[Any]], Any], rows: list[Any]) ->
 
 
 class MicroBatches(Dataset):
-    """The micro-batches of all processes, one after the other, of one epoch after the other.
+    """The micro-batches of all processes, `parts` an update, as `plan` lists their rows for each epoch.
 
-    Element `epoch × len + place` is a micro-batch of that epoch. The number holds the epoch, so worker processes that
-    load data learn the epoch from it. `plan` returns the micro-batches of an epoch as lists of row numbers, equally
-    many in every epoch. An update has `parts` of them, over all processes. An empty one is an `EmptyBatch` of the row
-    `filler`. Rows are whatever the collator takes.
+    Element `epoch × len + place` tells worker processes the epoch, too; an empty one is an `EmptyBatch` of `filler`.
     """
 
     def __init__(self, rows: Any, plan: Callable[[int], list[list[int]]], parts: int, filler: int):
@@ -100,10 +97,9 @@ def micro_batches(
     try:
         lengths = np.array([(len(row["input_ids"]), len(row["labels"])) for row in rows])  # (rows, 2)
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(
-            "`train_dataset` must have rows with `input_ids` and `labels` with `tokens_per_update`, which counts "
-            f"their tokens, but a row of it is {type(rows[0]).__name__} without them instead."
-        ) from error
+        must = "have rows with `input_ids` and `labels` with `tokens_per_update`, which counts their tokens"
+        kind = type(rows[0]).__name__
+        raise ValueError(f"`train_dataset` must {must}, but a row of it is {kind} without them instead.") from error
     source, target = lengths.T
     updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update, buckets_per_update, seed))
     plan = partial(_batches_of_tokens, updates, lengths, parts)
@@ -120,30 +116,21 @@ def _batches_of_rows(rows: int, size: int, seed: int | None, epoch: int) -> list
 
 
 def _batches_of_tokens(updates: UpdateBatches, lengths: np.ndarray, parts: int, epoch: int) -> list[list[int]]:
-    """Cut every update of an epoch into `parts` micro-batches."""
     return [part for update in updates.epoch(epoch) for part in divide_update(update, lengths, parts)]
 
 
 def divide_update(update: list[list[int]], lengths: np.ndarray, parts: int) -> list[list[int]]:
-    """Divide an update's buckets of row numbers into micro-batches of similar lengths and about equal padded tokens.
-
-    `lengths` are `(rows, 2)` tokens of every row's source and target. The costliest micro-batch comes first; where
-    rows are too few, some are empty. Buckets stay apart where there are enough parts for all of them.
-    """
+    """Divide an update's buckets of row numbers, given `(rows, 2)` lengths, into micro-batches of equal tokens."""
     buckets = sorted_lengths(update, lengths[:, 0], lengths[:, 1])
-    if len(buckets) > parts:
+    if len(buckets) > parts:  # else they stay apart
         buckets = [sorted((row for bucket in buckets for row in bucket), key=by_length)]
     return [[row for _, _, row in part] for (part,) in assign(buckets, [1] * len(buckets), 1, parts)]
 
 
 def without_padding(tokens: torch.Tensor, prompt: int, pads: list[int | None], ends: list[int | None]) -> torch.Tensor:
-    """Put -100 behind the end of each of `(batch, length)` generated tokens, and cut them to the longest.
-
-    Behind the end they hold padding or, with beams, the end token again. Each began with `prompt` tokens; an end token
-    among those does not end the sentence.
-    """
+    """Put -100 behind the end of each of `(batch, length)` generated tokens, and cut them to the longest."""
     is_pad, is_end = (torch.isin(tokens, tokens.new_tensor([i for i in ids if i is not None])) for ids in (pads, ends))
-    is_end[:, :prompt] = False
+    is_end[:, :prompt] = False  # an end token there does not end the sentence
     places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     lengths = (~is_pad * places).amax(1, keepdim=True)  # (B, 1)
     first_end = places.where(is_end, tokens.shape[1]).amin(1, keepdim=True)

@@ -11,13 +11,8 @@ from transformers.utils import logging
 
 from heedful.files import flush, remove
 from heedful.training.processes.collectives import any_rank, broadcast, local_shard
-from heedful.training.run_folder.checkpoints import (
-    MANIFEST,
-    find_damage,
-    list_checkpoints,
-    newest_whole_checkpoint,
-    write_manifest,
-)
+from heedful.training.run_folder import checkpoints
+from heedful.training.run_folder.checkpoints import MANIFEST, find_damage, list_checkpoints
 from heedful.training.trainer.streams import SharedUpdates
 
 logger = logging.get_logger(__name__)
@@ -34,14 +29,8 @@ class WholeCheckpoints(SharedUpdates):
     _is_saving = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as Seq2SeqTrainer does; with `resume_from_checkpoint=True` from the newest whole checkpoint on.
-
-        Raises:
-            ValueError: If there is no checkpoint to be resumed, or if it is damaged or lacks what training needs.
-        """
-        path: Any = resume_from_checkpoint or None
-        if path is not None:
-            path = self._checked(path)
+        """Train as Seq2SeqTrainer does; with `resume_from_checkpoint=True` from the newest whole checkpoint on."""
+        path: Any = self._checked(resume_from_checkpoint) if resume_from_checkpoint else None
         return super().train(path, *args, **kwargs)
 
     def _checked(self, given: str | bool, needed: Sequence[str] = NEEDED) -> str:
@@ -125,15 +114,15 @@ class WholeCheckpoints(SharedUpdates):
     def _stop_if(self, is_bad: bool, what: str) -> None:
         """Stop all processes where something is bad in one of them."""
         if any_rank(self.accelerator, is_bad):
+            cause = "the learning rate may be too high, or the warm-up too short. The last checkpoint is unharmed"
             raise FloatingPointError(
-                f"Training has diverged near update {self.state.global_step + 1} ({what}): the learning rate may be "
-                "too high, or the warm-up too short. The last checkpoint is unharmed."
+                f"Training has diverged near update {self.state.global_step + 1} ({what}): {cause}."
             )
 
 
 def finish_checkpoint(written: Path, path: Path) -> None:
     """Make a checkpoint that has been written elsewhere appear, in place of an earlier one."""
-    write_manifest(written)
+    checkpoints.write_manifest(written)
     if path.exists():
         path.rename(written.with_name("replaced"))
     written.rename(path)
@@ -150,15 +139,14 @@ def checkpoint_to_resume(folder: Path) -> Path:
     paths = [path for _, path in list_checkpoints(folder, PREFIX)]
     if not paths:
         raise ValueError(f"`resume_from_checkpoint` must find a checkpoint in {folder}, but there is none.")
-    newest = paths[-1]
+    newest, setting = paths[-1], "resume_from_checkpoint"
     if any((path / MANIFEST).exists() for path in paths):
-        others = "another `output_dir`, or leave `resume_from_checkpoint` out"
-        newest = newest_whole_checkpoint(folder, PREFIX, "resume_from_checkpoint", others) or newest
+        others = f"another `output_dir`, or leave `{setting}` out"
+        newest = checkpoints.newest_whole_checkpoint(folder, PREFIX, setting, others) or newest
     else:
         check_checkpoint(newest)
     for damaged in paths[paths.index(newest) + 1 :]:
-        aside = damaged.with_name(f"_damaged-{damaged.name}")
-        remove(aside)
+        remove(aside := damaged.with_name(f"_damaged-{damaged.name}"))
         damaged.rename(aside)
     return newest
 
@@ -168,17 +156,12 @@ def check_checkpoint(path: Path) -> None:
     if path.is_dir() and not (path / MANIFEST).exists():
         logger.warning(f"{path} has no {MANIFEST}, so that its files cannot be checked.")
     elif (damage := find_damage(path)) is not None:
-        raise ValueError(
-            f"`resume_from_checkpoint` must name a whole checkpoint, but {path} is damaged ({damage}): with True, the "
-            "newest whole one is taken."
-        )
+        found = f"{path} is damaged ({damage}): with True, the newest whole one is taken"
+        raise ValueError(f"`resume_from_checkpoint` must name a whole checkpoint, but {found}.")
 
 
 def check_is_complete(path: Path, needed: Sequence[str]) -> None:
     """Refuse a checkpoint that lacks what training needs besides the weights, instead of beginning without it."""
-    missing = [name for name in needed if not (path / name).is_file()]
-    if missing:
-        raise ValueError(
-            f"`resume_from_checkpoint` must name a checkpoint with {', '.join(needed)}, but {path} lacks "
-            f"{', '.join(missing)} (`save_only_model` leaves them out)."
-        )
+    if missing := [name for name in needed if not (path / name).is_file()]:
+        found = f"{path} lacks {', '.join(missing)} (`save_only_model` leaves them out)"
+        raise ValueError(f"`resume_from_checkpoint` must name a checkpoint with {', '.join(needed)}, but {found}.")

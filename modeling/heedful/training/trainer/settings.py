@@ -35,10 +35,7 @@ RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
 
 
 def check_settings(given: Mapping[str, Any], tokens_per_update: int | None, buckets_per_update: int | None) -> None:
-    """Refuse settings that contradict each other, break the trainer's promises, or would be ignored.
-
-    `given` are arguments of Seq2SeqTrainer by name, and the other two are those of HeedSeq2SeqTrainer.
-    """
+    """Refuse settings (Seq2SeqTrainer's, and ours) that contradict each other, break promises, or do nothing."""
     args, rows = given.get("args"), given.get("train_dataset")
     if not isinstance(args, Seq2SeqTrainingArguments):
         raise ValueError(f"`args` must be Seq2SeqTrainingArguments, but is {type(args).__name__} instead.")

@@ -15,14 +15,8 @@ from transformers import Seq2SeqTrainer
 from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker, unwrap_peft_model
 from transformers.utils import logging
 
-from heedful.training.trainer.batches import (
-    Epoch,
-    MicroBatches,
-    collate_micro_batch,
-    is_list,
-    micro_batches,
-    without_labels,
-)
+from heedful.training.trainer import batches as of_lists
+from heedful.training.trainer.batches import is_list
 
 logger = logging.get_logger(__name__)
 
@@ -32,12 +26,7 @@ Count = torch.Tensor | int | None  # of the labels of an update
 
 
 class StreamedBatches(IterableDataset):
-    """One process's micro-batches of a stream, an epoch each time that it is iterated over.
-
-    Every process reads the whole stream and takes its share of every update, which has `parts` micro-batches over all
-    processes; `copies` processes get the same. Micro-batches left over at the end of an epoch begin the next epoch's
-    first update; of a stream with a length they are the epoch's last update.
-    """
+    """One process's share of every update of a stream, which all read; `copies` processes get the same one."""
 
     def __init__(self, batches: DataLoader, parts: int, copies: int, accelerator: Accelerator):
         self.batches, self.rows, self.accelerator = batches, batches.dataset, accelerator
@@ -47,7 +36,7 @@ class StreamedBatches(IterableDataset):
         self.first_update: int | None = None  # the number of finished updates when the epoch began
         self.marks: list[float] = []  # the sums of all labels of this epoch up to each update
         self.expected: dict[str, Any] = {}  # how far the run was that is resumed
-        self.left_over: list[Any] = []
+        self.left_over: list[Any] = []  # at an epoch's end; begins the next epoch's first update
 
     def __len__(self) -> int:
         return -(-len(self.batches) // self.processes)
@@ -62,7 +51,7 @@ class StreamedBatches(IterableDataset):
         for update in self._updates():
             yield from update[self.process :: self.processes]
             if self.process >= len(update) % self.processes > 0:
-                yield without_labels(update[0])
+                yield of_lists.without_labels(update[0])
 
     def _updates(self) -> Iterator[list[Any]]:
         """Read an epoch and yield its updates."""
@@ -77,20 +66,18 @@ class StreamedBatches(IterableDataset):
                 yield update
                 update = []
         if size not in (None, read):
-            raise ValueError(
-                f"`train_dataset` must have the length that it says, which is {size} batches, but has "
-                f"{'more' if read > size else read} instead."
-            )
+            found = "more" if read > size else read
+            must = f"have the length that it says, which is {size} batches"
+            raise ValueError(f"`train_dataset` must {must}, but has {found} instead.")
         if update and size is not None:
             self._note(update)
             yield update
             update = []
         self._check_agreement(-1.0)
         if update and not self.marks and not self.epoch:
-            raise ValueError(
-                "`train_dataset` must hold enough pairs for one update, which has `gradient_accumulation_steps` × "
-                f"processes ({self.parts}) batches, but has {len(update)} instead."
-            )
+            size_of_one = f"`gradient_accumulation_steps` × processes ({self.parts}) batches"
+            must = f"hold enough pairs for one update, which has {size_of_one}"
+            raise ValueError(f"`train_dataset` must {must}, but has {len(update)} instead.")
         self.left_over = update
 
     def _note(self, update: list[Any]) -> None:
@@ -101,11 +88,9 @@ class StreamedBatches(IterableDataset):
         self.marks.append(sum(self.marks[-1:]) + mark)
         place = {"epoch": self.epoch, "updates": len(self.marks)}
         if self.expected.items() >= place.items() and self.expected["labels"] != self.marks[-1]:
-            raise ValueError(
-                "`train_dataset` must be a stream that gives the pairs of the run that is resumed once more, in "
-                f"updates of as many, but gives others in epoch {self.epoch + 1}: give its shuffling a seed, or begin "
-                "again at its start with `ignore_data_skip`."
-            )
+            must = "be a stream that gives the pairs of the run that is resumed once more, in updates of as many"
+            advice = "give its shuffling a seed, or begin again at its start with `ignore_data_skip`"
+            raise ValueError(f"`train_dataset` must {must}, but gives others in epoch {self.epoch + 1}: {advice}.")
 
     def _check_agreement(self, mark: float) -> None:
         """Refuse a stream that is another one in another process."""
@@ -113,10 +98,9 @@ class StreamedBatches(IterableDataset):
             return
         marks = self.accelerator.gather(torch.tensor([mark], dtype=torch.float64, device=self.accelerator.device))
         if (marks != marks[0]).any():
-            raise ValueError(
-                "`train_dataset` must be a stream that gives the same pairs in every process, but gives others in "
-                "one: do not split it between them (this trainer does that), and give its shuffling a seed."
-            )
+            must = "be a stream that gives the same pairs in every process, but gives others in one"
+            advice = "do not split it between them (this trainer does that), and give its shuffling a seed"
+            raise ValueError(f"`train_dataset` must {must}: {advice}.")
 
     def save(self, folder: Path, finished: int) -> None:
         """Note in the checkpoint after so many finished updates how far the stream was trained on."""
@@ -126,20 +110,16 @@ class StreamedBatches(IterableDataset):
         (folder / FILE).write_text(json.dumps(place))
 
     def seek(self, checkpoint: Path, finished: int, updates_per_epoch: int) -> tuple[int, int]:
-        """Return the epoch of the update after so many finished ones, and the number of finished ones in that epoch.
-
-        What an earlier epoch has left over is only found by reading the earlier epochs again.
-        """
+        """Return the epoch of the update after so many finished ones, and how many finished ones that epoch has."""
         if not (checkpoint / FILE).is_file():
-            raise ValueError(
-                f"`resume_from_checkpoint` must hold {FILE} where `train_dataset` is a stream, but {checkpoint} does "
-                "not; `ignore_data_skip` begins again at the start of the stream."
-            )
+            found = f"{checkpoint} does not; `ignore_data_skip` begins again at the start of the stream"
+            must = f"hold {FILE} where `train_dataset` is a stream"
+            raise ValueError(f"`resume_from_checkpoint` must {must}, but {found}.")
         self.expected = json.loads((checkpoint / FILE).read_text())
         epoch, updates = self.expected["epoch"], self.expected["updates"]
         if self.expected["is_over"] or updates == updates_per_epoch:
             epoch, updates = epoch + 1, 0
-        for earlier in range(0 if has_length(self) else epoch):
+        for earlier in range(0 if has_length(self) else epoch):  # to find what they have left over
             self.set_epoch(earlier)
             for _ in self._updates():
                 pass
@@ -168,8 +148,8 @@ class SharedUpdates(Seq2SeqTrainer):
             return self._loader_of_stream(rows)
         if not len(rows):
             raise ValueError("`train_dataset` must hold at least one pair, but is empty instead.")
-        batches = micro_batches(rows, self.args, self.tokens_per_update, self.buckets_per_update)
-        epoch = Epoch(len(batches), lambda: self.state.global_step * batches.parts // len(batches))
+        batches = of_lists.micro_batches(rows, self.args, self.tokens_per_update, self.buckets_per_update)
+        epoch = of_lists.Epoch(len(batches), lambda: self.state.global_step * batches.parts // len(batches))
         seed = partial(seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index)
         # Accelerate gives each process one micro-batch in turn.
         return self.accelerator.prepare(DataLoader(batches, sampler=epoch, worker_init_fn=seed, **self._loading()))
@@ -183,16 +163,15 @@ class SharedUpdates(Seq2SeqTrainer):
             collate = RemoveColumnsCollator(collate, columns, logger, description="training")
         names = ("num_workers", "pin_memory", "persistent_workers", "multiprocessing_context", "prefetch_factor")
         settings = {name: getattr(args, f"dataloader_{name}") for name in names}
-        return {"collate_fn": partial(collate_micro_batch, collate), **settings}
+        return {"collate_fn": partial(of_lists.collate_micro_batch, collate), **settings}
 
     def _loader_of_stream(self, rows: Any) -> DataLoader:
         """Return a loader of this process's micro-batches of a stream, all of which every process reads."""
         if self.tokens_per_update is not None:
             raise ValueError("`train_dataset` must have a length with `tokens_per_update`, but has none.")
         if not isinstance(rows, IterableDataset):
-            raise ValueError(
-                f"`train_dataset` must have a length or be an IterableDataset, but is {type(rows).__name__} instead."
-            )
+            must = "have a length or be an IterableDataset"
+            raise ValueError(f"`train_dataset` must {must}, but is {type(rows).__name__} instead.")
         args, copies = self.args, self.get_tp_size()
         loading = self._loading() | {"num_workers": min(1, args.dataloader_num_workers)}
         if args.dataloader_num_workers > 1:
@@ -216,19 +195,17 @@ class SharedUpdates(Seq2SeqTrainer):
         epoch, updates = self._stream.seek(Path(checkpoint), self.state.global_step, updates_per_epoch)
         return epoch, updates * self.args.gradient_accumulation_steps
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
-    ) -> tuple[list[Inputs], Count]:
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Inputs], Count]:
         """Return the micro-batches of an update and the number of their labels."""
-        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self._stream is not None:
-            if self._stream.first_update is None and batches:
-                self._stream.first_update = self.state.global_step
-            self._stream.is_over = not batches
+        batches, count = super().get_batch_samples(*args, **kwargs)
+        if (stream := self._stream) is not None:
+            stream.is_over = not batches
+            if batches and stream.first_update is None:
+                stream.first_update = self.state.global_step
         return batches, count
 
     def num_examples(self, dataloader: DataLoader) -> int:
         """Return the number of pairs."""
         dataset: Any = getattr(dataloader, "dataset", None)
-        is_ours = isinstance(dataset, MicroBatches | StreamedBatches)
+        is_ours = isinstance(dataset, of_lists.MicroBatches | StreamedBatches)
         return len(dataset.rows) if is_ours else super().num_examples(dataloader)

@@ -35,13 +35,11 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     It overrides the steps in which Seq2SeqTrainer is wrong, and nothing else:
 
     - Loss and gradient: the summed cross-entropy is divided by the number of labels of the whole update, over all
-      micro-batches and processes. Marian, BART, T5 and others ignore that number, so their loss grows with
-      accumulation and with the number of processes. A Heed model computes its own loss; `label_smoothing_factor`
-      replaces its `config.label_smoothing`, unless it is 0.
+      micro-batches and processes, which Marian, BART, T5 and others ignore. A Heed model computes its own loss;
+      `label_smoothing_factor` replaces its `config.label_smoothing`, unless it is 0.
     - Updates (`SharedUpdates`): every pair comes once in an epoch. The order follows from the seed and the epoch
       alone, so a resumed run has the same updates, even with another number of processes, as long as an update has as
-      many pairs (or tokens). A stream keeps its own order, every process reads it and takes its share, and
-      micro-batches that are left over at its end begin the first update of the next epoch.
+      many pairs (or tokens). A stream keeps its own order, and every process reads it and takes its share.
     - Checkpoints (`WholeCheckpoints`): written whole, with checksums; the newest whole one is resumed. Every push
       holds the code that config.json names.
     - `eval_loss`: the mean over all labels, always of the plain cross-entropy.
@@ -67,24 +65,22 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     ):
         given: dict[str, Any] = dict(inspect.signature(Seq2SeqTrainer).bind_partial(*args, **kwargs).arguments)
         check_settings(given, tokens_per_update, buckets_per_update)  # before a folder or a repository is made
-        tokenizers, model = given.get("processing_class"), given.get("model")
-        config = getattr(model, "config", None)
-        if isinstance(tokenizers, TokenizerPair) and isinstance(config, HeedBaseConfig):
-            tokenizers.check_config(config)
-        tokenizer = tokenizers.source if isinstance(tokenizers, TokenizerPair) else tokenizers
+        tokenizer, model = given.get("processing_class"), given.get("model")
+        if isinstance(tokenizer, TokenizerPair):
+            if isinstance(config := getattr(model, "config", None), HeedBaseConfig):
+                tokenizer.check_config(config)
+            tokenizer = tokenizer.source
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             warn_of_split_tokens(tokenizer)
             given["data_collator"] = given.get("data_collator") or DataCollatorForSeq2Seq(tokenizer)
-        if given.get("model_init") is not None:
-            given["model_init"] = self._completing(given["model_init"])
+        if (make := given.get("model_init")) is not None:
+            given["model_init"] = wraps(make)(partial(self._made, make))
         own_generation = deepcopy(getattr(model, "generation_config", None))
         super().__init__(**given)
         if self.args.device.type == "cpu":
-            # With several processes it is "cpu:1" and so on; transformers 5.17 cannot load an optimizer's state there.
-            # `device` has no setter, but the cached property behind it can be assigned.
+            # It may be "cpu:1", where transformers 5.17 loads no optimizer; only the property's cache can be set.
             self.args._setup_devices = torch.device("cpu")
-        self.tokens_per_update = tokens_per_update
-        self.buckets_per_update = buckets_per_update or 1
+        self.tokens_per_update, self.buckets_per_update = tokens_per_update, buckets_per_update or 1
         self._computes_own_loss = _counts_labels(self._plain_model)
         self._complete(self.model, own_generation)
         self._warn_of_lost_tokenizer()
@@ -99,32 +95,23 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         """The model itself, without what Accelerate and peft wrap around it."""
         return unwrap_peft_model(self.accelerator.unwrap_model(self.model))
 
-    def _completing(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `model_init` with the smoothing and the generation settings of the arguments."""
-
-        @wraps(make)
-        def make_and_complete(*trial: Any) -> Any:
-            model = make(*trial)
-            self._complete(model, model.generation_config)
-            return model
-
-        return make_and_complete
+    def _made(self, make: Callable[..., Any], *trial: Any) -> Any:
+        """Return what `model_init` makes, with the smoothing and the generation settings of the arguments."""
+        model = make(*trial)
+        self._complete(model, model.generation_config)
+        return model
 
     def _complete(self, model: Any, own: GenerationConfig | None) -> None:
-        """Give a model the arguments' smoothing and their `generation_config`, its gaps filled from the model's own.
-
-        Without an end token generation would go on to its limit; without a length it would stop after 20 tokens.
-        """
+        """Give a model the arguments' smoothing and `generation_config`, its gaps filled from the model's own."""
         plain = unwrap_peft_model(model)
         if _counts_labels(plain) and self.args.label_smoothing_factor:
             plain.config.label_smoothing = self.args.label_smoothing_factor
         if own is None or self.args.generation_config is None:
             return
         settings = self.load_generation_config(self.args.generation_config)
-        names = [*SPECIAL_IDS]
-        if settings.max_length is None and settings.max_new_tokens is None:
-            names += ["max_length", "max_new_tokens"]
-        for name in names:
+        # Without an end token generation would go on to its limit; without a length it would stop after 20 tokens.
+        has_length = settings.max_length is not None or settings.max_new_tokens is not None
+        for name in SPECIAL_IDS if has_length else (*SPECIAL_IDS, "max_length", "max_new_tokens"):
             if getattr(settings, name) is None:
                 setattr(settings, name, getattr(own, name))
         model.generation_config = settings
@@ -136,21 +123,15 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         has_two |= (Path(config.name_or_path or "") / TARGET_FOLDER).is_dir()
         tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         if has_two and tokenizer and not isinstance(tokenizer, TokenizerPair):
-            logger.warning(
-                "The model has a tokenizer for each side, and only one would be saved with it: give the trainer "
-                "`processing_class=TokenizerPair(source, target)`."
-            )
+            advice = "give the trainer `processing_class=TokenizerPair(source, target)`"
+            logger.warning(f"The model has a tokenizer for each side, and only one would be saved with it: {advice}.")
 
     # Loss
 
     def compute_loss(
         self, model: Any, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Any:
-        """Return the cross-entropy in nats per label, and the model's outputs if asked for.
-
-        `num_items_in_batch` is the number of labels of the whole update over all processes. In evaluation mode the
-        losses of all rows are noted too. A model that is trained with more than this cross-entropy is a `ValueError`.
-        """
+        """Return the cross-entropy in nats per label of the whole update, and the model's outputs if asked for."""
         inputs = with_a_column(inputs, self._plain_model.config)
         if "labels" not in inputs:
             raise ValueError(f"A batch must hold `labels`, but holds {', '.join(inputs)} instead.")
@@ -159,9 +140,9 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
             num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
         if model.training and self._computes_own_loss:
             # Whoever asks for the outputs may look at the logits.
-            alone = self._plain_model.config.model_type == "heed" and not return_outputs
-            given = {"skip_logits": True} if alone else {}
-            outputs = model(**inputs, **given, num_items_in_batch=num_items_in_batch)
+            if self._plain_model.config.model_type == "heed" and not return_outputs:
+                inputs = inputs | {"skip_logits": True}
+            outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
             loss = outputs["loss"]
         else:
             checks = model.training and not self._own_loss_is_checked
@@ -173,7 +154,9 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
                 total = smoothed_cross_entropy(logits, labels, self.args.label_smoothing_factor)
             else:
                 losses = torch.stack([smoothed_cross_entropy(*row, 0.0) for row in zip(logits, labels, strict=True)])
-                self._note_losses(losses.detach(), labels)
+                counts = (labels != IGNORED_LABEL).sum(1).to(losses.dtype)
+                rows = torch.stack([losses.detach(), counts], dim=1)  # (B, 2)
+                self._row_losses.append(self.accelerator.gather_for_metrics(rows))
                 total = losses.sum()
             loss = total / num_items_in_batch
         if model.training:
@@ -189,21 +172,16 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         self._update_loss = self._update_loss + loss
         if self.accelerator.sync_gradients:
             total, self._update_loss = float(self._update_loss), 0.0
-            is_finite, update = math.isfinite(total), self.state.global_step + 1
-            if not is_finite and num_items_in_batch is not None and not float(num_items_in_batch):
-                must = "hold at least one label other than -100"
-                raise ValueError(f"`labels` must {must}, but update {update} has none.")
-            self._stop_if(not is_finite, "the training loss is not finite")
+            if not math.isfinite(total) and num_items_in_batch is not None and not float(num_items_in_batch):
+                found = f"update {self.state.global_step + 1} has none"
+                raise ValueError(f"`labels` must hold at least one label other than -100, but {found}.")
+            self._stop_if(not math.isfinite(total), "the training loss is not finite")
         return loss
 
     def _settle_buckets(self, model: DistributedDataParallel, inputs: Inputs, count: Count) -> None:
-        """Let DDP build its buckets, as the loop's `Engine.build_buckets` does, by a gradient that is thrown away.
-
-        Otherwise sums over three and more processes would differ between the first update of a resumed run and that of
-        a run which was never stopped. Where DDP looks for unused parameters, it never builds other buckets.
-        """
+        """Let DDP build its buckets by a gradient that is thrown away: a resumed run then adds in the same order."""
         self._settled_model = model
-        if model.find_unused_parameters:
+        if model.find_unused_parameters:  # it never builds other buckets
             return
         is_last, device = model.require_backward_grad_sync, self.args.device
         model.require_backward_grad_sync = True  # it is False in the first of several micro-batches
@@ -224,16 +202,14 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     @torch.no_grad()
     def _check_own_loss(self, outputs: Mapping[str, torch.Tensor], labels: torch.Tensor) -> None:
         """Refuse a model whose own loss has further terms, such as that of a router, which would be left out."""
-        count = (labels != IGNORED_LABEL).sum()
-        if count == 0:
+        if not (count := (labels != IGNORED_LABEL).sum()):
             return
         logits, own = outputs["logits"], outputs["loss"].float()
         ours = smoothed_cross_entropy(logits, labels, 0.0) / count
         if own.isfinite() and not torch.allclose(ours, own, rtol=1e-5 if logits.dtype == torch.float32 else 1e-2):
-            raise ValueError(
-                f"`model` must be trained with the cross-entropy of its labels alone, but {type(self.model).__name__} "
-                f"has the loss {own:.6f} where that is {ours:.6f}; use transformers' Seq2SeqTrainer instead."
-            )
+            found = f"{type(self.model).__name__} has the loss {own:.6f} where that is {ours:.6f}"
+            must = "be trained with the cross-entropy of its labels alone"
+            raise ValueError(f"`model` must {must}, but {found}; use transformers' Seq2SeqTrainer instead.")
         self._own_loss_is_checked = True
 
     # Evaluation
@@ -249,29 +225,22 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         """Return the batches of a dataset that is given."""
         return super().get_test_dataloader(_listed(test_dataset))
 
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate as Seq2SeqTrainer does, but without its repetitions and with a loss over all labels."""
         self.gather_function, self._row_losses = self.accelerator.gather_for_metrics, []
-        compute_metrics, asked = self.compute_metrics, (prediction_loss_only, ignore_keys, metric_key_prefix)
+        compute_metrics = self.compute_metrics
         if compute_metrics is not None and "loss" in self.args.include_for_metrics:
             self.compute_metrics = partial(self._compute_with_losses, compute_metrics)
         try:
-            output = super().evaluation_loop(dataloader, description, *asked)
+            output = super().evaluation_loop(*args, **kwargs)
         finally:
             self.compute_metrics = compute_metrics
         if self._row_losses:
             loss, labels = torch.cat(self._row_losses).cpu().double().sum(0).tolist()
             if not labels:
                 raise ValueError("`labels` must hold at least one label other than -100, but all are -100.")
-            metrics: Any = output.metrics
-            metrics[f"{metric_key_prefix}_loss"] = loss / labels
+            given = inspect.signature(super().evaluation_loop).bind(*args, **kwargs).arguments
+            output.metrics[f"{given.get('metric_key_prefix', 'eval')}_loss"] = loss / labels  # type: ignore[index]
         return output
 
     def _compute_with_losses(
@@ -280,15 +249,9 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         """Compute metrics with the loss of every pair; Trainer would repeat the mean of a batch."""
         by_batch = self.args.batch_eval_metrics
         losses, labels = torch.cat(self._row_losses[-1:] if by_batch else self._row_losses).T
-        means = losses / labels.clamp(min=1)
-        given: dict[str, Any] = {"losses": means if by_batch else means.cpu().numpy()}
-        if results.inputs is not None:
-            given["inputs"] = results.inputs
-        return compute_metrics(EvalPrediction(results.predictions, results.label_ids, **given), **kwargs)
-
-    def _note_losses(self, losses: torch.Tensor, labels: torch.Tensor) -> None:
-        rows = torch.stack([losses, (labels != IGNORED_LABEL).sum(1).to(losses.dtype)], dim=1)  # (B, 2)
-        self._row_losses.append(self.accelerator.gather_for_metrics(rows))
+        means: Any = losses / labels.clamp(min=1)
+        given = (results.predictions, results.label_ids, results.inputs, means if by_batch else means.cpu().numpy())
+        return compute_metrics(EvalPrediction(*given), **kwargs)
 
     def prediction_step(
         self, model: Any, inputs: Inputs, prediction_loss_only: bool, ignore_keys: Any = None, **gen_kwargs: Any
@@ -300,8 +263,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         labels, loss = inputs.get("labels"), None
         if labels is not None:
             loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)
-            given = inputs.get("decoder_input_ids")
-            dropped = {"labels"}
+            given, dropped = inputs.get("decoder_input_ids"), {"labels"}
             if given is not None and given.shape == labels.shape:  # a collator has made them from the labels
                 dropped |= {"decoder_input_ids", "decoder_attention_mask"}
             inputs = {name: value for name, value in inputs.items() if name not in dropped}

@@ -395,7 +395,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
                 model.generate(**batch, do_sample=False, **options)
 
     def test_bounds_of_the_length(self):
-        """`max_new_tokens` goes before `max_length`, which counts the prompt; a criterion of one's own ends too."""
+        """`max_new_tokens` goes before `max_length`, which counts the prompt; a criterion of the user ends too."""
         for model_class in self.all_generative_model_classes:
             model, batch = self._drawn(model_class)
             assert model.generate(**batch, max_length=6, max_new_tokens=2).shape[1] == 3

@@ -13,8 +13,8 @@ from transformers import CompileConfig
 
 from heedful.configuration_base_heed import position_limit
 from heedful.fast_paths_heed import is_eager, runs_known_code
-from heedful.generation_heed import COMPILED_DEVICES
-from heedful.inference.loading import first_line
+from heedful.files import first_line
+from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
 
 logger = logging.getLogger(__name__)
 # On an H200 it took 9 to 13 s to compile a step of the base model, which then took 2 to 3 ms less: so many plain steps
@@ -28,11 +28,7 @@ _STEPS: "WeakKeyDictionary[torch.nn.Module, float]" = WeakKeyDictionary()
 
 
 def may_use_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> bool:
-    """Tell whether graphs find the tokens of `generate()`: of a Heed Transformer as it was made, that draws none."""
-    if model.device.type not in COMPILED_DEVICES:
-        return False
-    from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
-
+    """Return whether graphs find the tokens of `generate()`: of a Heed Transformer as it was made, that draws none."""
     known = {*BEAM_SETTINGS, *GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id"}  # of each row alone
     sentences, longest = inputs["input_ids"].shape
     steps = settings.max_new_tokens or settings.max_length

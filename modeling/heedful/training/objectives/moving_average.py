@@ -1,9 +1,6 @@
-"""Averages of weights: of checkpoints, as the paper publishes them, and over the updates of a run."""
-
-from pathlib import Path
+"""The average of a model's weights over the updates of a run."""
 
 import torch
-from safetensors.torch import load_file
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from heedful.training.processes.collectives import local_shard, shard_like
@@ -35,17 +32,3 @@ class MovingAverage:
         """Take over whole averages by name."""
         for name, average in self.weights.items():
             average.copy_(shard_like(weights[name].to(average.device), average))
-
-
-def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
-    """Average the weights of checkpoints of one model (section 6.1), summed in float64."""
-    total: dict[str, torch.Tensor] = {}
-    for path in paths:
-        weights: dict[str, torch.Tensor] = {}
-        for file in sorted(path.glob("*.safetensors")):
-            weights |= load_file(file)
-        if total and {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in total.items()}:
-            raise ValueError(f"The checkpoint {path} is of another model than {paths[0]}: their weights differ.")
-        for name, weight in weights.items():
-            total[name] = total.get(name, 0) + weight.double()
-    return {name: (weight / len(paths)).float() for name, weight in total.items()}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.end_to_end import laid_end_to_end
+from heedful.training.speed.end_to_end import laid_end_to_end
 
 PAD, START = 0, 1
 TOKENS = st.lists(st.integers(3, 99), min_size=1, max_size=300)

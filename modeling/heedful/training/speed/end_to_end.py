@@ -4,15 +4,19 @@ What is left to a multiple of the step is filled by rows of their own, of which 
 says how a model reads it.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from accelerate import Accelerator
 
 from heedful.configuration_base_heed import IGNORED_LABEL
+from heedful.fast_paths_heed import Packing, runs_known_code
+from heedful.packed_rows_heed import EndToEnd, why_padded
 
-if TYPE_CHECKING:
-    from heedful.packed_rows_heed import EndToEnd
+logger = logging.getLogger(__name__)
 
 SHORTEST_LIMIT = 256  # tokens: rows up to this length share a program
 # The tokens of one side are filled up to a multiple of a step: this part of the token budget, in whole units that
@@ -23,25 +27,27 @@ STEPS, UNIT, LARGEST_STEP = 16, 64, 2048
 FILLING_ROWS = 16
 
 
+def suits_flash_attention(model: Any, accelerator: Accelerator) -> bool:
+    """Tell whether a GPU may read rows end to end: by flash attention, in bfloat16 on cards since Ampere."""
+    reason = why_padded(model.config, model.config._attn_implementation)
+    if accelerator.mixed_precision != "bf16" or torch.cuda.get_device_capability(accelerator.device) < (8, 0):
+        reason = "flash attention computes in bfloat16 on cards since Ampere alone"
+    elif not runs_known_code(model):
+        reason = "code that is not Heedful's runs within the model"
+    if reason is not None:
+        logger.info("rows are padded to one length: %s", reason)
+    return reason is None
+
+
 def laid_end_to_end(
     rows: Sequence[Mapping[str, Sequence[int]]], token_budget: int, pad_token_id: int, start_token_id: int
 ) -> dict[str, Any]:
     """Make a micro-batch's tensors of rows of token ids, as a model reads them with `packing`.
 
-    Args:
-        rows: At least one row with `input_ids` and `labels`.
-        token_budget: Padded tokens of a micro-batch, which the step to which tokens are filled up follows from.
-        pad_token_id: Fills up `input_ids`; labels are filled up with -100.
-        start_token_id: What the decoder reads first.
-
-    Returns:
-        `input_ids` `(1, source tokens)`, `decoder_input_ids` and `labels` `(1, target tokens)`, all int64, and
-        `packing`.
+    They are `input_ids` `(1, source tokens)`, filled up with padding, `decoder_input_ids` and `labels`
+    `(1, target tokens)`, filled up with -100, all int64, and `packing`. There is a row at least; how far tokens are
+    filled up follows from the padded tokens of a micro-batch, `token_budget`.
     """
-    import torch
-
-    from heedful.fast_paths_heed import Packing
-
     lengths = np.array([(len(row["input_ids"]), len(row["labels"])) for row in rows])  # (rows, 2)
     step = min(max(token_budget // STEPS // UNIT, 1) * UNIT, LARGEST_STEP)
     known = lengths.sum(0)
@@ -62,12 +68,8 @@ def laid_end_to_end(
     return tensors | {"packing": Packing(target, source)}
 
 
-def _side(lengths: np.ndarray, filled: int, more: int, longest: int) -> "EndToEnd":
+def _side(lengths: np.ndarray, filled: int, more: int, longest: int) -> EndToEnd:
     """Return where `(rows,)` lengths and `more` rows lie that fill them up to `filled` tokens."""
-    import torch
-
-    from heedful.packed_rows_heed import EndToEnd
-
     left = filled - int(lengths.sum())
     lengths = np.concatenate([lengths, np.diff(np.arange(more + 1) * left // more)])
     starts = np.concatenate([[0], lengths.cumsum()])

@@ -1,8 +1,4 @@
-"""What training minimizes besides the cross-entropy: R-Drop, and the distance to a teacher.
-
-There are two forms as in `loss_heed.py`: from all logits, and with the gradient from those of a few tokens.
-`tests/training/test_objective.py` compares them.
-"""
+"""R-Drop and the distance to a teacher, from all logits and, as in `loss_heed.py`, from those of a few tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,23 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from heedful.configuration_base_heed import IGNORED_LABEL
-from heedful.data.teacher import TEACHER_COLUMNS
+from heedful.data.epochs.teacher import TEACHER_COLUMNS
 from heedful.loss_heed import LOGITS_AT_ONCE, replace_by_gradient, smoothed_cross_entropy
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PreTrainedConfig
 
     from heedful.training.recipe import OptimizationRecipe
-
-
-def check_dropout(r_drop: float | None, config: "PretrainedConfig") -> None:
-    """Raise a `ValueError` for R-Drop with a model whose two passes are the same."""
-    rates = (getattr(config, name) for name in type(config).__dataclass_fields__ if name.endswith("dropout"))
-    if r_drop is not None and not any(rates):
-        raise ValueError(
-            "`optimization.r_drop` must be empty for a model without `dropout`, whose two passes are the same, "
-            f"but is {r_drop} instead."
-        )
 
 
 @dataclass(frozen=True)
@@ -50,10 +36,13 @@ class Objective:
     teacher: tuple[torch.Tensor, ...] = ()
 
     @classmethod
-    def of(cls, settings: "OptimizationRecipe") -> "Objective | None":
-        """Return what the settings ask for; the cross-entropy alone is `None`."""
-        weight = None if settings.distillation is None else settings.distillation_weight
-        return None if settings.r_drop is None and weight is None else cls(settings.r_drop, weight)
+    def of(cls, settings: "OptimizationRecipe", config: "PreTrainedConfig") -> "Objective":
+        """Return what the settings ask for; R-Drop with a model whose two passes are the same is a `ValueError`."""
+        rates = (getattr(config, name) for name in type(config).__dataclass_fields__ if name.endswith("dropout"))
+        if settings.r_drop is not None and not any(rates):
+            must = "empty for a model without `dropout`, whose two passes are the same"
+            raise ValueError(f"`optimization.r_drop` must be {must}, but is {settings.r_drop} instead.")
+        return cls(settings.r_drop, None if settings.distillation is None else settings.distillation_weight)
 
     @property
     def passes(self) -> int:
@@ -109,10 +98,9 @@ class Objective:
     def _without_teacher(
         self, logits: torch.Tensor, targets: torch.Tensor, smoothing: float, of_bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Do the same for R-Drop alone.
+        """Do the same for R-Drop alone, where r = log p - log q.
 
-        With r = log p - log q the gradient of KL(p‖q) + KL(q‖p) is p (r - Σ p r) + p - q for the logits of p, and the
-        same with p and q exchanged for those of q.
+        The gradient of KL(p‖q) + KL(q‖p) is p (r - Σ p r) + p - q for the logits of p, and for q likewise.
         """
         total, r_drop = torch.zeros(2, device=logits.device)
         if self.alpha is None:
@@ -125,10 +113,7 @@ class Objective:
             # log Σ exp(logits), as `replace_by_gradient` of `loss_heed.py` has it
             normaliser = part.amax(-1).float() - p.amax(-1).log()  # (2, size)
             ratio = (part[0].float() - part[1]).sub_((normaliser[0] - normaliser[1])[:, None])  # log p - log q
-            divergences = (
-                torch.linalg.vecdot(p[0], ratio),
-                -torch.linalg.vecdot(p[1], ratio),
-            )  # (size) each
+            divergences = torch.linalg.vecdot(p[0], ratio), -torch.linalg.vecdot(p[1], ratio)  # (size) each
             r_drop += (added := weight * (divergences[0] + divergences[1]).sum())
             total += added + (normaliser - (1 - smoothing) * part.gather(2, target)[..., 0].float()).sum() / 2
             if smoothing:

@@ -1,0 +1,57 @@
+"""Adapters of peft: the model that one was trained on, and the adapter merged into its weights."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from heedful.files import check_inside, import_extra, read_object
+from heedful.inference import loading
+from heedful.inference.loading import ADAPTER_FILE, is_adapter, load_model
+
+
+def adapted_model(folder: Path) -> Path:
+    """Return the folder of the model that the adapter in a folder was trained on, if it is here or on the Hub."""
+    path = folder / ADAPTER_FILE
+    settings = read_object(path)
+    name = settings.get("base_model_name_or_path")
+    try:
+        return loading.model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)
+    except FileNotFoundError as error:
+        must = f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on"
+        raise FileNotFoundError(f"{must}, but {name!r} is neither a folder here nor a model on the Hub.") from error
+
+
+def merged(folder: Path) -> Any:
+    """Load the model that an adapter was trained on, with the adapter merged into its weights."""
+    peft = import_extra("peft", "adapters")
+    check_inside(folder)
+    base = below = adapted_model(folder)
+    seen = {folder.resolve()}
+    while is_adapter(below):  # trained on an adapter
+        if below.resolve() in seen:
+            must = f"`base_model_name_or_path` of {folder / ADAPTER_FILE} must lead to a model"
+            raise ValueError(f"{must}, but leads to an adapter that leads back to itself: {below}.")
+        seen.add(below.resolve())
+        below = adapted_model(below)
+    model = load_model(base)
+    try:
+        settings = peft.PeftConfig.from_pretrained(str(folder))
+        adapted: Any = None
+        if not settings.is_prompt_learning:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
+                adapted = peft.PeftModel.from_pretrained(model, str(folder))
+            wanted = peft.get_peft_model_state_dict(adapted).keys()
+            saved = peft.load_peft_weights(str(folder), device="cpu").keys()
+    # As in `load_model`, broken files raise all kinds of errors.
+    except Exception as error:
+        raise ValueError(f"The adapter in {folder} cannot be loaded: {loading.why_not_loaded(error)}") from error
+    if adapted is None:
+        must = f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's"
+        cure = "load it with `PeftModel.from_pretrained` and call its `generate()`"
+        raise ValueError(f"{must}, but is {settings.peft_type.value} instead: {cure}.")
+    known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings beside its weights
+    loading.check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
+    whole = adapted.merge_and_unload().eval()
+    loading.check_numbers(folder, whole)
+    return whole

@@ -152,6 +152,9 @@ def test_between_words_columns_are_added_and_rows_averaged_which_sum_to_one(mode
     found = word_attention(maps, maps.map("decoder"))
     assert (found.source_tokens, found.target_tokens) == (["<s>", "The", "cat"], ["The", "cat", "</s>"])
     np.testing.assert_allclose(found.weights, [[1, 0, 0], [0, 0.5, 0.5], [0, 0, 1]])
+    plain = maps_of(encoder=ENCODER)  # what has no words is shown as it is
+    rolled = attention_rollout(plain, "encoder")
+    np.testing.assert_array_equal(word_attention(plain, rolled).weights, rolled.weights)
     source, target = "고양이가 잔다.", "The cat sleeps."
     maps = attention_maps(model, tokenizers, source, target)
     for kind in maps.kinds:

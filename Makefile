@@ -38,14 +38,14 @@ oldest: .venv-oldest/developed .venv/developed
 
 # A quarter of the time, and what depends on transformers the most.
 oldest-fast: .venv-oldest/developed
-	.venv-oldest/bin/python $(PYTEST) tests/model tests/model_rnn tests/inference tests/pipeline tests/*versions.py \
+	.venv-oldest/bin/python $(PYTEST) tests/model tests/model_rnn tests/inference tests/pipeline tests/house/test_versions.py \
 	  tests/house/test_saved_folders.py tests/house/test_touched.py
 
 # As a stranger installs it today: from the index, without constraints.
 newest:
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager ".[dev,all]"
-	.venv-newest/bin/python scripts/newest.py
+	.venv-newest/bin/python scripts/upkeep/newest.py
 
 conformance: $(DEVELOPED)
 	$(BIN)/python scripts/conformance/run.py

@@ -31,7 +31,7 @@ def module_of(path: Path):
 
 
 def script():
-    return module_of(ROOT / "scripts" / "course.py")
+    return module_of(ROOT / "scripts" / "upkeep" / "course.py")
 
 
 def chapter(language: str, name: str) -> str:

@@ -70,23 +70,28 @@ def test_the_chatbots_answers_are_counted_as_the_guide_does(tmp_path, monkeypatc
     assert capsys.readouterr().out == "distinct-1 0.600\ndistinct-2 0.500\n"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_of_the_documents_has_known_options_and_recipes(command):
+def check_command(command: str) -> None:
     words = shlex.split(re.split(r" [<>|] ", command)[0])
     if words[0] == "accelerate":
         words = ["heedful", "train", *words[words.index("scripts/train.py") + 1 :]]
     if words[0] == "python":
         assert (ROOT / words[1]).is_file()
         return
-    group = typer.main.get_command(app)
-    subcommand = group.get_command(None, words[1])
+    subcommand = typer.main.get_command(app).get_command(None, words[1])
     context = subcommand.make_context(words[1], words[2:], resilient_parsing=False)
     if words[1] in ("train", "doctor") and words[2] != "pairs.yaml":  # which `heedful init` writes
         read_recipe(context.params["recipe"], context.params["overrides"])
 
 
-def test_there_are_commands_to_check():
-    assert len(COMMANDS) >= 8
+def test_every_command_of_the_documents_has_known_options_and_recipes():
+    wrong = {}
+    for command in COMMANDS:
+        try:
+            check_command(command)
+        except Exception as error:
+            wrong[command] = repr(error)
+    assert not wrong
+    assert len(COMMANDS) >= 100
 
 
 def test_every_make_target_of_the_documents_exists():

@@ -27,7 +27,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def load(name: str):
-    spec = importlib.util.spec_from_file_location(f"script_{name}", SCRIPTS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"script_{Path(name).name}", SCRIPTS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -166,7 +166,7 @@ def test_the_quickstart_translates_sentences_that_come_after_the_tested_ones():
 
 
 def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_one(tmp_path, monkeypatch, capsys):
-    script, commands = load("low_resource"), []
+    script, commands = load("upkeep/low_resource"), []
 
     def run(command, **_):
         commands.append(command[3:])
@@ -212,7 +212,7 @@ def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_
 
 
 def test_the_page_of_few_pairs_has_the_tables_that_were_measured():
-    script = load("low_resource")
+    script = load("upkeep/low_resource")
     known = json.loads(script.FOUND.read_text(encoding="utf-8"))
     page = (SCRIPTS.parent / "docs/studies/lowresource.md").read_text(encoding="utf-8")
     assert known["rows"]

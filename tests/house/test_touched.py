@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "touched.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "upkeep" / "touched.py"
 TOOL = runpy.run_path(str(SCRIPT))
 PAGE = TOOL["PAGE"].read_text(encoding="utf-8")
 ROWS = TOOL["rows"](PAGE)
@@ -25,7 +25,7 @@ def test_the_table_is_what_the_tree_touches_and_every_row_has_its_reason():
     # In a process of its own, for tests make subclasses of our classes.
     code = f"import runpy; t = runpy.run_path({str(SCRIPT)!r}); print(t['table'](t['PAGE'].read_text()), end='')"
     written = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert written == PAGE, "python scripts/touched.py --write"
+    assert written == PAGE, "python scripts/upkeep/touched.py --write"
     assert not [name for name, told in ROWS.items() if "?" in (name[0], *told) or not all(told)]
     assert len(ROWS) <= MOST
 

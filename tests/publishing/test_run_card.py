@@ -98,7 +98,7 @@ def test_facts_are_the_runs(result):
     assert set(facts.scores) == {"unseen"}
     assert {"output", "card", "resume", "overwrite"}.isdisjoint(recipe)
     assert "folder" not in recipe["data"]
-    kept = json.loads(json.dumps(asdict(facts)))  # as `scripts/model_card.py` does
+    kept = json.loads(json.dumps(asdict(facts)))  # as `scripts/upkeep/model_card.py` does
     assert render_model_card(CardFacts(**kept)) == render_model_card(facts)
     example = run["example"]
     said = Translator.from_pretrained(result.folder).translate([example["source"]])[0][0].text

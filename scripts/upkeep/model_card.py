@@ -1,7 +1,7 @@
 """Train the quickstart's model and write its card to model_card.md, with the facts that it was rendered from.
 
-    python scripts/model_card.py runs/card                                # four minutes; the folder must be new
-    python scripts/model_card.py runs/card optimization.max_minutes=60    # where other work slows it down
+    python scripts/upkeep/model_card.py runs/card                                # four minutes; the folder must be new
+    python scripts/upkeep/model_card.py runs/card optimization.max_minutes=60    # where other work slows it down
 
 A test renders the card from the facts again, and compares the README's scores with it.
 """
@@ -16,7 +16,7 @@ from heedful.publishing.run_card import facts_of
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CARD = ROOT / "model_card.md"
 FACTS = ROOT / "tests" / "publishing" / "quickstart_facts.json"
 

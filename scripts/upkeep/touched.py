@@ -1,7 +1,7 @@
 """List what Heedful touches of the libraries below it that may change without notice, for docs/versions.md.
 
-    python scripts/touched.py            # count
-    python scripts/touched.py --write    # bring the table up to date; what a new row lacks is a ?
+    python scripts/upkeep/touched.py            # count
+    python scripts/upkeep/touched.py --write    # bring the table up to date; what a new row lacks is a ?
 
 A row is a private name that Heedful reads, calls, sets or declares, a method or property that it overrides, or a
 setting of a library that it changes. What a library asks its users to write (abstract methods, a module's `forward`,
@@ -26,7 +26,7 @@ import heedful
 LIBRARIES = ("transformers", "accelerate", "tokenizers", "datasets", "huggingface_hub", "torch")
 ELSEWHERE = ("_asdict", "_replace", "_exit", "_extract_corpus_statistics")  # of named tuples, `os` and sacrebleu
 PACKAGE = Path(heedful.__file__).resolve().parent
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "versions.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "versions.md"
 ROW = re.compile(r"^\| `(\S+)` \| (.*?) \| (.*?) \| (.*?) \|$", re.MULTILINE)
 
 

@@ -1,6 +1,6 @@
 """Measure what each means is worth when pairs are few, as a table.
 
-    python scripts/low_resource.py path/to/tatoeba_en_de --pairs 5000 --rows plain R-Drop --seeds 1 2
+    python scripts/upkeep/low_resource.py path/to/tatoeba_en_de --pairs 5000 --rows plain R-Drop --seeds 1 2
 
 Every row is one or a few `heedful` commands, which are printed. What is done stands in docs/figures/lowresource.json,
 and is not done again, so that the table may grow over several sittings; a run that was stopped goes on. A GPU, which
@@ -24,7 +24,7 @@ from threading import Lock
 
 from heedful.files import write_text
 
-FOUND = Path(__file__).parents[1] / "docs" / "figures" / "lowresource.json"
+FOUND = Path(__file__).parents[2] / "docs" / "figures" / "lowresource.json"
 RECIPE = "tatoeba-en-de"
 WIDTH, UPDATES = 128, 4000
 # Of so many pairs: tokens of the vocabulary, layers on either side, and sentences for back-translation.

@@ -1,7 +1,7 @@
 """Run chapters of the course, all or some, and write what their cells print and draw into both languages.
 
-python scripts/course.py
-python scripts/course.py 02_rnn 06_qkv
+python scripts/upkeep/course.py
+python scripts/upkeep/course.py 02_rnn 06_qkv
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-COURSE = Path(__file__).parents[1] / "docs" / "course"
+COURSE = Path(__file__).parents[2] / "docs" / "course"
 # A cell, right behind it what it prints, if anything, and the figure that it draws, if any.
 CELL = re.compile(
     r"```python\n(?P<code>.*?)```(?P<shown>\n\n```\n.*?```)?(?P<picture>\n\n!\[[^\]]*\]\(\.\./figures/(?P<figure>\S+)\))?",

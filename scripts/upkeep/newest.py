@@ -1,7 +1,7 @@
 """Does Heedful work with the libraries that are installed here? `make newest` asks it of the newest ones.
 
-    .venv-newest/bin/python scripts/newest.py
-    python scripts/newest.py --readme    # the README's commands alone
+    .venv-newest/bin/python scripts/upkeep/newest.py
+    python scripts/upkeep/newest.py --readme    # the README's commands alone
 
 It runs the README's commands on a small run, the tests, and the folders that each version of transformers saves, with
 the environments of `make test` and `make oldest` where they are there. It ends with one line for each version, and
@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ElementTree
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = {"oldest": ".venv-oldest", "pinned": ".venv", "newest": ".venv-newest"}
 BESIDE = ("torch", "accelerate", "tokenizers", "datasets", "huggingface_hub", "peft")
 README_RUN = (

@@ -383,7 +383,7 @@ def test_a_prompt_for_another_number_of_sentences_is_named(decoding):
 IMPOSSIBLE = [
     ({"custom_generate": BeamSearch(force_words_ids=[[5]]), "do_sample": True}, "`do_sample` must be False"),
     ({"custom_generate": BeamSearch(), "num_beam_groups": 2}, "`num_beam_groups` must not be set with BeamSearch"),
-    ({"custom_generate": BeamSearch(models=[tiny_model()])}, "with target size 272, but it is 99 instead"),
+    ({"custom_generate": BeamSearch(models=[tiny_model()])}, "with target size 272, but is 99 instead"),
     ({"custom_generate": BeamSearch(tokens_beyond_source=0)}, "`tokens_beyond_source` must be at least 1"),
     ({"num_beam": 3}, "num_beam"),
 ]

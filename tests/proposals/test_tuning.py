@@ -135,7 +135,10 @@ def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path):
         ({"dropout": [0.1, "much"]}, "dropout"),
         ({"width": ["small", 32]}, "`--vary width` must have whole numbers, but has 'small'"),
         ({"data.train": [["a"], ["b"]]}, r"`--vary data.train` must have numbers, texts, .* but has \['a'\]"),
-        ({"vocabulary": [400, 100]}, "`tokenizer.vocab_size` must be at least 260 for bpe, but is 100"),
+        (
+            {"vocabulary": [400, 100]},
+            r"`tokenizer.vocab_size` must be at least 260 for bpe \(.*\), but is 100",
+        ),
         (twice, "must name each setting once, but names dropout and model.options.dropout, which are the same"),
         ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0 and finite, but is -1"),
     ]

@@ -127,7 +127,7 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
     recipe = tiny_recipe(folder, {**REGULAR, **STREAM})
     folder.mkdir(exist_ok=True)
     corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
-    with patch("heedful.training.processes.collectives.CHUNK", 32):
+    with patch("heedful.data.epochs.streaming.CHUNK", 32):
         updates = list(corpus.updates(1))
     rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
     exact = resumes(folder / "whole", {**REGULAR, **STREAM}, corpus, accelerator, (4,))
@@ -175,7 +175,7 @@ def stream(folder: Path, accelerator) -> dict:
     corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
     with (
         patch.object(PairEncoder, "rows", count_and_encode),
-        patch("heedful.training.processes.collectives.CHUNK", 32),
+        patch("heedful.data.epochs.streaming.CHUNK", 32),
     ):
         updates = list(corpus.updates(0))
     rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]

@@ -68,7 +68,7 @@ def test_the_evaluation_loss_is_smoothed_by_transformers_trainer_and_not_by_ours
 
 def test_labels_that_transformers_trainer_takes_away_are_asked_for_clearly(tmp_path):
     given = {"data_collator": collator()}
-    with pytest.raises(ValueError, match="give the data collator the model"):
+    with pytest.raises(ValueError, match=r"needs the collator `DataCollatorForSeq2Seq\(tokenizer, model\)`"):
         trained(Seq2SeqTrainer, tmp_path, given=given, label_smoothing_factor=0.1)
     trained(HeedSeq2SeqTrainer, tmp_path, given=given, label_smoothing_factor=0.1)
 

@@ -73,8 +73,8 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             warn_of_split_tokens(tokenizer)
             given["data_collator"] = given.get("data_collator") or DataCollatorForSeq2Seq(tokenizer)
-        if (make := given.get("model_init")) is not None:
-            given["model_init"] = wraps(make)(partial(self._made, make))
+        if given.get("model_init") is not None:
+            given["model_init"] = self._completing(given["model_init"])
         own_generation = deepcopy(getattr(model, "generation_config", None))
         super().__init__(**given)
         if self.args.device.type == "cpu":
@@ -95,11 +95,16 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         """The model itself, without what Accelerate and peft wrap around it."""
         return unwrap_peft_model(self.accelerator.unwrap_model(self.model))
 
-    def _made(self, make: Callable[..., Any], *trial: Any) -> Any:
-        """Return what `model_init` makes, with the smoothing and the generation settings of the arguments."""
-        model = make(*trial)
-        self._complete(model, model.generation_config)
-        return model
+    def _completing(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `model_init` with the smoothing and the generation settings of the arguments."""
+
+        @wraps(make)  # transformers counts the parameters, of which a partial function has others
+        def make_and_complete(*trial: Any) -> Any:
+            model = make(*trial)
+            self._complete(model, model.generation_config)
+            return model
+
+        return make_and_complete
 
     def _complete(self, model: Any, own: GenerationConfig | None) -> None:
         """Give a model the arguments' smoothing and `generation_config`, its gaps filled from the model's own."""

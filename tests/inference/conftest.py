@@ -41,6 +41,16 @@ def training_model(model, monkeypatch):
 
 
 @pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were drawn; nothing is written."""
+    figures = []
+    monkeypatch.setattr(
+        "heedful.inference.attention.drawing._save", lambda figure, path: figures.append(figure) or path
+    )
+    return figures
+
+
+@pytest.fixture
 def pairs() -> dict[str, str]:
     return PAIRS
 

@@ -1,16 +1,15 @@
 """Attention maps: the weights of the model, labels that people can read, pictures with Korean letters."""
 
-import builtins
 import importlib.util
 import sys
 import warnings
 from dataclasses import replace
-from itertools import combinations
+from functools import partial
+from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib import font_manager, image
@@ -21,6 +20,7 @@ from heedful.inference.attention import drawing
 from heedful.inference.attention.drawing import draw_attention, draw_attention_grid
 from heedful.inference.attention.labels import Words, token_labels
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, attention_map, attention_maps_of_ids
+from heedful.inference.attention.report import write_attention_report
 from heedful.inference.translation import Translator
 from helpers import assert_refused
 
@@ -33,36 +33,11 @@ def small_map() -> AttentionMap:
     return AttentionMap(["고양이", "▁café", "</s>"], ["$\\frac$", "▁cat"], weights)
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that were drawn; nothing is written."""
-    figures = []
-    monkeypatch.setattr(drawing, "_save", lambda figure, path: figures.append(figure) or path)
-    return figures
-
-
 def drawn_warnings(*arguments):
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         draw_attention(*arguments)
     return [str(warning.message) for warning in record]
-
-
-def test_the_weights_are_those_of_the_model(model, tokenizers):
-    labels = torch.tensor(tokenizers.encode_target([TARGET]))
-    outputs = model(input_ids=torch.tensor(tokenizers.encode_source([SOURCE])), labels=labels, output_attentions=True)
-    for kind in ("cross", "encoder", "decoder"):
-        expected = outputs[f"{kind}_attentions"][0][0]
-        one = attention_map(model, tokenizers, SOURCE, TARGET, layer=0, head=2, kind=kind)
-        mean = attention_map(model, tokenizers, SOURCE, TARGET, layer=-2, kind=kind)
-        np.testing.assert_allclose(one.weights, expected[2].detach(), atol=1e-6)
-        np.testing.assert_allclose(mean.weights, expected.mean(dim=0).detach(), atol=1e-6)
-
-
-def test_layers_and_heads_differ(model, tokenizers):
-    places = ((0, 0), (0, 1), (1, 0), (1, None))
-    maps = [attention_map(model, tokenizers, SOURCE, TARGET, layer=a, head=b).weights for a, b in places]
-    assert all(np.abs(one - other).max() > 1e-3 for one, other in combinations(maps, 2))
 
 
 def test_rows_are_predicted_tokens_and_columns_what_they_look_at(model, tokenizers):
@@ -81,15 +56,6 @@ def test_rows_are_predicted_tokens_and_columns_what_they_look_at(model, tokenize
     ids = tokenizers.encode_source([SOURCE])[0], translation.token_ids
     followed = attention_maps_of_ids(model, tokenizers, *ids, ["cross"]).map()
     np.testing.assert_array_equal(own.weights, followed.weights)
-
-
-def test_rows_sum_to_one_and_the_decoder_never_looks_ahead(model, tokenizers):
-    for kind in ("cross", "encoder", "decoder"):
-        found = attention_map(model, tokenizers, SOURCE, TARGET, kind=kind)
-        assert found.kind == kind
-        assert found.weights.shape == (len(found.target_tokens), len(found.source_tokens))
-        np.testing.assert_allclose(found.weights.sum(axis=1), 1, atol=1e-5)
-    assert np.triu(attention_map(model, tokenizers, SOURCE, TARGET, kind="decoder").weights, k=1).max() == 0
 
 
 def test_the_model_stays_in_training_mode_but_dropout_is_off(training_model, tokenizers):
@@ -118,6 +84,9 @@ def test_bytes_are_shown_as_the_characters_that_begin_in_them_and_what_cannot_be
     assert "▁" in labels("x y")
     first_byte = tokenizers.source("네").input_ids[0]
     assert token_labels(tokenizers.source, [first_byte, 1, 9999]) == ["‹EB›", "<s>", "<9999>"]
+    words = train_tokenizers(["개가 달린다"], ["the dog"], vocab_size=100, algorithm="word", languages=["en"])
+    ids = words.encode_source(["개가 뭐"], target_language="en")[0]
+    assert token_labels(words.source, ids) == ["<2en>", "▁개가", "<unk>", "</s>"]
 
 
 @pytest.mark.parametrize("algorithm", ["word", "bpe"])
@@ -183,7 +152,6 @@ def test_letters_without_any_font_name_the_extra_and_are_written_as_their_code_p
     assert len(messages) == 1
     assert "3 of the letters to draw (고양이)" in messages[0]
     assert "heedful[plots]" in messages[0]
-    monkeypatch.setattr(drawing, "_wide_fonts", lambda manager: iter(()))
     with pytest.warns(UserWarning, match="code points are drawn instead"):
         (texts,), style = drawing.writable(["고a", "b"])
     assert texts == ["⟨ACE0⟩a", "b"]
@@ -201,13 +169,9 @@ def test_drawing_leaves_matplotlib_as_it_was_and_takes_no_font_of_boxes(small_ma
 
 
 def test_drawing_imports_neither_pyplot_nor_the_font_package(small_map, tmp_path, monkeypatch):
-    load = builtins.__import__
-
-    def checked(name, globals_=None, locals_=None, fromlist=(), level=0):
-        assert not {"pyplot", "koreanize_matplotlib"} & {*name.split("."), *(fromlist or ())}
-        return load(name, globals_, locals_, fromlist, level)
-
-    monkeypatch.setattr(builtins, "__import__", checked)
+    monkeypatch.delattr(matplotlib, "pyplot", raising=False)
+    for name in ("matplotlib.pyplot", "koreanize_matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
     assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # the module itself, imported anew, asks for it later
     specification = importlib.util.spec_from_file_location("drawing_anew", drawing.__file__)
@@ -265,17 +229,22 @@ def test_wrong_paths_and_a_grid_of_what_is_not_there_are_named(small_map, tmp_pa
     assert [place.name for place in tmp_path.iterdir()] == ["folder.png"]
 
 
-def test_a_picture_that_fails_half_way_leaves_the_former_one(small_map, tmp_path, monkeypatch):
-    (tmp_path / "map.png").write_bytes(b"former")
-
-    def fail(figure, place, **settings):
-        place.write_bytes(b"half")
+def test_a_picture_or_page_that_fails_half_way_leaves_the_former_one(small_map, tmp_path, monkeypatch):
+    def fail(*given, **settings):
+        path = next(each for each in given if isinstance(each, Path))
+        path.write_bytes(b"half")
         raise OSError("The disk is full.")
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
-    with pytest.raises(OSError, match="full"):
-        draw_attention(small_map, tmp_path / "map.png")
-    assert [(place.name, place.read_bytes()) for place in tmp_path.iterdir()] == [("map.png", b"former")]
+    for name, write, of in (
+        ("map.png", partial(draw_attention, small_map), "matplotlib.figure.Figure.savefig"),
+        ("page.html", partial(write_attention_report, random_maps(1, 1, 2, 2)), "pathlib.Path.write_text"),
+    ):
+        (tmp_path / name).write_bytes(b"former")
+        monkeypatch.setattr(of, fail)
+        with pytest.raises(OSError, match="full"):
+            write(tmp_path / name)
+    found = {place.name: place.read_bytes() for place in tmp_path.iterdir()}
+    assert found == dict.fromkeys(("map.png", "page.html"), b"former")
 
 
 def test_korean_columns_are_never_turned(drawn, tmp_path):

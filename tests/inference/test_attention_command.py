@@ -29,37 +29,30 @@ def run(heedful_command, folder, tmp_path, monkeypatch):
     return run
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """The pictures that were drawn; nothing is written."""
-    drawn = []
-    monkeypatch.setattr("heedful.inference.attention.drawing._save", lambda figure, path: drawn.append(figure) or path)
-    return drawn
-
-
 @pytest.fixture(scope="module")
 def maps(model, tokenizers):
     return attention_maps(model, tokenizers, SOURCE, TARGET)
 
 
 def test_pictures_are_drawn(run, tmp_path):
-    for options in (["--head", 1], ["--grid", "--scores", "--layer", 0, "--kind", "encoder"]):
+    grids = (["--grid"], ["--grid", "--scores", "--layer", 0, "--kind", "encoder"])
+    for options in (["--head", 1, "--layer", 0], ["--kind", "decoder"], ["--rollout"], *grids):
         assert run("attention", *BOTH, "-o", "map.png", *options) == "map.png\n"
         assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG"), options
     assert [place.name for place in tmp_path.iterdir()] == ["map.png"]
 
 
-def test_pictures_show_words_and_say_what_they_are(run, maps, figures):
+def test_pictures_show_words_and_say_what_they_are(run, maps, drawn):
     for options, title in (
         ([], "cross attention, layer 1 (the last), mean of 4 heads"),
         (["--kind", "decoder", "--layer", 0, "--head", 2], "decoder attention, layer 0 of 0 to 1, head 2"),
         (["--rollout"], "rollout of cross attention, layer 1 (the last)"),
     ):
-        figures.clear()
+        drawn.clear()
         run("attention", *BOTH, "-o", "map.png", *options)
         run("attention", *BOTH, "-o", "map.png", *options, "--tokens")
-        assert [figure.get_suptitle() for figure in figures] == [title, title]
-        words, tokens = ([label.get_text() for label in figure.axes[0].get_yticklabels()] for figure in figures)
+        assert [figure.get_suptitle() for figure in drawn] == [title, title]
+        words, tokens = ([label.get_text() for label in figure.axes[0].get_yticklabels()] for figure in drawn)
         assert words == [*TARGET.split(), "</s>"]
         assert tokens == maps.target_tokens
 
@@ -165,15 +158,19 @@ REFUSED = {
         ([SOURCE], "Missing option '-o' / '--output'"),
         ([SOURCE, "-o", "map.jpg"], "`--output` must end in one of .png, .svg, .pdf, .html, but is map.jpg"),
         ([SOURCE, *PICTURE, "--layer", 7], "`--layer` must be between -2 and 1, but is 7"),
+        ([SOURCE, *PICTURE, "--head", 4], "`--head` must be between 0 and 3, but is 4"),
         ([SOURCE, *PICTURE, "--grid", "--head", 1], "`--head` must not come with --grid"),
         ([SOURCE, *PICTURE, "--grid", "--rollout"], "`--grid` must not come with --rollout"),
         ([SOURCE, *PICTURE, "--rollout", "--head", 1], "`--head` must not come with --rollout"),
         ([SOURCE, "-o", "a.html", "--grid"], "`--grid` must come with a picture"),
+        ([SOURCE, "-o", "a.html", "--rollout"], "`--rollout` must come with a picture"),
         ([SOURCE, *PICTURE, "--scores"], "`--scores` must come with --grid"),
+        ([SOURCE, "-o", "a.html", "--scores"], "`--scores` must come with --grid"),
         ([" ", *PICTURE], "`source` must be a sentence"),
     ],
     "align": [
         ([SOURCE, "--kind", "encoder"], "No such option: --kind"),
+        ([SOURCE, "--grid"], "No such option: --grid"),
         ([SOURCE, "--rollout", "--head", 1], "`--head` must not come with --rollout"),
         ([SOURCE, "--data", "x"], "Either TEXT or --data must be given"),
         ([], "Either TEXT or --data must be given"),

@@ -72,6 +72,15 @@ def test_every_kind_layer_and_head_is_there_with_the_models_own_weights(model, t
         np.testing.assert_array_equal(one.weights, maps.weights[kind][0, 3])
         np.testing.assert_allclose(maps.map(kind).weights, maps.weights[kind][1].mean(axis=0), atol=1e-7)
         assert one.weights.shape == (len(one.target_tokens), len(one.source_tokens))
+        np.testing.assert_allclose(expected.sum(axis=-1), 1, atol=1e-5)
+        assert min(np.abs(expected[0] - expected[1]).max(), np.abs(expected[:, 0] - expected[:, 1]).max()) > 1e-3
+        for layer, head in ((0, 1), (-1, None), (-2, None)):
+            alone = attention_map(model, tokenizers, SOURCE, TARGET, layer, head, kind)
+            among = maps.map(kind, layer, head)
+            np.testing.assert_allclose(alone.weights, among.weights, atol=1e-6)
+            assert (alone.source_tokens, alone.target_tokens) == (among.source_tokens, among.target_tokens)
+            assert alone.kind == kind
+    assert np.triu(maps.weights["decoder"], k=1).max() == 0
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
@@ -200,15 +209,15 @@ def test_a_recurrent_model_has_its_cross_attention(tokenizers, attention):
     assert (maps.kinds, maps.layers("cross"), maps.heads("cross")) == (["cross"], 1, 1)
     np.testing.assert_allclose(maps.weights["cross"], torch.cat(outputs.cross_attentions).numpy(), atol=1e-6)
     assert maps.weights["cross"].shape == (1, 1, len(maps.target_tokens), len(maps.source_tokens))
-    for arguments, message in (
-        ({"kind": "encoder"}, "`kind` must be one that the model has, but is 'encoder' instead"),
-        ({"kind": "decoder"}, "`kind` must be one that the model has, but is 'decoder' instead"),
-        ({"layer": 1}, "`layer` must be between -1 and 0, but is 1"),
-    ):
+    for kind in ("encoder", "decoder"):
+        message = f"`kind` must be one that the model has, but is '{kind}' instead"
         with pytest.raises(ValueError, match=message):
-            attention_map(model, tokenizers, SOURCE, TARGET, **arguments)
-    with pytest.raises(ValueError, match="`kind` must be one that the model has, but is 'decoder' instead"):
-        attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross", "decoder"])
+            attention_map(model, tokenizers, SOURCE, TARGET, kind=kind)
+        with pytest.raises(ValueError, match=message):
+            attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross", kind])
+    for look in (partial(attention_map, model, tokenizers, SOURCE, TARGET), maps.map):
+        with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 1"):
+            look(layer=1)
 
 
 def test_a_model_without_attention_is_an_error(tokenizers, monkeypatch):
@@ -229,6 +238,17 @@ def test_every_word_of_any_script_gets_tokens_in_order(tokenizers, words):
     found = [word for word in token_words(tokenizers.source, ids) if word is not None]
     assert found == sorted(found)
     assert set(found) == set(range(len(words)))
+
+
+def test_words_are_what_stands_between_spaces(tokenizers):
+    (ids,) = tokenizers.encode_source(["고양이가  잔다. a"])
+    words, pieces = token_words(tokenizers.source, ids), {}
+    for id_, word in zip(ids, words, strict=True):
+        pieces.setdefault(word, []).append(id_)
+    texts = [tokenizers.source.decode(pieces[word]).strip() for word in (0, 1, 2)]
+    assert (texts, words[-1], len(pieces)) == (["고양이가", "잔다.", "a"], None, 4)
+    pair = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=100, algorithm="word")
+    assert token_words(pair.target, pair.encode_target(["the cat runs"])[0]) == [0, 1, 2, None]
 
 
 @pytest.mark.parametrize(
@@ -268,5 +288,3 @@ def test_words_are_shown_without_the_marks_of_sentencepiece_tags_and_characters_
     source, target = KOREAN[0], ENGLISH[0]
     assert shown_words(pair.source, pair.encode_source([source])[0]).labels == [*source.split(), "</s>"]
     assert shown_words(pair.target, pair.encode_target([target])[0]).labels == [*target.split(), "</s>"]
-    words = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=100, algorithm="word")
-    assert token_words(words.target, words.encode_target(["the cat runs"])[0]) == [0, 1, 2, None]

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from chromium import EXECUTABLE, Chromium
+from chromium import needs_chromium, opened
 from heedful.inference.attention import drawing
 from heedful.inference.attention.labels import Words
 from heedful.inference.attention.maps import AttentionMaps, attention_maps
 from heedful.inference.attention.measures import attention_rollout, scores_between_words
 from heedful.inference.attention.recording import HeadStates
 from heedful.inference.attention.report import write_attention_report
+from helpers import assert_refused
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 SOURCE = ["القطة", "▁صغيرة", HOSTILE, "</s>"]
 TARGET = ["고양이", "▁छोटी", "▁😀", ".", "</s>"]
-
-needs_chromium = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
 
 
 def random_maps(source, target, layers=2, heads=3, kinds=("cross", "encoder", "decoder")):
@@ -52,6 +51,9 @@ def unpacked(text, *shape):
 
 
 def test_the_page_holds_all_weights_to_four_digits_of_words_or_tokens(maps, tmp_path):
+    tokens = [f"▁token{i}" for i in range(30)]  # of a base model
+    base = write_attention_report(random_maps(tokens, tokens, layers=6, heads=8), tmp_path / "page.html")
+    assert base.stat().st_size < 600_000
     data = data_of(write_attention_report(maps, tmp_path / "page.html"))
     assert data["source"]["tokens"] == SOURCE
     for kind, weights in maps.weights.items():
@@ -88,31 +90,16 @@ def test_hostile_tokens_end_no_element_no_place_is_named_and_directions_are_of_f
 
 
 def test_wrong_arguments_write_nothing(maps, tmp_path):
-    for name, arguments, message in (
-        ("page.html", {"layer": 2}, "`layer` must be between -2 and 1"),
-        ("page.html", {"head": 3}, "`head` must be between 0 and 2"),
-        ("page.html", {"kind": "self"}, "`kind` must be one of cross, encoder, decoder, but is 'self'"),
-        ("page.htm", {}, r"`path` must end in one of \.html, but is .*page\.htm "),
-        ("nowhere/page.html", {}, "nowhere does not exist"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            write_attention_report(maps, tmp_path / name, **arguments)
+    cases = [
+        ({"layer": 2}, "`layer` must be between -2 and 1"),
+        ({"head": 3}, "`head` must be between 0 and 2"),
+        ({"kind": "self"}, "`kind` must be one of cross, encoder, decoder, but is 'self'"),
+        ({"path": tmp_path / "page.htm"}, r"`path` must end in one of \.html, but is .*page\.htm "),
+        ({"path": tmp_path / "nowhere/page.html"}, "nowhere does not exist"),
+    ]
+    given = {"maps": maps, "path": tmp_path / "page.html"}
+    assert_refused(cases, lambda wrong: write_attention_report(**given | wrong), (ValueError, FileNotFoundError))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_page_that_fails_half_way_leaves_the_former_one(maps, tmp_path, monkeypatch):
-    path = tmp_path / "page.html"
-    path.write_text("former")
-
-    def fail(place, text, **_):
-        place.write_bytes(b"half")
-        raise OSError("The disk is full.")
-
-    monkeypatch.setattr("pathlib.Path.write_text", fail)
-    with pytest.raises(OSError, match="full"):
-        write_attention_report(maps, path)
-    assert [place.name for place in tmp_path.iterdir()] == ["page.html"]
-    assert path.read_bytes() == b"former"
 
 
 # In the browser
@@ -120,9 +107,8 @@ def test_a_page_that_fails_half_way_leaves_the_former_one(maps, tmp_path, monkey
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    browser = Chromium(tmp_path_factory.mktemp("chromium"))
-    yield browser
-    browser.close()
+    with opened(tmp_path_factory.mktemp("chromium") / "profile") as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -318,7 +304,7 @@ def test_what_was_pointed_at_is_marked_in_the_map_and_a_click_keeps_it_until_esc
     ):
         page.move_to(token(side, index))
         assert page.run(marked) == band
-        assert page.run("[...document.querySelectorAll('#map .on')].map(e => e.textContent)") == [label]
+        assert page.texts("#map .on") == [label]
     page.click(token("rows", 1))
     page.move_to(token("rows", 3))
     assert_shows(shown(page, "columns"), maps.map("cross").weights[1])
@@ -377,11 +363,8 @@ def test_hostile_tokens_are_text_and_nothing_is_fetched(page, tmp_path):
 @needs_chromium
 def test_pages_begin_with_what_was_asked_for_whatever_the_stacks(browser, maps, tmp_path):
     browser.open(write_attention_report(maps, tmp_path / "page.html", kind="decoder", layer=0, head=2))
-    assert browser.run("[...document.querySelectorAll('input:checked')].map(e => e.nextSibling.textContent)") == [
-        "decoder",
-        "0",
-        "2",
-    ]
+    chosen = browser.run("[...document.querySelectorAll('input:checked')].map(e => e.nextSibling.textContent)")
+    assert chosen == ["decoder", "0", "2"]
     browser.move_to(token("rows", 1))
     assert_shows(shown(browser, "columns"), maps.weights["decoder"][0, 2, 1])
     maps = random_maps(["a", "b"], ["x", "y", "z"], layers=1, heads=1, kinds=("cross",))
@@ -406,13 +389,11 @@ def test_pages_begin_with_what_was_asked_for_whatever_the_stacks(browser, maps, 
     assert browser.complaints() == []
 
 
-def test_every_row_of_a_grid_is_labelled_in_a_font_that_has_korean(model, tokenizers, tmp_path, monkeypatch):
+def test_every_row_of_a_grid_is_labelled_in_a_font_that_has_korean(model, tokenizers, tmp_path, drawn):
     pytest.importorskip("koreanize_matplotlib")
-    figures = []
-    monkeypatch.setattr(drawing, "_save", lambda figure, path: figures.append(figure) or path)
     maps = attention_maps(model, tokenizers, "개가 공원에서 달린다.", kinds=["encoder"])
     drawing.draw_attention_grid(maps, tmp_path / "grid.png", kind="encoder")
     heads = maps.heads("encoder")
-    families = [axes.get_yticklabels()[0].get_family() for axes in figures[0].axes[::heads]]
+    families = [axes.get_yticklabels()[0].get_family() for axes in drawn[0].axes[::heads]]
     assert len(families) == maps.layers("encoder") == 2
-    assert families[0] == families[1] == figures[0].axes[-1].get_xticklabels()[0].get_family()
+    assert families[0] == families[1] == drawn[0].axes[-1].get_xticklabels()[0].get_family()

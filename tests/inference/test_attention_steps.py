@@ -88,11 +88,8 @@ def test_one_layer_is_recorded_where_it_is_asked_for_and_later_tokens_have_minus
     assert {kind: len(layers) for kind, layers in states.items()} == {"cross": 1}
     attention_maps(model, tokenizers, SOURCE, TARGET)
     assert len(states["cross"]) == 1
-    with (
-        pytest.raises(ValueError, match="`layer` must be between -2 and 1, but is 2"),
-        recorded_heads(model, KINDS, 2),
-    ):
-        pass
+    with pytest.raises(ValueError, match="`layer` must be between -2 and 1, but is 2"):
+        recorded_heads(model, KINDS, 2).__enter__()
 
 
 def test_other_models_have_no_steps(tokenizers):
@@ -132,19 +129,11 @@ def test_columns_stand_below_each_other_beside_korean_letters():
     assert lines[start + 1 : start + 4] == ["       나무     a", "나무   1.00    −∞", "a     -2.50  3.00"]
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """The pictures that were drawn; nothing is written."""
-    drawn = []
-    monkeypatch.setattr(drawing, "_save", lambda figure, path: drawn.append(figure) or path)
-    return drawn
-
-
 @pytest.mark.parametrize("layer", [None, 1])
-def test_the_grid_draws_scores_as_dots_below_the_weights(model, tokenizers, tmp_path, figures, layer):
+def test_the_grid_draws_scores_as_dots_below_the_weights(model, tokenizers, tmp_path, drawn, layer):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
     drawing.draw_attention_grid(maps, tmp_path / "a.png", "decoder", layer, tokens=True, scores=True)
-    (figure,) = figures
+    (figure,) = drawn
     layers = [0, 1] if layer is None else [layer]
     axes = np.array(figure.axes).reshape(len(layers), 2, 4)
     for (row, number), head in product(enumerate(layers), range(4)):
@@ -158,13 +147,13 @@ def test_the_grid_draws_scores_as_dots_below_the_weights(model, tokenizers, tmp_
         np.testing.assert_array_equal(dots.get_offsets(), np.argwhere(seen)[:, ::-1])
 
 
-def test_scores_are_written_where_there_is_room(model, tokenizers, tmp_path, monkeypatch, figures):
+def test_scores_are_written_where_there_is_room(model, tokenizers, tmp_path, monkeypatch, drawn):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
     count = len(maps.target_tokens)
     for room in (count, count - 1):
         monkeypatch.setattr(drawing, "NUMBERED", room)
         drawing.draw_attention_grid(maps, tmp_path / "a.png", "decoder", 0, tokens=True, scores=True)
-    small, large = ([text.get_text() for text in figure.axes[4].texts] for figure in figures)
+    small, large = ([text.get_text() for text in figure.axes[4].texts] for figure in drawn)
     expected = [f"{score:.1f}".replace("-inf", "−∞") for score in maps.scores("decoder")[0, 0].flat]
     assert small == expected
     assert large == []

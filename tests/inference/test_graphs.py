@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, CompileConfig, StaticCache
+from transformers import CompileConfig, PreTrainedModel, StaticCache
 
 from heedful import generation_heed
 from heedful.generation_heed import CachedGenerationMixin
@@ -22,8 +22,10 @@ from heedful.inference.engines import GenerateEngine, pad_sources, token_batches
 from heedful.inference.native.engine import prepare_for_inference
 from heedful.inference.strategies import graphs
 from heedful.inference.strategies.sampling import SeededSampling
+from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
 from helpers import VARIANTS, padded, sentences, tiny_model, tiny_rnn
+from plain_strategies import model_of
 from row_lengths import natural_lengths
 
 SEARCHES = {
@@ -99,22 +101,21 @@ def test_graphs_find_them_in_every_variant_of_the_model(on_gpu, variant):
     assert len(on_gpu) == 2
 
 
-@pytest.fixture
-def shapes(monkeypatch):
-    """Let nothing be searched; returns the shapes of the batches that were to be."""
-    seen = []
+def test_a_trained_models_translations_are_those_of_plain_steps(on_gpu, model, tokenizers, pairs):
+    found = Translator(copy.deepcopy(model), tokenizers, engine="generate").translate(list(pairs), num_beams=2)
+    assert [best.text for best, *_ in found] == list(pairs.values())
+    assert on_gpu
+
+
+def test_batches_of_sentences_as_they_come_have_few_shapes_within_the_models_positions(monkeypatch):
+    shapes, model, lengths = [], tiny_model(), dict(enumerate(natural_lengths(4000)[0]))
 
     def generate(model, input_ids, attention_mask, generation_config):
         assert input_ids.shape == attention_mask.shape
-        seen.append(tuple(input_ids.shape))
+        shapes.append(tuple(input_ids.shape))
         return input_ids
 
     monkeypatch.setattr(HeedForConditionalGeneration, "generate", generate)
-    return seen
-
-
-def test_batches_of_sentences_as_they_come_have_few_shapes_within_the_models_positions(shapes):
-    model, lengths = tiny_model(), dict(enumerate(natural_lengths(4000)[0]))
     batches = list(token_batches(lengths, 4096))
     for batch in batches:
         inputs = pad_sources([[5] * lengths[number] for number in batch], 0, model.device)
@@ -197,9 +198,7 @@ def test_graphs_step_aside_for_ensembles_drawn_tokens_other_models_and_on_the_cp
     settings = settings_of(model)
     GenerateEngine(model, [tiny_model(seed=1)]).search(sources, settings, 4096)
     GenerateEngine(model).search(sources, settings, 4096, SeededSampling(seed=1).processors)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 71, "max_position_embeddings": 64}
-    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    for other in (tiny_rnn(), BartForConditionalGeneration(BartConfig(**sizes)).eval()):
+    for other in (tiny_rnn(), model_of("bart")):
         inputs = pad_sources(sources, 0, other.device)
         assert not graphs.may_use_graphs(other, inputs, settings_of(other))
     assert not on_gpu
@@ -272,11 +271,7 @@ def counted(monkeypatch):
         captured.append(graph)
         return graph.forward
 
-    monkeypatch.undo()
-    for module in (generation_heed, engines):
-        monkeypatch.setattr(module, "COMPILED_DEVICES", ("cpu",))
-    monkeypatch.setattr(graphs, "_STEPS", WeakKeyDictionary())
-    monkeypatch.setattr(graphs, "STEPS_THAT_PAY", 0)
+    monkeypatch.setattr(HeedForConditionalGeneration, "get_compiled_call", PreTrainedModel.get_compiled_call)
     compiling = CompileConfig(fullgraph=True, dynamic=True, backend=run_as_it_is, mode=None)
     compiling._compile_all_devices = True
     monkeypatch.setattr(graphs, "COMPILING", compiling)
@@ -302,7 +297,9 @@ def test_a_step_is_compiled_a_handful_of_times_for_all_shapes_and_leaves_nothing
     assert torch.equal(other.lm_head.weight, model.lm_head.weight)
 
 
-def test_generate_compiles_the_step_of_beams_where_it_is_asked_to(counted):
+@pytest.mark.parametrize("compiled", ["on_gpu", pytest.param("counted", marks=pytest.mark.slow)])
+def test_generate_compiles_the_step_of_beams_where_it_is_asked_to(request, compiled):
+    counted = request.getfixturevalue(compiled)
     torch.manual_seed(2)
     model = tiny_model(encoder_layers=1, decoder_layers=1)
     source, mask = padded(sentences(9, 4, 1), "left")

@@ -51,14 +51,12 @@ def test_weights_that_are_unknown_missing_or_truncated_are_named(folder):
     save_file(load_file(path) | {"extra.weight": torch.zeros(2)}, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"unknown to the model, extra\.weight"):
         load_model(folder)
-    path = folder / "model.safetensors"
     weights = load_file(path)
     name = next(name for name in sorted(weights) if "q_proj" in name)
     del weights[name]
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=f"weights in .* lack {name}"):
         load_model(folder)
-    path = folder / "model.safetensors"
     for kept in (20_000, 100, 5, 0):
         path.write_bytes(path.read_bytes()[:kept])
         with pytest.raises(ValueError, match=rf"The model in {folder} cannot be loaded: .*whole safetensors files"):

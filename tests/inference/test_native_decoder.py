@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, prepare_for_inference
 from heedful.inference.native.decoder import NativeDecoder
+from heedful.inference.native.search import best_tokens
 from heedful.modeling_heed import HeedFeedForward
 
 TINY = {
@@ -246,6 +247,18 @@ def test_weights_and_hooks_that_have_changed_since_are_noticed(change):
     CHANGES[change](model)
     with pytest.raises(ValueError, match="weights or modules have changed since"):
         model.generate(**make_batch(9), custom_generate=decoder)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 300), st.integers(1, 12), st.integers(0, 1000))
+def test_the_best_tokens_are_those_of_a_full_sort(sentences, beams, vocabulary, count, seed):
+    torch.manual_seed(seed)
+    logits, scores = torch.randn(sentences * beams, vocabulary), torch.randn(sentences, beams)
+    totals, hypotheses, tokens = best_tokens(logits, scores, count)
+    plain = (logits.view(sentences, beams, vocabulary) + scores[..., None]).flatten(1)
+    wanted = plain.topk(min(count, beams * vocabulary))
+    assert totals.tolist() == wanted.values.tolist()
+    assert (hypotheses * vocabulary + tokens).tolist() == wanted.indices.tolist()
 
 
 REPLACED = {

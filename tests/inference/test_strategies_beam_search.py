@@ -1,9 +1,15 @@
 """Our beam search, with all its options, equals the plainest one, and transformers' own where it has none."""
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from heedful import BeamSearch
+from heedful.inference.search_settings import length_penalty
+from heedful.inference.strategies.beams import coverage_penalty
 from heedful.inference.strategies.steps import average
 from heedful.versions_heed import CACHE, cache_of
 from helpers import ENDS, PAD, START, VARIANTS, assert_near, each_once, padded, sentences, tiny_model
@@ -70,10 +76,20 @@ def test_one_beam_is_greedy_search_and_finished_rows_are_filled_with_padding():
     # With these a longer hypothesis would be looked for, but greedy search stops at its first.
     options |= {"length_penalty": 9.0, "early_stopping": "never"}
     assert torch.equal(model.generate(ids, custom_generate=BeamSearch(), **options), greedy)
-    model, (ids, mask) = tiny_model(), padded(sentences(9, 2, 6))
     for beams in (1, 4):
         rows = model.generate(ids, attention_mask=mask, max_length=13, num_beams=beams, custom_generate=BeamSearch())
         assert {token for row in rows.tolist() for token in row[len(cut(row)) :]} == {PAD}
+
+
+def test_the_transition_scores_of_a_hypothesis_add_up_to_its_score():
+    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_length": 13, "length_penalty": 0.6}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    strategy = BeamSearch(length_penalty_form="gnmt")
+    found = model.generate(ids, attention_mask=mask, custom_generate=strategy, **options)
+    steps = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices)
+    lengths = (found.beam_indices >= 0).sum(1)
+    assert_near(steps.sum(1) / ((5 + lengths) / 6) ** 0.6, found.sequences_scores)
 
 
 @pytest.mark.parametrize(("kind", "cached"), [("heed", False), *((kind, True) for kind in KINDS)])
@@ -85,6 +101,11 @@ def test_gnmt_penalties_and_a_length_limit_by_source_equal_the_plainest_search(k
     plain = {"beams": 4, "penalty": gnmt, "alpha": 0.6, "beta": 0.3}
     theirs = [each_alone([model], [row], limit=min(9, len(row) + 2), **plain)[0] for row in rows]
     assert_same(ours, [entry for found in theirs for entry in found])
+
+
+def test_no_output_has_more_tokens_than_its_own_source_and_the_allowance():
+    found = decode(tiny_model(), sentences(*LENGTHS), BeamSearch(tokens_beyond_source=1), eos_token_id=None)
+    assert [len(tokens) - 1 for _, tokens in found] == [8, 3, 7]
 
 
 def test_forced_words_may_be_an_argument_of_generate_as_in_transformers_4():
@@ -117,6 +138,13 @@ def test_an_ensemble_equals_the_plainest_search_over_averages(kind, averaging, c
     averaged = {"probabilities": mixture, "log_probabilities": geometric}[averaging]
     theirs = each_alone(models, rows, averaged, beams=3, limit=LIMIT, penalty=gnmt, alpha=0.6)
     assert_same(ours, [entry for found in theirs for entry in found])
+
+
+def test_an_ensemble_of_a_model_with_itself_is_the_model():
+    model, rows, options = tiny_model(), sentences(*LENGTHS), {"num_beams": 4, "num_return_sequences": 4}
+    for averaging in ("probabilities", "log_probabilities"):
+        itself = decode(model, rows, BeamSearch(models=[model], averaging=averaging), **options)
+        assert_same(itself, decode(model, rows, BeamSearch(), **options))
 
 
 def test_an_ensemble_goes_on_with_padded_prompts_as_with_each_alone():
@@ -241,6 +269,31 @@ def test_models_and_inputs_that_the_search_cannot_take_are_refused():
         )
 
 
-def test_a_token_that_a_model_rules_out_is_no_number_gone_wrong():
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 200), st.floats(0, 3))
+def test_the_length_penalty_is_that_of_gnmt(length, alpha):
+    assert length_penalty(length, alpha, "gnmt") == pytest.approx((5 + length) ** alpha / 6**alpha)
+    assert length_penalty(length, alpha, "power") == length**alpha
+    assert length_penalty(1, alpha, "gnmt") == 1.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.01, 3), min_size=1, max_size=8), st.floats(0, 2))
+def test_the_coverage_penalty_is_zero_where_all_is_attended_to(weights, beta):
+    coverage, mask = torch.tensor([weights], dtype=torch.float64), torch.ones(1, len(weights))
+    penalty = coverage_penalty(coverage, mask, beta).item()
+    assert penalty == pytest.approx(beta * sum(math.log(min(weight, 1.0)) for weight in weights), abs=1e-5)
+    assert penalty <= 0
+    assert coverage_penalty(coverage, torch.zeros_like(mask), beta) == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(0.1, 5), min_size=2, max_size=4), st.integers(0, 1000))
+def test_the_average_of_probabilities_is_a_distribution_also_where_a_model_rules_a_token_out(weights, seed):
+    generator = torch.Generator().manual_seed(seed)
+    each = [torch.randn(3, 7, generator=generator).log_softmax(-1) for _ in weights]
+    shares = [weight / sum(weights) for weight in weights]
+    assert_near(average(each, shares, "probabilities").exp().sum(-1), torch.ones(3))
+    assert (average(each, shares, "log_probabilities").exp().sum(-1) <= 1 + 1e-5).all()
     one = torch.tensor([[0.5, 0.5, 0.0]]).log()
     assert torch.equal(average([one, one], [0.5, 0.5], "probabilities"), one)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration
 
 from heedful import pipeline_heed
 from heedful.inference import translation
@@ -22,7 +22,7 @@ from heedful.inference.engines import evaluation_mode, pad_sources, token_batche
 from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.teaching.back_translation import BackTranslation
 from heedful.inference.translation import Translation, Translator
-from heedful.pipeline_heed import HeedTranslationPipeline
+from heedful.pipeline_heed import HeedTranslationPipeline, position_limit
 from helpers import assert_refused, tiny_model
 
 
@@ -55,12 +55,18 @@ def test_translations_come_in_the_order_of_the_sentences(translator, pairs):
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_results_do_not_depend_on_the_batch(translator, pairs, num_beams):
+def test_results_do_not_depend_on_the_batch_or_on_the_parts_that_are_scored(translator, pairs, monkeypatch, num_beams):
     together = translator.translate(list(pairs), num_beams=num_beams)
     alone = translator.translate(list(pairs), num_beams=num_beams, token_budget=1)
-    for one, other in zip(together, alone, strict=True):
-        assert one[0].text == other[0].text
-        assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
+    monkeypatch.setattr("heedful.inference.engines.LOGITS_BUDGET", 1)
+    in_parts = translator.translate(list(pairs), num_beams=num_beams)
+    for (one,), *others in zip(together, alone, in_parts, strict=True):
+        for (other,) in others:
+            assert one.text == other.text
+            assert one.score == pytest.approx(other.score, abs=1e-5)
+    inputs = pad_sources([[5, 6, 2], [7]], 0, torch.device("cpu"))
+    assert inputs["input_ids"].tolist() == [[5, 6, 2], [7, 0, 0]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
 def test_a_users_forward_may_keep_what_a_translation_computes(model, tokenizers, pairs):
@@ -142,6 +148,17 @@ def test_translating_turns_dropout_off_and_leaves_the_model_as_it_was(training_m
     assert not any(module.training for module in translator.model.get_encoder().modules())
     assert translator.model.generation_config.to_dict() == before
     translator.model.eval()
+
+
+def test_other_encoder_decoders_translate_too(tokenizers, translator, learned_positions_model):
+    sizes = {"vocab_size": 290, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    config = BartConfig(**sizes, max_position_embeddings=40, forced_eos_token_id=None, **tokenizers.special_ids())
+    other = Translator(BartForConditionalGeneration(config), tokenizers)
+    with pytest.warns(UserWarning, match="cut off at 9 tokens"):
+        results = other.translate(["네.", "고양이"], num_beams=2, max_new_tokens=9)
+    assert [len(result[0].token_ids) for result in results] == [9, 9]
+    configs = translator.model.config, learned_positions_model.config, config
+    assert [*map(position_limit, configs)] == [None, 12, 40]
 
 
 def test_samples_may_be_more_than_beams(translator, monkeypatch):

@@ -95,14 +95,24 @@ def test_padding_changes_no_translation_of_a_model_whose_outputs_depend_on_all_i
     translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
     texts = ["네.", *KOREAN, "비가 온다. 네. 비가 온다. 고양이가 잔다."]
     seen, generate = [], model.generate
+
+    def record(input_ids, attention_mask, **options):
+        seen.extend(zip(input_ids.tolist(), attention_mask.tolist(), strict=True))
+        return generate(input_ids=input_ids, attention_mask=attention_mask, **options)
+
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
         alone = texts_of(translate(texts))
         assert len(set(alone)) > 4
-        patch.setattr(model, "generate", lambda **given: seen.append(given["attention_mask"]) or generate(**given))
+        patch.setattr(model, "generate", record)
         assert texts_of(translate(texts, batch_size=len(texts))) == alone
         assert texts_of(translate(iter(texts), batch_size=3)) == alone
-    assert any((mask[:, 0 if side == "left" else -1] == 0).any() for mask in seen)
+    tokens = tokenizer(texts)["input_ids"]
+    for ids, mask in seen:
+        padding = [tokenizer.pad_token_id] * mask.count(0)
+        assert mask == sorted(mask, reverse=side == "right")
+        assert ids in [padding + row if side == "left" else row + padding for row in tokens]
+    assert any(0 in mask for _, mask in seen)
 
 
 def test_settings_that_count_the_rows_of_a_batch_meet_its_texts_in_their_order(model, tokenizers, translate):
@@ -139,9 +149,10 @@ def test_stop_strings_end_a_translation_with_every_search(translate, model, toke
 
 
 def test_scores_are_those_of_the_translator_and_of_generate_weighed_by_tokens(translate, model, tokenizers):
-    expected = Translator(model, tokenizers).translate(KOREAN, num_beams=1)
-    found = translate(KOREAN, num_beams=1, return_scores=True, length_penalty=1.0)
-    assert [one["score"] for one in found] == pytest.approx([one[0].score for one in expected], abs=1e-4)
+    for beams in (1, 2):
+        expected = Translator(model, tokenizers).translate(KOREAN, num_beams=beams)
+        found = translate(KOREAN, num_beams=beams, return_scores=True, length_penalty=1.0)
+        assert [one["score"] for one in found] == pytest.approx([one[0].score for one in expected], abs=1e-4)
     results = translate(KOREAN, num_beams=4, num_return_sequences=3, return_scores=True, batch_size=2)
     for text, translations in zip(KOREAN, results, strict=True):
         inputs = tokenizers.source([text], return_tensors="pt")
@@ -450,10 +461,8 @@ def test_settings_and_a_generation_config_are_defaults_of_a_call(model, tokenize
     two = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
     assert [len(result) for result in two(KOREAN)] == [2] * len(KOREAN)
     assert set(two("네.", num_return_sequences=1)[0]) == {"translation_text", "score"}
-    assert (
-        len(translate("네.", generation_config=transformers.GenerationConfig(num_beams=3, num_return_sequences=3)))
-        == 3
-    )
+    three = transformers.GenerationConfig(num_beams=3, num_return_sequences=3)
+    assert len(translate("네.", generation_config=three)) == 3
     own = transformers.GenerationConfig(num_beams=2)
     by_default = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", generation_config=own)
     assert texts_of(by_default(KOREAN, batch_size=2)) == ENGLISH

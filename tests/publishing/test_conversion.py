@@ -169,8 +169,9 @@ def test_notes_and_the_card_say_what_was_kept_and_left_out_and_the_folder_can_be
     assert "\n\n\n" not in text
 
 
-def test_a_converted_model_is_trained_further(tmp_path, languages):
-    folder = convert(languages, tmp_path / "heed").folder
+@pytest.mark.parametrize("converted", ["marian_separate", "nllb"], indirect=True)
+def test_a_converted_model_is_trained_further(tmp_path, converted):
+    folder = converted.result.folder
     changes = {"model": {"start_from": str(folder)}, "tokenizer": {}, "optimization.max_updates": 3}
     result = train(tiny_recipe(tmp_path / "run", changes))
     before, after = load_file(folder / "model.safetensors"), load_file(result.folder / "model.safetensors")
@@ -251,7 +252,7 @@ def test_a_published_model_is_named_with_the_command_that_converts_it(converted)
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("marian", torch.float16), ("pegasus", torch.bfloat16), ("bart", torch.float16)]
+    ("name", "dtype"), [("marian", torch.float16), ("pegasus", torch.bfloat16), ("nllb", torch.float16)]
 )
 def test_a_checkpoint_in_half_precision_is_converted_as_exactly_and_stays_so_to_the_bit(tmp_path, name, dtype):
     source = BUILDERS[name](tmp_path / name)

@@ -6,8 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +17,8 @@ from transformers import MarianConfig, MarianMTModel
 from transformers.activations import ACT2FN
 from typer.testing import CliRunner
 
-from chromium import EXECUTABLE, MODULES, Chromium, served
+from chromium import MODULES, PACKAGE, in_node, needs_chromium, needs_node, needs_package, opened, served
+from guides import printing_of, text_of
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair
 from heedful.checksums_heed import CHECKSUMS_FILE
 from heedful.cli.main import app
@@ -175,15 +174,17 @@ def saved(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def traced(saved, tmp_path_factory):
-    """Trace the model once, with attention; what is returned lets exports copy those files, or plain ones, instead."""
+    """Trace the model, plainly and with attention; what is returned lets exports copy those files instead."""
     plain, attentive = (tmp_path_factory.mktemp(name) for name in ("plain", "attentive"))
-    write_onnx(HeedForConditionalGeneration.from_pretrained(saved), attentive, with_attention=True)
-    shutil.copytree(attentive, plain, dirs_exist_ok=True)
-    for name in ONNX_FILES:
-        model = onnx.load(plain / name)
-        for output in [each for each in model.graph.output if each.name.startswith("cross_attentions.")]:
-            model.graph.output.remove(output)
-        onnx.save(model, plain / name)
+    model = HeedForConditionalGeneration.from_pretrained(saved)
+
+    def write_decoder(path, *part):
+        shutil.copy(plain / path.name, path) if path.name == onnx_graphs.ENCODER_FILE else write_part(path, *part)
+
+    write_onnx(model, plain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_graphs, "write_part", write_decoder)
+        write_onnx(model, attentive, with_attention=True)
 
     def write(model, target, with_attention=False):
         torch.nn.Module.float(model).eval().set_attn_implementation("eager")
@@ -303,9 +304,8 @@ def test_the_command_prints_what_it_compared_and_int8_is_little_more_than_half_t
 
 
 def test_the_guide_runs_as_it_is_written(saved, folder, tmp_path, monkeypatch, capsys):
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
-    section = re.search(r"^## ONNX\n(.*?)(?=^## |\Z)", guide, re.DOTALL | re.MULTILINE)[1]
-    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", section, re.DOTALL)
+    section = text_of("serve").split("\n## ONNX\n")[1].split("\n## ")[0]
+    blocks = printing_of(section)
     assert len(blocks) == 2
     shutil.copytree(saved, tmp_path / "runs" / "quickstart" / "model")
     shutil.copytree(folder, tmp_path / "runs" / "quickstart" / "onnx")
@@ -467,23 +467,18 @@ def test_what_the_exported_files_cannot_compute_and_a_broken_folder_are_refused(
 
 # For transformers.js
 
-PACKAGE = MODULES / "@huggingface" / "transformers"
-NODE = shutil.which("node")
-needs_package = pytest.mark.skipif(not PACKAGE.is_dir(), reason="transformers.js is not installed (make browser)")
-needs_node = pytest.mark.skipif(NODE is None, reason="Node is not installed")
-needs_chromium = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
+LIBRARY = PACKAGE / "dist" / "transformers.node.mjs"
 TRANSLATE = """
-const { pipeline, env } = await import(process.argv[2]);
-env.allowRemoteModels = false;
-env.localModelPath = process.argv[3];
-const texts = JSON.parse(process.argv[4]);
+const { AutoModelForSeq2SeqLM, AutoTokenizer, pipeline, env } = await import(process.argv[1]);
+Object.assign(env, { allowRemoteModels: false, localModelPath: process.argv[2] });
+const texts = JSON.parse(process.argv[3]);
 const found = {};
 for (const dtype of ["fp32", "q8"]) {
   const translate = await pipeline("translation", "web", { dtype });
   found[dtype] = (await translate(texts)).map((one) => one.translation_text);
 }
-const inputs = await (await (await import(process.argv[2])).AutoTokenizer.from_pretrained("web"))(texts[0]);
-const model = await (await import(process.argv[2])).AutoModelForSeq2SeqLM.from_pretrained("web", { dtype: "fp32" });
+const inputs = (await AutoTokenizer.from_pretrained("web"))(texts[0]);
+const model = await AutoModelForSeq2SeqLM.from_pretrained("web", { dtype: "fp32" });
 const out = await model.generate({ ...inputs, return_dict_in_generate: true, output_attentions: true });
 const newest = (layer) => layer.tolist()[0].map((head) => head.at(-1));
 found.attention = out.cross_attentions.map((layers) => layers.map(newest));
@@ -523,28 +518,19 @@ def test_one_decoder_serves_every_step_gives_the_attention_and_holds_weights_onc
     assert len(contents) == len(set(contents)) > 10
 
 
-def in_node(program: str, folder: Path, *arguments):
-    """Run a program with transformers.js, and return what it prints."""
-    (folder / "program.mjs").write_text(program, encoding="utf-8")
-    command = [NODE, folder / "program.mjs", PACKAGE / "dist" / "transformers.node.mjs", *arguments]
-    done = subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @needs_package
 @needs_node
-def test_transformers_js_gives_the_translations_and_the_attention_in_node(loaded, web, tmp_path):
-    found = in_node(TRANSLATE, tmp_path, f"{web.parent}/", json.dumps(list(PAIRS), ensure_ascii=False))
+def test_transformers_js_gives_the_translations_and_the_attention_in_node(loaded, web):
+    found = in_node(TRANSLATE, LIBRARY, f"{web.parent}/", json.dumps(list(PAIRS), ensure_ascii=False))
     assert found["fp32"] == found["q8"] == list(PAIRS.values())
     assert np.abs(np.array(found["attention"]) - attention_of(loaded).numpy()).max() < 1e-5
 
 
 GENERATE = """
-const { AutoModelForSeq2SeqLM, Tensor, env } = await import(process.argv[2]);
-Object.assign(env, { allowRemoteModels: false, localModelPath: process.argv[3] });
+const { AutoModelForSeq2SeqLM, Tensor, env } = await import(process.argv[1]);
+Object.assign(env, { allowRemoteModels: false, localModelPath: process.argv[2] });
 const found = {};
-for (const [name, sources] of Object.entries(JSON.parse(process.argv[4]))) {
+for (const [name, sources] of Object.entries(JSON.parse(process.argv[3]))) {
   const model = await AutoModelForSeq2SeqLM.from_pretrained(name, { dtype: "fp32" });
   found[name] = [];
   for (const ids of sources) {
@@ -559,18 +545,17 @@ console.log(JSON.stringify(found));
 
 @needs_package
 @needs_node
+@pytest.mark.filterwarnings("ignore")
 def test_transformers_js_carries_out_the_settings_of_the_generation_config_in_node(loaded, web, tmp_path):
     model, pair = loaded
     sources = pair.encode_source(TEXTS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        each = accepted("transformers.js", loaded, ASKED)
-        greedy = {f"s{number}": greedy_config(config) for number, config in enumerate(each.values())}
+    each = accepted("transformers.js", loaded, ASKED)
+    greedy = {f"s{number}": greedy_config(config) for number, config in enumerate(each.values())}
     for name, config in greedy.items():
         shutil.copytree(web, tmp_path / name)
         config.to_json_file(tmp_path / name / "generation_config.json")
     expected = {name: [generated(model, ids, config) for ids in sources] for name, config in greedy.items()}
-    assert in_node(GENERATE, tmp_path, f"{tmp_path}/", json.dumps(dict.fromkeys(greedy, sources))) == expected
+    assert in_node(GENERATE, LIBRARY, f"{tmp_path}/", json.dumps(dict.fromkeys(greedy, sources))) == expected
     assert len(set(map(json.dumps, expected.values()))) > 7
     assert len(expected) == 17
 
@@ -617,9 +602,25 @@ def test_the_page_translates_and_shows_attention_in_a_browser(web, tmp_path, pla
         assert len(library) == 3
         web_export._write_page(web, "name", "…", library)
         assert "https://" not in (web / "index.html").read_text(encoding="utf-8")
-    (tmp_path / "profile").mkdir()
-    with served(web=web) as address:
-        translate_in_a_browser(address, tmp_path / "profile", f"{address}/{place}/")
+    box, output = "document.getElementById('source')", "(document.querySelector('output')?.textContent ?? '')"
+    with served(web=web) as address, opened(tmp_path / "profile") as browser:
+        browser("Page.navigate", url=f"{address}/web/")
+        # The example on the page is the first built-in sentence, which this model does not know.
+        browser.wait_for(output)
+        for source, target in list(PAIRS.items())[:2]:
+            browser.run(f"{box}.value = {json.dumps(source)}; {box}.dispatchEvent(new Event('input'))")
+            browser.wait_for(f"{output} === {json.dumps(target)}")
+            rows = "[...document.querySelectorAll('#attention tr')].map((row) => row.children[0].textContent)"
+            assert browser.run(rows) == ["", *target.split(), "</s>"]
+        weights = "[...document.querySelectorAll('#attention td')].map((e) => +e.style.getPropertyValue('--weight'))"
+        assert max(browser.run(weights)) > 0.2
+        assert not browser.complaints()
+        assert all(url.startswith((address, f"blob:{address}")) for url in browser.requests())
+        library = [
+            url for url in browser.requests() if url.startswith(f"{address}/{place}/") and "transformers" in url
+        ]
+        place = f"{address}/{place}/"
+        assert sum(url.startswith(place) and "transformers" in url for url in browser.requests()) == 1
 
 
 @needs_chromium
@@ -628,46 +629,14 @@ def test_a_page_whose_library_cannot_be_had_says_so(web, tmp_path):
     page = (web / "index.html").read_text(encoding="utf-8").replace(web_export.CDN, "/web/nowhere/")
     (web / "other.js").write_text("document.body.textContent = 'run'", encoding="utf-8")
     another = re.sub(r"/web/nowhere/\S*transformers.min.js", "other.js", page)
-    (tmp_path / "profile").mkdir()
-    browser = Chromium(tmp_path / "profile")
-    try:
+    message = "cannot be loaded, or is not the file that this page was made for"
+    with opened(tmp_path / "profile") as browser:
         for text, file in ((page, "transformers.min"), (another, "other")):
             (web / "index.html").write_text(text, encoding="utf-8")
             with served(web=web) as address:
                 browser("Page.navigate", url=f"{address}/web/")
-                said, end = "", time.monotonic() + 60
-                while "cannot be loaded" not in said and time.monotonic() < end:
-                    time.sleep(0.1)
-                    said = browser.run("document.getElementById('state')?.textContent ?? ''")
-            assert f"{file}.js cannot be loaded, or is not the file that this page was made for" in said
-    finally:
-        browser.close()
-
-
-def translate_in_a_browser(address, tmp_path, library):
-    browser, end = Chromium(tmp_path), time.monotonic() + 60
-    box, output = "document.getElementById('source')", "(document.querySelector('output')?.textContent ?? '')"
-
-    def shows(expression):
-        while time.monotonic() < end and not browser.run(expression):
-            time.sleep(0.1)
-
-    try:
-        browser("Page.navigate", url=f"{address}/web/")
-        # The example on the page is the first built-in sentence, which this model does not know.
-        shows(output)
-        for source, target in list(PAIRS.items())[:2]:
-            browser.run(f"{box}.value = {json.dumps(source)}; {box}.dispatchEvent(new Event('input'))")
-            shows(f"{output} === {json.dumps(target)}")
-            rows = "[...document.querySelectorAll('#attention tr')].map((row) => row.children[0].textContent)"
-            assert browser.run(rows) == ["", *target.split(), "</s>"]
-        weights = "[...document.querySelectorAll('#attention td')].map((e) => +e.style.getPropertyValue('--weight'))"
-        assert max(browser.run(weights)) > 0.2
-        assert not browser.complaints()
-        assert all(url.startswith((address, f"blob:{address}")) for url in browser.requests())
-        assert sum(url.startswith(library) and "transformers" in url for url in browser.requests()) == 1
-    finally:
-        browser.close()
+                said = f"document.getElementById('state')?.textContent.includes('{file}.js {message}')"
+                assert browser.wait_for(said), file
 
 
 @pytest.mark.slow

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_page import needs_node, run
+from test_page import run
 from transformers import GenerationConfig
 
+from chromium import needs_node
 from heedful import BeamSearch
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.ctranslate2.engine import CTranslate2Engine
@@ -28,7 +29,7 @@ from helpers import dequantized
 from memorised import PAIRS, memorised_model, saved_in
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "publish.md"
-TEXTS = [*list(PAIRS)[:2], "그녀는 사과를 읽는다 공원"]
+TEXTS = [*list(PAIRS)[:2], "그녀는 사과를 읽는다 공원", "abc"]
 SEARCHES = ("length_penalty_form", "tokens_beyond_source")
 # Twenty and one things to ask for; several at once where one alone would change little.
 ASKED = {
@@ -204,15 +205,30 @@ def test_what_belongs_to_beams_is_left_out_with_a_warning_where_a_form_has_none_
         ctranslate2_export._searches(model)
 
 
+# What is drawn from, one setting at a time; two forced ends would be as good as each other.
+POOL = {
+    **{"num_beams": (2, 3, 4), "length_penalty": (-1.0, 0.0, 0.6, 2.0), "early_stopping": (True, "never")},
+    **{"min_length": (3, 9), "min_new_tokens": (1, 5), "max_new_tokens": (3, 7), "max_length": (5, 11)},
+    **{"no_repeat_ngram_size": (1, 2, 3), "repetition_penalty": (0.7, 1.3, 2.5), "renormalize_logits": (True,)},
+    **{
+        "forced_bos_token_id": (0, 44, 61),
+        "forced_eos_token_id": (2, [17]),
+        "eos_token_id": ([2, 46], [2, 17, 44, 80]),
+    },
+    **{"suppress_tokens": ([44], [2, 46, 70]), "begin_suppress_tokens": ([2], [44, 55]), "do_sample": (True,)},
+    **{"bad_words_ids": ([[44]], [[2], [70, 71], [82, 85, 2]]), "num_return_sequences": (1,)},
+    **{"length_penalty_form": ("gnmt",), "tokens_beyond_source": (1, 4), "encoder_repetition_penalty": (1.5,)},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("form", ["a page", "CTranslate2", "transformers", "ONNX"])
 def test_settings_that_are_drawn_together_are_carried_out_or_named(form, seed, memorised, tmp_path):
     draw, asked = random.Random(seed), {}
     while len(asked) < 20:
-        drawn = {}
-        for settings in draw.sample(list(ASKED.values()), draw.randint(2, 4)):
-            drawn |= settings
+        names = [*draw.sample(list(POOL), draw.randint(1, 4)), *draw.choice([[], ["num_beams"]])]
+        drawn = {name: draw.choice(POOL[name]) for name in names}
         with suppress(ValueError):  # what `generate()` itself refuses
             generated(memorised[0], [5, 6, 7, 2], with_settings(memorised[0], drawn))
             asked[str(len(asked))] = drawn

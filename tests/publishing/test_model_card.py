@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from huggingface_hub import ModelCard
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from card_facts import FACTS, PREDICTIONS, REFERENCES, RUN, SCORES, card_facts
 from guides import python_of
@@ -142,6 +142,8 @@ def test_the_metadata_is_what_the_hub_reads_also_of_what_is_no_translation(card,
     assert len(results) == 7
     assert (bleu.metric_value, bleu.dataset_type) == (round(scores["bleu"], 2), "built-in-test")
     assert bleu.metric_args == {"signature": scores["bleu_signature"]}
+    assert results["news", "chrf"].metric_value == round(SCORES["news"]["chrf"], 2)
+    assert all(isinstance(result, EvalResult) for result in data.eval_results)
     assert {result.task_type for result in results.values()} == {"translation"}
     other = card_metadata(card_facts(license="My Own License"))
     assert (other.license, other.license_name) == ("other", "my-own-license")
@@ -152,7 +154,9 @@ def test_the_metadata_is_what_the_hub_reads_also_of_what_is_no_translation(card,
     path = write_model_card(tmp_path, card_facts())
     assert path == tmp_path / "README.md"
     assert path.read_text(encoding="utf-8") == card
-    assert ModelCard.load(path).data.model_name == "heed-tiny-ko-en"
+    data = read_card(path).data
+    assert (data.model_name, data.license) == ("heed-tiny-ko-en", "apache-2.0")
+    assert ModelCardData(**data.to_dict()).to_dict() == data.to_dict()
 
 
 def test_names_of_others_are_text_on_one_line():

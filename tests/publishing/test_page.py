@@ -2,29 +2,23 @@
 
 import json
 import re
-import shutil
-import subprocess
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from chromium import EXECUTABLE, Chromium
+from chromium import in_node, needs_chromium, needs_node, opened
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TEXT_TASK, pipelines_of_folder
 from heedful.publishing.web import page as page_module
 from heedful.publishing.web.page import write_page
 from helpers import assert_refused, dequantized, tiny_model, tiny_rnn
-from memorised import PAIRS, memorised_model
+from memorised import PAIRS, memorised_model, saved_in
 
-NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="Node is not installed")
-needs_chromium = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
 # Runs the scripts of a page as they stand there; prints ids, tokens, score and text for each model and sentence.
 RUN = r"""
-const page = require("fs").readFileSync(process.argv[1], "utf8");
+const page = (await import("fs")).readFileSync(process.argv[1], "utf8");
 const code = page.match(/<script>\n"use strict";\n([\s\S]*?)<\/script>/)[1];
 const models = JSON.parse(page.match(/const MODELS = (\[.*\]);/)[1]);
 const kinds = "{ heed: Transformer, heed_rnn: Recurrent }";
@@ -77,9 +71,7 @@ def saved(folder: Path, tokenizers, **options) -> Path:
         model = memorised_model(tokenizers, PAIRS, **options)
     # Of random weights, hypotheses become as good as each other to the last bit after some more tokens.
     model.generation_config.max_length = 12 if "cell" in options else 32
-    for each in (model, tokenizers):
-        each.save_pretrained(folder)
-    return folder
+    return saved_in(folder, model, tokenizers)
 
 
 def ranged(character: str, count: int) -> str:
@@ -91,26 +83,6 @@ def ranged(character: str, count: int) -> str:
 
 def run(path: Path, texts: list[str], beams: int | None) -> list[list[dict]]:
     return in_node(RUN, path, json.dumps([texts, beams]))
-
-
-def in_node(program: str, *arguments):
-    """Return what a program of JavaScript prints."""
-    command = [str(NODE), "-e", program, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@contextmanager
-def opened(path: Path, profile: Path):
-    """Open a page in a browser with an empty profile."""
-    profile.mkdir()
-    browser = Chromium(profile)
-    try:
-        browser.open(path)
-        yield browser
-    finally:
-        browser.close()
 
 
 @needs_node
@@ -167,7 +139,7 @@ def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(to
     folders.append(saved(tmp_path / "recurrent", tokenizers, **RECURRENT["luong"]))
     path = tmp_path / "page.html"
     assert heedful_command("page", *folders, "-o", path, "--example", "<b>네.")[:2] == (0, f"{path}\n")
-    with opened(path, tmp_path / "profile") as browser:
+    with opened(tmp_path / "profile", path) as browser:
         assert browser.run("document.getElementById('source').value") == "<b>네."
         browser.run("source.value = '비가 온다.'; views.forEach((view) => view.translate(source.value))")
         assert browser.texts("output")[:2] == ["It rains."] * 2
@@ -218,7 +190,7 @@ def test_a_page_of_a_model_for_another_task_speaks_of_no_translation_and_names_i
     card = "---\n---\n\n# 문의 <b>답변\n\n## Limits\n\n- It knows no prices.\n\n## How to use\n\nNot this.\n"
     (folder / "README.md").write_text(card, encoding="utf-8")
     write_page([folder], tmp_path / "page.html", "네. " * 9 + "가" * 99)
-    with opened(tmp_path / "page.html", tmp_path / "profile") as browser:
+    with opened(tmp_path / "profile", tmp_path / "page.html") as browser:
         for language, words in {"en": ["translat"], "ko": ["번역", "원문"]}.items():
             browser.run(f"language = '{language}'; sayAll()")
             shown = browser.run("document.querySelector('main').innerText")
@@ -254,8 +226,7 @@ def test_what_a_page_cannot_hold_is_refused_by_name(tokenizers, tmp_path, monkey
     messages.append((["tokenizer"], "must be byte-level BPE with NFC for a page, but is Unigram"))
     models["tokenizer"] = tiny_model(vocab_size=len(words.source), **words.special_ids())
     for name, model in models.items():
-        for each in (model, pairs[name]):
-            each.save_pretrained(tmp_path / name)
+        saved_in(tmp_path / name, model, pairs[name])
     assert_refused(messages, lambda names: write_page([tmp_path / name for name in names], tmp_path / "page.html"))
     monkeypatch.setattr(page_module, "LARGEST", 1000)
     with pytest.raises(ValueError, match=r"must have at most 1,000 bytes of weights, but have \d\d"):

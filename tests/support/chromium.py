@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe by the DevTools protocol, and a server of local files for it."""
+"""A headless Chromium, driven over a pipe by the DevTools protocol, a server of local files for it, and Node."""
 
 import json
 import os
@@ -14,12 +14,19 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 EXECUTABLE = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 CDN = "https://cdn.jsdelivr.net/npm/"
 # Where `make browser` installs the packages of npm.
 MODULES = Path(__file__).parents[2] / ".node" / "node_modules"
+PACKAGE = MODULES / "@huggingface" / "transformers"
+NODE = shutil.which("node")
+needs_chromium = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
+needs_node = pytest.mark.skipif(NODE is None, reason="Node is not installed")
+needs_package = pytest.mark.skipif(not PACKAGE.is_dir(), reason="transformers.js is not installed (make browser)")
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
@@ -104,6 +111,13 @@ class Chromium:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
+    def wait_for(self, script: str) -> Any:
+        """Return what a JavaScript expression gives once that is true, or after a minute."""
+        end = time.monotonic() + 60
+        while not (found := self.run(script)) and time.monotonic() < end:
+            time.sleep(0.1)
+        return found
+
     def texts(self, selector: str) -> list[str]:
         """Return the texts of all elements of a selector."""
         return self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.textContent)")
@@ -152,6 +166,27 @@ class Chromium:
             self._process.kill()
             self._process.wait()
         os.close(self._read)
+
+
+@contextmanager
+def opened(profile: Path, page: Path | None = None) -> Iterator[Chromium]:
+    """Yield a browser with a new profile, and a page open in it."""
+    profile.mkdir()
+    browser = Chromium(profile)
+    try:
+        if page is not None:
+            browser.open(page)
+        yield browser
+    finally:
+        browser.close()
+
+
+def in_node(program: str, *arguments: Any) -> Any:
+    """Return what a module of JavaScript prints in JSON."""
+    command = [str(NODE), "--input-type=module", "-e", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @contextmanager

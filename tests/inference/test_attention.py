@@ -22,7 +22,7 @@ from heedful.inference.attention.labels import Words, token_labels
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, attention_map, attention_maps_of_ids
 from heedful.inference.attention.report import write_attention_report
 from heedful.inference.translation import Translator
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
 
@@ -71,8 +71,7 @@ def test_a_sentence_beyond_learned_positions_is_named(tokenizers):
     config = BartConfig(**sizes, vocab_size=290, **tokenizers.special_ids(), attn_implementation="eager")
     model = BartForConditionalGeneration(config).eval()
     for side, texts in (("source", ("x" * 25, "y")), ("target", ("x", "y" * 25))):
-        with pytest.raises(ValueError, match=rf"{side} must have at most 20 tokens.* but has 26"):
-            attention_map(model, tokenizers, *texts)
+        assert_error(rf"{side} must have at most 20 tokens.* but has 26", attention_map, model, tokenizers, *texts)
 
 
 def test_bytes_are_shown_as_the_characters_that_begin_in_them_and_what_cannot_be_seen_by_its_name(tokenizers):
@@ -224,8 +223,7 @@ def test_wrong_paths_and_a_grid_of_what_is_not_there_are_named(small_map, tmp_pa
     maps = random_maps(1, 1, 2, 2)
     assert_refused(grids, lambda given: draw_attention_grid(maps, tmp_path / given[0], **given[1]))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"heedful\[plots\]"):
-        draw_attention(small_map, tmp_path / "map.png")
+    assert_error(r"heedful\[plots\]", draw_attention, small_map, tmp_path / "map.png", error=ImportError)
     assert [place.name for place in tmp_path.iterdir()] == ["folder.png"]
 
 
@@ -241,8 +239,7 @@ def test_a_picture_or_page_that_fails_half_way_leaves_the_former_one(small_map, 
     ):
         (tmp_path / name).write_bytes(b"former")
         monkeypatch.setattr(of, fail)
-        with pytest.raises(OSError, match="full"):
-            write(tmp_path / name)
+        assert_error("full", write, tmp_path / name, error=OSError)
     found = {place.name: place.read_bytes() for place in tmp_path.iterdir()}
     assert found == dict.fromkeys(("map.png", "page.html"), b"former")
 

@@ -21,7 +21,7 @@ from heedful.inference.attention.maps import attention_map, attention_maps, atte
 from heedful.inference.attention.measures import attention_entropy
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 from pretrained_checkpoints import ENGLISH, KOREAN
 from pretrained_checkpoints import marian as saved_marian
 
@@ -146,8 +146,7 @@ def test_a_pass_that_fails_leaves_no_hook_and_the_former_attention_function(mode
 
     other = marian(tokenizers, attn_implementation="sdpa")
     for each in (model, other):
-        with pytest.raises(ValueError, match="`layer`"):
-            attention_map(each, tokenizers, SOURCE, TARGET, layer=9)
+        assert_error("`layer`", attention_map, each, tokenizers, SOURCE, TARGET, layer=9)
     assert other.config._attn_implementation == "sdpa"
     attention_map(model, tokenizers, SOURCE, TARGET, layer=0)
     monkeypatch.setattr(model.get_decoder().layers[1].feed_forward, "forward", fail)
@@ -160,17 +159,13 @@ def test_a_pass_that_fails_leaves_no_hook_and_the_former_attention_function(mode
 def test_kinds_are_those_asked_for_and_empty_sequences_are_named(model, tokenizers):
     assert attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["decoder", "cross"]).kinds == ["cross", "decoder"]
     maps = attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross"])
-    with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
-        maps.map("encoder")
+    assert_error("`kind` must be one of cross, but is 'encoder'", maps.map, "encoder")
     with pytest.raises(ValueError, match="`kind` must be cross, encoder or decoder, but is 'self'"):
         attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["self"])
-    with pytest.raises(ValueError, match="`kinds` must name at least one"):
-        attention_maps(model, tokenizers, SOURCE, TARGET, kinds=[])
+    assert_error("`kinds` must name at least one", attention_maps, model, tokenizers, SOURCE, TARGET, kinds=[])
     for ids, side in ((([], [5, 2]), "source"), (([5, 2], []), "target")):
-        with pytest.raises(ValueError, match=f"{side} must have at least one token"):
-            attention_maps_of_ids(model, tokenizers, *ids)
-    with pytest.raises(ValueError, match="`source` must be a sentence, but is ' '"):
-        attention_maps(model, tokenizers, " ")
+        assert_error(f"{side} must have at least one token", attention_maps_of_ids, model, tokenizers, *ids)
+    assert_error("`source` must be a sentence, but is ' '", attention_maps, model, tokenizers, " ")
 
 
 def test_a_layer_or_head_that_does_not_exist_is_an_error(model, tokenizers):
@@ -189,8 +184,7 @@ def test_a_target_language_is_led_by_its_tag():
     maps = attention_maps(model, words, "개가 달린다", "the dog", target_language="fr")
     assert maps.source_tokens == ["<2fr>", "▁개가", "▁달린다", "</s>"]
     assert maps.source_words == [None, 0, 1, None]
-    with pytest.raises(ValueError, match="language"):
-        attention_maps(model, words, "개가 달린다", "the dog")
+    assert_error("language", attention_maps, model, words, "개가 달린다", "the dog")
 
 
 def recurrent(tokenizers, **options):
@@ -211,20 +205,16 @@ def test_a_recurrent_model_has_its_cross_attention(tokenizers, attention):
     assert maps.weights["cross"].shape == (1, 1, len(maps.target_tokens), len(maps.source_tokens))
     for kind in ("encoder", "decoder"):
         message = f"`kind` must be one that the model has, but is '{kind}' instead"
-        with pytest.raises(ValueError, match=message):
-            attention_map(model, tokenizers, SOURCE, TARGET, kind=kind)
-        with pytest.raises(ValueError, match=message):
-            attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross", kind])
+        assert_error(message, attention_map, model, tokenizers, SOURCE, TARGET, kind=kind)
+        assert_error(message, attention_maps, model, tokenizers, SOURCE, TARGET, kinds=["cross", kind])
     for look in (partial(attention_map, model, tokenizers, SOURCE, TARGET), maps.map):
-        with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 1"):
-            look(layer=1)
+        assert_error("`layer` must be between -1 and 0, but is 1", look, layer=1)
 
 
 def test_a_model_without_attention_is_an_error(tokenizers, monkeypatch):
     model = recurrent(tokenizers, attention="none", input_feeding=False)
     for look in (attention_maps, attention_map):
-        with pytest.raises(ValueError, match="its config's `attention` is 'none' instead"):
-            look(model, tokenizers, SOURCE, TARGET)
+        assert_error("its config's `attention` is 'none' instead", look, model, tokenizers, SOURCE, TARGET)
     other = recurrent(tokenizers)
     monkeypatch.setattr(other, "forward", lambda **_: Seq2SeqLMOutput())
     with pytest.raises(ValueError, match="`model` must give its attention weights, but gives none"):

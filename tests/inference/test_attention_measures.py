@@ -22,7 +22,7 @@ from heedful.inference.attention.measures import (
     word_attention,
     write_links,
 )
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 
 
 def maps_of(source_words=(0, 1), target_words=(0, 1), **weights):
@@ -103,8 +103,7 @@ def test_pieces_count_for_their_word_and_a_word_without_tokens_keeps_the_others_
     assert word_alignment(maps_of((0, 2), (1, 2), cross=[[[[1, 0], [0, 1]]]])) == [(0, 1), (2, 2)]
     assert word_alignment(maps_of((None,), (0,), cross=[[[[1]]]])) == []
     maps = maps_of(encoder=ENCODER)
-    with pytest.raises(ValueError, match="must be read from cross attention, but is from encoder"):
-        word_alignment(maps, maps.map("encoder"))
+    assert_error("must be read from cross attention, but is from encoder", word_alignment, maps, maps.map("encoder"))
 
 
 def test_the_alignment_error_rate_is_that_of_its_formula():
@@ -147,8 +146,7 @@ def test_what_is_no_file_of_links_or_cannot_be_compared_is_named(tmp_path):
     path = tmp_path / "gold.txt"
     for word in ("0", "0–1", "a-b", "0-1-2", "-1-0"):
         path.write_text(f"0-0\n1-1 {word}\n", encoding="utf-8")
-        with pytest.raises(ValueError, match=f"but is '{word}' instead, in line 2"):
-            read_gold_alignments(path)
+        assert_error(f"but is '{word}' instead, in line 2", read_gold_alignments, path)
     path.write_bytes("0–0".encode("utf-16"))
     files = [(path, r"must be a text file in UTF-8, but .*gold\.txt is not"), (tmp_path, "is a folder")]
     files.append((tmp_path / "nothing", "does not exist"))

@@ -20,6 +20,7 @@ from heedful.inference.attention.maps import AttentionMap, AttentionSteps
 from heedful.inference.attention.measures import steps_lines
 from heedful.inference.attention.recording import record_attention, recorded_heads
 from heedful.studies.attention.single_heads import attention_modules
+from helpers import assert_error
 
 SOURCE, TARGET = "개가 공원에서 달린다.", "The dog runs in the park."
 KINDS = ["cross", "encoder", "decoder"]
@@ -99,10 +100,8 @@ def test_other_models_have_no_steps(tokenizers):
     for other in (MarianMTModel(marian), HeedRNNForConditionalGeneration(recurrent)):
         maps = attention_maps(other, tokenizers, SOURCE, TARGET, kinds=["cross"])
         for look in (maps.steps, lambda maps=maps: maps.scores("cross")):
-            with pytest.raises(ValueError, match="The model must be a Heed Transformer to show its scores"):
-                look()
-        with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
-            maps.steps("encoder")
+            assert_error("The model must be a Heed Transformer to show its scores", look)
+        assert_error("`kind` must be one of cross, but is 'encoder'", maps.steps, "encoder")
 
 
 @pytest.mark.parametrize("options", [{"share_layers": True}, {"position_encoding": "t5"}])
@@ -116,8 +115,7 @@ def test_models_whose_scores_are_not_told_show_the_weights_of_every_layer(tokeni
     assert not states
     expected = record_attention(model, [5, 6, 7], [1, 5], ["encoder"])["encoder"][1]
     assert torch.equal(found["encoder"][0], expected)
-    with pytest.raises(ValueError, match=r"to show its scores, without relative positions .* shared layers"):
-        maps.steps("encoder")
+    assert_error(r"to show its scores, without relative positions .* shared layers", maps.steps, "encoder")
 
 
 def test_columns_stand_below_each_other_beside_korean_letters():

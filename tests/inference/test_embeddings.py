@@ -10,7 +10,7 @@ from guides import assert_named
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention.embeddings import neighbourhoods, plane, word_states
 from heedful.inference.attention.labels import token_labels
-from helpers import tiny_model, tiny_rnn
+from helpers import assert_error, tiny_model, tiny_rnn
 
 SENTENCE = "개가 공원에서 달린다."
 
@@ -53,8 +53,7 @@ def test_a_whole_word_comes_before_the_beginning_of_another_with_one_embedding_i
     assert len(found.pieces) == 1
     torch.testing.assert_close(found.vectors[1:], states_of(model, ids)[:, -2])  # the last before </s>
     assert "".join(follow("고양이", "고양이가 잔다.").pieces).replace("…", "") == "고양이"
-    with pytest.raises(ValueError, match="must be in the sentence"):
-        follow("양이", "고양이가 잔다.")
+    assert_error("must be in the sentence", follow, "양이", "고양이가 잔다.")
 
 
 def test_the_tag_of_a_language_comes_first_and_a_word_is_no_neighbour_of_its_embedding():
@@ -64,8 +63,7 @@ def test_the_tag_of_a_language_comes_first_and_a_word_is_no_neighbour_of_its_emb
     assert found.pieces == ["▁달린다"]
     (ids,) = words.encode_source(["개가 달린다"], "fr")
     torch.testing.assert_close(found.vectors[1:], states_of(model, ids)[:, 2])
-    with pytest.raises(ValueError, match="`target_language`"):
-        word_states(model, words, "달린다")
+    assert_error("`target_language`", word_states, model, words, "달린다")
     words = train_tokenizers(["개가 빨리 달린다"], ["the dog"], vocab_size=None, algorithm="word", languages=["en"])
     model = tiny_model(vocab_size=len(words.source), **words.special_ids())
     (found,) = neighbourhoods(model, words, [word_states(model, words, "달린다")], count=9)
@@ -115,8 +113,7 @@ def test_a_word_that_cannot_be_followed_and_a_recurrent_model_are_named(follow, 
         (" ", None, "`word` must be a word, but is ' ' instead."),
         ("개는", SENTENCE, lacking),
     ):
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-            follow(word, sentence)
+        assert_error(f"^{re.escape(message)}$", follow, word, sentence)
     with pytest.raises(ValueError, match="must be a Transformer, whose layers add to its embeddings, but is a recurr"):
         word_states(tiny_rnn(), tokenizers, "개가")
 

@@ -24,7 +24,7 @@ from heedful.inference.strategies import graphs
 from heedful.inference.strategies.sampling import SeededSampling
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
-from helpers import VARIANTS, padded, sentences, tiny_model, tiny_rnn
+from helpers import VARIANTS, assert_error, padded, sentences, tiny_model, tiny_rnn
 from plain_strategies import model_of
 from row_lengths import natural_lengths
 
@@ -235,8 +235,7 @@ def test_what_is_wrong_with_a_call_or_interrupts_it_is_raised_and_is_no_failure_
     model = tiny_model()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        with pytest.raises(ValueError, match=r"^Token ids must be"):
-            GenerateEngine(model).search([[5, 10**6]], settings_of(model), 4096)
+        assert_error(r"^Token ids must be", GenerateEngine(model).search, [[5, 10**6]], settings_of(model), 4096)
         GenerateEngine(model).search([[5, 6]], settings_of(model), 4096)
         assert on_gpu
 

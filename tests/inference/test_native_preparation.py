@@ -22,7 +22,7 @@ from transformers import (
 from heedful import HeedForConditionalGeneration, prepare_for_inference
 from heedful.inference.native.compiled_network import CompiledNetwork
 from heedful.inference.native.network import NativeNetwork
-from helpers import needs_peft_of_transformers
+from helpers import assert_error, needs_peft_of_transformers
 
 
 @pytest.fixture
@@ -78,12 +78,10 @@ def test_a_model_that_cannot_be_prepared_is_left_as_it_was_and_undone_twice_it_i
         ({}, "evaluation mode"),
     ):
         other = make_model(options).train(not options)
-        with pytest.raises(ValueError, match=message):
-            prepare_for_inference(other)
+        assert_error(message, prepare_for_inference, other)
         assert other.prepared is None
     prepare_for_inference(model)
-    with pytest.raises(ValueError, match="prepared already"):
-        prepare_for_inference(model, "int8")
+    assert_error("prepared already", prepare_for_inference, model, "int8")
 
 
 CALLS_FOR_GENERATE = {

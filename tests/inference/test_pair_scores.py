@@ -11,12 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from guides import assert_named
-from heedful import (
-    HeedRNNConfig,
-    HeedRNNForConditionalGeneration,
-    Translator,
-    dual_cross_entropy,
-)
+from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration, Translator, dual_cross_entropy
 from heedful.data.encoding import EncodedPairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.scoring import PairScore

@@ -11,6 +11,7 @@ from heedful.inference.engines import pad_sources
 from heedful.inference.translation import Translator
 from heedful.training.publication import with_decoding
 from heedful.training.recipe import DecodingRecipe
+from helpers import assert_error
 
 PAPER = DecodingRecipe(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", tokens_beyond_source=50)
 
@@ -73,8 +74,7 @@ def test_engines_that_cannot_read_the_settings_refuse_them_or_warn(paper, tokeni
         warnings.simplefilter("error", UserWarning)
         paper.model.generate(ids, max_new_tokens=2, max_length=None, custom_generate=BeamSearch())
     native = Translator(paper.model, tokenizers, engine="native")
-    with pytest.raises(ValueError, match="`length_penalty_form` must not be set with the native decoder"):
-        native.translate(list(pairs))
+    assert_error("`length_penalty_form` must not be set with the native decoder", native.translate, list(pairs))
     from heedful.inference.ctranslate2.engine import check_settings
 
     config = GenerationConfig(eos_token_id=2, num_beams=4, early_stopping=True)

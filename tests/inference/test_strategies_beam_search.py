@@ -12,7 +12,7 @@ from heedful.inference.search_settings import length_penalty
 from heedful.inference.strategies.beams import coverage_penalty
 from heedful.inference.strategies.steps import average
 from heedful.versions_heed import CACHE, cache_of
-from helpers import ENDS, PAD, START, VARIANTS, assert_near, each_once, padded, sentences, tiny_model
+from helpers import ENDS, PAD, START, VARIANTS, assert_error, assert_near, each_once, padded, sentences, tiny_model
 from plain_strategies import KINDS, LENGTHS, LIMIT, PlainBeamSearch, ask, assert_same, cut, decode, gnmt, model_of
 
 SETTINGS = {
@@ -221,8 +221,7 @@ def test_settings_that_cannot_be_combined_are_refused_by_name():
     model = tiny_model()
     for message, (own, given_to_generate) in REFUSED.items():
         options = {"num_beams": 4, "max_new_tokens": 5} | given_to_generate
-        with pytest.raises(ValueError, match=message):
-            model.generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(**own), **options)
+        assert_error(message, model.generate, torch.tensor([[20, 21]]), custom_generate=BeamSearch(**own), **options)
 
 
 def of_another_start():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import plain_strategies as plain
 from heedful import BeamSearch
 from heedful.inference.strategies.constraints import ForcedWords, Progress
-from helpers import each_once, sentences, tiny_model
+from helpers import assert_error, each_once, sentences, tiny_model
 from plain_strategies import KINDS, LENGTHS, LIMIT, assert_same, contains, decode, missing, model_of, unmet
 
 WORDS = {
@@ -128,10 +128,8 @@ REFUSED = {
 def test_words_that_make_no_sense_or_do_not_fit_are_refused_by_name():
     model = tiny_model()
     for message, words in REFUSED.items():
-        with pytest.raises(ValueError, match=message):
-            decode(model, sentences(4), BeamSearch(**words), num_beams=3)
+        assert_error(message, decode, model, sentences(4), BeamSearch(**words), num_beams=3)
     strategy = BeamSearch(force_words_ids=[[20, 21, 22, 23]], tokens_beyond_source=1)
-    with pytest.raises(ValueError, match="longest output, 3 tokens"):
-        decode(tiny_model(), sentences(5, 2), strategy, num_beams=3)
+    assert_error("longest output, 3 tokens", decode, tiny_model(), sentences(5, 2), strategy, num_beams=3)
     with pytest.raises(ValueError, match=r"`force_words_ids` of sentence 0 must be possible within 8"):
         decode(tiny_model(), sentences(4), BeamSearch(force_words_ids=[[20]]), num_beams=3, bad_words_ids=[[20]])

@@ -8,7 +8,7 @@ from sacrebleu import sentence_chrf
 
 from heedful import BeamSearch, MinimumBayesRisk
 from heedful.inference.strategies.minimum_bayes_risk import character_f_score, expected_utilities
-from helpers import assert_near, each_once, padded, sentences
+from helpers import assert_error, assert_near, each_once, padded, sentences
 from plain_strategies import KINDS, model_of, without_padding
 
 COUNT = 8
@@ -108,5 +108,4 @@ def test_settings_that_leave_no_choice_are_refused():
         (5, 4, r"at most `num_return_sequences` \(4\), but is 5"),
     ):
         risk = MinimumBayesRisk(Letters(), keep=keep)
-        with pytest.raises(ValueError, match=message):
-            model.generate(source, custom_generate=risk, do_sample=True, num_return_sequences=count)
+        assert_error(message, model.generate, source, custom_generate=risk, do_sample=True, num_return_sequences=count)

@@ -3,6 +3,7 @@
 import json
 import time
 import warnings
+from itertools import product
 from threading import Thread
 
 import pytest
@@ -12,7 +13,6 @@ from transformers import PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 from heedful import pipeline_heed
-from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.strategies.beam_search import BeamSearch
@@ -27,10 +27,11 @@ from heedful.pipeline_heed import (
     pipelines_of_folder,
     split_sentences,
 )
-from helpers import assert_refused, closure_of, shake, tiny_model
+from helpers import assert_error, assert_refused, closure_of, shake, tiny_model
 from memorised import PAIRS, memorised_model, saved_in, saved_model
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
+pytestmark = pytest.mark.filterwarnings("ignore:.*cut off.*:UserWarning:(?!_pytest)")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_results_do_not_depend_on_the_batch_size(translate, num_beams):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_no_translation_of_a_model_whose_outputs_depend_on_all_it_reads(side):
+def test_padding_changes_no_translation_of_a_model_whose_outputs_depend_on_all_it_reads(side, monkeypatch):
     tokenizer = train_tokenizers(KOREAN, ENGLISH, vocab_size=272).source
     tokenizer.padding_side = side
     model = tiny_model(vocab_size=272)
@@ -100,13 +101,11 @@ def test_padding_changes_no_translation_of_a_model_whose_outputs_depend_on_all_i
         seen.extend(zip(input_ids.tolist(), attention_mask.tolist(), strict=True))
         return generate(input_ids=input_ids, attention_mask=attention_mask, **options)
 
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        warnings.simplefilter("ignore")
-        alone = texts_of(translate(texts))
-        assert len(set(alone)) > 4
-        patch.setattr(model, "generate", record)
-        assert texts_of(translate(texts, batch_size=len(texts))) == alone
-        assert texts_of(translate(iter(texts), batch_size=3)) == alone
+    alone = texts_of(translate(texts))
+    assert len(set(alone)) > 4
+    monkeypatch.setattr(model, "generate", record)
+    assert texts_of(translate(texts, batch_size=len(texts))) == alone
+    assert texts_of(translate(iter(texts), batch_size=3)) == alone
     tokens = tokenizer(texts)["input_ids"]
     for ids, mask in seen:
         padding = [tokenizer.pad_token_id] * mask.count(0)
@@ -119,11 +118,9 @@ def test_settings_that_count_the_rows_of_a_batch_meet_its_texts_in_their_order(m
     texts = [KOREAN[3], "", KOREAN[1]]  # the shortest first, and a blank one
     first = [tokenizers.encode_target([word])[0][0] for word in ("It", "", "Yes")]
     settings = {"prefix_allowed_tokens_fn": lambda row, ids: [first[row]] if len(ids) == 1 else list(range(272))}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = texts_of(translate(texts, batch_size=3, **settings))
-        by_default = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
-        assert texts_of(by_default(texts, batch_size=3)) == found
+    found = texts_of(translate(texts, batch_size=3, **settings))
+    by_default = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
+    assert texts_of(by_default(texts, batch_size=3)) == found
     assert [text[:1] for text in found] == ["I", "", "Y"]
     forced = BeamSearch(sentence_force_words_ids=[[], [], [tokenizers.encode_target(["Yes"])[0][:-1]]])
     found = texts_of(translate(texts, batch_size=3, num_beams=4, custom_generate=forced))
@@ -190,9 +187,7 @@ def test_sentences_are_translated_one_by_one_where_needed_and_a_whole_text_keeps
     assert translate(text, split_sentences=True)[0]["translation_text"] == expected
     assert translate(text, max_source_tokens=40)[0]["translation_text"] == expected
     # Short enough: the model gets the line whole, and this one has not learned such lines.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert translate(text, max_new_tokens=60)[0]["translation_text"] != expected
+    assert translate(text, max_new_tokens=60)[0]["translation_text"] != expected
     seen = []
     monkeypatch.setattr(translate.model, "generate", lambda input_ids, **_: seen.append(input_ids) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -203,16 +198,10 @@ def test_sentences_are_translated_one_by_one_where_needed_and_a_whole_text_keeps
 def test_nothing_is_cut_off_silently_at_256_tokens_or_what_the_folder_says(translate, tokenizers, monkeypatch):
     with pytest.raises(ValueError, match=r"at most 6 tokens, but '개가 공원에서 달린다.'… has \d+ instead"):
         translate("네. 개가 공원에서 달린다.", max_source_tokens=6)
-    config = HeedConfig(
-        **{"vocab_size": 272, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1},
-        **{"decoder_attention_heads": 1, "position_encoding": "learned", "max_position_embeddings": 12},
-    )
-    short = pipeline(TASK, model=HeedForConditionalGeneration(config), tokenizer=tokenizers.source, device="cpu")
-    with pytest.raises(ValueError, match="at most 12 tokens"):
-        short("x" * 30)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert len(short("Yes. " * 20)) == 1
+    model = tiny_model(vocab_size=272, position_encoding="learned", max_position_embeddings=12)
+    short = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu")
+    assert_error("at most 12 tokens", short, "x" * 30)
+    assert len(short("Yes. " * 20)) == 1
     with pytest.warns(UserWarning, match="2 sentences were cut off at 2 tokens"):
         translate(f"{KOREAN[0]}\n{KOREAN[1]}", max_new_tokens=2)
     monkeypatch.setattr(translate.model.generation_config, "eos_token_id", 99)
@@ -276,21 +265,20 @@ def test_a_heed_model_of_several_languages_selects_one_by_the_tag_of_its_tokeniz
         assert ids == pair.encode_source(["<2ko> 네."], language)[0]
     assert LANGUAGE_TAG.pattern == r"<2([A-Za-z0-9_-]+)>"
     assert texts_of(translate(KOREAN, tgt_lang="en", batch_size=2)) == ENGLISH
-    with pytest.raises(ValueError, match="`tgt_lang` must be one of ko, en, but is None"):
-        translate("네.")
-    with pytest.raises(ValueError, match=r"`tgt_lang` must be a language of the model \(ko, en\), but is 'de'"):
-        translate("네.", tgt_lang="de")
-    with pytest.raises(ValueError, match="`src_lang` must be None for this model, which selects its target language"):
-        translate("네.", src_lang="ko", tgt_lang="en")
+    cases = [({}, "`tgt_lang` must be one of ko, en, but is None")]
+    cases.append(({"tgt_lang": "de"}, r"`tgt_lang` must be a language of the model \(ko, en\), but is 'de'"))
+    cases.append(({"src_lang": "ko", "tgt_lang": "en"}, "`src_lang` must be None for this model, which selects its"))
+    assert_refused(cases, lambda settings: translate("네.", **settings))
 
 
 SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
 SIZES |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64}
 
 
-def served(kind, config, tokenizer, **options):
+def served(config, tokenizer, **options):
     """Return a pipeline, its model, random, with answers that are short and differ from each other, and tokenizer."""
-    model = kind(config(**{"vocab_size": len(tokenizer), **SIZES, **options}))
+    sizes = {"vocab_size": len(tokenizer), **SIZES, **options}
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config(**sizes))
     torch.manual_seed(1)
     shake(model)
     model.generation_config.max_new_tokens = 9
@@ -323,74 +311,53 @@ def answers(model, tokenizer, rows, **options):
     return tokenizer.batch_decode(outputs, skip_special_tokens=True)
 
 
-@pytest.fixture
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*cut off.*")
-        yield
-
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*cut off.*:UserWarning:(?!_pytest)")
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_bart_is_served(no_warnings, num_beams):
-    translate, model, tokenizer = served(
-        transformers.BartForConditionalGeneration, transformers.BartConfig, word_tokenizer(WORDS)
-    )
+def test_bart_is_served(num_beams):
+    translate, model, tokenizer = served(transformers.BartConfig, word_tokenizer(WORDS))
     texts = ["a b c", "d", "e f g h a"]
     expected = answers(model, tokenizer, tokenizer(texts)["input_ids"], num_beams=num_beams)
     assert len(set(expected)) == 3
     assert texts_of(translate(texts, num_beams=num_beams, batch_size=2)) == expected
 
 
-def test_marian_of_several_targets_selects_one_by_a_tag(no_warnings):
+def test_marian_of_several_targets_selects_one_by_a_tag():
     tokenizer = word_tokenizer([*WORDS, "<pad>"], ("</s>", "<unk>", ">>deu<<", ">>fra<<"))
     ids = {"pad_token_id": tokenizer.pad_token_id, "decoder_start_token_id": tokenizer.pad_token_id}
     ids |= {"eos_token_id": 0, "forced_eos_token_id": 0}
-    translate, model, tokenizer = served(transformers.MarianMTModel, transformers.MarianConfig, tokenizer, **ids)
+    translate, model, tokenizer = served(transformers.MarianConfig, tokenizer, **ids)
     for language, tag in (("deu", 2), ("fra", 3)):
         rows = [[tag, *tokenizer(text)["input_ids"]] for text in ("a b c", "d")]
         assert texts_of(translate(["a b c", "d"], tgt_lang=language)) == answers(model, tokenizer, rows)
-    with pytest.raises(ValueError, match="deu, fra"):
-        translate("a", tgt_lang="de")
-    with pytest.raises(ValueError, match="at most 64 tokens"):
-        translate("a " * 70, tgt_lang="deu")
+    assert_error("deu, fra", translate, "a", tgt_lang="de")
+    assert_error("at most 64 tokens", translate, "a " * 70, tgt_lang="deu")
 
 
 def nllb():
     vocabulary = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefgh"])}
-    tokenizer = transformers.NllbTokenizer(
-        vocab=vocabulary, merges=[], extra_special_tokens=["eng_Latn", "fra_Latn", "kor_Hang"]
-    )
-    return served(transformers.M2M100ForConditionalGeneration, transformers.M2M100Config, tokenizer)
+    languages = ["eng_Latn", "fra_Latn", "kor_Hang"]
+    tokenizer = transformers.NllbTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=languages)
+    return served(transformers.M2M100Config, tokenizer)
 
 
-def test_nllb_marks_the_source_and_begins_with_the_target(no_warnings):
+def test_nllb_marks_the_source_and_begins_with_the_target():
     translate, model, tokenizer = nllb()
     assert translate.languages.known == ("eng_Latn", "fra_Latn", "kor_Hang")
     found = {}
-    for source in (None, "kor_Hang"):
-        for target in ("fra_Latn", "kor_Hang"):
-            code, begin = (tokenizer.convert_tokens_to_ids(name) for name in (source or "eng_Latn", target))
-            rows = [
-                [code, *tokenizer(text, add_special_tokens=False)["input_ids"], 2]
-                for text in ("a b c", "d", "e f g h")
-            ]
-            expected = answers(model, tokenizer, rows, forced_bos_token_id=begin)
-            results = translate(["a b c", "d", "e f g h"], src_lang=source, tgt_lang=target, batch_size=3)
-            assert texts_of(results) == expected
-            found[source, target] = tuple(expected)
+    texts = ["a b c", "d", "e f g h"]
+    for source, target in product((None, "kor_Hang"), ("fra_Latn", "kor_Hang")):
+        code, begin = (tokenizer.convert_tokens_to_ids(name) for name in (source or "eng_Latn", target))
+        rows = [[code, *tokenizer(text, add_special_tokens=False)["input_ids"], 2] for text in texts]
+        expected = answers(model, tokenizer, rows, forced_bos_token_id=begin)
+        assert texts_of(translate(texts, src_lang=source, tgt_lang=target, batch_size=3)) == expected
+        found[source, target] = tuple(expected)
     assert len(set(found.values())) == 4
     assert tokenizer.src_lang == "eng_Latn"
-    with pytest.raises(ValueError, match="`tgt_lang` must be one of eng_Latn, fra_Latn, kor_Hang, but is None"):
-        translate("a")
+    assert_error("`tgt_lang` must be one of eng_Latn, fra_Latn, kor_Hang, but is None", translate, "a")
     for name in ("src_lang", "tgt_lang"):
-        with pytest.raises(ValueError, match=f"`{name}` must be a language of the model .*eng_Latn.*'fr'"):
-            translate("a", **{name: "fr"})
+        assert_error(f"`{name}` must be a language of the model .*eng_Latn.*'fr'", translate, "a", **{name: "fr"})
 
 
-def test_a_source_is_marked_with_its_language_while_other_threads_use_the_tokenizer(no_warnings, monkeypatch):
+def test_a_source_is_marked_with_its_language_while_other_threads_use_the_tokenizer(monkeypatch):
     _, model, tokenizer = nllb()
     vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")] + [("▁", -2.0), ("a", -3.0)]
     for each in (tokenizer, transformers.MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")):
@@ -406,26 +373,23 @@ def test_a_source_is_marked_with_its_language_while_other_threads_use_the_tokeni
 
 
 @pytest.mark.parametrize("starts_with_language", [False, True])
-def test_mbart_begins_with_the_target_in_either_of_its_ways(no_warnings, starts_with_language):
+def test_mbart_begins_with_the_target_in_either_of_its_ways(starts_with_language):
     vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
     vocabulary += [("▁", -2.0), *[(letter, -3.0) for letter in "abcdefgh"]]
     tokenizer = transformers.MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")
     german, romanian = tokenizer.convert_tokens_to_ids(["de_DE", "ro_RO"])
     start = romanian if starts_with_language else 2
-    kinds = transformers.MBartForConditionalGeneration, transformers.MBartConfig
-    translate, model, tokenizer = served(*kinds, tokenizer, decoder_start_token_id=start)
+    translate, model, tokenizer = served(transformers.MBartConfig, tokenizer, decoder_start_token_id=start)
     option = "decoder_start_token_id" if starts_with_language else "forced_bos_token_id"
     expected = answers(model, tokenizer, tokenizer(["a b"])["input_ids"], **{option: german})
     assert texts_of(translate("a b", tgt_lang="de_DE")) == expected
 
 
-def test_t5_gets_its_task_in_words_by_a_prefix(no_warnings):
+def test_t5_gets_its_task_in_words_by_a_prefix():
     tokenizer = word_tokenizer([*WORDS, "<s>"], ("<pad>", "</s>", "<unk>"))
     sizes, prefix = {"d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}, "translate English to German : "
     sizes |= {"decoder_start_token_id": 0, "task_specific_params": {"translation_en_to_de": {"prefix": prefix}}}
-    translate, model, tokenizer = served(
-        transformers.T5ForConditionalGeneration, transformers.T5Config, tokenizer, **sizes
-    )
+    translate, model, tokenizer = served(transformers.T5Config, tokenizer, **sizes)
     expected = answers(model, tokenizer, tokenizer([prefix + "a b"])["input_ids"])
     assert texts_of(translate("a b", prefix=prefix)) == expected
     with pytest.raises(ValueError, match=r"`src_lang` must be a language of the model \(none: it has one direction"):
@@ -480,14 +444,12 @@ def test_settings_and_a_generation_config_are_defaults_of_a_call(model, tokenize
 def test_tokenizers_that_do_not_fit_are_named(model, tokenizers):
     other = train_tokenizers(KOREAN, ENGLISH, vocab_size=270)
     cases = [
-        ({"tokenizer": other.source}, "`tokenizer` must have 272 tokens, but has 270"),
-        (
-            {"tokenizer": tokenizers.source, "target_tokenizer": other.target},
-            "`target_tokenizer` must have 272 tokens, but has 270",
-        ),
-        ({"tokenizer": word_tokenizer(WORDS)}, "`pad_token_id` of the `tokenizer` must be 0, but is 1"),
+        ((other.source, None), "`tokenizer` must have 272 tokens, but has 270"),
+        ((tokenizers.source, other.target), "`target_tokenizer` must have 272 tokens, but has 270"),
+        ((word_tokenizer(WORDS), None), "`pad_token_id` of the `tokenizer` must be 0, but is 1"),
     ]
-    assert_refused(cases, lambda given: pipeline(TASK, model=model, device="cpu", **given))
+    given = {"model": model, "device": "cpu"}
+    assert_refused(cases, lambda pair: pipeline(TASK, tokenizer=pair[0], target_tokenizer=pair[1], **given))
 
 
 # Folders
@@ -536,11 +498,10 @@ def test_what_does_not_translate_has_a_task_of_its_own_and_takes_a_text_whole(
     assert seen == ["One. Two.\n\nThree."]
     generate("One. Two.", split_sentences=True)
     assert seen[1:] == ["One.", "Two."]
-    with pytest.raises(ValueError, match="A text must have at most 2 tokens"):
-        generate("One. Two.", max_source_tokens=2)
+    assert_error("A text must have at most 2 tokens", generate, "One. Two.", max_source_tokens=2)
 
 
-def test_a_pipeline_saves_models_that_are_not_heeds_with_itself(no_warnings, tmp_path):
+def test_a_pipeline_saves_models_that_are_not_heeds_with_itself(tmp_path):
     _, model, tokenizer = nllb()
     translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu", tgt_lang="fra_Latn")
     translate.save_pretrained(tmp_path)

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import sys
+from functools import partial
 from itertools import product
 
 import ctranslate2
@@ -26,7 +27,7 @@ from heedful.inference.translation import Translator
 from heedful.publishing.exports import ctranslate2_export as exporter
 from heedful.publishing.exports.comparison import compare, refuse
 from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
-from helpers import assert_refused, shake, tiny_model
+from helpers import assert_error, assert_refused, change_json, shake, tiny_model
 from memorised import PAIRS, SHOWN, saved_in, saved_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cut off:UserWarning")
@@ -67,13 +68,9 @@ EXPRESSIBLE = {
     "separate_vocabularies": {"share_encoder_decoder_embeddings": False},
     "separate_vocabularies_untied": {"tie_word_embeddings": False, "norm_placement": "pre"},
 }
-INEXPRESSIBLE = {
-    "attention_scoring": {"attention_scoring": "additive"},
-    "encoder_neighbourhood": {"encoder_neighbourhood": 2},
-    "decoder_neighbourhood": {"decoder_neighbourhood": 3},
-    "d_v": {"d_k": 6},
-    "activation_function": {"activation_function": "mish"},
-}
+OTHERS = {"attention_scoring": "additive", "activation_function": "mish", "encoder_neighbourhood": 2}
+INEXPRESSIBLE = {name: {name: value} for name, value in (OTHERS | {"decoder_neighbourhood": 3}).items()}
+INEXPRESSIBLE["d_v"] = {"d_k": 6}
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +97,7 @@ def memorised(memorised_folder):
 
 @pytest.fixture(scope="module")
 def exported(memorised_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exported") / "out"
-    export_ctranslate2(memorised_folder, folder, list(PAIRS))
-    return folder
+    return export_ctranslate2(memorised_folder, tmp_path_factory.mktemp("exported") / "out", list(PAIRS)).folder
 
 
 @pytest.fixture(autouse=True)
@@ -169,8 +164,7 @@ def test_what_ctranslate2_cannot_express_is_refused_by_the_name_of_the_field(tok
     hooked.model.decoder.layers[0].register_forward_hook(lambda module, given, output: output * 0)
     hooks = (hooked, r"must have no forward hooks .* model.decoder.layers.0 has one")
     assert_refused([*cases, hooks], lambda model: Translator(model, tokenizers, "ctranslate2"))
-    with pytest.raises(ValueError, match=cases[-1][1]):
-        export_ctranslate2(tmp_path / "model", tmp_path / "out", SOURCES)
+    assert_error(cases[-1][1], export_ctranslate2, tmp_path / "model", tmp_path / "out", SOURCES)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -205,8 +199,7 @@ def test_another_end_of_beam_search_is_refused_with_the_ways_out(tokenizers):
     named = "`early_stopping` must be True .* early_stopping=True.*--early-stopping.*another engine"
     for early_stopping in (False, None, "never"):
         model.generation_config.early_stopping = early_stopping
-        with pytest.raises(ValueError, match=named):
-            translator.translate(SOURCES, num_beams=3)
+        assert_error(named, translator.translate, SOURCES, num_beams=3)
     settings = {"num_beams": 3, "early_stopping": True, "max_new_tokens": 12}
     found = translator.translate(SOURCES, **settings)
     assert_equal(Translator(model, tokenizers, "generate").translate(SOURCES, **settings), found)
@@ -261,7 +254,6 @@ def test_an_exported_folder_translates_as_the_model_does_and_empty_lines_stay_em
     )
     assert_equal(expected, found)
     assert [best.text for best, *_ in found] == ["", *PAIRS.values(), "", next(iter(PAIRS.values()))]
-    model, pair = memorised
     for beams, returned in ((1, 1), (3, 3)):
         monkeypatch.setattr(model.generation_config, "early_stopping", True)
         translator = Translator.from_pretrained(exported, device="cpu")
@@ -310,8 +302,7 @@ def test_the_target_language_is_told(tmp_path):
     assert_equal(*german)
     assert_equal(*english)
     assert [row[0].token_ids for row in german[1]] != [row[0].token_ids for row in english[1]]
-    with pytest.raises(ValueError, match="`target_language` must be one of en, de"):
-        Translator(model, pair, "ctranslate2").translate(texts)
+    assert_error("`target_language` must be one of en, de", Translator(model, pair, "ctranslate2").translate, texts)
     result = export_ctranslate2(saved_in(tmp_path / "model", model, pair), tmp_path / "out", texts)
     assert result.comparisons["greedy"].sentences == len(texts)
 
@@ -378,24 +369,20 @@ def test_an_export_that_differs_or_loses_the_model_is_refused_and_leaves_nothing
 ):
     save = exporter.save_model
 
+    def save_another(model, *arguments, change):
+        other = copy.deepcopy(model)
+        change(other)
+        save(other, *arguments)
+
     def negate(model):
-        model.model.decoder.layers[0].feed_forward.fc2.weight.neg_()
+        model.model.decoder.layers[0].feed_forward.fc2.weight.data.neg_()
 
     for change, quantization, message in (
         (negate, "float32", r"differs from generate\(\)'s for \d of 6 sentences.* The first is sentence"),
         (shake, "int8", "`quantization` int8 loses the model"),
     ):
-
-        @torch.no_grad()
-        def save_another(model, *arguments, change=change):
-            before = {name: value.clone() for name, value in model.state_dict().items()}
-            change(model)
-            save(model, *arguments)
-            model.load_state_dict(before)
-
-        monkeypatch.setattr(exporter, "save_model", save_another)
-        with pytest.raises(ValueError, match=message):
-            export_ctranslate2(memorised_folder, tmp_path / "out", list(PAIRS), quantization)
+        monkeypatch.setattr(exporter, "save_model", partial(save_another, change=change))
+        assert_error(message, export_ctranslate2, memorised_folder, tmp_path / "out", list(PAIRS), quantization)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -418,8 +405,7 @@ def test_a_folder_that_is_broken_or_of_another_version_and_a_missing_package_are
     folder = shutil.copytree(exported, tmp_path / "other")
 
     def assert_named(message, **options):
-        with pytest.raises(ValueError, match=message):
-            Translator.from_pretrained(folder, device="cpu", **options)
+        assert_error(message, Translator.from_pretrained, folder, device="cpu", **options)
 
     for engine in ("native", "generate"):
         assert_named(f"`engine` must be ctranslate2 .* but is {engine} instead", engine=engine)
@@ -428,28 +414,22 @@ def test_a_folder_that_is_broken_or_of_another_version_and_a_missing_package_are
     assert_named(r"model\.bin changed since")
     (folder / CHECKSUMS_FILE).unlink()
     assert_named("cannot be loaded by CTranslate2")
-    metadata = json.loads((folder / "heed.json").read_text(encoding="utf-8"))
-    other = metadata | {"format_version": 9, "heed_version": "7.0"}
-    (folder / "heed.json").write_text(json.dumps(other), encoding="utf-8")
+    change_json(folder / "heed.json", format_version=9, heed_version="7.0")
     assert_named(r"`format_version` of .* must be 1, but is 9 instead: .*by Heed 7\.0")
     (folder / "heed.json").unlink()
     assert_named("must be written by `heedful export ctranslate2`")
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    for attempt in (
-        lambda: Translator(*memorised, "ctranslate2"),
-        lambda: Translator.from_pretrained(exported, device="cpu"),
-        lambda: export_ctranslate2(tmp_path, tmp_path / "out", ["a"]),
-    ):
-        with pytest.raises(ImportError, match=r"pip install 'heedful\[ctranslate2\]'"):
-            attempt()
+    extra = partial(assert_error, r"pip install 'heedful\[ctranslate2\]'", error=ImportError)
+    extra(Translator, *memorised, "ctranslate2")
+    extra(Translator.from_pretrained, exported, device="cpu")
+    extra(export_ctranslate2, tmp_path, tmp_path / "out", ["a"])
 
 
 def test_a_comparison_names_the_first_sentence_that_differs_and_a_folder_appears_whole_or_not_at_all(tmp_path):
     refuse({"greedy": compare(["one"], [(1, 2)], [[1, 2]])}, "it", "float32")
     comparison = compare(["one", "two", "three"], [(1, 2), (3, 2), (4, 2)], [[1, 2], [5, 2], [6, 2]])
     message = r"2 of 3 sentences.* is sentence 2, 'two': .* \[3, 2\], it \(greedy\) tokens"
-    with pytest.raises(ValueError, match=message):
-        refuse({"greedy": comparison}, "it", "float32")
+    assert_error(message, refuse, {"greedy": comparison}, "it", "float32")
     with pytest.raises(FileNotFoundError), new_folder(tmp_path / "out") as folder:
         shutil.copy(tmp_path / "none", folder)
     assert list(tmp_path.iterdir()) == []

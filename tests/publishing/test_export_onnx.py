@@ -34,7 +34,7 @@ from heedful.publishing.web import web_export
 from heedful.publishing.web.web_export import export_web, greedy_config
 from heedful.training.recipe_file import to_yaml
 from heedful.versions_heed import cache_of
-from helpers import VARIANTS, assert_near, assert_refused, padded, sentences, tiny_model
+from helpers import VARIANTS, assert_error, assert_near, assert_refused, padded, sentences, tiny_model
 from memorised import PAIRS, SHOWN, saved_model
 from tiny_runs import tiny_recipe
 
@@ -350,8 +350,7 @@ def test_an_export_that_differs_or_is_interrupted_leaves_nothing(saved, tmp_path
     for name in ONNX_FILES:
         for factor, message in faults.items():
             monkeypatch.setattr(exporter, "write_onnx", wrongly(name, factor))
-            with pytest.raises(ValueError, match=message):
-                export_onnx(saved, tmp_path / "out", list(PAIRS)[:2])
+            assert_error(message, export_onnx, saved, tmp_path / "out", list(PAIRS)[:2])
     monkeypatch.setattr(exporter, "write_onnx", write)
     monkeypatch.setattr(exporter, "quantize_file", quantize_wrongly)
     with pytest.raises(ValueError, match=r"`quantization` int8 loses the model.* have \d+ % of their tokens"):
@@ -439,12 +438,10 @@ def test_adapters_and_quantized_weights_are_refused():
     attention = model.model.decoder.layers[0].self_attn
     plain = attention.q_proj
     attention.q_proj = type("Adapter", (torch.nn.Linear,), {})(32, 32, bias=False)
-    with pytest.raises(ValueError, match=r"adapters .*q_proj \(Adapter\)"):
-        check_exportable(model)
+    assert_error(r"adapters .*q_proj \(Adapter\)", check_exportable, model)
     attention.q_proj = plain
     model.config.quantization_config = {"quant_method": "torchao"}
-    with pytest.raises(ValueError, match="`quantization_config` must be absent"):
-        check_exportable(model)
+    assert_error("`quantization_config` must be absent", check_exportable, model)
 
 
 def test_what_the_exported_files_cannot_compute_and_a_broken_folder_are_refused(folder, tmp_path):
@@ -587,8 +584,7 @@ def test_a_model_that_no_browser_holds_and_a_folder_without_npms_packages_are_re
         export_web(saved, tmp_path / "out", list(PAIRS), tmp_path / "node_modules")
     monkeypatch.setattr(web_export, "LARGEST_FILE", 10_000)
     message = r"must have at most 0\.0 GB of weights in float32 for a browser, but has 0\.0"
-    with pytest.raises(ValueError, match=message):
-        export_web(saved, tmp_path / "out", list(PAIRS))
+    assert_error(message, export_web, saved, tmp_path / "out", list(PAIRS))
     assert [path.name for path in tmp_path.iterdir()] == ["node_modules"]
 
 

@@ -25,7 +25,7 @@ from heedful.publishing.exports import transformers_export as exporter
 from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
 from heedful.publishing.model_card import write_model_card
 from heedful.training.recipe_file import read_recipe, recipes
-from helpers import assert_refused, padded, sentences, shake, tiny_model
+from helpers import assert_error, assert_refused, change_json, padded, sentences, shake, tiny_model
 from memorised import PAIRS, saved_model
 from tiny_runs import tiny_recipe
 
@@ -115,8 +115,7 @@ def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
             stock_config(model_of(changes).config)
         assert str(refusal.value).count(" must ") == 1
     config = model_of({"norm_type": "rmsnorm", "d_k": 4, "activation_function": "geglu"}).config
-    with pytest.raises(ValueError, match=r"`norm_type` .* `d_k` .* `activation_function`"):
-        stock_config(config)
+    assert_error(r"`norm_type` .* `d_k` .* `activation_function`", stock_config, config)
     config = stock_config(model_of(EXPRESSIBLE["tensor2tensor"][1]).config)  # whose class drops layers by default
     assert config.encoder_layerdrop == config.decoder_layerdrop == 0.0
     with pytest.raises(ValueError, match="`zero_start` must be False for a PegasusFor"):
@@ -222,8 +221,7 @@ def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
     with monkeypatch.context() as patch:
         patch.setattr(exporter, "save", broken)
         message = r"transformers alone cannot run .*; it says: ValueError: Unrecognized model"
-        with pytest.raises(ValueError, match=message):
-            export_transformers(folder, tmp_path / "out", list(PAIRS))
+        assert_error(message, export_transformers, folder, tmp_path / "out", list(PAIRS))
     request.getfixturevalue("in_this_process")
     monkeypatch.setattr(exporter, "stock_model", changed)
     with pytest.raises(ValueError, match=r"logits differ by .*, so that no folder is left"):
@@ -235,8 +233,7 @@ def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
 def test_the_stock_form_keeps_the_settings_of_the_generation_config(folder, tmp_path):
     asked = {"min_length": 9, "no_repeat_ngram_size": 1, "forced_bos_token_id": 50, "eos_token_id": [2, 60]}
     shutil.copytree(folder, tmp_path / "model")
-    path = tmp_path / "model" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | asked | {"longest_trained_source": 9}))
+    change_json(tmp_path / "model" / "generation_config.json", **asked, longest_trained_source=9)
     found = export_transformers(tmp_path / "model", tmp_path / "out", list(PAIRS)[:3])
     assert set(found.comparisons) == {"greedy", "5 beams"}  # in which nothing differs, or there was no folder
     written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
@@ -270,10 +267,7 @@ def test_recipes_are_judged_before_they_run_and_the_papers_search_is_what_no_cla
             continue  # not of the paper's shape
         kinds.append(recipe.decoding.length_penalty_form)
         if recipe.decoding.length_penalty_form == "gnmt":
-            with pytest.raises(
-                ValueError, match=r"`publish.also` must be empty.*`length_penalty_form`.*`tokens_beyond"
-            ):
-                check_recipe(recipe)
+            assert_error(r"`publish.also` must be empty.*`length_penalty_form`.*`tokens_beyond", check_recipe, recipe)
             recipe = read_recipe(name, also + generates)
         check_recipe(recipe)
     assert set(kinds) == {"gnmt", "power"}
@@ -285,9 +279,7 @@ def test_recipes_are_judged_before_they_run_and_the_papers_search_is_what_no_cla
         "publish.also": {"data.both_directions": True},
         "model_type": {"model.options": {"model_type": "heed_rnn", "cell": "gru"}},
     }.items():
-        with pytest.raises(ValueError, match=f"`{key}` must be"):
-            check_recipe(tiny_recipe(tmp_path / key, also | value))
+        assert_error(f"`{key}` must be", check_recipe, tiny_recipe(tmp_path / key, also | value))
     recipe = tiny_recipe(tmp_path / "used", also)
     (recipe.folder / "transformers").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"`publish.also` must be empty where there is "):
-        check_recipe(recipe)
+    assert_error(r"`publish.also` must be empty where there is ", check_recipe, recipe)

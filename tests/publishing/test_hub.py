@@ -14,7 +14,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.hub import check_folder, push
 from heedful.publishing.model_card import write_model_card
-from helpers import CODE, assert_refused
+from helpers import CODE, assert_error, assert_refused
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model, saved_in
 
@@ -244,12 +244,10 @@ def test_a_folder_that_lacks_a_file_has_anothers_tokenizers_or_an_unreadable_car
     for (path,) in (list(folder.glob(name)) for name in names):
         content = path.read_bytes()
         path.unlink()
-        with pytest.raises((FileNotFoundError, ValueError), match=path.name):  # loading misses a shard
-            push(folder, "me/tiny")
+        assert_error(path.name, push, folder, "me/tiny", error=(FileNotFoundError, ValueError))
         path.write_bytes(content)
     train_tokenizers(KOREAN, ENGLISH, vocab_size=265).save_pretrained(folder)
-    with pytest.raises(ValueError, match="`vocab_size` must be 265, but is 272"):
-        push(folder, "me/tiny")
+    assert_error("`vocab_size` must be 265, but is 272", push, folder, "me/tiny")
     for path in folder.glob("*.safetensors*"):
         path.unlink()
     cases = [(folder / "nowhere", "must be a folder with a model"), (folder, "weights")]

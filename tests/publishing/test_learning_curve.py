@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from heedful.publishing.learning_curve import draw_learning_curves, leave_learning_curve, read_curves
+from helpers import assert_error
 
 LINES = [
     {"update": 50, "seconds": 1.0, "train/loss": 5.0, "train/learning_rate": 0.1},
@@ -91,8 +92,7 @@ def test_what_cannot_be_drawn_is_named_and_fails_no_run(run, tmp_path, monkeypat
         with pytest.raises(ValueError, match=r"`RUN` must have logged something \(`logging.every_updates`\), but"):
             draw_learning_curves([run_without_log], tmp_path / "a.png")
     message = r"`--metric` must be one that was logged \(train/loss, .*, validation/bleu\), but is ter instead"
-    with pytest.raises(ValueError, match=message):
-        draw_learning_curves([run], tmp_path / "a.png", ["ter"])
+    assert_error(message, draw_learning_curves, [run], tmp_path / "a.png", ["ter"])
     with pytest.raises(ValueError, match=r"`--output` must end in one of \.png, \.svg, but is .*a\.gif instead"):
         draw_learning_curves([run], tmp_path / "a.gif")
     assert not list(tmp_path.glob("a.*"))

@@ -23,7 +23,7 @@ from heedful.publishing.model_card import (
     write_model_card,
 )
 from heedful.training.recipe_file import read_recipe
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 from memorised import PAIRS, saved_model
 
 ROOT = Path(__file__).parents[2]
@@ -94,15 +94,13 @@ def test_every_field_changes_the_card(card):
 
 def test_nothing_is_left_to_fill_in_and_tables_are_whole(tmp_path, monkeypatch, card):
     few = {"scores": {"x": {"count": 1}}, "cleaning": {"kept": 3}, "example": {"translation": ""}}
-    for card in (card_of(), card_of(**few)):
-        assert not re.search(r"\{\{|\}\}|\{%|%\}|TODO|More Information Needed|None\b|Undefined", card)
-        assert "\n\n\n" not in card
-        assert card.endswith("\n")
-        assert not card.endswith("\n\n")
+    for each in (card, card_of(**few)):
+        assert not re.search(r"\{\{|\}\}|\{%|%\}|TODO|More Information Needed|None\b|Undefined", each)
+        assert "\n\n\n" not in each
+        assert re.search(r"[^\n]\n\Z", each)
     (tmp_path / "template.md").write_text("{{ unheard_of }}", encoding="utf-8")
     monkeypatch.setattr("heedful.publishing.model_card.TEMPLATES", tmp_path)
-    with pytest.raises(jinja2.UndefinedError, match="unheard_of"):
-        render("template.md", card_metadata(card_facts()))
+    assert_error("unheard_of", render, "template.md", card_metadata(card_facts()), error=jinja2.UndefinedError)
     for table in re.findall(r"(?:^\|.*\n)+", card.split("\n---\n", 1)[1], re.MULTILINE):
         rows = [re.sub(r"\\\|", "", row).count("|") for row in table.splitlines()]
         assert len(rows) > 2

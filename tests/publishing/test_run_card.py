@@ -57,25 +57,33 @@ def test_every_part_of_the_card_is_filled_from_the_run(result):
     parts = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     scores, progress = result.metrics["unseen"], result.progress
     low, high = scores["bleu_interval"]
-    description = f"ko → en; | {result.parameters:,} |; 400 byte-level BPE; apache-2.0"
-    description += "; 1 + 1 layers; d_model 32; post-norm"
-    usage = "pipeline(model=repository; trust_remote_code=True; Translator.from_pretrained(repository"
-    procedure = f"| Updates | {progress.update} |; | Target tokens seen | {progress.target_tokens:,} |"
-    procedure += f"; | Time | {round(progress.seconds)} s |; | Hardware | {result.hardware} |"
-    procedure += f"; {result.metrics['validation']['loss']:.4f} (perplexity; | optimization.learning_rate | 0.003 |"
-    versions = [f"{name} {version(name)}" for name in ("heedful", "transformers", "torch")]
-    signatures = [f"`{scores[f'{name}_signature']}`" for name in ("bleu", "ter", "chrf")]
+    # fmt: off
     expected = {
-        "Model description": description.split("; "),
+        "Model description": [
+            "ko → en", f"| {result.parameters:,} |", "400 byte-level BPE", "apache-2.0", "1 + 1 layers", "d_model 32",
+            "post-norm",
+        ],
         "Intended use": ["Tests only."],
         "Limits": ["It has seen 300 sentences.", "cannot translate real text", "biases of its training data"],
-        "How to use": [*usage.split("; "), result.corpus.validation_pairs[0]["source"]],
+        "How to use": [
+            "pipeline(model=repository", "trust_remote_code=True", "Translator.from_pretrained(repository",
+            result.corpus.validation_pairs[0]["source"],
+        ],
         "Training data": ["`builtin:train:300`", f"| train | {result.corpus.pairs:,} |", "| validation | 20 |"],
-        "Training procedure": [*procedure.split("; "), "| model.options.d_model | 32 |", *versions],
-        "Evaluation": ["| unseen | 6 |", f"{scores['bleu']:.2f} [{low:.2f}, {high:.2f}]", f"{scores['ter']:.2f}"],
+        "Training procedure": [
+            f"| Updates | {progress.update} |", f"| Target tokens seen | {progress.target_tokens:,} |",
+            f"| Time | {round(progress.seconds)} s |", f"| Hardware | {result.hardware} |",
+            f"{result.metrics['validation']['loss']:.4f} (perplexity", "| optimization.learning_rate | 0.003 |",
+            "| model.options.d_model | 32 |",
+            *(f"{name} {version(name)}" for name in ("heedful", "transformers", "torch")),
+        ],
+        "Evaluation": [
+            "| unseen | 6 |", f"{scores['bleu']:.2f} [{low:.2f}, {high:.2f}]", f"{scores['ter']:.2f}",
+            *(f"`{scores[f'{name}_signature']}`" for name in ("bleu", "ter", "chrf")),
+        ],
         "Citation": ["vaswani2017attention"],
     }
-    expected["Evaluation"] += signatures
+    # fmt: on
     assert set(parts) == set(expected)
     for part, pieces in expected.items():
         assert [piece for piece in pieces if piece not in parts[part]] == [], part

@@ -46,7 +46,7 @@ def saved(folder: Path, model, tokenizer, **settings) -> Path:
     if hasattr(model, "final_logits_bias"):
         torch.nn.init.normal_(model.final_logits_bias, std=0.5)
     # Untrained models like one token best; its successors depend on all that is read.
-    model.generation_config.update(no_repeat_ngram_size=1, max_length=24, num_beams=4, **settings)
+    model.generation_config.update(no_repeat_ngram_size=1, max_length=16, num_beams=4, **settings)
     return saved_in(folder, model.eval(), tokenizer)
 
 

@@ -1,5 +1,6 @@
 """All attention of one pair, of every kind of model, whatever computes attention otherwise."""
 
+import copy
 from functools import partial
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers import AutoModelForSeq2SeqLM, BartConfig, MarianConfig
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator, prepare_for_inference
@@ -22,8 +23,7 @@ from heedful.inference.attention.measures import attention_entropy
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 from helpers import assert_error, assert_refused
-from pretrained_checkpoints import ENGLISH, KOREAN
-from pretrained_checkpoints import marian as saved_marian
+from pretrained_checkpoints import ENGLISH, KOREAN, marian
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
 KINDS = ["cross", "encoder", "decoder"]
@@ -35,21 +35,8 @@ SIZES = {
 }
 
 
-def marian(tokenizers, **options):
-    return MarianMTModel(MarianConfig(**SIZES, **tokenizers.special_ids(), **options)).eval()
-
-
-def bart(tokenizers, **options):
-    config = BartConfig(**SIZES, max_position_embeddings=64, **tokenizers.special_ids(), **options)
-    return BartForConditionalGeneration(config).eval()
-
-
-@pytest.fixture
-def kernels(model):
-    """Set the model's attention function, and give the weights that `eager` computes."""
-    former = model.config._attn_implementation
-    yield model.set_attn_implementation
-    model.set_attn_implementation(former)
+def other_model(config, tokenizers, **options):
+    return AutoModelForSeq2SeqLM.from_config(config(**SIZES, **tokenizers.special_ids()), **options).eval()
 
 
 def assert_equal(found, expected):
@@ -84,16 +71,17 @@ def test_every_kind_layer_and_head_is_there_with_the_models_own_weights(model, t
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
-def test_the_attention_function_does_not_matter_and_stays(model, tokenizers, kernels, kernel):
+def test_the_attention_function_does_not_matter_and_stays(model, tokenizers, kernel):
     expected = attention_maps(model, tokenizers, SOURCE, TARGET)
-    kernels(kernel)
+    model = copy.deepcopy(model)
+    model.set_attn_implementation(kernel)
     assert_equal(attention_maps(model, tokenizers, SOURCE, TARGET), expected)
     assert model.config._attn_implementation == kernel
 
 
-@pytest.mark.parametrize("make", [marian, bart])
-def test_other_models_are_set_to_eager_for_the_duration(tokenizers, make):
-    model = make(tokenizers, attn_implementation="sdpa")
+@pytest.mark.parametrize("config", [MarianConfig, BartConfig])
+def test_other_models_are_set_to_eager_for_the_duration(tokenizers, config):
+    model = other_model(config, tokenizers, attn_implementation="sdpa")
     found = attention_maps(model, tokenizers, SOURCE, TARGET)
     parts = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
     assert set(parts) == {"sdpa"}
@@ -144,7 +132,7 @@ def test_a_pass_that_fails_leaves_no_hook_and_the_former_attention_function(mode
     def fail(*_, **__):
         raise MemoryError
 
-    other = marian(tokenizers, attn_implementation="sdpa")
+    other = other_model(MarianConfig, tokenizers, attn_implementation="sdpa")
     for each in (model, other):
         assert_error("`layer`", attention_map, each, tokenizers, SOURCE, TARGET, layer=9)
     assert other.config._attn_implementation == "sdpa"
@@ -180,7 +168,7 @@ def test_a_layer_or_head_that_does_not_exist_is_an_error(model, tokenizers):
 
 def test_a_target_language_is_led_by_its_tag():
     words = train_tokenizers(["개가 달린다"], ["the dog"], vocab_size=None, algorithm="word", languages=["en", "fr"])
-    model = marian(words)
+    model = other_model(MarianConfig, words)
     maps = attention_maps(model, words, "개가 달린다", "the dog", target_language="fr")
     assert maps.source_tokens == ["<2fr>", "▁개가", "▁달린다", "</s>"]
     assert maps.source_words == [None, 0, 1, None]
@@ -273,7 +261,7 @@ def test_words_are_shown_without_the_marks_of_sentencepiece_tags_and_characters_
     assert shown == [[*dates[0], "</s>"], ["1", "March", "2021", "</s>"]]
     pieces = train_tokenizers(dates, dates, vocab_size=265)
     assert shown_words(pieces.target, pieces.encode_target(dates)[0]).labels == [dates[0], "</s>"]
-    model = saved_marian(tmp_path / "marian")
+    model = marian(tmp_path / "marian")
     pair = TokenizerPair.from_pretrained(model)
     source, target = KOREAN[0], ENGLISH[0]
     assert shown_words(pair.source, pair.encode_source([source])[0]).labels == [*source.split(), "</s>"]

@@ -8,19 +8,13 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from heedful import (
-    HeedConfig,
-    HeedForConditionalGeneration,
-    HeedRNNConfig,
-    HeedRNNForConditionalGeneration,
-    attention_maps,
-)
+from heedful import HeedForConditionalGeneration, attention_maps
 from heedful.inference.attention import drawing
 from heedful.inference.attention.maps import AttentionMap, AttentionSteps
 from heedful.inference.attention.measures import steps_lines
 from heedful.inference.attention.recording import record_attention, recorded_heads
 from heedful.studies.attention.single_heads import attention_modules
-from helpers import assert_error
+from helpers import assert_error, tiny_config, tiny_rnn
 
 SOURCE, TARGET = "개가 공원에서 달린다.", "The dog runs in the park."
 KINDS = ["cross", "encoder", "decoder"]
@@ -36,9 +30,8 @@ VARIANTS = [
 
 def made(tokenizers, **options):
     torch.manual_seed(1)
-    sizes = {"vocab_size": 290, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16}
-    sizes |= {"decoder_ffn_dim": 16, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    return HeedForConditionalGeneration(HeedConfig(**sizes, **tokenizers.special_ids(), **options)).eval()
+    config = tiny_config(vocab_size=290, **tokenizers.special_ids(), **options)
+    return HeedForConditionalGeneration(config).eval()
 
 
 def softmax(scores):
@@ -96,8 +89,7 @@ def test_one_layer_is_recorded_where_it_is_asked_for_and_later_tokens_have_minus
 def test_other_models_have_no_steps(tokenizers):
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, **tokenizers.special_ids()}
     marian = MarianConfig(d_model=16, encoder_layers=1, decoder_layers=1, vocab_size=290, **heads)
-    recurrent = HeedRNNConfig(embedding_size=16, hidden_size=16, vocab_size=290, **tokenizers.special_ids())
-    for other in (MarianMTModel(marian), HeedRNNForConditionalGeneration(recurrent)):
+    for other in (MarianMTModel(marian), tiny_rnn(vocab_size=290, **tokenizers.special_ids())):
         maps = attention_maps(other, tokenizers, SOURCE, TARGET, kinds=["cross"])
         for look in (maps.steps, lambda maps=maps: maps.scores("cross")):
             assert_error("The model must be a Heed Transformer to show its scores", look)

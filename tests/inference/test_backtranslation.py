@@ -116,9 +116,7 @@ def test_settings_that_would_be_ignored_or_cannot_be_are_named(model, tokenizers
     ]
     assert_refused(cases, lambda settings: BackTranslation(**settings))
     translator = Translator(model, tokenizers)
-    cases = [
-        ({name: value}, "`sampling` must come with one beam") for name, value in (("num_beams", 2), ("split", True))
-    ]
+    cases = [(given, "`sampling` must come with one beam") for given in ({"num_beams": 2}, {"split": True})]
     assert_refused(cases, lambda given: translator.translate_lines([], sampling=SeededSampling(), **given))
     monkeypatch.setattr(model.generation_config, "do_sample", True)
     with pytest.raises(ValueError, match="`do_sample` of the generation config must be False for beam"):

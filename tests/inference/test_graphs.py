@@ -149,23 +149,14 @@ def test_steps_are_counted_over_engines_and_graphs_begin_when_they_pay(on_gpu, m
     assert len(on_gpu) == 1
 
 
-def hooked(model):
-    model.model.decoder.register_forward_hook(lambda *_: None)
-
-
-def adapted(model):
-    layer = model.model.decoder.layers[0].feed_forward
-    layer.fc1 = type("Adapter", (torch.nn.Linear,), {"__module__": "users"})(*layer.fc1.weight.shape[::-1])
-
-
-def flexible(model):
-    model.set_attn_implementation("flex_attention")
-
-
-def quantized(model):
-    model.lm_head.weight = type("Quantized", (torch.nn.Parameter,), {})(model.lm_head.weight.detach())
-
-
+ADAPTER = type("Adapter", (torch.nn.Linear,), {"__module__": "users"})
+QUANTIZED = type("Quantized", (torch.nn.Parameter,), {})
+CHANGES = {
+    "a hook": lambda model: model.model.decoder.register_forward_hook(lambda *_: None),
+    "an adapter": lambda model: setattr(model.model.decoder.layers[0].feed_forward, "fc1", ADAPTER(32, 64)),
+    "another kernel": lambda model: model.set_attn_implementation("flex_attention"),
+    "quantized weights": lambda model: setattr(model.lm_head, "weight", QUANTIZED(model.lm_head.weight.detach())),
+}
 ASIDE = {
     "sampling": {"do_sample": True},
     "stop_strings": {"stop_strings": "a"},
@@ -187,10 +178,10 @@ def test_graphs_step_aside_for_what_is_done_to_a_model_and_for_settings_that_a_u
         assert not graphs.may_use_graphs(model, inputs, settings_of(model, **changes)), name
     with prepare_for_inference(model):
         assert not graphs.may_use_graphs(model, inputs, settings_of(model))
-    for change in (hooked, adapted, flexible, quantized):
+    for name, change in CHANGES.items():
         other = tiny_model()
         change(other)
-        assert not graphs.may_use_graphs(other, inputs, settings_of(other)), change
+        assert not graphs.may_use_graphs(other, inputs, settings_of(other)), name
 
 
 def test_graphs_step_aside_for_ensembles_drawn_tokens_other_models_and_on_the_cpu(on_gpu, monkeypatch):

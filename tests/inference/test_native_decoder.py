@@ -1,5 +1,6 @@
 """The native decoder gives the tokens of generate(), whatever the model, the batch and the settings."""
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -81,24 +82,19 @@ def model():
     return make_model({})
 
 
+PENALTIES, ENDS = st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0]), st.sampled_from([True, False, "never"])
+SEARCH = st.fixed_dictionaries({"length_penalty": PENALTIES, "early_stopping": ENDS})
+
+
 @settings(max_examples=12, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    sentences=st.integers(1, 12),
-    beams=st.integers(1, 6),
-    returned=st.integers(1, 3),
-    length_penalty=st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0]),
-    early_stopping=st.sampled_from([True, False, "never"]),
-    max_new_tokens=st.integers(1, 20),
-)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 6), st.integers(1, 3), st.integers(1, 20), SEARCH)
 def test_every_setting_of_a_search_gives_the_tokens_and_scores_of_generate(
-    seed, sentences, beams, returned, length_penalty, early_stopping, max_new_tokens
+    seed, sentences, beams, returned, max_new_tokens, search
 ):
     model = make_model({}, seed=seed % 3)
     arguments = {"num_beams": beams, "max_new_tokens": max_new_tokens, "return_dict_in_generate": True}
     if beams > 1:
-        arguments |= {"length_penalty": length_penalty, "early_stopping": early_stopping}
-        arguments |= {"num_return_sequences": min(returned, beams), "output_scores": False}
+        arguments |= search | {"num_return_sequences": min(returned, beams), "output_scores": False}
     ours, theirs = both(model, make_batch(seed, sentences), **arguments)
     assert ours.sequences.shape == theirs.sequences.shape
     assert torch.equal(ours.sequences, theirs.sequences)
@@ -178,22 +174,22 @@ def test_the_public_name_of_earlier_versions_works_with_a_warning():
 
 def test_sources_and_prompts_are_checked_as_the_model_does(model):
     decoder, batch = NativeDecoder(model), make_batch(1)
-    assert_error("Token ids must be at least 0 and below 90, but one is 95", decoder.encoded, torch.tensor([[95]]))
-    with pytest.raises(ValueError, match="Token ids must be at least 0 and below 90, but one is 95"):
-        model.generate(**batch, custom_generate=decoder, decoder_input_ids=torch.tensor([[1, 95]] * 7))
-    with pytest.raises(ValueError, match=r"`attention_mask` must have the shape of `input_ids`, \(2, 2\)"):
-        decoder.encoded(torch.tensor([[5, 6], [7, 8]]), torch.ones(1, 2, dtype=torch.long))
-    encoded = model.model.encoder(**batch)
+    search = partial(model.generate, custom_generate=decoder)
+    message = "Token ids must be at least 0 and below 90, but one is 95"
+    assert_error(message, decoder.encoded, torch.tensor([[95]]))
+    assert_error(message, search, **batch, decoder_input_ids=torch.tensor([[1, 95]] * 7))
+    message = r"`attention_mask` must have the shape of `input_ids`, \(2, 2\)"
+    assert_error(message, decoder.encoded, torch.tensor([[5, 6], [7, 8]]), torch.ones(1, 2, dtype=torch.long))
+    encoded, message = model.model.encoder(**batch), "`attention_mask` must leave a token of each source"
     batch["attention_mask"][2] = 0
-    assert_error("`attention_mask` must leave a token of each source", decoder.encoded, **batch)
-    with pytest.raises(ValueError, match="`attention_mask` must leave a token of each source"):
-        model.generate(encoder_outputs=encoded, attention_mask=batch["attention_mask"], custom_generate=decoder)
+    assert_error(message, decoder.encoded, **batch)
+    assert_error(message, search, encoder_outputs=encoded, attention_mask=batch["attention_mask"])
     model = make_model({"position_encoding": "learned", "max_position_embeddings": 12})
-    for beams, decoding in product((1, 3), ({}, {"custom_generate": NativeDecoder(model)})):
-        with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
-            model.generate(**make_batch(1), num_beams=beams, max_new_tokens=20, eos_token_id=None, **decoding)
-    with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
-        NativeDecoder(model).encoded(torch.full((1, 13), 5))
+    decoder, message = NativeDecoder(model), r"must have at most 12 tokens .* but it has 13 instead"
+    for beams, decoding in product((1, 3), ({}, {"custom_generate": decoder})):
+        search = partial(model.generate, num_beams=beams, max_new_tokens=20, eos_token_id=None, **decoding)
+        assert_error(message, search, **make_batch(1))
+    assert_error(message, decoder.encoded, torch.full((1, 13), 5))
 
 
 def test_autocast_changes_nothing_and_there_may_be_more_beams_than_tokens(model):

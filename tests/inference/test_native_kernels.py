@@ -23,11 +23,6 @@ has_bytes = getattr(kernels.library(), "has_bytes", False)
 in_bytes = pytest.mark.skipif(not has_bytes, reason="this processor has no products of bytes")
 
 
-@pytest.fixture
-def without(monkeypatch):
-    monkeypatch.setattr(kernels, "library", lambda: None)
-
-
 def load():
     """Load the kernels as a new process does."""
     return kernels.library.__wrapped__()
@@ -102,8 +97,8 @@ def test_a_model_like_the_papers_is_compiled_and_others_are_not():
         assert type(NativeDecoder(make_model(options)).network) is NativeNetwork
 
 
-@pytest.mark.usefixtures("without")
-def test_without_kernels_it_decodes_too_and_int8_is_float32_with_one_warning():
+def test_without_kernels_it_decodes_too_and_int8_is_float32_with_one_warning(monkeypatch):
+    monkeypatch.setattr(kernels, "library", lambda: None)
     model = make_model({"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128})
     for beams in (1, 4):
         assert torch.equal(*both(model, make_batch(1), num_beams=beams))
@@ -133,10 +128,8 @@ def test_a_model_that_kernels_compute_in_part_alone_is_never_int8(monkeypatch):
 @pytest.mark.parametrize("width", [32, 42])
 def test_in_int8_a_sentence_gets_the_same_tokens_alone_and_in_a_batch(width):
     model, lengths = make_model({"encoder_ffn_dim": width, "decoder_ffn_dim": width}), torch.tensor([5, 17, 33, 40])
-    batch = {
-        "input_ids": torch.randint(4, 90, (4, 40)),
-        "attention_mask": (torch.arange(40) < lengths[:, None]).long(),
-    }
+    mask = (torch.arange(40) < lengths[:, None]).long()
+    batch = {"input_ids": torch.randint(4, 90, (4, 40)), "attention_mask": mask}
     decoder = NativeDecoder(model, "int8")
     encoded = decoder.encoded(**batch)
     together = model.generate(**encoded, custom_generate=decoder)

@@ -10,14 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from test_native_decoder import OPTIONS, make_batch, make_model
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-    LogitsProcessorList,
-    MinLengthLogitsProcessor,
-    SynthIDTextWatermarkingConfig,
-)
 
 from heedful import HeedForConditionalGeneration, prepare_for_inference
 from heedful.inference.native.compiled_network import CompiledNetwork
@@ -120,7 +114,9 @@ def test_what_the_native_decoder_cannot_do_is_done_as_before(model, steps):
 
 def test_a_streamer_is_fed_token_by_token_and_a_cache_that_is_handed_in_is_filled(model, steps):
     batch = {name: rows[:1] for name, rows in make_batch(4).items()}
-    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    cache = transformers.EncoderDecoderCache(
+        transformers.DynamicCache(config=model.config), transformers.DynamicCache(config=model.config)
+    )
     prepare_for_inference(model)
     streamed = []
     streamer = SimpleNamespace(put=streamed.append, end=lambda: streamed.append(None))
@@ -133,7 +129,7 @@ def test_a_streamer_is_fed_token_by_token_and_a_cache_that_is_handed_in_is_fille
 
 def test_generate_takes_what_it_took_before(model, steps):
     batch = make_batch(5)
-    processors = LogitsProcessorList([MinLengthLogitsProcessor(6, [2], device="cpu")])
+    processors = transformers.LogitsProcessorList([transformers.MinLengthLogitsProcessor(6, [2], device="cpu")])
     calls = [
         {"inputs": batch["input_ids"]},
         {**batch, "logits_processor": processors, "num_beams": 3, "num_return_sequences": 2},
@@ -272,7 +268,7 @@ def test_a_prefix_of_peft_is_not_left_out(model):
 
 
 def test_a_watermark_that_knows_its_rows_is_set_in_each(model):
-    settings = {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3)}
+    settings = {"watermarking_config": transformers.SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3)}
     settings |= {"eos_token_id": [2, *range(5, 40)]}
     batch = make_batch(1)
     before = [model.generate(**batch, **settings, num_beams=beams) for beams in (1, 3)]

@@ -78,10 +78,8 @@ def test_a_translations_score_is_its_pairs_divided_by_the_length_penalty(
 
 
 def test_the_mean_over_all_tokens_is_the_validation_loss(translator, tokenizers, mixed):
-    sources, targets = (
-        tokenizers.encode_source([s for s, _ in mixed]),
-        tokenizers.encode_target([t for _, t in mixed]),
-    )
+    sources, targets = (list(texts) for texts in zip(*mixed, strict=True))
+    sources, targets = tokenizers.encode_source(sources), tokenizers.encode_target(targets)
     rows = EncodedPairs({"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True))
     loss = validation_loss(translator.model, rows, 100, Accelerator(cpu=True))
     scores = list(translator.score_pairs(mixed))
@@ -140,11 +138,6 @@ def test_sources_longer_than_the_training_are_told_once_without_advice_on_transl
 
 
 @pytest.fixture
-def folder(model, tokenizers, tmp_path):
-    return saved_in(tmp_path / "model", model, tokenizers)
-
-
-@pytest.fixture
 def score(heedful_command, folder):
     """Run `heedful score` on the model; return its exit code, output and errors."""
     return partial(heedful_command, "score", folder)
@@ -190,7 +183,7 @@ def test_json_lines_hold_the_pairs_too_also_compressed(score, tmp_path, pairs):
 
 
 def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
-    score, folder, recurrent, tokenizers, pairs, tmp_path, monkeypatch
+    score, heedful_command, folder, recurrent, tokenizers, pairs, tmp_path
 ):
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs.items()), encoding="utf-8")
     saved_in(tmp_path / "backward", recurrent, tokenizers)
@@ -209,16 +202,15 @@ def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
         f"8 pairs, {sum(map(len, tokenizers.encode_target(list(texts))))} {side} tokens"
         for side, texts in (("target", pairs.values()), ("source", pairs))
     ]
-
     both = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=300, languages=("ko", "en"))
-    saved_in(folder, tiny_model(vocab_size=len(both.source), **both.special_ids()), both)
-    code, output, errors = score(*arguments, "--to", "en", "--backward-to", "ko")
+    place = saved_in(tmp_path / "both", tiny_model(vocab_size=len(both.source), **both.special_ids()), both)
+    code, output, errors = heedful_command("score", place, *arguments, "--to", "en", "--backward-to", "ko")
     assert code == 0, errors
-    translator = Translator.from_pretrained(folder)
+    translator = Translator.from_pretrained(place)
     turned = translator.score_pairs([(target, source) for source, target in pairs.items()], target_language="ko")
     found = [float(row["backward_per_token"]) for row in table(output)]
     assert found == pytest.approx([each.per_token for each in turned], abs=1e-4)
-    assert score(*arguments, "--to", "en", "--backward-to", "fr")[0] == 2
+    assert heedful_command("score", place, *arguments, "--to", "en", "--backward-to", "fr")[0] == 2
 
 
 def test_a_bad_line_is_told_with_its_number_and_a_pair_that_is_too_long_has_empty_cells(

@@ -1,5 +1,7 @@
 """Forced words occur in every output, and the search for them equals the plainest one."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -20,23 +22,16 @@ WORDS = {
 }
 
 
-def as_phrases(words):
-    return [[entry] if isinstance(entry[0], int) else entry for entry in words]
-
-
 @pytest.mark.parametrize(("kind", "name"), each_once(KINDS, WORDS, ["heed"]))
 def test_constrained_search_equals_the_plainest(kind, name):
     words, model, rows = WORDS[name], model_of(kind), sentences(*LENGTHS)
     cached = kind != "t5"
     ours = decode(model, rows, BeamSearch(force_words_ids=words), num_beams=4, use_cache=cached)
-    theirs = [
-        plain.constrained_search(
-            lambda tokens, row=row: plain.ask(model, row, tokens), as_phrases(words), beams=4, limit=LIMIT
-        )[0]
-        for row in rows
-    ]
+    phrases = [[entry] if isinstance(entry[0], int) else entry for entry in words]
+    asked = [partial(plain.ask, model, row) for row in rows]
+    theirs = [plain.constrained_search(ask, phrases, beams=4, limit=LIMIT)[0] for ask in asked]
     assert_same(ours, theirs)
-    assert not any(unmet(tokens, as_phrases(words)) for _, tokens in ours)
+    assert not any(unmet(tokens, phrases) for _, tokens in ours)
 
 
 def test_every_one_of_the_n_best_contains_the_words_which_may_fill_the_whole_output():
@@ -45,9 +40,8 @@ def test_every_one_of_the_n_best_contains_the_words_which_may_fill_the_whole_out
     assert len(found) == 18
     assert all(contains(tokens, [20, 21]) for _, tokens in found)
     assert len({tuple(tokens) for _, tokens in found[:6]}) == 6
-    found = decode(
-        tiny_model(), sentences(4), BeamSearch(force_words_ids=[[20, 21], [22], [23, 24, 25, 26, 27]]), num_beams=2
-    )
+    all_of_it = BeamSearch(force_words_ids=[[20, 21], [22], [23, 24, 25, 26, 27]])
+    found = decode(tiny_model(), sentences(4), all_of_it, num_beams=2)
     assert sorted(found[0][1][1:]) == list(range(20, 28))
 
 
@@ -62,17 +56,8 @@ def test_each_sentence_may_have_words_of_its_own_or_none():
     assert_same(together, alone)
     assert contains(together[0][1], [20, 21])
     assert {30, 31} & set(together[2][1])
-    model, rows = tiny_model(), sentences(*LENGTHS)
     forced = decode(model, rows, BeamSearch(sentence_force_words_ids=[[], [], []]), num_beams=4)
     assert_same(forced, decode(model, rows, BeamSearch(), num_beams=4))
-
-
-def test_words_can_be_forced_on_an_ensemble_with_the_penalty_of_gnmt():
-    models, rows = [tiny_model(seed=seed) for seed in (0, 1)], sentences(*LENGTHS)
-    strategy = BeamSearch(force_words_ids=[[20, 21]], models=models[1:], length_penalty_form="gnmt")
-    found = decode(models[0], rows, strategy, num_beams=4, length_penalty=0.6)
-    assert all(contains(tokens, [20, 21]) for _, tokens in found)
-    assert_same(found, [decode(models[0], [row], strategy, num_beams=4, length_penalty=0.6)[0] for row in rows])
 
 
 PHRASES = st.lists(st.lists(st.integers(14, 24), min_size=1, max_size=3, unique=True), min_size=1, max_size=2)

@@ -56,8 +56,7 @@ def test_the_choice_is_the_plainest_one_among_what_generate_returns(kind, settin
 
 
 def test_a_tokenizer_pair_and_a_trained_model(model, tokenizers, pairs):
-    ids = [torch.tensor(row) for row in tokenizers.encode_source(list(pairs))]
-    ids, mask = padded(ids)
+    ids, mask = padded([torch.tensor(row) for row in tokenizers.encode_source(list(pairs))])
     options = {"attention_mask": mask, "num_return_sequences": 6, "max_new_tokens": 40}
     options |= {"do_sample": True, "temperature": 0.5}
     chosen = model.generate(ids, custom_generate=MinimumBayesRisk(tokenizers), **options)
@@ -77,9 +76,8 @@ def test_scores_and_candidates_are_returned_which_may_come_from_another_strategy
     assert_near(found.sequences_scores.view(3, 3)[:, 0], found.utilities.amax(1))
     assert (found.sequences_scores.view(3, 3).diff(dim=1) <= 0).all()
     texts = Letters().batch_decode(found.candidate_sequences[:COUNT, 1:], skip_special_tokens=True)
-    assert found.utilities[0].tolist() == pytest.approx(
-        [sum(overlap(text, other) for other in texts) / COUNT for text in texts]
-    )
+    expected = [sum(overlap(text, other) for other in texts) / COUNT for text in texts]
+    assert found.utilities[0].tolist() == pytest.approx(expected)
     models, (ids, mask) = [model_of("heed", seed) for seed in (0, 1)], padded(sentences(9, 2, 6))
     ensemble = BeamSearch(models=models[1:])
     options = {"attention_mask": mask, "num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 8}
@@ -94,10 +92,8 @@ def test_scores_and_candidates_are_returned_which_may_come_from_another_strategy
 @settings(deadline=None)
 @given(st.lists(st.text("ab c", max_size=6), min_size=1, max_size=5))
 def test_the_expected_utility_is_the_mean_of_sentence_chrf(texts):
-    ours = expected_utilities(texts, character_f_score())
-    assert ours == pytest.approx(
-        [sum(sentence_chrf(text, [other]).score for other in texts) / len(texts) for text in texts]
-    )
+    expected = [sum(sentence_chrf(text, [other]).score for other in texts) / len(texts) for text in texts]
+    assert expected_utilities(texts, character_f_score()) == pytest.approx(expected)
 
 
 def test_settings_that_leave_no_choice_are_refused():

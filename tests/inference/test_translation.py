@@ -5,7 +5,6 @@ import functools
 import logging
 import pickle
 import threading
-import warnings
 from itertools import product
 
 import numpy as np
@@ -44,10 +43,9 @@ def texts_of(results):
     return [[translation.text for translation in translations] for translations in results]
 
 
+@pytest.mark.filterwarnings("error")
 def test_translations_come_in_the_order_of_the_sentences(translator, pairs):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = translator.translate(list(pairs))
+    found = translator.translate(list(pairs))
     assert texts_of(found) == [[text] for text in pairs.values()]
     assert all(result[0].finished for result in found)
     backwards = list(reversed(pairs))
@@ -337,6 +335,7 @@ def test_split_takes_a_long_source_apart_and_nothing_else_and_joins_the_n_best(s
     assert row[0].score > row[1].score
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
@@ -353,17 +352,13 @@ def test_a_source_is_split_where_the_pipeline_splits_it(short_sources, monkeypat
         return encode(self, texts, *language)
 
     monkeypatch.setattr(type(short_sources.tokenizers), "encode_source", record)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        list(short_sources.translate_lines([text], split=True, max_new_tokens=1))
-        assert seen == [text, *pieces]
-        seen.clear()
-        tokenizers = short_sources.tokenizers
-        translate = HeedTranslationPipeline(short_sources.model, tokenizers.source, tokenizers.target)
-        monkeypatch.setattr(
-            pipeline_heed.Languages, "encode", lambda self, tokenizer, text, *_: seen.append(text) or [5]
-        )
-        translate(text, split_sentences=True, max_new_tokens=1)
+    list(short_sources.translate_lines([text], split=True, max_new_tokens=1))
+    assert seen == [text, *pieces]
+    seen.clear()
+    tokenizers = short_sources.tokenizers
+    translate = HeedTranslationPipeline(short_sources.model, tokenizers.source, tokenizers.target)
+    monkeypatch.setattr(pipeline_heed.Languages, "encode", lambda self, tokenizer, text, *_: seen.append(text) or [5])
+    translate(text, split_sentences=True, max_new_tokens=1)
     assert [piece for piece in seen if piece] == pieces
 
 
@@ -387,6 +382,7 @@ def test_a_source_that_no_memory_could_hold_or_beyond_learned_positions_is_refus
         translator.translate(["네."], max_new_tokens=12)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_by_default_an_engine_is_taken_that_reads_the_settings(translator, model, tokenizers):
     for setting in ("output_logits", "low_memory", "assistant_early_exit", "prompt_lookup_num_tokens", "dola_layers"):
         beams = 1 if setting == "low_memory" else 2  # with which `generate()` itself refuses it
@@ -397,19 +393,16 @@ def test_by_default_an_engine_is_taken_that_reads_the_settings(translator, model
     model, texts = copy.deepcopy(model), ["고양이가 잔다.", "네."]
     plain = texts_of(Translator(model, tokenizers).translate(texts))
     model.generation_config.update(encoder_no_repeat_ngram_size=1, max_new_tokens=20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = [texts_of(Translator(model, tokenizers, name).translate(texts)) for name in ("auto", "generate")]
+    found = [texts_of(Translator(model, tokenizers, name).translate(texts)) for name in ("auto", "generate")]
     assert found[0] == found[1] != plain
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_a_stop_string_ends_a_translation_alike_in_every_batch(translator, pairs, monkeypatch, num_beams):
     monkeypatch.setattr(translator.model.generation_config, "stop_strings", ["he", "pp"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        together = translator.translate(list(pairs), num_beams=num_beams)
-        alone = translator.translate(list(pairs), num_beams=num_beams, token_budget=1)
+    together = translator.translate(list(pairs), num_beams=num_beams)
+    alone = translator.translate(list(pairs), num_beams=num_beams, token_budget=1)
     expected = ["The", "The", "I eat an app", "She", "Yes.", "We do not go to school tomorrow.", "a café in Paris"]
     assert [row[0].text for row in together] == [*expected, "It rains."]
     for (one,), (other,) in zip(together, alone, strict=True):

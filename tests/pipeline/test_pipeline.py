@@ -2,7 +2,6 @@
 
 import json
 import time
-import warnings
 from itertools import product
 from threading import Thread
 
@@ -19,14 +18,7 @@ from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.strategies.minimum_bayes_risk import MinimumBayesRisk
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.pipeline_heed import (
-    TASK,
-    TEXT_TASK,
-    HeedText2TextPipeline,
-    HeedTranslationPipeline,
-    pipelines_of_folder,
-    split_sentences,
-)
+from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder, split_sentences
 from helpers import assert_error, assert_refused, closure_of, shake, tiny_model
 from memorised import PAIRS, memorised_model, saved_in, saved_model
 
@@ -134,15 +126,14 @@ def test_settings_that_count_the_rows_of_a_batch_meet_its_texts_in_their_order(m
     assert all(one["translation_text"].count("\n\n") == number for number, each in enumerate(found) for one in each)
 
 
+@pytest.mark.filterwarnings("error")
 def test_stop_strings_end_a_translation_with_every_search(translate, model, tokenizers):
     expected = ["The", "The", "I eat an app", "Yes.", "She", "It rains."]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for settings in ({}, {"num_beams": 3}, {"num_beams": 2, "custom_generate": BeamSearch()}):
-            found = translate(KOREAN, stop_strings=["he", "pp"], return_scores=True, batch_size=6, **settings)
-            assert texts_of(found) == expected
-            alone = translate(KOREAN, stop_strings=["he", "pp"], return_scores=True, **settings)
-            assert [one["score"] for one in found] == pytest.approx([one["score"] for one in alone], abs=1e-5)
+    for settings in ({}, {"num_beams": 3}, {"num_beams": 2, "custom_generate": BeamSearch()}):
+        found = translate(KOREAN, stop_strings=["he", "pp"], return_scores=True, batch_size=6, **settings)
+        assert texts_of(found) == expected
+        alone = translate(KOREAN, stop_strings=["he", "pp"], return_scores=True, **settings)
+        assert [one["score"] for one in found] == pytest.approx([one["score"] for one in alone], abs=1e-5)
 
 
 def test_scores_are_those_of_the_translator_and_of_generate_weighed_by_tokens(translate, model, tokenizers):
@@ -463,10 +454,10 @@ def separate(tmp_path_factory):
 
 def test_the_task_is_known_trusts_no_copied_code_and_finds_the_target_tokenizer(folder, separate, tmp_path):
     translate = pipeline(TASK, model=str(folder), device="cpu")
-    assert type(translate) is HeedTranslationPipeline
+    assert type(translate) is pipeline_heed.HeedTranslationPipeline
     assert texts_of(translate(KOREAN)) == ENGLISH
     trusted = pipeline(model=str(folder), device="cpu", trust_remote_code=True)
-    assert type(trusted) is HeedTranslationPipeline
+    assert type(trusted) is pipeline_heed.HeedTranslationPipeline
     assert pipeline_heed.TARGET_FOLDER == TARGET_FOLDER
     translate = pipeline(TASK, model=str(separate), device="cpu")
     assert translate.target_tokenizer.get_vocab() != translate.tokenizer.get_vocab()
@@ -481,7 +472,10 @@ def test_what_does_not_translate_has_a_task_of_its_own_and_takes_a_text_whole(
     generate = pipeline(TEXT_TASK, model=str(folder), device="cpu")
     assert generate(KOREAN) == [{"generated_text": text} for text in ENGLISH]
     generate.save_pretrained(tmp_path)
-    assert type(pipeline(model=str(tmp_path), device="cpu", trust_remote_code=True)) is HeedText2TextPipeline
+    assert (
+        type(pipeline(model=str(tmp_path), device="cpu", trust_remote_code=True))
+        is pipeline_heed.HeedText2TextPipeline
+    )
     again = HeedForConditionalGeneration.from_pretrained(tmp_path)
     again.save_pretrained(tmp_path / "again")
     offered = json.loads((tmp_path / "again" / "config.json").read_text())["custom_pipelines"]

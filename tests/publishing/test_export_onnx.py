@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -329,35 +331,25 @@ def changed_weights(path: Path, name_part: str, factor: float):
 
 
 def test_an_export_that_differs_or_is_interrupted_leaves_nothing(saved, tmp_path, untraced, monkeypatch):
-    write, quantize = exporter.write_onnx, exporter.quantize_file
+    write, export = exporter.write_onnx, partial(export_onnx, saved, tmp_path / "out", list(PAIRS)[:2])
 
-    def wrongly(name, factor):
-        def write_wrongly(model, target):
-            write(model, target)
-            changed_weights(target / name, "norm.weight", factor)
-
-        return write_wrongly
-
-    def quantize_wrongly(path):
-        quantize(path)
-        changed_weights(path, "norm.weight", -3.0)
+    def wrongly(write, name, factor, *given):
+        write(*given)
+        changed_weights(given[-1] / name, "norm.weight", factor)
 
     def write_half(model, target):
         (target / "encoder_model.onnx").write_bytes(b"half")
         raise KeyboardInterrupt
 
     faults = {-3.0: r"differs from generate\(\)'s for \d of 2", 1.001: r"logits differ by \d\.\de-"}
-    for name in ONNX_FILES:
-        for factor, message in faults.items():
-            monkeypatch.setattr(exporter, "write_onnx", wrongly(name, factor))
-            assert_error(message, export_onnx, saved, tmp_path / "out", list(PAIRS)[:2])
+    for name, (factor, message) in product(ONNX_FILES, faults.items()):
+        monkeypatch.setattr(exporter, "write_onnx", partial(wrongly, write, name, factor))
+        assert_error(message, export)
     monkeypatch.setattr(exporter, "write_onnx", write)
-    monkeypatch.setattr(exporter, "quantize_file", quantize_wrongly)
-    with pytest.raises(ValueError, match=r"`quantization` int8 loses the model.* have \d+ % of their tokens"):
-        export_onnx(saved, tmp_path / "out", list(PAIRS)[:2], "int8")
+    monkeypatch.setattr(exporter, "quantize_file", partial(wrongly, exporter.quantize_file, "", -3.0))
+    assert_error(r"`quantization` int8 loses the model.* have \d+ % of their tokens", export, "int8")
     monkeypatch.setattr(exporter, "write_onnx", write_half)
-    with pytest.raises(KeyboardInterrupt):
-        export_onnx(saved, tmp_path / "out", list(PAIRS)[:2])
+    assert_error("", export, error=KeyboardInterrupt)
     assert not list(tmp_path.iterdir())
 
 
@@ -576,15 +568,13 @@ def test_the_page_runs_only_files_whose_hashes_it_knows(web):
 def test_a_model_that_no_browser_holds_and_a_folder_without_npms_packages_are_refused(saved, tmp_path, monkeypatch):
     file = tmp_path / "node_modules" / "@huggingface" / "transformers" / "dist" / "transformers.min.js"
     must = r"`packages` must be a folder node_modules with .*transformers 4\.3\.1, but .*"
-    with pytest.raises(ValueError, match=rf"{must}min\.js is missing"):
-        export_web(saved, tmp_path / "out", list(PAIRS), tmp_path / "node_modules")
+    export = partial(export_web, saved, tmp_path / "out", list(PAIRS))
+    assert_error(rf"{must}min\.js is missing", export, tmp_path / "node_modules")
     file.parent.mkdir(parents=True)
     file.write_text("alert(1)")
-    with pytest.raises(ValueError, match=rf"{must}transformers\.min\.js is another file"):
-        export_web(saved, tmp_path / "out", list(PAIRS), tmp_path / "node_modules")
+    assert_error(rf"{must}transformers\.min\.js is another file", export, tmp_path / "node_modules")
     monkeypatch.setattr(web_export, "LARGEST_FILE", 10_000)
-    message = r"must have at most 0\.0 GB of weights in float32 for a browser, but has 0\.0"
-    assert_error(message, export_web, saved, tmp_path / "out", list(PAIRS))
+    assert_error(r"must have at most 0\.0 GB of weights in float32 for a browser, but has 0\.0", export)
     assert [path.name for path in tmp_path.iterdir()] == ["node_modules"]
 
 

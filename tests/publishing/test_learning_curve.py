@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from heedful.publishing.learning_curve import draw_learning_curves, leave_learning_curve, read_curves
-from helpers import assert_error
+from helpers import assert_refused
 
 LINES = [
     {"update": 50, "seconds": 1.0, "train/loss": 5.0, "train/learning_rate": 0.1},
@@ -85,16 +85,16 @@ def test_half_a_line_of_a_log_is_left_out(run):
 
 def test_what_cannot_be_drawn_is_named_and_fails_no_run(run, tmp_path, monkeypatch, caplog):
     empty = run_of(tmp_path / "empty", [])
-    with pytest.raises(FileNotFoundError, match=r"`RUN` must be the folder of a run, but .* has no log\.jsonl"):
-        draw_learning_curves([run, tmp_path], tmp_path / "a.png")
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
-    for run_without_log in (empty, tmp_path / "begun"):
-        with pytest.raises(ValueError, match=r"`RUN` must have logged something \(`logging.every_updates`\), but"):
-            draw_learning_curves([run_without_log], tmp_path / "a.png")
-    message = r"`--metric` must be one that was logged \(train/loss, .*, validation/bleu\), but is ter instead"
-    assert_error(message, draw_learning_curves, [run], tmp_path / "a.png", ["ter"])
-    with pytest.raises(ValueError, match=r"`--output` must end in one of \.png, \.svg, but is .*a\.gif instead"):
-        draw_learning_curves([run], tmp_path / "a.gif")
+    nothing, a = r"`RUN` must have logged something \(`logging.every_updates`\), but", tmp_path / "a.png"
+    metric = r"`--metric` must be one that was logged \(train/loss, .*, validation/bleu\), but is ter instead"
+    cases = [
+        (([run, tmp_path], a), r"`RUN` must be the folder of a run, but .* has no log\.jsonl"),
+        *((([other], a), nothing) for other in (empty, tmp_path / "begun")),
+        (([run], a, ["ter"]), metric),
+        (([run], tmp_path / "a.gif"), r"`--output` must end in one of \.png, \.svg, but is .*a\.gif instead"),
+    ]
+    assert_refused(cases, lambda given: draw_learning_curves(*given), (ValueError, FileNotFoundError))
     assert not list(tmp_path.glob("a.*"))
     assert leave_learning_curve(tmp_path / "none", tmp_path) == ""
     assert "no learning curve is drawn: `RUN` must be" in caplog.text

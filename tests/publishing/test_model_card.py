@@ -12,16 +12,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from card_facts import FACTS, PREDICTIONS, REFERENCES, RUN, SCORES, card_facts
 from guides import python_of
 from heedful.evaluation.metrics import METRICS, score_translations
+from heedful.publishing import model_card
 from heedful.publishing.hub import read_card
-from heedful.publishing.model_card import (
-    CardFacts,
-    card_metadata,
-    code,
-    render,
-    render_model_card,
-    with_repository,
-    write_model_card,
-)
+from heedful.publishing.model_card import CardFacts, card_metadata, code, render, render_model_card, with_repository
 from heedful.training.recipe_file import read_recipe
 from helpers import assert_error, assert_refused
 from memorised import PAIRS, saved_model
@@ -149,7 +142,7 @@ def test_the_metadata_is_what_the_hub_reads_also_of_what_is_no_translation(card,
     assert data.pipeline_tag == "text-generation"
     assert "translation" not in data.tags
     assert {(result.task_type, result.task_name) for result in data.eval_results} == {("text-generation", None)}
-    path = write_model_card(tmp_path, card_facts())
+    path = model_card.write_model_card(tmp_path, card_facts())
     assert path == tmp_path / "README.md"
     assert path.read_text(encoding="utf-8") == card
     data = read_card(path).data

@@ -34,11 +34,6 @@ def result(finished, tmp_path):
     return replace(finished, folder=shutil.copytree(finished.folder, tmp_path / "model"))
 
 
-def with_card(result, **changes):
-    """The same run with another section `card`."""
-    return replace(result, recipe=replace(result.recipe, card=CardRecipe(**changes)))
-
-
 def test_a_run_that_translates_nothing_publishes_a_model_and_a_card_that_do_not_speak_of_it(tmp_path):
     changes = {"optimization.max_updates": 2, "card.source_language": "zxx", "card.limits": None}
     result = train(tiny_recipe(tmp_path / "private", CHANGES | changes))
@@ -114,8 +109,8 @@ def test_facts_are_the_runs(result):
 
 
 def test_what_the_recipe_says_goes_before_what_is_guessed_and_the_vocabulary_is_described_as_it_was_made(result):
-    said = with_card(result, license="mit", source_language="ja", target_language="de", dataset="someone/pairs")
-    facts = facts_of(said)
+    card = CardRecipe(license="mit", source_language="ja", target_language="de", dataset="someone/pairs")
+    facts = facts_of(replace(result, recipe=replace(result.recipe, card=card)))
     assert (facts.license, facts.source_language, facts.target_language) == ("mit", "ja", "de")
     assert facts.datasets == ["someone/pairs"]
     data = replace(result.recipe.data, train="mine.tsv", source="command", target="actions")

@@ -357,8 +357,8 @@ def memorise(folder: Path) -> None:
     ):
         tokenizer = AutoTokenizer.from_pretrained(folder, src_lang=source, tgt_lang=target)
         batches.append(tokenizer(pair[0], text_target=pair[1], return_tensors="pt"))
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for step in range(160):
+    optimizer = torch.optim.Adam(model.parameters(), lr=8e-3)
+    for step in range(60):
         model(**batches[step % 2]).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

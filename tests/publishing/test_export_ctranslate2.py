@@ -354,7 +354,8 @@ def test_plain_ctranslate2_gives_the_same_and_an_exported_folder_has_no_attentio
 
 def test_the_guide_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "runs" / "quickstart"
-    export_ctranslate2(saved_model(folder / "model", SHOWN), folder / "ctranslate2", list(SHOWN))
+    model = saved_model(folder / "model", SHOWN, encoder_layers=1, decoder_layers=1)
+    export_ctranslate2(model, folder / "ctranslate2", list(SHOWN))
     monkeypatch.chdir(tmp_path)
     section = text_of("serve").split("\n## CTranslate2\n")[1].split("\n## ")[0]
     blocks, names = printing_of(section), {}

@@ -67,9 +67,9 @@ def saved(folder: Path, tokenizers, has_learned: bool = True, **options) -> Path
     if has_learned:
         model = memorised_model(tokenizers, PAIRS, **options)
     else:
-        make = tiny_rnn if "cell" in options else tiny_model
+        make, repeated = (tiny_rnn, None) if "cell" in options else (tiny_model, 1)
         model = make(vocab_size=len(tokenizers.source), **tokenizers.special_ids(), **options)
-        model.generation_config.update(eos_token_id=2, no_repeat_ngram_size=None)
+        model.generation_config.update(eos_token_id=2, no_repeat_ngram_size=repeated)
     # Of random weights, hypotheses become as good as each other to the last bit after some more tokens.
     model.generation_config.max_length = 32 if has_learned else 12
     return saved_in(folder, model, tokenizers)

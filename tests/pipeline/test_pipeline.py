@@ -23,6 +23,7 @@ from helpers import assert_error, assert_refused, closure_of, shake, tiny_model
 from memorised import PAIRS, memorised_model, saved_in, saved_model
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
 pytestmark = pytest.mark.filterwarnings("ignore:.*cut off.*:UserWarning:(?!_pytest)")
 
 
@@ -33,7 +34,7 @@ def tokenizers():
 
 @pytest.fixture(scope="module")
 def model(tokenizers):
-    return memorised_model(tokenizers, PAIRS)
+    return memorised_model(tokenizers, PAIRS, **SHALLOW)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +249,8 @@ def test_a_streamer_gets_the_sentences_of_a_text_as_one_stream(translate):
 
 def test_a_heed_model_of_several_languages_selects_one_by_the_tag_of_its_tokenizers():
     pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=272, languages=["ko", "en"])
-    translate = pipeline(TASK, model=memorised_model(pair, PAIRS, "en"), tokenizer=pair.source, device="cpu")
+    model = memorised_model(pair, PAIRS, "en", **SHALLOW)
+    translate = pipeline(TASK, model=model, tokenizer=pair.source, device="cpu")
     languages = translate.languages
     assert languages.known == pair.languages == ("ko", "en")
     for language in pair.languages:
@@ -449,7 +451,7 @@ def test_tokenizers_that_do_not_fit_are_named(model, tokenizers):
 @pytest.fixture(scope="module")
 def separate(tmp_path_factory):
     """A folder whose source and target have tokenizers of their own, of one size."""
-    return saved_model(tmp_path_factory.mktemp("separate"), vocab_size=264, joint=False)
+    return saved_model(tmp_path_factory.mktemp("separate"), vocab_size=264, joint=False, **SHALLOW)
 
 
 def test_the_task_is_known_trusts_no_copied_code_and_finds_the_target_tokenizer(folder, separate, tmp_path):

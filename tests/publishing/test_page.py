@@ -106,7 +106,7 @@ def test_a_page_gives_the_tokens_of_generate_with_every_option_greedily_and_with
 
 @needs_node
 def test_the_attention_that_a_page_shows_is_the_models(tokenizers, tmp_path):
-    for name, options in {"a-run": {}, "recurrent": RECURRENT["bahdanau"]}.items():
+    for name, options in {"a-run": EXPRESSIBLE["the_paper"], "recurrent": RECURRENT["bahdanau"]}.items():
         folder = saved(tmp_path / name / "model", tokenizers, name == "a-run", **options)
         write_page([folder], tmp_path / "page.html")
         assert f"<title>{name}</title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -185,7 +185,7 @@ def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(to
 
 @needs_chromium
 def test_a_page_of_a_model_for_another_task_speaks_of_no_translation_and_names_it_once(tokenizers, tmp_path):
-    folder = saved(tmp_path / "answers" / "model", tokenizers)
+    folder = saved(tmp_path / "answers" / "model", tokenizers, **SHALLOW)
     change_json(folder / "config.json", custom_pipelines=pipelines_of_folder(TEXT_TASK))
     card = "---\n---\n\n# 문의 <b>답변\n\n## Limits\n\n- It knows no prices.\n\n## How to use\n\nNot this.\n"
     (folder / "README.md").write_text(card, encoding="utf-8")
@@ -204,7 +204,7 @@ def test_a_page_of_a_model_for_another_task_speaks_of_no_translation_and_names_i
 
 
 def test_a_page_is_little_larger_than_its_weights_and_no_text_ends_its_script(tokenizers, tmp_path):
-    folder = saved(tmp_path / "<!--<script>", tokenizers)
+    folder = saved(tmp_path / "<!--<script>", tokenizers, **SHALLOW)
     write_page([folder], tmp_path / "page.html", example="</script><script>alert(1)</script>")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert text.count("<script>") == text.count("</script>") == 2
@@ -230,6 +230,6 @@ def test_what_a_page_cannot_hold_is_refused_by_name(tokenizers, tmp_path, monkey
     assert_refused(messages, lambda names: write_page([tmp_path / name for name in names], tmp_path / "page.html"))
     monkeypatch.setattr(page_module, "LARGEST", 1000)
     with pytest.raises(ValueError, match=r"must have at most 1,000 bytes of weights, but have \d\d"):
-        write_page([saved(tmp_path / "large", tokenizers)], tmp_path / "page.html")
+        write_page([saved(tmp_path / "large", tokenizers, **SHALLOW)], tmp_path / "page.html")
     assert_error(re.escape("must end in one of .html"), write_page, [tmp_path / "large"], tmp_path / "page.txt")
     assert not (tmp_path / "page.html").exists()

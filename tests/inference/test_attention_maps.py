@@ -81,8 +81,11 @@ def test_the_attention_function_does_not_matter_and_stays(model, tokenizers, ker
 
 @pytest.mark.parametrize("config", [MarianConfig, BartConfig])
 def test_other_models_are_set_to_eager_for_the_duration(tokenizers, config):
-    model = other_model(config, tokenizers, attn_implementation="sdpa")
+    model = other_model(config, tokenizers, attn_implementation="sdpa").train()
+    model.get_encoder().eval()  # every part keeps its mode
+    modes = {name: module.training for name, module in model.named_modules()}
     found = attention_maps(model, tokenizers, SOURCE, TARGET)
+    assert {name: module.training for name, module in model.named_modules()} == modes
     parts = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
     assert set(parts) == {"sdpa"}
     model.set_attn_implementation("eager")

@@ -169,7 +169,8 @@ KNOWN = PAIRS | SHOWN
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    folder = saved_model(tmp_path_factory.mktemp("saved") / "model", KNOWN, encoder_layers=1, decoder_layers=1)
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256}  # for int8
+    folder = saved_model(tmp_path_factory.mktemp("saved") / "model", KNOWN, **sizes)
     HeedForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
     return folder
 

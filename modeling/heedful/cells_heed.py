@@ -259,14 +259,19 @@ class RecurrentMemory(CacheLayerMixin):
 
     lazy_initialization = update
 
+    def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.states = [tuple(map(change, state)) for state in self.states]
+        self.fed, self.keys = (None if rows is None else change(rows) for rows in (self.fed, self.keys))
+
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Let each row go on from another one."""
+        self._change(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
-        def reordered(rows: Any) -> Any:
-            return None if rows is None else rows.index_select(0, beam_idx.to(rows.device))
+    batch_select_indices = reorder_cache
 
-        self.states = [tuple(map(reordered, state)) for state in self.states]
-        self.fed, self.keys = reordered(self.fed), reordered(self.keys)
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        self._change(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refuse to go back to an earlier token, by a `ValueError`."""

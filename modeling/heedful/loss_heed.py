@@ -2,7 +2,7 @@
 
 It has two forms that compute the same. `smoothed_cross_entropy` is the formula. `OutputLoss` is what trains a
 Transformer, and a recurrent model where it is asked for: the same loss and its gradient, without ever holding all
-logits. Whoever changes one must change the other; `tests/model/test_loss_forms.py` compares them.
+logits. Whoever changes one must change the other; `tests/model/test_loss.py` compares them.
 
 Letters in shape comments: N target tokens, D width of the states, V number of tokens in the target's vocabulary.
 """

@@ -9,10 +9,10 @@ the training loss (5.4) is in `loss_heed.py`. What is not in the paper, but make
 Who adds what to `HeedForConditionalGeneration`, in the order in which Python looks:
 
 - `OutputLayer` (`encoder_decoder_heed.py`): the pre-softmax layer, and `forward` with the loss;
-- `HeedPreTrainedModel`, below: initial weights. It is a `KernelChoice` (`kernels_heed.py`), which chooses attention
-  functions, and a `HeedBaseModel` (`pretrained_heed.py`), which loads, resizes and saves; both are `PreTrainedModel`s;
 - `CachedGenerationMixin` (`generation_heed.py`): `generate()` with a cache, whose hypotheses share their source. It is
-  a `HeedGenerationMixin` (two vocabularies, refused arguments), and that transformers' `GenerationMixin`.
+  a `HeedGenerationMixin` (two vocabularies, refused arguments), and that transformers' `GenerationMixin`;
+- `HeedPreTrainedModel`, below: initial weights. It is a `KernelChoice` (`kernels_heed.py`), which chooses attention
+  functions, and a `HeedBaseModel` (`pretrained_heed.py`), which loads, resizes and saves; both are `PreTrainedModel`s.
 
 Letters in shape comments: B batch, S source length, T target length, D = d_model, V = number of target tokens.
 """

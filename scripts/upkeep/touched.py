@@ -110,6 +110,7 @@ def words_of(module: str) -> set[str]:
 def bases_of(kind: type) -> list[type]:
     """Return the libraries' classes that a class of ours hides methods of, by itself or as a part of a subclass."""
     subclasses = [each for subclass in kind.__subclasses__() for each in (subclass, *subclass.__subclasses__())]
+    subclasses = [each for each in subclasses if each.__module__.startswith("heedful.")]
     found = dict.fromkeys(base for each in (kind, *subclasses) for base in each.__mro__)
     return [base for base in found if base is not kind and is_of_library(base.__module__)]
 
@@ -135,6 +136,7 @@ def module_of(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
+@functools.cache
 def touched() -> tuple[dict[str, set[str]], dict[str, list[Any]]]:
     """Return the files that touch each name, which is dotted where the tree tells whose it is, and our overrides."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}

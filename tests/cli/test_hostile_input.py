@@ -1,6 +1,6 @@
 """Folders, recipes and outputs made by somebody who means harm: no code of theirs runs, and nothing elsewhere is read.
 
-Each case changes a sound folder. Code that ran would leave a file behind; what lies outside says so where it is read.
+Each case changes a sound folder; code that ran would leave a file behind.
 """
 
 import ast
@@ -33,47 +33,31 @@ from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TASK
 from heedful.publishing.hub import check_folder
 from heedful.training.run_folder.checkpoints import load_state
-from helpers import assert_refused, tiny_model
+from helpers import assert_refused, ending_model, tiny_model
 from memorised import PAIRS
+from tiny_runs import recipe_file
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
-CARD = "---\nlicense: mit\nlanguage: [ko, en]\nlibrary_name: transformers\n---\n"
 EVIL = "from pathlib import Path\nPath({marker!r}).touch()\nclass X:\n    pass\n"
 WEIGHTS, INDEX, SETTINGS = "model.safetensors", "model.safetensors.index.json", "tokenizer_config.json"
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A folder with nothing wrong in it; nobody may change it."""
-    folder = tmp_path_factory.mktemp("whole")
-    model = tiny_model(vocab_size=272)
-    model.generation_config.eos_token_id = 2
-    model.save_pretrained(folder)
-    train_tokenizers(KOREAN, ENGLISH, vocab_size=272).save_pretrained(folder)
-    (folder / "README.md").write_text(CARD)
-    return folder
-
-
-class Answers(io.StringIO):
-    """Standard input with the user's text, of which a line would be an answer if somebody asked."""
-
-    def __init__(self):
-        super().__init__("y\n" * 9)
-
-
 @pytest.fixture
 def place(whole, tmp_path, monkeypatch):
-    """A folder `model` to spoil, and `outside` what must not be read; the user's text is on standard input."""
+    """A folder `model` to spoil, and `outside` what must not be read; standard input has the user's text."""
     shutil.copytree(whole, tmp_path / "model")
     shutil.copytree(whole, tmp_path / "outside")
     (tmp_path / "evil.py").write_text(EVIL.format(marker=str(tmp_path / "ran")))
-    monkeypatch.setattr(sys, "stdin", Answers())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     yield tmp_path
     assert not (tmp_path / "ran").exists(), "code of the folder ran"
     assert sys.stdin.tell() == 0, "somebody asked the user's text"
-    outside = {path.name: path.read_bytes() for path in (tmp_path / "outside").iterdir() if path.is_file()}
-    assert outside == {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()}
+    outside, before = (
+        {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        for folder in (tmp_path / "outside", whole)
+    )
+    assert outside == before
 
 
 def change(path, **fields):
@@ -93,27 +77,27 @@ def code_in_the_tokenizer(place, reference, folder=""):
     change(place / "model" / folder / SETTINGS, tokenizer_class="EvilTok", auto_map={"AutoTokenizer": reference})
 
 
-def code_in_the_targets_tokenizer(place):
+def code_in_the_targets_tokenizer(place, reference):
     shutil.copytree(place / "outside", place / "model" / TARGET_FOLDER, ignore=shutil.ignore_patterns("*.py"))
-    code_in_the_tokenizer(place, ["evil.X", None], TARGET_FOLDER)
+    code_in_the_tokenizer(place, reference, TARGET_FOLDER)
 
 
-def code_in_the_model(place, model_type, reference):
+def code_in_the_model(place, reference, model_type="evil"):
     shutil.copy(place / "evil.py", place / "model")
     auto_map = dict.fromkeys(("AutoConfig", "AutoModelForSeq2SeqLM"), reference)
     change(place / "model" / "config.json", model_type=model_type, auto_map=auto_map)
 
 
-def pickled(place, content):
+def pickled(place, kind):
     (place / "model" / WEIGHTS).unlink()
-    (place / "model" / "pytorch_model.bin").write_bytes(content)
-
-
-def pickled_shards(place):
-    pickled(place, b"")
-    (place / "model" / "pytorch_model.bin").rename(place / "model" / "a.bin")
-    torch.save({"a": Bomb(place / "ran")}, place / "model" / "a.bin")
-    change(place / "model" / "pytorch_model.bin.index.json", metadata={}, weight_map={"a": "a.bin"})
+    name = "a.bin" if kind == "in shards" else "pytorch_model.bin"
+    torch.save({"a": Bomb(place / "ran")}, place / "model" / name)
+    if kind == "in shards":
+        change(place / "model" / "pytorch_model.bin.index.json", metadata={}, weight_map={"a": name})
+    if kind == "garbage":
+        (place / "model" / name).write_bytes(b"garbage" * 99)
+    if kind == "alone":
+        (place / "model" / name).write_bytes(pickle.dumps(Bomb(place / "ran")))
 
 
 def sharded(place, name):
@@ -128,13 +112,14 @@ def linked(place, name, target=None):
     path.symlink_to(target or place / "outside" / name)
 
 
-def linked_by_a_link(place):
-    linked(place, "one.json", place / "outside" / "config.json")
-    linked(place, "config.json", place / "model" / "one.json")
+def written(place, texts):
+    for name, text in texts.items():
+        (place / "model" / name).write_text(text)
 
 
-def deep(place, name):
-    (place / "model" / name).write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+def changed(place, fields):
+    for name, changes in fields.items():
+        change(place / "model" / name, **changes)
 
 
 def false_cache(place, name):
@@ -147,98 +132,77 @@ def false_cache(place, name):
     linked(place, WEIGHTS, Path("../../blobs") / WEIGHTS)
 
 
-NEEDS_CODE = (
-    r"needs code of its own \(`auto_map` of tokenizer_config.json\).*`TokenizerPair.from_pretrained\(….*trust_rem"
-)
+NEEDS_CODE = r"needs code of its own \(`auto_map` of tokenizer_config.json\).*`TokenizerPair.from_pretrained\(….*trust"
 MODEL_CODE = r"needs code of its own, which Heedful does not run unasked.*trust_remote_code=True.*--trust-remote-code"
 PICKLE = r"its weights \(\.bin\) are broken, or hold more than tensors, which could run code.*as \.safetensors"
 NAMES_OUT = "must name files in the model's folder, but names"
 LINK = "must be a file in the model's folder, but is a link to"
-REFUSED = {
-    "code, two tokenizers": (lambda p: code_in_the_tokenizer(p, ["evil.X", "evil.X"]), NEEDS_CODE),
-    "code, one tokenizer": (lambda p: code_in_the_tokenizer(p, "evil.X"), NEEDS_CODE),
-    "code, fast alone": (lambda p: code_in_the_tokenizer(p, [None, "evil.X"]), NEEDS_CODE),
-    "code, of another repository": (lambda p: code_in_the_tokenizer(p, ["a/b--evil.X", None]), NEEDS_CODE),
-    "code, by a path": (lambda p: code_in_the_tokenizer(p, [f"{p}/evil.X", None]), NEEDS_CODE),
-    "code, of the target": (code_in_the_targets_tokenizer, NEEDS_CODE),
-    "code, of a model": (lambda p: code_in_the_model(p, "evil", "evil.X"), MODEL_CODE),
-    "code, of a model elsewhere": (lambda p: code_in_the_model(p, "evil", "a/b--evil.X"), MODEL_CODE),
-    "code, of a model by a path": (
-        lambda p: code_in_the_model(p, "evil", f"{p}/evil.X"),
-        f"{MODEL_CODE}|`auto_map` and .* must name a file in the folder",
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+REFUSED = [  # how a folder is spoiled, the message, and by what; {place} is where "model" and "outside" are
+    (code_in_the_tokenizer, NEEDS_CODE, ["evil.X", "evil.X"], "evil.X", [None, "evil.X"], ["a/b--evil.X", None]),
+    (code_in_the_tokenizer, NEEDS_CODE, ["{place}/evil.X", None]),
+    (code_in_the_targets_tokenizer, NEEDS_CODE, ["evil.X", None]),
+    (code_in_the_model, MODEL_CODE, "evil.X", "a/b--evil.X"),
+    (code_in_the_model, f"{MODEL_CODE}|`auto_map` and .* must name a file in the folder", "{place}/evil.X"),
+    (pickled, PICKLE, "alone", "in shards", "garbage"),
+    (sharded, f"`weight_map` of .*{NAMES_OUT}", f"../outside/{WEIGHTS}", f"x/../../outside/{WEIGHTS}", ["a"]),
+    (sharded, f"`weight_map` of .*{NAMES_OUT}", "{place}/outside/model.safetensors", f"..\\outside\\{WEIGHTS}"),
+    (sharded, f"`weight_map` of .*{NAMES_OUT} 'C:a'", "C:a"),
+    (sharded, f"`weight_map` of .*{NAMES_OUT} 7", 7),
+    (
+        *(changed, f"`transformers_weights` of .*{NAMES_OUT}"),
+        {"config.json": {"transformers_weights": f"../outside/{WEIGHTS}"}},
     ),
-    "pickle, that runs": (lambda p: pickled(p, pickle.dumps(Bomb(p / "ran"))), PICKLE),
-    "pickle, garbage": (lambda p: pickled(p, b"garbage" * 99), PICKLE),
-    "pickle, empty": (lambda p: pickled(p, b""), PICKLE),
-    "pickle, in shards": (pickled_shards, PICKLE),
-    "index, above": (lambda p: sharded(p, f"../outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
-    "index, absolute": (lambda p: sharded(p, f"{p}/outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
-    "index, by a folder": (lambda p: sharded(p, f"x/../../outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
-    "index, backslashes": (lambda p: sharded(p, f"..\\outside\\{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
-    "index, a drive": (lambda p: sharded(p, "C:a"), f"`weight_map` of .*{NAMES_OUT} 'C:a'"),
-    "index, a number": (lambda p: sharded(p, 7), f"`weight_map` of .*{NAMES_OUT} 7"),
-    "index, a list": (lambda p: sharded(p, ["a"]), f"`weight_map` of .*{NAMES_OUT}"),
-    "config, other weights": (
-        lambda p: change(p / "model/config.json", transformers_weights="../outside/model.safetensors"),
-        f"`transformers_weights` of .*{NAMES_OUT}",
+    (
+        *(changed, f"`fast_tokenizer_files` of .*{NAMES_OUT}"),
+        {SETTINGS: {"fast_tokenizer_files": ["../outside/tokenizer.4.0.json"]}},
     ),
-    "versions of the tokenizer": (
-        lambda p: change(p / "model" / SETTINGS, fast_tokenizer_files=["../outside/tokenizer.4.0.json"]),
-        f"`fast_tokenizer_files` of .*{NAMES_OUT}",
+    (linked, LINK, WEIGHTS, "config.json", "tokenizer.json", CHECKSUMS_FILE, "generation_config.json"),
+    (lambda place, names: linked(place, *names), LINK, [TARGET_FOLDER, "{place}/outside"]),
+    (lambda place, names: linked(place, *names), LINK, [WEIGHTS, f"../outside/{WEIGHTS}"], ["vocab.txt", "/no/such"]),
+    (
+        *(lambda place, names: [linked(place, *each) for each in names], LINK),
+        [["one.json", "{place}/outside/config.json"], ["config.json", "{place}/model/one.json"]],
     ),
-    "link, weights": (lambda p: linked(p, WEIGHTS), LINK),
-    "link, config": (lambda p: linked(p, "config.json"), LINK),
-    "link, tokenizer": (lambda p: linked(p, "tokenizer.json"), LINK),
-    "link, checksums": (lambda p: linked(p, CHECKSUMS_FILE), LINK),
-    "link, generation": (lambda p: linked(p, "generation_config.json"), LINK),
-    "link, target": (lambda p: linked(p, TARGET_FOLDER, p / "outside"), LINK),
-    "link, relative": (lambda p: linked(p, WEIGHTS, f"../outside/{WEIGHTS}"), LINK),
-    "link, to a link": (linked_by_a_link, LINK),
-    "link, to nothing": (lambda p: linked(p, "vocab.txt", "/no/such/file"), LINK),
-    "cache, blobs elsewhere": (lambda p: false_cache(p, "models--a--b"), LINK),
-    "cache, none": (lambda p: false_cache(p, "backups"), LINK),
-    "deep, config": (lambda p: deep(p, "config.json"), r"config.json must be JSON"),
-    "deep, tokenizer": (lambda p: deep(p, SETTINGS), r"tokenizer_config.json must be JSON"),
-    "deep, checksums": (lambda p: deep(p, CHECKSUMS_FILE), f"{CHECKSUMS_FILE} must be JSON"),
-    "checksums, a list": (lambda p: (p / "model" / CHECKSUMS_FILE).write_text("[]"), "must be a JSON object"),
-    "checksums, a number": (lambda p: change(p / "model" / CHECKSUMS_FILE, weights=3), "must hold the checksums"),
-    "checksums, of others": (
-        lambda p: (
-            change(p / "model" / CHECKSUMS_FILE, weights={"../outside/model.safetensors": "0"}),
-            change(p / "model" / "config.json", _weights_checksums={}),
-        ),
-        r"must be the one that was saved there, but ../outside/model.safetensors, model.safetensors changed",
+    (false_cache, LINK, "models--a--b", "backups"),
+    *((written, f"{name} must be JSON", {name: DEEP}) for name in ("config.json", SETTINGS, CHECKSUMS_FILE)),
+    (written, "must be a JSON object", {CHECKSUMS_FILE: "[]"}),
+    (written, "must hold the checksums", {CHECKSUMS_FILE: '{"weights": 3}'}),
+    (
+        *(changed, f"must be the one that was saved there, but ../outside/{WEIGHTS}, {WEIGHTS} changed"),
+        {CHECKSUMS_FILE: {"weights": {f"../outside/{WEIGHTS}": "0"}}, "config.json": {"_weights_checksums": {}}},
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_hostile_folder_is_refused_by_name(place, case):
-    spoil, message = REFUSED[case]
-    spoil(place)
+@pytest.mark.parametrize(
+    ("spoil", "message", "how"), [(spoil, message, how) for spoil, message, *ways in REFUSED for how in ways]
+)
+def test_a_hostile_folder_is_refused_by_name(place, spoil, message, how):
+    spoil(place, json.loads(json.dumps(how).replace("{place}", str(place))))
     for road in (Translator.from_pretrained, check_folder):
         with pytest.raises((ValueError, OSError), match=message):
             road(place / "model")
 
 
-EVALUATED = ["--data", "builtin:test:2", "--source", "ko", "--target", "en"]
-COMMANDS = (["translate"], ["attention", "네.", "-o", "a.html"], ["evaluate", *EVALUATED], ["score", *EVALUATED[1:]])
-
-
 def test_no_command_takes_the_users_text_for_an_answer(place, heedful_command):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
-    for name, *more in COMMANDS:
+    languages = ["--source", "ko", "--target", "en"]
+    for name, *more in (
+        ["translate"],
+        ["attention", "네.", "-o", "a.html"],
+        ["evaluate", "--data", "builtin:test:2", *languages],
+        ["score", "builtin:test:2", *languages],
+    ):
         code, output, errors = heedful_command(name, place / "model", *more)
         assert (code, output) == (2, ""), name
         assert "needs code of its own" in errors
 
 
-def test_who_trusts_a_tokenizer_says_so_and_gets_it(whole, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    folder = shutil.copytree(whole, tmp_path / "model")
-    (folder / "own.py").write_text(
-        "from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast): pass\n"
-    )
+def test_who_trusts_a_tokenizer_says_so_and_gets_it(place):
+    folder = place / "model"
+    code = "from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast): pass\n"
+    (folder / "own.py").write_text(code)
     change(folder / SETTINGS, tokenizer_class="Own", auto_map={"AutoTokenizer": [None, "own.Own"]})
     pair = TokenizerPair.from_pretrained(folder, trust_remote_code=True)
     assert type(pair.source).__name__ == "Own"
@@ -259,7 +223,7 @@ def hostile_pipeline(place):
 
 
 PASSED_OVER = {
-    "local class": lambda p: code_in_the_model(p, "heed", "evil.X"),
+    "local class": lambda p: code_in_the_model(p, "evil.X", "heed"),
     "generation": custom_generate,
     "pipeline": hostile_pipeline,
     "template": lambda p: (p / "model/chat_template.jinja").write_text("{{ ''.__class__.__mro__[1]() }}"),
@@ -289,14 +253,11 @@ def test_the_pipeline_runs_no_code_of_a_target_tokenizer(place):
         pipeline(TASK, model=model, tokenizer=source, target_tokenizer=str(place / "model"), device="cpu")
 
 
-def test_an_adapter_is_no_pickle_that_runs(place):
-    folder = place / "adapter"
-    folder.mkdir()
-    base = str(place / "outside")
-    change(folder / "adapter_config.json", peft_type="LORA", target_modules=["q_proj"], base_model_name_or_path=base)
-    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(place / "ran")))
+def test_an_adapter_is_no_pickle_that_runs(place, adapter):
+    (adapter / "adapter_model.safetensors").unlink()
+    (adapter / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(place / "ran")))
     with pytest.raises(ValueError, match=f"The adapter in .* cannot be loaded: {PICKLE}"):
-        load_model(folder)
+        load_model(adapter)
 
 
 @pytest.fixture
@@ -317,24 +278,29 @@ def test_an_adapter_is_judged_as_a_model_is(adapter):
     path = adapter / "adapter_model.safetensors"
     weights = load_file(path)
     assert load_model(adapter)
-    save_file({name: weight * math.nan for name, weight in weights.items()}, path)
-    with pytest.raises(ValueError, match=r"weights in .*adapter must be finite numbers, but are not in .*q_proj"):
-        load_model(adapter)
-    save_file({name.replace("q_proj", "qq_proj"): weight for name, weight in weights.items()}, path)
-    with pytest.raises(ValueError, match=r"weights in .*adapter lack .*q_proj\.lora_A.* and \d+ more"):
-        load_model(adapter)
-    save_file(weights | {"base_model.model.model.x.lora_A.weight": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match=r"weights in .*adapter have, unknown to the model, .*model\.x\.lora_A"):
-        load_model(adapter)
+    for changed, message in (
+        ({name: weight * math.nan for name, weight in weights.items()}, "must be finite numbers, but are not in .*q_"),
+        (
+            {name.replace("q_proj", "qq_proj"): weight for name, weight in weights.items()},
+            r"lack .*q_proj\.lora_A.* and \d+ more",
+        ),
+        (
+            weights | {"base_model.model.model.x.lora_A.weight": torch.zeros(2)},
+            r"have, unknown to the model, .*model\.x\.lora_A",
+        ),
+    ):
+        save_file(changed, path)
+        with pytest.raises(ValueError, match=f"weights in .*adapter {message}"):
+            load_model(adapter)
 
 
 def test_adapters_that_are_trained_on_each_other_are_no_model(place, adapter):
     shutil.copytree(adapter, place / "other")
-    for folder, base in (("adapter", "adapter"), ("adapter", "other"), ("other", "adapter")):
-        change(place / folder / "adapter_config.json", base_model_name_or_path=str(place / base))
-        if folder == base or folder == "other":
-            with pytest.raises(ValueError, match="must lead to a model, but leads to an adapter that leads back"):
-                load_model(adapter)
+    for bases in ({"adapter": "adapter"}, {"adapter": "other", "other": "adapter"}):
+        for folder, base in bases.items():
+            change(place / folder / "adapter_config.json", base_model_name_or_path=str(place / base))
+        with pytest.raises(ValueError, match="must lead to a model, but leads to an adapter that leads back"):
+            load_model(adapter)
 
 
 def test_sizes_without_bounds_are_refused_before_memory_is_taken(place):
@@ -347,8 +313,7 @@ def test_sizes_without_bounds_are_refused_before_memory_is_taken(place):
 
 def test_another_vocabulary_beside_an_exported_model_is_told(place):
     folder = place / "model"
-    (folder / WEIGHTS).rename(folder / "model.bin")
-    change(folder / "heed.json", format_version=1)
+    as_exported(folder)
     (folder / "shared_vocabulary.json").write_text('["<pad>", "a", "b"]')
     for part in ("weights", "engine"):
         write_checksums(folder, part)
@@ -404,15 +369,15 @@ def test_what_a_link_leads_to_is_not_pushed(place):
         (place / "model" / name).unlink()
 
 
-@pytest.mark.parametrize("road", ["path", "repository", "adapter"])
-def test_verifying_runs_no_code_that_lies_elsewhere(place, road):
+def test_verifying_runs_no_code_that_lies_elsewhere(place):
     folder = place / "model"
     shutil.copy(Path(options.__file__).parents[1] / "modeling_heed.py", folder)  # the installed package's
-    if road == "adapter":
-        change(folder / "adapter_config.json", base_model_name_or_path=str(place / "outside"))
-    else:
-        reference = f"{place}/evil.X" if road == "path" else "a/b--evil.X"
+    sound = (folder / "config.json").read_text()
+    for reference in (f"{place}/evil.X", "a/b--evil.X"):
         change(folder / "config.json", auto_map=dict.fromkeys(("AutoConfig", "AutoModelForSeq2SeqLM"), reference))
+        assert check_remote_code(folder, tiny_model()).level == "skipped"
+    (folder / "config.json").write_text(sound)
+    change(folder / "adapter_config.json", base_model_name_or_path=str(place / "outside"))
     assert check_remote_code(folder, tiny_model()).level == "skipped"
 
 
@@ -431,35 +396,27 @@ def test_a_recipe_is_data(place):
             train(recipe, f"data={tag}")
 
 
-RECIPE = """
-name: a
-output: {place}/run
-data: {{train: "builtin:train:20", validation: "builtin:validation:2", source: ko, target: en}}
-optimization: {{max_updates: 1, tokens_per_update: 100, device: cpu, schedule: constant, learning_rate: 0.1}}
-"""
-
-
 def test_what_a_recipe_names_runs_no_code(place):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
-    (place / "recipe.yaml").write_text(RECIPE.format(place=place))
-    for key in ("tokenizer.path", "model.start_from"):
-        with pytest.raises(ValueError, match="needs code of its own"):
-            train(place / "recipe.yaml", f"{key}={place / 'model'}")
+    (place / "pairs.pkl").write_bytes(pickle.dumps(Bomb(place / "ran")))
+    recipe = recipe_file(place, {"model.options": {}, "optimization.max_updates": 1})
+    cases = [(f"{key}={place / 'model'}", "needs code of its own") for key in ("tokenizer.path", "model.start_from")]
+    cases += [(f"data.train={place / name}", "must be a file of a known kind") for name in ("pairs.pkl", "evil.py")]
+    assert_refused(cases, lambda override: train(recipe, override))
 
 
 # Checksums
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
 
 
 def in_shards(folder):
     model = HeedForConditionalGeneration.from_pretrained(folder)
     (folder / WEIGHTS).unlink()
     model.save_pretrained(folder, max_shard_size=40_000)
+
+
+def as_exported(folder):
+    (folder / WEIGHTS).rename(folder / "model.bin")
+    change(folder / "heed.json", format_version=1)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "model-00001-of-00002.safetensors", "model.bin"])
@@ -470,10 +427,11 @@ def test_a_flipped_bit_is_told_by_the_file(place, name):
         name = sorted(path.name for path in folder.glob("model-*"))[0]
         assert load_model(folder)
     if name == "model.bin":
-        (folder / WEIGHTS).rename(folder / name)
-        (folder / "heed.json").write_text(json.dumps({"format_version": 1}))
+        as_exported(folder)
         write_checksums(folder, "weights")
-    flip(folder / name)
+    content = bytearray((folder / name).read_bytes())
+    content[-100] ^= 1
+    (folder / name).write_bytes(content)
     message = f"model in .* must be the one that was saved there, but {name} changed since.*delete {CHECKSUMS_FILE}"
     with pytest.raises(ValueError, match=message):
         ExportedModel(folder, torch.device("cpu")) if name == "model.bin" else load_model(folder)
@@ -484,23 +442,18 @@ def test_a_flipped_bit_is_told_by_the_file(place, name):
 
 
 def test_weights_beside_the_saved_ones_are_told(place):
-    folder = place / "model"
-    in_shards(folder)
-    shutil.copy(place / "outside" / WEIGHTS, folder)  # which transformers would prefer to the shards
+    in_shards(place / "model")
+    shutil.copy(place / "outside" / WEIGHTS, place / "model")  # which transformers would prefer to the shards
     with pytest.raises(ValueError, match=f"{WEIGHTS} changed since"):
-        load_model(folder)
+        load_model(place / "model")
 
 
 @pytest.mark.parametrize("side", ["", TARGET_FOLDER])
 def test_the_tokenizer_of_another_model_is_told(place, side):
     folder = place / "model"
-    sizes = {"vocab_size": 264, "share_encoder_decoder_embeddings": False}
-    model = tiny_model(**sizes)
-    model.generation_config.eos_token_id = 2
-    model.save_pretrained(folder)
-    pairs = [train_tokenizers(k, e, vocab_size=264, joint=False) for k, e in ((KOREAN, ENGLISH), (ENGLISH, KOREAN))]
-    pairs[0].save_pretrained(folder)
-    pairs[1].save_pretrained(place / "other")
+    ending_model(vocab_size=264, share_encoder_decoder_embeddings=False).save_pretrained(folder)
+    for where, texts in ((folder, (KOREAN, ENGLISH)), (place / "other", (ENGLISH, KOREAN))):
+        train_tokenizers(*texts, vocab_size=264, joint=False).save_pretrained(where)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Translator.from_pretrained(folder)
@@ -512,13 +465,12 @@ def test_the_tokenizer_of_another_model_is_told(place, side):
     assert check_files(folder).level == "pass"
 
 
-def test_who_saves_anew_by_any_road_is_not_locked_out(whole, tmp_path):
-    folder = shutil.copytree(whole, tmp_path / "model")
+@pytest.mark.filterwarnings("error", "ignore:.*cut off")
+def test_who_saves_anew_by_any_road_is_not_locked_out(place):
+    folder = place / "model"
     model, tokenizer = HeedForConditionalGeneration.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tokenizer.save_pretrained(folder)  # by transformers, unchanged
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Translator.from_pretrained(folder)
+    Translator.from_pretrained(folder)
     tokenizer.add_tokens(["<new>"])
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(folder)
@@ -529,11 +481,10 @@ def test_who_saves_anew_by_any_road_is_not_locked_out(whole, tmp_path):
     assert changed_files(folder, "weights") == changed_files(folder, "tokenizer") == []
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_folder_of_old_has_no_checksums_and_loads(place):
     (place / "model" / CHECKSUMS_FILE).unlink()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert Translator.from_pretrained(place / "model")
+    assert Translator.from_pretrained(place / "model")
     assert check_files(place / "model").level == "skipped"
 
 
@@ -543,16 +494,14 @@ def test_weights_are_readable_by_whoever_may_read_the_config(whole):
 
 
 def test_the_hubs_cache_is_no_link_out_of_the_folder(whole, tmp_path):
-    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
-    (tmp_path / "models--a--b" / "blobs").mkdir(parents=True)
-    snapshot.mkdir(parents=True)
+    snapshot, blobs = (tmp_path / "models--a--b" / name for name in ("snapshots/0123", "blobs"))
+    blobs.mkdir(parents=True)
+    (snapshot / "target_tokenizer").mkdir(parents=True)
     for number, path in enumerate(sorted(whole.iterdir())):
-        shutil.copy(path, tmp_path / "models--a--b" / "blobs" / str(number))
+        shutil.copy(path, blobs / str(number))
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
-    target = snapshot / "target_tokenizer"  # one folder deeper
-    target.mkdir()
-    for path in snapshot.glob("tokenizer*.json"):
-        (target / path.name).symlink_to(f"../{path.readlink()}")
+        if path.name.startswith("tokenizer"):
+            (snapshot / "target_tokenizer" / path.name).symlink_to(f"../../../blobs/{number}")
     (snapshot / CHECKSUMS_FILE).unlink()
     assert Translator.from_pretrained(snapshot).translate(["네."])
     (tmp_path / "latest").symlink_to(snapshot)
@@ -585,18 +534,14 @@ def test_what_a_model_emits_is_shown_at_a_terminal(whole, capsys, monkeypatch):
     assert capsys.readouterr().out == SHOWN.replace("\n", " ") + "\n"
 
 
-def test_names_in_errors_and_logs_are_shown(tmp_path, capsys):
+def test_names_and_warnings_are_shown_without_code_and_messages_have_an_end(tmp_path, heedful_command, capsys):
     data = "data: {train: a.tsv, validation: b.tsv, source: a, target: b}"
     recipe = f'"\\e[31mname": 1\n{data}\noptimization: {{max_updates: 1}}\n'
     (tmp_path / "recipe.yaml").write_text(recipe)
-    with pytest.raises(SystemExit):
-        cli.run(lambda: cli.app(["train", str(tmp_path / "recipe.yaml")], standalone_mode=False))
-    shown = capsys.readouterr().err
+    shown = heedful_command("train", tmp_path / "recipe.yaml")[2]
     assert r"`\x1b[31mname` is not a key of a recipe" in shown
     assert "\x1b" not in shown
 
-
-def test_warnings_are_shown_and_messages_have_an_end(tmp_path, capsys):
     def command():
         sys.stderr.write(warnings.formatwarning("a file called \x1b]0;TITLE\x07", UserWarning, "file.py", 1))
         raise ValueError("x" * 500_000)
@@ -604,10 +549,15 @@ def test_warnings_are_shown_and_messages_have_an_end(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.run(command)
     shown = capsys.readouterr().err
-    assert "warning: a file called \\u001b]0;TITLE\\u0007" in shown
-    assert "\x1b" not in shown
+    assert shown.startswith("warning: a file called \\u001b]0;TITLE\\u0007\nheedful: x")
     assert "x… (500,000 characters)" in shown
     assert len(shown) < 3000
+
+
+def output_of(code, **options):
+    """Run code in a process, and return its output and errors."""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, **options)
+    return finished.stdout, finished.stderr
 
 
 def test_messages_begin_a_line_where_a_bar_stands():
@@ -623,8 +573,8 @@ def command():
         warnings.warn("something", stacklevel=1)
 main.run(command)
 """
-    written = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stderr.decode()
-    shown = [line.rpartition("\r")[2] for line in written.split("\n")]  # what a terminal still shows of each line
+    lines = output_of(code)[1].decode().split("\n")
+    shown = [line.rpartition("\r")[2] for line in lines]  # what a terminal still shows of each line
     assert shown[:2] == ["a line of the log", "warning: something"]
 
 
@@ -637,18 +587,7 @@ def command():
     options.print_result({"text": "→😀", "bleu": 12.5}, "", True)
 main.run(command)
 """
-    environment = os.environ | {"PYTHONIOENCODING": encoding}
-    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
+    output, _ = output_of(code, env=os.environ | {"PYTHONIOENCODING": encoding})
     first, rest = output.decode(encoding).split("\n", 1)
     assert first == f"a {arrow} b 12.5"
     assert json.loads(rest) == {"text": "→😀", "bleu": 12.5}
-
-
-def test_hostile_numbers_and_names_of_data_are_refused(tmp_path):
-    (tmp_path / "pairs.pkl").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
-    (tmp_path / "pairs.py").write_text(EVIL.format(marker=str(tmp_path / "ran")))
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(place=tmp_path))
-    cases = [([f"data.train={tmp_path / name}"], "data|file|end") for name in ("pairs.pkl", "pairs.py")]
-    assert_refused(cases, lambda overrides: train(recipe, *overrides))
-    assert not (tmp_path / "ran").exists()

@@ -54,32 +54,24 @@ def test_a_mistyped_text_stays_nfc_and_differs_in_one_place_of_each_word(text, s
         assert (unicodedata.category(typo[:1] or "a")[0] == "M") <= (unicodedata.category(word[:1] or "a")[0] == "M")
 
 
-def test_typos_are_between_letters():
-    found = {noisy("¿ok.", AugmentationRules(typos=1.0), draws(seed)) for seed in range(100)}
-    assert found == {"¿ko.", "¿k.", "¿ook.", "¿kk."}
-    assert noisy("(a) ?!", AugmentationRules(typos=1.0), draws(0)) == "(a) ?!"
-
-
-def test_there_are_four_kinds_of_typos():
-    words = Counter(noisy("abc", AugmentationRules(typos=1.0), draws(seed)) for seed in range(400))
+def test_there_are_four_kinds_of_typos_between_letters():
+    rules = AugmentationRules(typos=1.0)
+    assert {noisy("¿ok.", rules, draws(seed)) for seed in range(100)} == {"¿ko.", "¿k.", "¿ook.", "¿kk."}
+    assert noisy("(a) ?!", rules, draws(0)) == "(a) ?!"
+    words = Counter(noisy("abc", rules, draws(seed)) for seed in range(400))
     assert set(words) == {"bac", "acb", "bc", "ac", "aabc", "abbc", "bbc", "acc"}
     assert min(words.values()) > 20
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
+def test_final_punctuation_goes_and_nothing_else():
+    for text, found in (
         ("Is it SO?!", "Is it SO"),
         ("아니요。 ", "아니요"),
         ("क्या।", "क्या"),
         ("Où vas-tu ?", "Où vas-tu"),
-        (" ?", " ?"),
-        ("...", "..."),
-        ('He said "no."', 'He said "no."'),
-    ],
-)
-def test_final_punctuation_goes_and_nothing_else(text, found):
-    assert noisy(text, AugmentationRules(no_final_punctuation=1.0), draws(0)) == found
+        *((text, text) for text in (" ?", "...", 'He said "no."')),
+    ):
+        assert noisy(text, AugmentationRules(no_final_punctuation=1.0), draws(0)) == found
 
 
 def test_lower_case_is_of_the_source_alone(tokenizers):
@@ -123,7 +115,8 @@ def test_shares_are_kept_and_drawn_anew_in_every_epoch_from_the_seed(tokenizers)
     assert texts_of(tokenizers, {})[0] == plain
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(ValueError, match=rf"`data.augmentation.typos` must be from 0 to 1, but is {share} instead"):
-        AugmentationRules(typos=share)
+def test_a_share_that_is_none_is_refused():
+    for share in (-0.1, 1.1, float("nan")):
+        message = rf"`data.augmentation.typos` must be from 0 to 1, but is {share} instead"
+        with pytest.raises(ValueError, match=message):
+            AugmentationRules(typos=share)

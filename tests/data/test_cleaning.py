@@ -25,13 +25,6 @@ def clean(pairs, rules, held_out=(), both_directions=False):
     return [(row["source"], row["target"]) for row in cleaned], report
 
 
-def test_good_pairs_pass_untouched():
-    pairs = [("a", "b"), (" a ", "b\t"), ("c", "d")]
-    kept, report = clean(pairs, CleaningRules())
-    assert kept == pairs
-    assert report.to_dict() == {"kept": 3, "dropped": {}, "examples": {}}
-
-
 def test_no_side_is_a_held_out_text_where_both_sides_become_sources():
     pairs, held_out = [("a", "b"), ("c", "y"), ("y", "d"), ("x", "e")], [("x", "y ")]
     assert clean(pairs, CleaningRules(), held_out)[0] == pairs[:3]
@@ -68,11 +61,18 @@ BY_RULE = [  # the rules, the reason, pairs that are kept and pairs that are dro
 ]
 
 
-def test_each_rule_drops_what_breaks_it_and_counts_it_under_its_reason():
+def test_each_rule_drops_what_breaks_it_and_counts_it_under_its_reason(capfd):
     for rules, reason, good, bad in BY_RULE:
         kept, report = clean([*good, *bad], CleaningRules(**rules))
         assert kept == good, (rules, reason)
         assert report.dropped[reason] == report.dropped.total() == len(bad), rules
+    pairs = [(" a ", "b\t"), ("c", "d")]
+    kept, report = clean(pairs, CleaningRules())
+    assert (kept, report.to_dict()) == (pairs, {"kept": 2, "dropped": {}, "examples": {}})
+    assert clean_pairs(Dataset.from_list(rows(*pairs)), CleaningRules())[0].cache_files == []
+    assert capfd.readouterr() == ("", "")  # no progress
+    _, report = clean([("a" * 50, ""), ("b" * 50, "c"), ("x", "y"), ("d", "d")], EVERYTHING, [("d", "d")])
+    assert report.to_dict()["dropped"] == {"empty": 1, "too_long": 1, "identical": 1}  # each under one reason
 
 
 def test_a_held_out_source_is_dropped_whatever_its_translation():
@@ -81,11 +81,6 @@ def test_a_held_out_source_is_dropped_whatever_its_translation():
     assert kept == [("b", "a"), ("A", "b")]
     assert report.dropped["overlap"] == 2
     assert clean(pairs, CleaningRules(drop_overlap=False), held_out)[0] == pairs
-
-
-def test_a_pair_is_counted_under_one_reason_only():
-    _, report = clean([("a" * 50, ""), ("b" * 50, "c"), ("x", "y"), ("d", "d")], EVERYTHING, [("d", "d")])
-    assert report.to_dict()["dropped"] == {"empty": 1, "too_long": 1, "identical": 1}
 
 
 texts = st.sampled_from(["", " ", "a", "ab", "a ", "abcdefgh", "x" * 25, "한국어"])
@@ -103,7 +98,7 @@ def test_every_pair_is_kept_or_counted(pairs, held_out):
     assert second.to_dict()["dropped"] == {}
 
 
-def test_the_report_is_a_readable_table():
+def test_the_report_is_a_readable_table_with_which_a_corpus_of_nothing_is_refused():
     _, report = clean([("good", "gut"), *(("x" * 100, str(number)) for number in range(1200))], EVERYTHING)
     assert str(report).splitlines()[:3] == [
         "kept                  1  of 1,201",
@@ -112,21 +107,12 @@ def test_the_report_is_a_readable_table():
     ]
     assert len(report.examples["too_long"]) == 3
     assert "duplicate" not in str(report)
-
-
-def test_a_corpus_of_which_nothing_is_left_is_refused_with_the_report():
     pairs = Dataset.from_list(rows(("a", ""), ("", "b")))
     with pytest.raises(ValueError, match=r"must leave at least one pair, but leave none:\nkept +0  of 2\nempty +2"):
         clean_pairs(pairs, CleaningRules())
     stream, _ = clean_pairs(pairs.to_iterable_dataset(), CleaningRules())
     with pytest.raises(ValueError, match="must leave at least one pair"):
         list(stream)
-
-
-def test_cleaning_writes_no_files_and_shows_no_progress(capfd):
-    cleaned, _ = clean_pairs(Dataset.from_list(rows(("a", "b"), ("", "c"), ("d", "e"))), CleaningRules())
-    assert cleaned.cache_files == []
-    assert capfd.readouterr() == ("", "")
 
 
 def test_a_limit_below_one_is_refused():

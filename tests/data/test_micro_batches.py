@@ -18,28 +18,26 @@ def split(update, source, target, token_budget, world_size):
     return [[[row["number"] for row in batch] for batch in batches] for batches in parts]
 
 
+def updates_of(source, target, tokens, buckets):
+    return UpdateBatches(source, target, BatchingSettings(tokens, buckets)).epoch(0)
+
+
 @several
 @given(lengths, st.integers(2, 300), st.integers(1, 4), st.integers(1, 300))
 def test_an_update_is_divided_exactly(rows, tokens, buckets, token_budget):
     source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(
-        source, target, BatchingSettings(tokens_per_update=tokens * buckets, buckets_per_update=buckets)
-    )
-    for update in batches.epoch(0):
-        for world_size in (1, 2, 3):
-            ranks = split(update, source, target, token_budget, world_size)
-            assert len(ranks) == world_size
-            assert len({len(batches) for batches in ranks}) == 1
-            assert sorted(row for batches in ranks for batch in batches for row in batch) == rows_of(update)
-            for batch in (batch for batches in ranks for batch in batches):
-                assert len(batch) <= 1 or padded_tokens(batch, source, target) <= token_budget
+    for update, world_size in product(updates_of(source, target, tokens * buckets, buckets), (1, 2, 3)):
+        ranks = split(update, source, target, token_budget, world_size)
+        assert len(ranks) == world_size
+        assert len({len(batches) for batches in ranks}) == 1
+        assert sorted(row for batches in ranks for batch in batches for row in batch) == rows_of(update)
+        for batch in (batch for batches in ranks for batch in batches):
+            assert len(batch) <= 1 or padded_tokens(batch, source, target) <= token_budget
 
 
 def test_one_process_with_room_gets_every_bucket_whole():
     source, target = natural_lengths(2000)
-    for update in UpdateBatches(source, target, BatchingSettings(tokens_per_update=4096, buckets_per_update=4)).epoch(
-        0
-    ):
+    for update in updates_of(source, target, 4096, 4):
         (batches,) = split(update, source, target, 1024, 1)
         assert sorted(map(sorted, batches)) == sorted(map(sorted, update))
 
@@ -47,8 +45,7 @@ def test_one_process_with_room_gets_every_bucket_whole():
 def test_ranks_get_the_same_work():
     source, target = natural_lengths(20_000)
     for buckets in (1, 2, 4):
-        batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=buckets))
-        for update, world_size in product(batches.epoch(0)[:10], (2, 3, 5)):
+        for update, world_size in product(updates_of(source, target, 8192, buckets)[:10], (2, 3, 5)):
             ranks = split(update, source, target, 8192, world_size)
             loads = [sum(padded_tokens(batch, source, target) for batch in batches) for batches in ranks]
             assert max(loads) < 1.15 * sum(loads) / world_size

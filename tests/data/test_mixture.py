@@ -60,25 +60,19 @@ def test_a_tag_stands_before_sources_and_never_comes_out_of_text(algorithm, text
         assert not {*ids[1:]} & {id_ for head in tags for id_ in head}
 
 
-def train(algorithm, **options) -> TokenizerPair:
-    return train_tokenizers(
-        TEXTS, TEXTS, vocab_size=300, algorithm=algorithm, languages=("fr", "de", "<bt>"), **options
-    )
+def train(algorithm="bpe", **options) -> TokenizerPair:
+    options = {"languages": ("fr", "de", "<bt>"), **options}
+    return train_tokenizers(TEXTS, TEXTS, vocab_size=300, algorithm=algorithm, **options)
 
 
 TAGGED: dict[str, TokenizerPair] = {}
 
 
-def test_only_the_source_has_the_tags_where_there_are_two_vocabularies():
-    tokenizers = train("bpe", joint=False)
-    assert "<bt>" in tokenizers.source.get_vocab()
-    assert "<bt>" not in tokenizers.target.get_vocab()
-
-
 def test_a_given_tokenizer_without_the_tag_or_that_reads_it_out_of_text_is_refused():
+    separate = train(joint=False)
+    assert ["<bt>" in each.get_vocab() for each in (separate.source, separate.target)] == [True, False]
     parts = {"data.train": MixturePart("a", to="de"), "data.mixture.x": MixturePart("b", to="de", tag="bt")}
-    plain = train_tokenizers(TEXTS, TEXTS, vocab_size=300)
-    ordinary, reading = (train_tokenizers(TEXTS, TEXTS, vocab_size=300) for _ in range(2))
+    plain, ordinary, reading = (train(languages=()) for _ in range(3))
     ordinary.source.add_tokens(["<bt>"])
     reading.source.add_special_tokens({"additional_special_tokens": ["<bt>"]})
     reading.source.split_special_tokens = False
@@ -90,21 +84,15 @@ def test_a_given_tokenizer_without_the_tag_or_that_reads_it_out_of_text_is_refus
 
 
 def test_a_given_tokenizer_must_have_the_tags_of_the_languages_that_are_learned():
-    both = {"data.train": MixturePart("a", to="de"), "data.both_directions": MixturePart("a", to="en")}
+    one = {"data.train": MixturePart("a", to="de")}
+    both = one | {"data.both_directions": MixturePart("a", to="en")}
     for parts, tokenizers, told in (
-        (both, train_tokenizers(TEXTS, TEXTS, vocab_size=300), r"\(en, de\), but has those of none"),
-        (both, train("bpe"), r"\(en, de\), but has those of fr, de"),
-        (
-            {"data.train": MixturePart("a", to="de")},
-            train("bpe"),
-            r"\(only one, and so no tag\), .+ those of fr, de",
-        ),
+        (both, train(languages=()), r"\(en, de\), but has those of none"),
+        (both, train(), r"\(en, de\), but has those of fr, de"),
+        (one, train(), r"\(only one, and so no tag\), .+ those of fr, de"),
     ):
         with pytest.raises(ValueError, match=rf"`tokenizer.path` or .+ each language that is learned {told}"):
             source_prefixes(parts, tokenizers)
-
-
-@pytest.mark.parametrize("tag", ["<s>", "<unk>", "<bt", "<1a>"])
-def test_a_tag_that_is_another_token_is_none(tag):
-    with pytest.raises(ValueError, match="`languages` must be different codes"):
-        train_tokenizers(TEXTS, TEXTS, vocab_size=300, languages=[tag])
+    for tag in ("<s>", "<unk>", "<bt", "<1a>"):  # of which none can be a language's
+        with pytest.raises(ValueError, match="`languages` must be different codes"):
+            train(languages=[tag])

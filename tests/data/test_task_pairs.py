@@ -17,20 +17,20 @@ from helpers import assert_refused
 
 
 @pytest.fixture
-def words():
-    pytest.importorskip("num2words")
-
-
-@pytest.fixture
 def texts(tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("나는 학교에 간다.\n\n오늘은 날씨가 참 좋다.\n", encoding="utf-8")
     return path
 
 
-def test_spacing_gives_texts_back_their_spaces(texts):
+def test_spacing_gives_texts_back_their_spaces_and_scan_turns_its_lines_into_commands_and_actions(texts):
     made = [("나는학교에간다.", "나는 학교에 간다."), ("오늘은날씨가참좋다.", "오늘은 날씨가 참 좋다.")]
     assert spacing_pairs(str(texts)) == made
+    texts.write_text("IN: jump twice OUT: I_JUMP I_JUMP\nIN: run OUT: I_RUN\n", encoding="utf-8")
+    jump, run = ("jump twice", "I_JUMP I_JUMP"), ("run", "I_RUN")
+    assert scan_pairs(str(texts)) == [jump, run]
+    assert scan_pairs(str(texts), "1-1") == [run]
+    assert scan_pairs(str(texts), "2-48", 1) == [jump]
 
 
 def test_nouns_of_korean_texts_give_way_to_others_that_end_alike_and_keep_their_particles(texts, tmp_path):
@@ -56,26 +56,17 @@ def test_spelling_mends_words_that_were_typed_badly_and_another_seed_types_them_
     assert 10 <= len(changed) <= 40  # of 48
 
 
-@pytest.mark.usefixtures("words")
 def test_numbers_and_dates_are_read_out():
+    pytest.importorskip("num2words")
     numbers = dict(number_pairs(400))
     assert len(numbers) > 300
     assert {"," in source for source in numbers} == {"." in source for source in numbers} == {True, False}
     read = "".join(numbers.values())
-    assert "hundred" in read
-    assert " point " in read
+    assert ("hundred" in read, " point " in read) == (True, True)
     for language, months in (("ko", {6: "유월", 10: "시월", 12: "십이월"}), ("en", {6: "June", 12: "December"})):
         dates = {date.fromisoformat(source): target for source, target in date_pairs(400, language)}
         assert all(months[day.month] in read.split() for day, read in dates.items() if day.month in months)
         assert len({day.year for day in dates}) > 100
-
-
-def test_scan_turns_lines_of_its_files_into_commands_and_actions_of_some_lengths(texts):
-    texts.write_text("IN: jump twice OUT: I_JUMP I_JUMP\nIN: run OUT: I_RUN\n", encoding="utf-8")
-    jump, run = ("jump twice", "I_JUMP I_JUMP"), ("run", "I_RUN")
-    assert scan_pairs(str(texts)) == [jump, run]
-    assert scan_pairs(str(texts), "1-1") == [run]
-    assert scan_pairs(str(texts), "2-48", 1) == [jump]
 
 
 def test_reverse_says_symbols_from_the_last_to_the_first():
@@ -85,8 +76,8 @@ def test_reverse_says_symbols_from_the_last_to_the_first():
     assert {symbol for source, _ in pairs for symbol in source.split()} == {"0", "1", "2"}
 
 
-@pytest.mark.usefixtures("words")
 def test_a_wrong_setting_is_named(texts):
+    pytest.importorskip("num2words")
     path = str(texts)
     cases = [
         (lambda: spacing_pairs(path, nouns=path), "`nouns` must be a file with a Korean noun in each"),
@@ -110,18 +101,18 @@ def test_the_command_writes_pairs_to_train_on_and_leaves_nothing_half_written(he
     with gzip.open(output, "rt", encoding="utf-8") as stream:
         assert json.loads(next(stream)) == {"source": "나는학교에간다.", "target": "나는 학교에 간다."}
     no = tmp_path / "no" / "pairs.jsonl"
-    for options, message in (
-        (("spacing", "--texts", texts, "--count", 9, "-o", no), "`--count` must be at most 2"),
-        (("reverse", "-o", no), "Missing option '--count'"),
-        (("rhymes", "-o", no), "No such command 'rhymes'"),
-        (("spacing", "--count", 1, "-o", no), "Missing option '--texts'"),
-        (("spacing", "--texts", texts, "--typos", 0.1, "-o", no), "No such option: --typos"),
-        (("scan", "--texts", texts, "--nouns", texts, "-o", no), "No such option: --nouns"),
-        (("reverse", "--texts", texts, "-o", no), "No such option: --texts"),
-        (("reverse", "--count", 2, "-o", texts / "pairs.jsonl"), f"`--output` must lie in a folder, but {texts} is"),
-        (("reverse", "--count", 2, "-o", texts / "no" / "pairs.jsonl"), "`--output` must lie in a folder"),
+    for options, message, *other in (
+        (("spacing", "--texts", texts, "--count", 9), "`--count` must be at most 2"),
+        (("reverse",), "Missing option '--count'"),
+        (("rhymes",), "No such command 'rhymes'"),
+        (("spacing", "--count", 1), "Missing option '--texts'"),
+        (("spacing", "--texts", texts, "--typos", 0.1), "No such option: --typos"),
+        (("scan", "--texts", texts, "--nouns", texts), "No such option: --nouns"),
+        (("reverse", "--texts", texts), "No such option: --texts"),
+        (("reverse", "--count", 2), f"`--output` must lie in a folder, but {texts} is", texts / "pairs.jsonl"),
+        (("reverse", "--count", 2), "`--output` must lie in a folder", texts / "no" / "pairs.jsonl"),
+        (("reverse", "--count", 2), "", tmp_path / "no.txt"),
     ):
-        code, _, error = heedful_command("pairs", *options)
+        code, _, error = heedful_command("pairs", *options, "-o", *(other or [no]))
         assert (code, no.parent.exists()) == (2, False)
         assert message in error
-    assert heedful_command("pairs", "reverse", "--count", 2, "-o", tmp_path / "no.txt")[0] == 2

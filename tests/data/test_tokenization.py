@@ -15,25 +15,19 @@ from heedful.symbols_heed import trimmed
 from helpers import assert_refused
 
 
-def sentences(stems, endings, count=400):
+def sentences(stems, endings):
     """Texts of many different words, some of them frequent."""
     words = [stem + ending for stem in stems.split() for ending in endings.split()]
     generator = random.Random(0)
-    return [" ".join(words[int(len(words) * generator.random() ** 2)] for _ in range(6)) + "." for _ in range(count)]
+    return [" ".join(words[int(len(words) * generator.random() ** 2)] for _ in range(6)) + "." for _ in range(400)]
 
 
 KOREAN = sentences("책 물 편지 학교 친구 사람 나무 하늘 바다 노래", "은 을 에게 에서 처럼 보다 까지")
 ENGLISH = sentences("read drink send walk talk sing jump paint open climb", "s ing ed er able less ish")
 LOOKS_LIKE_CONTROL = ["<s>", "a </s> b", "<2en> hello", "<pad><unk><s></s>", " <s> ", "<2ko><2ko>"]
 HARD = [
-    *LOOKS_LIKE_CONTROL,
-    "",
-    " ",
-    "  two  spaces\tand\n lines\r\n",
-    "\u2028\x0b\x85\x00\x7f",
-    "a\xa0b\u3000c",
-    "\U0001f600\U0001f469\u200d\U0001f467 \u1100 \ue000",
-    "don 't , stop .",
+    *(*LOOKS_LIKE_CONTROL, "", " ", "  two  spaces\tand\n lines\r\n", "\u2028\x0b\x85\x00\x7f", "a\xa0b\u3000c"),
+    *("\U0001f600\U0001f469\u200d\U0001f467 \u1100 \ue000", "don 't , stop ."),
 ]
 BYTES = 256
 
@@ -47,23 +41,26 @@ def trained(request):
     return train(request.param, languages=["ko", "en"])
 
 
-@pytest.fixture(scope="module", params=["as trained", "loaded", "loaded twice"])
+@pytest.fixture(scope="module", params=[0, 2], ids=["as trained", "loaded twice"])
 def lossless(request, trained, tmp_path_factory):
     pair = trained
-    for _ in range(["as trained", "loaded", "loaded twice"].index(request.param)):
+    for _ in range(request.param):
         folder = tmp_path_factory.mktemp("tokenizer")
         pair.save_pretrained(folder)
         pair = TokenizerPair.from_pretrained(folder)
     return pair
 
 
-def test_hard_texts_come_back_exactly(lossless):
+def test_hard_texts_come_back_exactly_and_what_looks_like_a_control_token_is_text(lossless):
     assert lossless.decode_target(lossless.encode_target(HARD)) == HARD
     assert lossless.decode_target(lossless.encode_source(HARD, "ko")) == list(map(trimmed, HARD))
     assert lossless.decode_target(lossless.encode_target(KOREAN)) == KOREAN
+    for ids in lossless.encode_target(LOOKS_LIKE_CONTROL):
+        assert ids[-1] == 2
+        assert min(ids[:-1]) >= 6
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text())
 def test_any_target_comes_back_in_composed_form(trained, text):
     assert trained.decode_target(trained.encode_target([text])) == [unicodedata.normalize("NFC", text)]
@@ -73,50 +70,36 @@ def test_white_space_around_a_source_is_no_part_of_it_and_inside_it_is(trained):
     (plain,), (spaced,) = (trained.encode_source([text], "ko") for text in ("물을  마신다", "물을 마신다"))
     for around in (" {}", "{} ", "\t{}\r\n", "\u3000{}\u00a0"):
         assert trained.encode_source([around.format("물을  마신다")], "ko") == [plain] != [spaced]
-
-
-def test_a_source_in_which_nothing_can_be_seen_is_empty(trained):
-    for text in (" \n", "\u200b", "\ufeff", "\u2060 \u00ad", "\x00\x7f", "\u3164"):
+    for text in (" \n", "\u200b", "\ufeff", "\u2060 \u00ad", "\x00\x7f", "\u3164"):  # nothing of these can be seen
         assert trained.encode_source([text], "ko") == trained.encode_source([""], "ko")
         assert trained.encode_source([f"{text}a"], "ko") == trained.encode_source([f"{text.lstrip()}a"], "ko")
 
 
-def test_only_tokenizers_of_the_library_can_be_looked_into(trained, monkeypatch):
-    trained.check_is_fast("a page")
-    monkeypatch.setattr(type(trained.source), "is_fast", False)
-    with pytest.raises(
-        ValueError, match=r"must be a fast one \(of the library `tokenizers`\) for a page, but is a Tok"
-    ):
-        trained.check_is_fast("a page")
+def test_only_tokenizers_of_the_library_can_be_looked_into(monkeypatch):
+    pair = train()
+    pair.check_is_fast("a page")
+    monkeypatch.setattr(type(pair.source), "is_fast", False)
+    message = r"must be a fast one \(of the library `tokenizers`\) for a page, but is a Tok"
+    with pytest.raises(ValueError, match=message):
+        pair.check_is_fast("a page")
 
 
-def test_text_that_looks_like_a_control_token_is_text(lossless):
-    for ids in lossless.encode_target(LOOKS_LIKE_CONTROL):
-        assert ids[-1] == 2
-        assert min(ids[:-1]) >= 6
-
-
-def test_auto_tokenizer_loads_what_was_saved(trained, tmp_path):
-    trained.save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+def test_auto_tokenizer_loads_what_was_saved_with_the_class_old_versions_know_and_nothing_local(trained, tmp_path):
+    trained.save_pretrained(tmp_path / "first")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "first")
     encoded = tokenizer(HARD, text_target=KOREAN[: len(HARD)])
     assert encoded["labels"] == trained.encode_target(KOREAN[: len(HARD)])
     assert set(encoded) == {"input_ids", "attention_mask", "labels"}
     assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded["input_ids"]] == HARD
     assert tokenizer.padding_side == "right"
-
-
-def test_saved_settings_name_the_class_old_versions_know_and_nothing_local(trained, tmp_path):
-    trained.save_pretrained(tmp_path / "first")
     TokenizerPair.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
-    first, second = ((tmp_path / name / "tokenizer_config.json").read_text("utf-8") for name in ("first", "second"))
-    assert first == second
-    saved = json.loads(second)
-    assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert saved["split_special_tokens"] is True
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    text = (tmp_path / "second" / "tokenizer_config.json").read_text("utf-8")
+    saved = json.loads(text)
+    assert (saved["tokenizer_class"], saved["split_special_tokens"]) == ("PreTrainedTokenizerFast", True)
     assert not {"local_files_only", "is_local", "name_or_path", "backend"} & set(saved)
-    assert str(tmp_path) not in second
-    assert (tmp_path / "first/tokenizer.json").read_bytes() == (tmp_path / "second/tokenizer.json").read_bytes()
+    assert str(tmp_path) not in text
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram", "character", "jamo", "word"])
@@ -127,7 +110,7 @@ def test_special_tokens_and_tags_come_first_and_the_same_texts_give_the_same_tok
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
     assert pair.special_ids() == dict(zip(names, (0, 1, 2, 1), strict=True))
     size = 20 if algorithm == "word" else 300
-    assert len({train(algorithm, size).source.backend_tokenizer.to_str() for _ in range(4)}) == 1
+    assert len({train(algorithm, size).source.backend_tokenizer.to_str() for _ in range(3)}) == 1
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
@@ -158,20 +141,15 @@ WRONG = [  # arguments of `train_tokenizers`, and the message
 ]
 
 
-def test_arguments_of_a_training_that_cannot_be_are_named():
-    for (algorithm, size, options), message in WRONG:
-        with pytest.raises(ValueError, match=message):
-            train(algorithm, size, **options)
+def test_arguments_of_a_training_that_cannot_be_are_named_and_generators_are_as_good_as_lists():
+    assert_refused(WRONG, lambda given: train(*given[:2], **given[2]))
     with pytest.raises(ValueError, match="`source_texts` must be a list or a stream"):
         train_tokenizers("hello", ["hello"], vocab_size=300)
-
-
-def test_generators_are_as_good_as_lists():
     pair = train_tokenizers(iter(KOREAN), (text for text in ENGLISH), vocab_size=300)
     assert pair.source.get_vocab() == train().source.get_vocab()
 
 
-def test_words_are_what_stands_between_spaces():
+def test_words_are_what_stands_between_spaces_be_it_like_a_control_token():
     commands, actions = ["jump twice", "walk and  jump"], ["JUMP JUMP", "WALK JUMP"]
     pair = train_tokenizers(commands, actions, algorithm="word", vocab_size=None)
     assert len(pair.source) == 4 + len({"jump", "twice", "walk", "and", "JUMP", "WALK"})
@@ -181,9 +159,6 @@ def test_words_are_what_stands_between_spaces():
     assert train_tokenizers(commands, actions, algorithm="word", vocab_size=100).encode_source(["run"]) == [[3, 2]]
     most_frequent = train_tokenizers(["a a a b b c"], ["a b"], algorithm="word", vocab_size=6)
     assert most_frequent.decode_target(most_frequent.encode_target(["a b c"])) == ["a b"]
-
-
-def test_the_word_that_looks_like_a_control_token_is_a_word():
     pair = train_tokenizers(["a <s> b"], ["</s>"], algorithm="word", vocab_size=100, languages=["ko"])
     ids = pair.encode_target(["<s> </s>", "<2ko> <pad>"])
     assert min(ids[0][:-1]) > 4
@@ -197,8 +172,7 @@ def test_separate_tokenizers_lie_in_two_folders(tmp_path):
     pair.save_pretrained(tmp_path)
     assert (tmp_path / "target_tokenizer" / "tokenizer.json").is_file()
     loaded = TokenizerPair.from_pretrained(str(tmp_path))
-    assert not loaded.is_joint
-    assert loaded.languages == ("en", "de")
+    assert (loaded.is_joint, loaded.languages) == (False, ("en", "de"))
     assert loaded.encode_source(KOREAN, "de") == pair.encode_source(KOREAN, "de")
     assert loaded.encode_target(ENGLISH) == pair.encode_target(ENGLISH)
     assert loaded.decode_target(loaded.encode_target(HARD)) == HARD
@@ -212,114 +186,90 @@ def test_the_tag_of_the_target_language_comes_first_and_must_be_known():
     plain = pair.encode_target(["hello"])[0]
     assert pair.encode_source(["hello"], "en") == [[5, *plain]]
     assert pair.encode_source(["hello"], target_language="ko") == [[4, *plain]]
-    for wrong in ("fr", None):
-        with pytest.raises(ValueError, match=f"`target_language` must be one of ko, en, but is {wrong!r} instead"):
-            pair.encode_source(["hello"], wrong)
-    with pytest.raises(ValueError, match="one of none, but is 'ko'"):
-        train().encode_source(["hello"], "ko")
+    for tokenizers, wrong, known in ((pair, "fr", "ko, en"), (pair, None, "ko, en"), (train(), "ko", "none")):
+        with pytest.raises(ValueError, match=f"`target_language` must be one of {known}, but is {wrong!r} instead"):
+            tokenizers.encode_source(["hello"], wrong)
     assert train(languages=["ko"]).encode_source(["hello"]) == train(languages=["ko"]).encode_target(["hello"])
 
 
 def test_long_texts_are_not_truncated_and_no_texts_are_none(trained):
-    text = "물을 마신다 " * 20_000 + "."
+    text = "물을 마신다 " * 4000 + "."
     assert trained.decode_target(trained.encode_source([text], "ko")) == [text]
     assert trained.encode_source([], "ko") == trained.encode_target([]) == trained.decode_target([]) == []
 
 
-def test_what_is_no_list_of_texts_is_named(trained):
-    assert_refused(
-        [
-            ("hello", "`texts` must be a list or a stream, but is the text 'hello' instead"),
-            ({"text": "hello"}, "`texts` must be a list or a stream, but is a dict"),
-            (b"hello", "`texts` must be a list or a stream, but is a bytes"),
-            (None, "`texts` must be a list or a stream, but is a NoneType"),
-            (["hello", None], r"`texts\[1\]` must be a string, but is NoneType"),
-        ],
-        trained.encode_target,
-    )
-
-
-def test_labels_with_padding_can_be_decoded(trained):
+def test_what_is_no_list_of_texts_is_named_and_labels_with_padding_can_be_decoded():
     import torch
 
-    ids = trained.encode_target(["hello"])[0]
-    assert trained.decode_target(torch.tensor([[*ids, -100, -100], [1, *ids, 0]])) == ["hello", "hello"]
-
-
-def config(**changes):
-    fields = {"vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    return MarianConfig(**{**fields, "decoder_vocab_size": None, **changes})
-
-
-def test_a_fitting_config_passes():
-    train().check_config(config())
-    train().check_config(config(decoder_vocab_size=300))
-    train(joint=False, target_vocab_size=280).check_config(config(decoder_vocab_size=280))
-
-
-def test_a_config_that_disagrees_is_refused():
     pair = train()
-    for change in (
-        {"vocab_size": 301, "decoder_vocab_size": 300},
-        {"decoder_vocab_size": 299},
-        {"pad_token_id": 1},
-        {"bos_token_id": None},
-        {"eos_token_id": 0},
-        {"decoder_start_token_id": 0},
+    cases = [
+        ("hello", "`texts` must be a list or a stream, but is the text 'hello' instead"),
+        ({"text": "hello"}, "`texts` must be a list or a stream, but is a dict"),
+        (b"hello", "`texts` must be a list or a stream, but is a bytes"),
+        (None, "`texts` must be a list or a stream, but is a NoneType"),
+        (["hello", None], r"`texts\[1\]` must be a string, but is NoneType"),
+    ]
+    assert_refused(cases, pair.encode_target)
+    ids = pair.encode_target(["hello"])[0]
+    assert pair.decode_target(torch.tensor([[*ids, -100, -100], [1, *ids, 0]])) == ["hello", "hello"]
+
+
+def test_a_fitting_config_passes_and_one_that_disagrees_is_refused():
+    fields = {"vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    fields |= {"decoder_vocab_size": None}
+    pair, separate = train(), train(joint=False, target_vocab_size=280)
+    for tokenizers, size in ((pair, None), (pair, 300), (separate, 280)):
+        tokenizers.check_config(MarianConfig(**fields | {"decoder_vocab_size": size}))
+    for tokenizers, change, expected in (
+        (pair, {"vocab_size": 301, "decoder_vocab_size": 300}, 300),
+        (pair, {"decoder_vocab_size": 299}, 300),
+        (separate, {"decoder_vocab_size": 300}, 280),
+        (pair, {"pad_token_id": 1}, 0),
+        (pair, {"bos_token_id": None}, 1),
+        (pair, {"eos_token_id": 0}, 2),
+        (pair, {"decoder_start_token_id": 0}, 1),
     ):
         (name, value), *_ = change.items()
-        message = rf"does not fit the tokenizers: `{name}` must be \d+, but is {value} instead"
+        message = f"does not fit the tokenizers: `{name}` must be {expected}, but is {value} instead"
         with pytest.raises(ValueError, match=message):
-            pair.check_config(config(**change))
-    with pytest.raises(ValueError, match="`decoder_vocab_size` must be 280, but is 300"):
-        train(joint=False, target_vocab_size=280).check_config(config())
+            tokenizers.check_config(MarianConfig(**fields | change))
 
 
-def test_a_folder_without_tokenizer_is_named(tmp_path):
+def strangers_tokenizer(pad_token="<pad>", eos_token="</s>"):
+    backend = train().source.backend_tokenizer
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=pad_token, eos_token=eos_token)
+
+
+def test_somebody_elses_tokenizer_can_be_used_where_there_is_one(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"with a tokenizer, but has no tokenizer_config\.json"):
         TokenizerPair.from_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere must be a folder with a tokenizer, but does not exist"):
         TokenizerPair.from_pretrained(tmp_path / "nowhere")
-
-
-def strangers_tokenizer(**special_tokens):
-    backend = train().source.backend_tokenizer
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens)
-
-
-def test_somebody_elses_tokenizer_can_be_used(tmp_path):
-    strangers_tokenizer(pad_token="<pad>", eos_token="</s>").save_pretrained(tmp_path)
+    strangers_tokenizer().save_pretrained(tmp_path)
     pair = TokenizerPair.from_pretrained(tmp_path)
-    assert pair.is_joint
-    assert pair.languages == ()
+    assert (pair.is_joint, pair.languages) == (True, ())
     assert list(pair.special_ids().values()) == [0, None, 2, 0]  # padding, beginning, end, start of a decoder
     assert pair.decode_target(pair.encode_source(ENGLISH)) == ENGLISH
 
 
-def test_a_tokenizer_without_padding_or_end_is_refused():
-    whole, no_end = strangers_tokenizer(pad_token="<pad>", eos_token="</s>"), strangers_tokenizer(pad_token="<pad>")
+def test_a_tokenizer_without_padding_or_end_or_one_that_cuts_at_random_is_refused(tmp_path):
+    whole = strangers_tokenizer()
     with pytest.raises(ValueError, match="`eos_token_id` of the target tokenizer must be set"):
-        TokenizerPair(whole, no_end)
+        TokenizerPair(whole, strangers_tokenizer(eos_token=None))
     with pytest.raises(ValueError, match=r"`pad_token_id` must be the same in both tokenizers, but is 0 .* and 3"):
-        TokenizerPair(whole, strangers_tokenizer(pad_token="<unk>", eos_token="</s>"))
-
-
-def test_a_tokenizer_that_cuts_a_text_in_another_way_each_time_is_refused(tmp_path):
-    random = strangers_tokenizer(pad_token="<pad>", eos_token="</s>")
-    random.backend_tokenizer.model.dropout = 0.1
-    random.save_pretrained(tmp_path)
+        TokenizerPair(whole, strangers_tokenizer(pad_token="<unk>"))
+    whole.backend_tokenizer.model.dropout = 0.1
+    whole.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"`dropout` of the source tokenizer .+ must be null, .+ but is 0.1"):
         TokenizerPair.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
 def test_a_word_as_long_as_a_book_is_cut_where_a_tokenizer_is_trained(algorithm):
-    taken = []
     cut = tokenizer_training._without_long_words(["가 나", "x" * 2500 + " y", "z " * 2500, "z" + "\u00a0" * 1500])
-    with pytest.warns(UserWarning, match="pieces of 2 texts with 1000 letters or spaces in a row"):
-        taken.extend(cut)
     cut_spaces = ["z" + "\u00a0" * 1000, "\u00a0" * 500]
-    assert taken == ["가 나", "x" * 1000, "x" * 1000, "x" * 500 + " y", "z " * 2500, *cut_spaces]
+    with pytest.warns(UserWarning, match="pieces of 2 texts with 1000 letters or spaces in a row"):
+        assert [*cut] == ["가 나", "x" * 1000, "x" * 1000, "x" * 500 + " y", "z " * 2500, *cut_spaces]
     texts = [f"a sentence with {number}" for number in range(200)]
     long = ["a" * 300_000, "a" + " " * 300_000, "a" + "\u3000" * 300_000]
     with pytest.warns(UserWarning, match="pieces of 3 texts"):
@@ -352,17 +302,16 @@ def test_transformers_loads_either_tokenizer_and_the_source_s_refuses_texts_of_t
     source = AutoTokenizer.from_pretrained(tmp_path)
     target = AutoTokenizer.from_pretrained(tmp_path, subfolder="target_tokenizer")
     assert target(text_target=ENGLISH[:3])["input_ids"] == pair.encode_target(ENGLISH[:3])
-    for texts in ({"text": KOREAN[:2], "text_target": ENGLISH[:2]}, {"text_target": ENGLISH[:2]}):
-        with pytest.raises(ValueError, match="`text_target` must be given to the target's tokenizer"):
-            source(**texts)
     source.save_pretrained(tmp_path / "again")
-    with pytest.raises(ValueError, match="`text_target` must be given to the target's tokenizer"):
-        AutoTokenizer.from_pretrained(tmp_path / "again")(text_target=ENGLISH[:2])
+    both, alone = {"text": KOREAN[:2], "text_target": ENGLISH[:2]}, {"text_target": ENGLISH[:2]}
+    for tokenizer, texts in (
+        (source, both),
+        (source, alone),
+        (AutoTokenizer.from_pretrained(tmp_path / "again"), alone),
+    ):
+        with pytest.raises(ValueError, match="`text_target` must be given to the target's tokenizer"):
+            tokenizer(**texts)
     assert source(KOREAN[:2])["input_ids"] == pair.encode_source(KOREAN[:2])
-    joint = train()
-    joint.save_pretrained(tmp_path / "joint")
-    labels = AutoTokenizer.from_pretrained(tmp_path / "joint")(KOREAN[:2], text_target=ENGLISH[:2])["labels"]
-    assert labels == joint.encode_target(ENGLISH[:2])
 
 
 MARKED = ["▁The ▁wom an ▁buys ▁an ▁app le.", "T h e ▁ d o g", "▁", "▁▁ ▁a▁", "<s> ▁</s> <unk>"]

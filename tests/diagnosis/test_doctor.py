@@ -3,16 +3,15 @@
 import json
 
 import pytest
-import yaml
-from accelerate.state import AcceleratorState
 
+from heedful import HeedForConditionalGeneration
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import LEVELS, Diagnosis, diagnose
 from heedful.diagnosis.findings import RecipeFinding, graded, percent
 from heedful.training.recipe_file import read_recipe
 from helpers import tiny_config
-from tiny_runs import tiny_recipe, tiny_tree
+from tiny_runs import recipe_file, tiny_recipe
 
 # A run that validates, saves and passes over its pairs as often as it should; the tokenizer is small enough.
 SOUND = {
@@ -25,31 +24,33 @@ SOUND = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fresh_accelerate():
-    """Forget the precision of earlier runs in this process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 @pytest.fixture
-def severe(tmp_path):
-    """Diagnose the sound recipe with changes; return level, check and key of all but notes."""
+def diagnosed(tmp_path):
+    """Diagnose the sound recipe with changes."""
 
     def check(changes=None, limit=100_000):
-        recipe = tiny_recipe(tmp_path / "run", {**SOUND, **(changes or {})})
-        diagnosis = diagnose(recipe, limit)
-        assert not (tmp_path / "run").exists()
-        return [(f.level, f.check, f.where) for f in diagnosis.findings if f.level != "note"]
+        files = {*tmp_path.rglob("*")}
+        diagnosis = diagnose(tiny_recipe(tmp_path / "run", {**SOUND, **(changes or {})}), limit)
+        assert {*tmp_path.rglob("*")} == files
+        return diagnosis
 
     return check
 
 
-def corpus(folder, pairs, name="pairs"):
+@pytest.fixture
+def severe(diagnosed):
+    """Return level, check and key of all but notes."""
+    return lambda *given: [(f.level, f.check, f.where) for f in diagnosed(*given).findings if f.level != "note"]
+
+
+def corpus(folder, pairs):
     """Write pairs as a file, and return what a recipe calls it."""
-    path = folder / f"{name}.jsonl"
     rows = [json.dumps({"ko": source, "en": target}, ensure_ascii=False) for source, target in pairs]
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return str(path)
+    (folder / "pairs.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return str(folder / "pairs.jsonl")
 
 
 PAIRS = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 600)]
@@ -59,104 +60,81 @@ def test_a_sound_recipe_has_nothing_severe(severe):
     assert severe() == []
 
 
-@pytest.mark.parametrize("name", ["quickstart", "ko-en", "multi30k-de-en", "scan"])
-def test_shipped_recipes_have_no_error(name, tmp_path):
-    overrides = {
-        "quickstart": ["data.train=builtin:train:900", "tokenizer.vocab_size=600"],
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("quickstart", ["data.train=builtin:train:900", "tokenizer.vocab_size=600"]),
         # Their own corpora are not here: what is checked are their keys.
-        "ko-en": ["tokenizer.vocab_size=600", "data.source=ko"],
-        "multi30k-de-en": ["tokenizer.vocab_size=600", "model.config=null", "card.source_language=null"],
-        "scan": ["tokenizer.vocab_size=4000"],
-    }[name]
+        ("ko-en", ["tokenizer.vocab_size=600"]),
+        ("multi30k-de-en", ["tokenizer.vocab_size=600", "model.config=null", "card.source_language=null"]),
+        ("scan", ["tokenizer.vocab_size=4000"]),
+    ],
+)
+def test_shipped_recipes_have_no_error(name, overrides, tmp_path):
     if name != "quickstart":
-        where = "{train: 'builtin:train:900', validation: 'builtin:validation:50', test: {a: 'builtin:test:50'}}"
-        places = yaml.safe_load(where)
-        overrides += [f"data.{key}={json.dumps(value)}" for key, value in places.items()]
-        overrides += ["data.folder=null", "data.source=ko", "data.target=en"]
-    overrides += [f"output={tmp_path / 'run'}", "optimization.max_minutes=null", "optimization.max_updates=3000"]
-    diagnosis = diagnose(read_recipe(name, overrides))
+        places = {"train": "builtin:train:900", "validation": "builtin:validation:50", "folder": None}
+        places |= {"test": {"a": "builtin:test:50"}, "source": "ko", "target": "en"}
+        overrides = overrides + [f"data.{key}={json.dumps(value)}" for key, value in places.items()]
+    more = [f"output={tmp_path / 'run'}", "optimization.max_minutes=null", "optimization.max_updates=3000"]
+    diagnosis = diagnose(read_recipe(name, overrides + more))
     assert [finding for finding in diagnosis.findings if finding.level == "error"] == []
     assert diagnosis.looked_at == diagnosis.total == 900
 
 
-BROKEN = {
-    "too large": ({"model.options.d_model": 10**9}, ("error", "model", "model.options")),
-    "beams": ({"decoding.num_beams": 500}, ("error", "model", "decoding.num_beams")),
-    "scores": ({"decoding.bleu_tokenizer": "13b"}, ("error", "installed", "decoding.bleu_tokenizer")),
-    "references": ({"decoding.ignore": "."}, ("error", "references", "decoding.ignore")),
-    "warm-up": ({"optimization.warmup_updates": 4000}, ("error", "schedule", "optimization.warmup_updates")),
-    "vocabulary": ({"tokenizer.vocab_size": 90000}, ("warning", "tokenizer", "tokenizer.vocab_size")),
-    "too short": ({"data.max_source_tokens": 3}, ("error", "lengths", "data.max_source_tokens")),
-    "ids": ({"model.options.pad_token_id": 7}, ("error", "model", "model.options.pad_token_id")),
-    "heads": ({"model.options.encoder_attention_heads": 5}, ("error", "model", "model")),
-    "cut off": ({"decoding.max_length": 3}, ("error", "decoding_lengths", "decoding.max_length")),
-    "characters": ({"data.cleaning.max_characters": 1}, ("error", "cleaning", "data.cleaning")),
-    "huge update": (
-        {"optimization.tokens_per_update": 10**6},
-        ("warning", "epochs", "optimization.tokens_per_update"),
-    ),
-    "never validated": ({"validation.every_updates": 61}, ("warning", "intervals", "validation.every_updates")),
-    "positions": (
+BROKEN = [  # changes of the recipe, and what is found
+    ({"model.options.d_model": 10**9}, ("error", "model", "model.options")),
+    ({"decoding.num_beams": 500}, ("error", "model", "decoding.num_beams")),
+    ({"decoding.bleu_tokenizer": "13b"}, ("error", "installed", "decoding.bleu_tokenizer")),
+    ({"decoding.ignore": "."}, ("error", "references", "decoding.ignore")),
+    ({"optimization.warmup_updates": 4000}, ("error", "schedule", "optimization.warmup_updates")),
+    ({"tokenizer.vocab_size": 90000}, ("warning", "tokenizer", "tokenizer.vocab_size")),
+    ({"data.max_source_tokens": 3}, ("error", "lengths", "data.max_source_tokens")),
+    ({"model.options.pad_token_id": 7}, ("error", "model", "model.options.pad_token_id")),
+    ({"model.options.encoder_attention_heads": 5}, ("error", "model", "model")),
+    ({"decoding.max_length": 3}, ("error", "decoding_lengths", "decoding.max_length")),
+    ({"data.cleaning.max_characters": 1}, ("error", "cleaning", "data.cleaning")),
+    ({"optimization.tokens_per_update": 10**6}, ("warning", "epochs", "optimization.tokens_per_update")),
+    ({"validation.every_updates": 61}, ("warning", "intervals", "validation.every_updates")),
+    (
         {"model.options.position_encoding": "learned", "model.options.max_position_embeddings": 4},
         ("error", "positions", "data.train"),
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_is_wrong_is_named_by_its_key(severe, name):
-    changes, expected = BROKEN[name]
+@pytest.mark.parametrize(("changes", "expected"), BROKEN)
+def test_what_is_wrong_is_named_by_its_key(severe, changes, expected):
     assert expected in severe(changes)
 
 
-def test_a_test_set_that_is_trained_on_is_an_error(severe):
+def test_a_test_set_that_is_trained_on_swapped_files_and_a_tokenizer_of_other_words_are_errors(severe, tmp_path):
     changes = {"data.test": {"leak": "builtin:train:40"}, "data.cleaning": {"drop_overlap": False}}
     assert ("error", "overlap", "data.test.leak") in severe(changes)
     assert severe({**changes, "data.cleaning": {"drop_overlap": True}}) == []
-
-
-def test_swapped_validation_files_are_an_error(severe, tmp_path):
     pairs = corpus(tmp_path, [(target, source) for source, target in PAIRS[:30]])
     assert ("error", "scripts", "data.validation") in severe({"data.validation": pairs})
-
-
-def test_broken_pairs_are_named_by_the_row_of_their_file(tmp_path):
-    pairs = [*PAIRS[:300], (PAIRS[0][0], "A lost letter: \ufffd"), *PAIRS[300:]]
-    recipe = tiny_recipe(tmp_path / "run", {**SOUND, "data.train": corpus(tmp_path, pairs)})
-    (finding,) = (f for f in diagnose(recipe).findings if f.check == "replacement_characters")
-    assert finding.examples[0].startswith("train row 301: ")
-
-
-def test_row_numbers_are_the_files_although_cleaning_drops_rows_before(tmp_path):
-    pairs = [("", "Empty."), *PAIRS[:9], ("종", "A bell: \x07"), *PAIRS[9:]]
-    recipe = tiny_recipe(tmp_path / "run", {**SOUND, "data.train": corpus(tmp_path, pairs)})
-    found = {finding.check: finding for finding in diagnose(recipe).findings}
-    assert found["cleaning"].examples[0].startswith("train row 1: ")
-    assert found["control_characters"].examples[0].startswith("train row 11: ")
-
-
-def test_a_given_tokenizer_that_does_not_know_the_words_is_an_error(severe, tmp_path):
     foreign = [f"Wort{number}" for number in range(50)]
     train_tokenizers(foreign, foreign, vocab_size=None, algorithm="word").save_pretrained(tmp_path / "words")
     found = severe({"tokenizer.path": str(tmp_path / "words")})
     assert ("error", "unknown_tokens", "data.validation") in found
 
 
-def test_a_model_to_start_from_is_checked_with_its_tokenizer(severe, tmp_path):
-    from heedful import HeedForConditionalGeneration
+def test_broken_pairs_are_named_by_the_row_of_their_file_although_cleaning_drops_rows_before(diagnosed, tmp_path):
+    pairs = [("", "Empty."), *PAIRS[:9], ("종", "A bell: \x07"), *PAIRS[9:], (PAIRS[0][0], "A lost letter: \ufffd")]
+    found = {finding.check: finding for finding in diagnosed({"data.train": corpus(tmp_path, pairs)}).findings}
+    for check, row in {"cleaning": 1, "control_characters": 11, "replacement_characters": 603}.items():
+        assert found[check].examples[0].startswith(f"train row {row}: ")
 
-    sources, targets = zip(*PAIRS, strict=True)
-    train_tokenizers(sources, targets, vocab_size=300).save_pretrained(tmp_path / "model")
-    model = HeedForConditionalGeneration(tiny_config(vocab_size=300))
-    model.save_pretrained(tmp_path / "model")
+
+def test_a_model_to_start_from_is_checked_with_its_tokenizer(severe, tmp_path):
+    train_tokenizers(*zip(*PAIRS, strict=True), vocab_size=300).save_pretrained(tmp_path / "model")
+    HeedForConditionalGeneration(tiny_config(vocab_size=300)).save_pretrained(tmp_path / "model")
     start = {"model.options": {}, "model.start_from": str(tmp_path / "model")}
     assert severe(start) == []
-    path = tmp_path / "model" / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": 9}))
-    assert severe(start) == [("error", "special_ids", "model.start_from")]
-    path = tmp_path / "model" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": 9}))
-    assert severe(start) == [("error", "model", "model.start_from")]
+    for name, check in (("generation_config.json", "special_ids"), ("config.json", "model")):
+        path = tmp_path / "model" / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": 9}))
+        assert severe(start) == [("error", check, "model.start_from")]
 
 
 def test_a_clock_that_ends_the_run_before_its_schedule_is_a_warning(severe):
@@ -165,73 +143,55 @@ def test_a_clock_that_ends_the_run_before_its_schedule_is_a_warning(severe):
     assert ("warning", "schedule", "optimization.max_updates") in found
 
 
-def test_a_recipe_for_another_machine_can_be_checked_but_for_its_speed(tmp_path):
+def test_a_recipe_for_another_machine_can_be_checked_but_for_its_speed(diagnosed):
     changes = {"optimization.device": "auto", "optimization.mixed_precision": "fp16", "optimization.max_minutes": 5}
-    diagnosis = diagnose(tiny_recipe(tmp_path / "run", {**SOUND, **changes}))
+    diagnosis = diagnosed(changes)
     assert not diagnosis.has_errors
     (finding,) = (finding for finding in diagnosis.findings if finding.check == "speed")
     assert (finding.level, finding.where) == ("note", "optimization.max_minutes")
     assert "`optimization.mixed_precision` must be no or bf16 on the CPU" in finding.message
 
 
-def test_only_the_first_pairs_are_looked_at_where_there_are_more(tmp_path):
-    recipe = tiny_recipe(tmp_path / "run", SOUND)
-    diagnosis = diagnose(recipe, limit=400)
-    assert (diagnosis.looked_at, diagnosis.total) == (400, 600)
-    assert "only the first 400 of 600 training pairs" in str(diagnosis)
+def test_only_the_first_pairs_are_looked_at_where_there_are_more(diagnosed, tmp_path):
+    stream = {"data.train": corpus(tmp_path, PAIRS), "data.streaming": True}
+    for changes, total, told in (({}, 600, "only the first 400 of 600"), (stream, None, "only the first 400")):
+        diagnosis = diagnosed(changes, 400)
+        assert (diagnosis.looked_at, diagnosis.total, diagnosis.has_errors) == (400, total, False)
+        assert f"{told} training pairs" in str(diagnosis)
+    assert diagnosed(stream).total == 600
 
 
 def test_a_vocabulary_that_all_pairs_cannot_fill_is_a_warning(severe):
-    changes = {"tokenizer.vocab_size": 5000}
-    assert ("warning", "tokenizer", "tokenizer.vocab_size") not in severe(changes, limit=300)
-    assert ("warning", "tokenizer", "tokenizer.vocab_size") in severe(changes)
+    warning, changes = ("warning", "tokenizer", "tokenizer.vocab_size"), {"tokenizer.vocab_size": 5000}
+    assert warning not in severe(changes, 300)
+    assert warning in severe(changes)
 
 
-def test_epochs_are_of_the_whole_corpus_although_its_beginning_is_looked_at(tmp_path):
-    changes = {**SOUND, "optimization.max_updates": 4000, "optimization.tokens_per_update": 3000}
-
-    def told(count):
-        recipe = tiny_recipe(tmp_path / "run", {**changes, "data.train": f"builtin:train:{count}"})
-        return [finding.message for finding in diagnose(recipe, limit=300).findings if finding.check == "epochs"]
-
-    assert len(told(300)) == 1
-    assert told(30000) == []
+def test_epochs_are_of_the_whole_corpus_although_its_beginning_is_looked_at(diagnosed):
+    for count, told in ((300, 1), (30_000, 0)):
+        changes = {"optimization.max_updates": 4000, "optimization.tokens_per_update": 3000}
+        findings = diagnosed({**changes, "data.train": f"builtin:train:{count}"}, 300).findings
+        assert [finding.check for finding in findings].count("epochs") == told
 
 
-def test_a_stream_is_looked_at_as_far_as_asked(tmp_path):
-    pairs = corpus(tmp_path, PAIRS)
-    recipe = tiny_recipe(tmp_path / "run", {**SOUND, "data.train": pairs, "data.streaming": True})
-    diagnosis = diagnose(recipe, limit=500)
-    assert (diagnosis.looked_at, diagnosis.total) == (500, None)
-    assert not diagnosis.has_errors
-    assert "only the first 500 training pairs" in str(diagnosis)
-    assert diagnose(recipe).total == 600
-
-
-def test_validation_pairs_that_training_holds_out_are_looked_at_too(tmp_path):
-    changes = {**SOUND, "data.train": corpus(tmp_path, PAIRS[:100]), "data.validation": None}
-    diagnosis = diagnose(tiny_recipe(tmp_path / "run", changes))
+def test_validation_pairs_that_training_holds_out_are_looked_at_too(diagnosed, tmp_path):
+    diagnosis = diagnosed({"data.train": corpus(tmp_path, PAIRS[:100]), "data.validation": None})
     assert diagnosis.looked_at == diagnosis.total == 100
     assert not diagnosis.has_errors
     assert "card.license" in {finding.where for finding in diagnosis.findings}  # the corpus is not our own
 
 
-def test_a_folder_that_training_would_refuse_is_told(tmp_path):
+def test_a_folder_that_training_would_refuse_is_told(diagnosed, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "log.jsonl").write_text("")
-    found = diagnose(tiny_recipe(tmp_path / "run", SOUND)).findings
-    assert [finding.level for finding in found if finding.where == "output"] == ["warning"]
+    assert [finding.level for finding in diagnosed().findings if finding.where == "output"] == ["warning"]
 
 
-def recipe_file(folder, changes=None):
-    path = folder / "recipe.yaml"
-    tree = tiny_tree(folder / "run", {**SOUND, "data.train": "builtin:train:300", **(changes or {})})
-    path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding="utf-8")
-    return path
+FEW = SOUND | {"data.train": "builtin:train:300"}
 
 
 def test_the_command_ends_with_0_without_and_with_1_with_errors(heedful_command, tmp_path):
-    path = recipe_file(tmp_path)
+    path = recipe_file(tmp_path, FEW)
     code, output, _ = heedful_command("doctor", path)
     assert code == 0
     assert output.splitlines()[-1].startswith("0 errors, ")
@@ -247,27 +207,24 @@ def test_the_command_ends_with_0_without_and_with_1_with_errors(heedful_command,
 
 
 def test_an_unusable_recipe_ends_with_2_and_one_line(heedful_command, tmp_path):
-    for override in ("optimisation.seed=1", "data.train=nowhere.jsonl", "tokenizer.path=/nowhere"):
-        code, output, errors = heedful_command("doctor", recipe_file(tmp_path), override)
+    for argument, message in (
+        ("optimisation.seed=1", "`optimisation`"),
+        ("data.train=nowhere.jsonl", "nowhere.jsonl"),
+        ("tokenizer.path=/nowhere", "/nowhere"),
+        ("--pairs=0", "`--pairs` must be at least 1, but is 0 instead."),
+    ):
+        code, output, errors = heedful_command("doctor", recipe_file(tmp_path, FEW), argument)
         assert (code, output) == (2, "")
+        assert message in errors
         assert "Traceback" not in errors
 
 
-def test_pairs_must_be_a_number_of_pairs(heedful_command, tmp_path):
-    code, _, errors = heedful_command("doctor", recipe_file(tmp_path), "--pairs", "0")
-    assert code == 2
-    assert "`--pairs` must be at least 1, but is 0 instead." in errors
-
-
-def test_findings_are_sorted_by_severity_and_counted():
+def test_findings_are_sorted_by_severity_and_counted_and_shares_graded_and_written():
     findings = [RecipeFinding("check", level, "Told.", f"key{n}") for n, level in enumerate(LEVELS[::-1] * 2)]
     diagnosis = Diagnosis(findings, 5, 5)
     assert [finding.level for finding in diagnosis.findings] == ["error"] * 2 + ["warning"] * 2 + ["note"] * 2
     assert [finding.where for finding in diagnosis.findings[:2]] == ["key2", "key5"]
     assert "2 errors, 2 warnings, 2 notes" in str(diagnosis)
-
-
-def test_shares_are_graded_and_written():
     assert [graded(share, 0.1, 0.5) for share in (0.09, 0.1, 0.5)] == ["note", "warning", "error"]
     assert graded(1.0, 0.1) == "warning"
     expected = {0: "0 %", 0.0001: "less than 0.1 %", 0.0042: "0.42 %", 0.034: "3.4 %", 0.5: "50 %"}

@@ -5,15 +5,13 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
 import yaml
-from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
-from heedful.cli import main as cli
 from heedful.data.micro_batches import split_update
 from heedful.diagnosis import estimate
 from heedful.diagnosis.estimate import Rehearsal, count_matrices, count_parameters, dry_run, plan_batches, state_memory
@@ -22,13 +20,9 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import to_yaml
 from row_lengths import padding_share
-from tiny_runs import tiny_recipe, tiny_tree
+from tiny_runs import recipe_file, tiny_recipe
 
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate():
-    """Forget the precision of earlier runs in this process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 @pytest.fixture(scope="module")
@@ -42,42 +36,32 @@ def rehearsal_of(recipe, corpus):
     return Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
 
 
-def test_the_plan_is_that_of_training(corpus):
+def test_the_plan_is_that_of_training_and_counts_tokens_and_padding(corpus):
     plan = plan_batches(corpus, token_budget=500)
     updates = [split_update(update, 500, 1) for update in corpus.updates(0)]
     assert plan.updates_per_epoch == plan.looked_at == len(updates)
     assert plan.first == updates[:12]
     assert plan.micro_batches == max(len(part) for (part,) in updates)
-
-
-def test_the_plan_counts_tokens_and_padding(corpus):
-    plan = plan_batches(corpus, token_budget=500)
-    updates = list(corpus.updates(0))
-    batches = [rows for update in updates for rows in split_update(update, 500, 1)[0]]
+    batches = [batch for (part,) in updates for batch in part]
     rows = [row for batch in batches for row in batch]
     numbers = iter(range(len(rows)))
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
-    assert plan.padding == pytest.approx(
-        padding_share([[next(numbers) for _ in batch] for batch in batches], *lengths)
-    )
+    padding = padding_share([[next(numbers) for _ in batch] for batch in batches], *lengths)
+    assert plan.padding == pytest.approx(padding)
     assert plan.padding > 0
     assert plan.target_tokens == pytest.approx(sum(lengths[1]) / len(updates))
     assert plan.padded_tokens == pytest.approx(sum(map(sum, lengths)) / (1 - plan.padding) / len(updates))
 
 
-def test_updates_beyond_those_looked_at_are_counted(corpus, monkeypatch):
-    whole = plan_batches(corpus, 2000).updates_per_epoch
-    monkeypatch.setattr(estimate, "LOOKED_AT_UPDATES", 2)
-    plan = plan_batches(corpus, 2000)
-    assert (plan.looked_at, plan.updates_per_epoch) == (2, whole)
-    assert whole > 3
-
-
-def test_ranks_share_the_work_of_an_update(corpus):
+def test_ranks_share_the_work_of_an_update_and_updates_beyond_those_looked_at_are_counted(corpus, monkeypatch):
     alone, shared = plan_batches(corpus, 200), plan_batches(corpus, 200, world_size=2)
     assert 0.45 < shared.padded_tokens / alone.padded_tokens < 0.7
     assert shared.target_tokens == alone.target_tokens
     assert shared.first == [split_update(update, 200, 2) for update in corpus.updates(0)][:12]
+    monkeypatch.setattr(estimate, "LOOKED_AT_UPDATES", 2)
+    plan = plan_batches(corpus, 200)
+    assert (plan.looked_at, plan.updates_per_epoch) == (2, alone.updates_per_epoch)
+    assert alone.updates_per_epoch > 3
 
 
 def test_parameters_are_counted_by_what_they_do_and_tied_ones_once(corpus, tmp_path):
@@ -98,21 +82,16 @@ def test_parameters_are_counted_by_matrix_and_add_up(corpus, tmp_path):
     model = make_model(tiny_recipe(tmp_path / "run", changes).model, corpus.tokenizers)
     matrices, config = count_matrices(model), model.config
     for part, attentions in (("encoder", config.encoder_layers), ("decoder", 2 * config.decoder_layers)):
-        assert sum(matrices[part].values()) == count_parameters(model)[part]
+        found = matrices[part]
+        assert sum(found.values()) == count_parameters(model)[part]
         heads = attentions * getattr(config, f"{part}_attention_heads")
-        assert matrices[part]["W_Q"] == matrices[part]["W_K"] == heads * config.d_model * 4
-        assert matrices[part]["W_V, value down"] == matrices[part]["W_O, value up"] == heads * config.d_model * 12
-        assert matrices[part]["other"] == heads * 4  # the additive score's weight of each head
-        assert matrices[part]["norms"] == (
-            2
-            * getattr(model.model, part).layers[0].self_attn_residual.norm.weight.numel()
-            * (attentions + getattr(config, f"{part}_layers") + 1)
-        )
-
-
-def test_a_recurrent_model_has_no_matrices_of_attention(corpus, tmp_path):
+        assert found["W_Q"] == found["W_K"] == heads * config.d_model * 4
+        assert found["W_V, value down"] == found["W_O, value up"] == heads * config.d_model * 12
+        assert found["other"] == heads * 4  # the additive score's weight of each head
+        norm = getattr(model.model, part).layers[0].self_attn_residual.norm.weight.numel()
+        assert found["norms"] == 2 * norm * (attentions + getattr(config, f"{part}_layers") + 1)
     recipe = tiny_recipe(tmp_path / "run", {"model.options": {"model_type": "heed_rnn", "hidden_size": 16}})
-    assert count_matrices(make_model(recipe.model, corpus.tokenizers)) == {}
+    assert count_matrices(make_model(recipe.model, corpus.tokenizers)) == {}  # of attention
 
 
 def test_what_is_held_all_the_time_follows_from_the_parameters(tmp_path):
@@ -151,25 +130,16 @@ def test_r_drop_is_timed_with_both_passes_in_micro_batches_of_half_the_rows(tmp_
     assert sum(rows) == 2 * sum(len(part) for part in plan.first[0][0])
 
 
-def test_an_update_that_is_timed_is_taken_by_the_engine(corpus, tmp_path):
-    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
+def test_an_update_that_is_timed_is_taken_by_the_engine_and_in_tf32_multiplies_by_it(corpus, tmp_path):
+    recipe, plan = tiny_recipe(tmp_path / "run"), plan_batches(corpus, 500)
+    rehearsal, found = rehearsal_of(recipe, corpus), []
     engine = rehearsal.engine = Mock(wraps=rehearsal.engine)
-    rehearsal.take_update(plan_batches(corpus, 500).first[0])
+    rehearsal.take_update(plan.first[0])
     names = [name for name, _, _ in engine.method_calls]
     assert names == ["feed.micro_batches", "accumulate", "gradient_norm", "step"]
-
-
-def test_what_is_timed_in_tf32_multiplies_by_it(corpus, tmp_path, monkeypatch):
-    recipe = tiny_recipe(tmp_path / "run")
-    rehearsal, found = rehearsal_of(recipe, corpus), []
     rehearsal.settings = replace(recipe.optimization, mixed_precision="tf32")
-    accumulate = rehearsal.engine.accumulate
-    monkeypatch.setattr(
-        rehearsal.engine,
-        "accumulate",
-        lambda *args, **options: found.append(torch.get_float32_matmul_precision()) or accumulate(*args, **options),
-    )
-    plan, before = plan_batches(corpus, 500), torch.get_float32_matmul_precision()
+    engine.accumulate.side_effect = lambda *_, **__: found.append(torch.get_float32_matmul_precision()) or DEFAULT
+    before = torch.get_float32_matmul_precision()
     rehearsal.take_update(plan.first[0])
     rehearsal.activation_memory(plan.costliest[0], 0.0)
     assert found == ["high"] * 3
@@ -177,12 +147,14 @@ def test_what_is_timed_in_tf32_multiplies_by_it(corpus, tmp_path, monkeypatch):
 
 
 def test_checkpointing_saves_activations(corpus, tmp_path):
-    sizes = {}
-    rows = plan_batches(corpus, 2000).costliest[0]
-    for on in (False, True):
-        changes = {"model.gradient_checkpointing": on, "model.options.encoder_layers": 6, "model.options.dropout": 0.1}
-        sizes[on] = rehearsal_of(tiny_recipe(tmp_path / "run", changes), corpus).activation_memory(rows, 0.0)
-    assert sizes[True] < 0.8 * sizes[False]
+    rows, changes = plan_batches(corpus, 2000).costliest[0], {"model.options.encoder_layers": 6}
+    saving, plain = (
+        rehearsal_of(
+            tiny_recipe(tmp_path / "run", {**changes, "model.gradient_checkpointing": on}), corpus
+        ).activation_memory(rows, 0.0)
+        for on in (True, False)
+    )
+    assert saving < 0.8 * plain
 
 
 def test_a_micro_batch_that_would_take_minutes_is_not_run(corpus, tmp_path, monkeypatch):
@@ -203,39 +175,36 @@ def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path):
     result = dry_run(recipe)
     text = str(result)
     assert list(tmp_path.iterdir()) == []
-    yaml_part = text.split("--- recipe\n")[1].split("\n\n--- ")[0]
-    assert yaml.safe_load(yaml_part) == yaml.safe_load(to_yaml(recipe))
+    parts = dict(part.split("\n", 1) for part in f"\n\n{text}".split("\n\n--- ")[1:])
+    assert yaml.safe_load(parts["recipe"]) == yaml.safe_load(to_yaml(recipe))
     per_epoch = result.batches.updates_per_epoch
-    assert f"updates per epoch    {per_epoch}" in text
-    assert f"updates of the run   {4 * per_epoch} (`optimization.max_epochs`)" in text
-    assert "epochs of the run    4.0" in text
     first = result.batches.first[0][0][0][0]
-    assert " ".join(map(str, first["input_ids"])) in text
-    assert result.corpus.tokenizers.decode_target([first["labels"]])[0] in text
-    assert "update         1  0.0015" in text
-    total = sum(result.memory.values()) / 2**20
-    assert f"{total:,.0f} MiB" in text.split("together")[-1]
-    assert "an update on CPU" in text
-    model = text.split("--- model\n")[1].split("\n\n--- ")[0]
-    told = {line[:20].rstrip(): int(line[20:34].replace(",", "")) for line in model.splitlines()[:-1]}
+    for line in (
+        f"updates per epoch    {per_epoch}",
+        f"updates of the run   {4 * per_epoch} (`optimization.max_epochs`)",
+        "epochs of the run    4.0",
+        " ".join(map(str, first["input_ids"])),
+        result.corpus.tokenizers.decode_target([first["labels"]])[0],
+        "update         1  0.0015",
+        "an update on CPU",
+    ):
+        assert line in text
+    assert f"{sum(result.memory.values()) / 2**20:,.0f} MiB" in text.split("together")[-1]
+    told = {line[:20].rstrip(): int(line[20:34].replace(",", "")) for line in parts["model"].splitlines()[:-1]}
     assert sum(count for name, count in told.items() if not name.startswith(" ")) == result.parameters["together"]
     assert "  W_V, value down" in told
 
 
-def test_a_stream_says_what_it_cannot_tell(tmp_path):
+def test_a_stream_says_what_it_cannot_tell_and_a_dry_run_warns_of_a_folder_that_training_would_refuse(tmp_path):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("ko\ten\n" + "".join(f"문장 {n}\tSentence {n}\n" for n in range(500)), encoding="utf-8")
     changes = {"data.train": str(pairs), "data.streaming": True, "data.pool_size": 200, "tokenizer.vocab_size": 300}
-    text = str(dry_run(tiny_recipe(tmp_path / "run", changes)))
+    (tmp_path / "run").write_text("a file")
+    with pytest.warns(UserWarning, match=r"Training would refuse the recipe: `output` must be a folder, but"):
+        text = str(dry_run(tiny_recipe(tmp_path / "run", changes)))
     assert "updates per epoch    unknown, because the data are streamed" in text
     assert "epochs of the run    unknown" in text
     assert "updates of the run   6 (`optimization.max_updates`)" in text
-
-
-def test_a_dry_run_warns_of_a_folder_that_training_would_refuse(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    with pytest.warns(UserWarning, match=r"Training would refuse the recipe: `output` must be a folder, but"):
-        dry_run(tiny_recipe(tmp_path / "run"))
 
 
 def test_a_dry_run_goes_on_from_a_model(corpus, tmp_path):
@@ -247,14 +216,9 @@ def test_a_dry_run_goes_on_from_a_model(corpus, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_prints_it_and_leaves_no_folder(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(tiny_tree(tmp_path / "run"), allow_unicode=True), encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["heedful", "train", str(path), "seed=7", "--dry-run"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    output = capsys.readouterr().out
-    assert not ended.value.code
+def test_the_command_prints_it_and_leaves_no_folder(tmp_path, heedful_command):
+    code, output, _ = heedful_command("train", recipe_file(tmp_path), "seed=7", "--dry-run")
+    assert code == 0
     assert "seed: 7" in output
     assert output.splitlines()[-1] == "Nothing was trained, and nothing was written."
     assert [entry.name for entry in tmp_path.iterdir()] == ["recipe.yaml"]
@@ -263,13 +227,10 @@ def test_the_command_prints_it_and_leaves_no_folder(tmp_path, monkeypatch, capsy
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_print_one_estimate_for_two(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(tiny_tree(tmp_path / "run"), allow_unicode=True), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "heedful", "train", str(path), "--dry-run"]
-    finished = subprocess.run(
-        command, capture_output=True, encoding="utf-8", env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=200
-    )
+    command += ["-m", "heedful", "train", str(recipe_file(tmp_path)), "--dry-run"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=200)
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert finished.stdout.count("--- model") == 1
     assert "on each of 2 processes" in finished.stdout

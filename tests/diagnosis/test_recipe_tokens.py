@@ -41,20 +41,24 @@ def words():
     return train_tokenizers(SOURCES, TARGETS, vocab_size=5000, algorithm="word", joint=False)
 
 
-def given(template="$A </s>", **tokens) -> TokenizerPair:
+def given(**tokens) -> TokenizerPair:
     """Return a tokenizer of single words that somebody else made."""
     names = ["<pad>", "<s>", "</s>", "<unk>", "jump", "walk"]
     tokenizer = Tokenizer(models.WordLevel({name: id_ for id_, name in enumerate(names)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    ends = [(name, names.index(name)) for name in ("<s>", "</s>") if name in template]
-    if ends:
-        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ends)
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", **tokens}
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
     return TokenizerPair(fast, fast)
 
 
-JUMPS = [{"source": "jump walk", "target": "walk jump"}] * 30
+def with_a_word(folder, id_) -> TokenizerPair:
+    """Return the tokenizer with "run" at an id, as it is loaded."""
+    given().save_pretrained(folder)
+    state = json.loads((folder / "tokenizer.json").read_text())
+    state["model"]["vocab"]["run"] = id_
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    return TokenizerPair.from_pretrained(folder)
 
 
 def test_a_trained_tokenizer_and_its_model_give_no_finding(joint, words):
@@ -69,104 +73,70 @@ def test_a_trained_tokenizer_and_its_model_give_no_finding(joint, words):
         assert list(checks.check_normalization(split(), tokenizers, "key")) == []
 
 
-CONFIG = {"vocab_size": 6, "d_model": 8, "encoder_attention_heads": 1, "decoder_attention_heads": 1}
-
-
-@pytest.mark.parametrize(
-    ("generation", "level", "named"),
-    [
+def test_special_ids_that_contradict_each_other_are_told_but_several_end_tokens_may_contain_the_configs():
+    config = HeedConfig(vocab_size=6, d_model=8, encoder_attention_heads=1, decoder_attention_heads=1)
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    for generation, level, named in (
         ({"eos_token_id": 5}, "error", "never end"),
         ({"eos_token_id": None}, "error", "never end"),
         ({"decoder_start_token_id": 4}, "error", "1 in the config and 4 in the generation config"),
         ({"pad_token_id": 4}, "warning", "0 in the config and 4 in the generation config"),
         ({"forced_bos_token_id": 6}, "error", "outside the 6 target tokens"),
         ({"decoder_start_token_id": None, "bos_token_id": None}, "error", "cannot start"),
-    ],
-)
-def test_special_ids_that_contradict_each_other_are_told(generation, level, named):
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    generation_config = GenerationConfig(**{**ids, **generation})
-    (finding,) = checks.check_special_ids(HeedConfig(**CONFIG), generation_config, "model")
-    assert (finding.level, finding.where) == (level, "model")
-    assert named in finding.message
+    ):
+        (finding,) = checks.check_special_ids(config, GenerationConfig(**ids | generation), "model")
+        assert (finding.level, finding.where) == (level, "model")
+        assert named in finding.message
+    assert list(checks.check_special_ids(config, GenerationConfig(**ids | {"eos_token_id": [2, 4]}), "model")) == []
 
 
-def test_several_end_tokens_may_contain_the_configs():
-    config = HeedConfig(**CONFIG)
-    several = GenerationConfig(pad_token_id=0, bos_token_id=1, eos_token_id=[2, 4], decoder_start_token_id=1)
-    assert list(checks.check_special_ids(config, several, "model")) == []
-
-
-def test_special_tokens_with_one_id_and_tokens_with_one_id_are_told(tmp_path):
+def test_special_tokens_with_one_id_tokens_with_one_id_and_holes_are_told(tmp_path):
     same = given(unk_token="</s>")
     assert any("`unk_token_id` and `eos_token_id`" in f.message for f in checks.check_tokenizer_ids(same, "key"))
-    given().save_pretrained(tmp_path)
-    state = json.loads((tmp_path / "tokenizer.json").read_text())
-    state["model"]["vocab"]["run"] = 5
-    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    (finding,) = checks.check_tokenizer_ids(with_a_word(tmp_path, 40), "key")
+    assert finding.level == "error"
+    assert "ids up to 40" in finding.message
     if transformers.__version__.startswith("5.17."):
         pytest.skip("transformers 5.17 itself drops all but one token of an id when it loads a tokenizer")
-    (finding,) = checks.check_tokenizer_ids(TokenizerPair.from_pretrained(tmp_path), "key")
+    (finding,) = checks.check_tokenizer_ids(with_a_word(tmp_path, 5), "key")
     assert "'walk'" in finding.message
     assert "'run'" in finding.message
 
 
-def test_a_tokenizer_with_holes_in_its_ids_is_an_error(tmp_path):
-    given().save_pretrained(tmp_path)
-    state = json.loads((tmp_path / "tokenizer.json").read_text())
-    state["model"]["vocab"]["run"] = 40
-    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
-    (finding,) = checks.check_tokenizer_ids(TokenizerPair.from_pretrained(tmp_path), "key")
-    assert finding.level == "error"
-    assert "ids up to 40" in finding.message
-
-
-def test_unknown_words_are_named_for_each_side(words):
+def test_unknown_words_are_named_for_each_side_and_an_error_where_they_are_most(words):
     pairs = [*PAIRS, {"source": "키보드", "target": PAIRS[0]["target"]}]
     (finding,) = checks.check_unknown_tokens(split(pairs), words, "tokenizer.vocab_size")
     assert finding.level == "note"
     assert "source tokens" in finding.message
     assert "'키보드'" in finding.message
     assert finding.examples[0].startswith("train row 301")
-
-
-def test_a_side_that_is_mostly_unknown_is_an_error():
     findings = list(checks.check_unknown_tokens(split(), given(), "tokenizer.path"))
     assert [finding.level for finding in findings] == ["error", "error"]
     assert "target tokens" in findings[1].message
 
 
-def test_a_vocabulary_too_large_for_the_data_is_a_warning(joint, words):
+def test_a_vocabulary_too_large_for_the_data_is_a_warning_with_its_rare_types(joint, words):
     (finding,) = checks.check_vocabulary_use(rows_of(joint, PAIRS[:20]), joint, "tokenizer.vocab_size")
     assert finding.level == "warning"
     assert "would do" in finding.advice
     findings = list(checks.check_vocabulary_use(rows_of(words), words, "tokenizer.vocab_size"))
     assert [finding.message.split(" vocabulary")[0].split()[-1] for finding in findings] == ["source", "target"]
-
-
-def test_a_vocabulary_whose_every_type_is_frequent_gives_no_finding():
     tokenizers = given()
-    assert list(checks.check_vocabulary_use(rows_of(tokenizers, JUMPS), tokenizers, "key")) == []
-
-
-def test_counts_of_rare_types_are_those_of_the_rows():
-    tokenizers = given()
+    frequent = rows_of(tokenizers, [{"source": "jump walk", "target": "walk jump"}] * 30)
+    assert list(checks.check_vocabulary_use(frequent, tokenizers, "key")) == []
+    # walk four times, jump twice
     pairs = [{"source": "walk walk", "target": "walk jump"}, {"source": "jump", "target": "walk"}]
     (finding,) = checks.check_vocabulary_use(rows_of(tokenizers, pairs), tokenizers, "key")
-    # walk four times, jump twice
     assert "Of 2 types" in finding.message
     assert "0 never, 0 fewer than 2, 1 fewer than 3, 1 fewer than 4, 2 fewer than 5" in finding.message
 
 
-def test_a_tokenizer_that_does_not_compose_text_is_told():
-    tokenizers = train_tokenizers(SOURCES, TARGETS, vocab_size=400)
-    state = json.loads(tokenizers.source.backend_tokenizer.to_str())
+def test_a_tokenizer_that_does_not_compose_text_is_told(joint):
+    state = json.loads(joint.source.backend_tokenizer.to_str())
     state["normalizer"] = None
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(state)), pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), **special)
     (finding,) = checks.check_normalization(split(), TokenizerPair(fast, fast), "tokenizer.path")
-    factor = float(finding.message.split(" costs ")[1].split()[0])
+    assert float(finding.message.split(" costs ")[1].split()[0]) > 1.5
     text = unicodedata.normalize("NFD", SOURCES[0])
-    assert factor > 1.5
     assert len(fast(text)["input_ids"]) > 1.5 * len(fast(SOURCES[0])["input_ids"])

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import unicodedata
+from statistics import mean, stdev
 
 import numpy as np
 import pytest
@@ -70,25 +71,19 @@ def test_scores_intervals_and_p_values_are_those_of_sacrebleu(systems, reference
     assert os.environ["SACREBLEU_SEED"] == "7"
 
 
-def test_what_differs_in_one_sentence_or_in_none_is_not_significant(references):
+def test_what_differs_in_one_sentence_or_in_none_is_not_significant_and_exact_matches_are_tested_too(references):
     one = [*references[:-1], "Something else."]
-    systems = {"a": [references], "b": [one], "c": [list(references)]}
-    found = compare_translations(systems, references, references, QUICK)
+    found = compare_translations({"a": [references], "b": [one], "c": [references]}, references, references, QUICK)
     for metric in ("bleu", "chrf", "ter", "exact_match"):
-        values = found["systems"]["b"][metric]
+        values, same = (found["systems"][name][metric] for name in "bc")
         assert values["randomization_p"] == 1.0
         assert values["bootstrap_p"] > 0.05
-        same = found["systems"]["c"][metric]
         assert (same["difference"], same["bootstrap_p"], same["randomization_p"]) == (0, 1.0, 1.0)
-
-
-def test_exact_matches_are_tested_too(references):
     none, half = ["?"] * 40, [*references[:20], *["?"] * 20]
     found = compare_translations({"none": [none], "half": [half]}, references, references, QUICK)
     values = found["systems"]["half"]["exact_match"]
     assert (values["score"], values["difference"]) == (50.0, 50.0)
-    assert values["bootstrap_p"] == pytest.approx(1 / 101)
-    assert values["randomization_p"] == pytest.approx(1 / 201)
+    assert (values["bootstrap_p"], values["randomization_p"]) == pytest.approx((1 / 101, 1 / 201))
     assert values["interval"][0] < 50 < values["interval"][1] < 70
 
 
@@ -118,64 +113,60 @@ def test_all_that_is_right_counts_and_what_is_ignored_does_not(references):
     assert other["exact_match"]["score"] == 50
     assert all("nrefs:var" in found[f"{name}_signature"] for name in ("bleu", "exact_match"))
     assert found["settings"]["ignore"] == r"\d+"
-    assert other["examples"][0]["other"]["text"] == "Nothing."
-    example = other["examples"][0]
+    (example, *_) = other["examples"]
+    assert example["other"]["text"] == "Nothing."
     assert example["reference"] == " / ".join(accepted[example["number"] - 1])
     told = comparison_table(found).splitlines()
     assert told[1] == r"What matches \d+ is taken out of predictions and references before they are scored."
     alone = compare_translations(systems, references, references, settings)
     assert alone["systems"]["other"]["exact_match"]["score"] == 0
-    with pytest.raises(ValueError, match="`ignore` must leave something of the references"):
-        compare_translations(systems, accepted, references, ComparisonSettings(ignore="."))
 
 
 def test_several_seeds_are_compared_by_the_mean_of_their_scores(references):
     seeds = {name: [damaged(references, share, seed) for seed in range(3)] for name, share in (("a", 0.3), ("b", 0.1))}
-    found = compare_translations(seeds, references, references, QUICK)
+    found = compare_translations(seeds, references, references, QUICK)["systems"]["b"]
     scores = [CHRF().corpus_score(texts, [references]).score for texts in seeds["b"]]
-    values = found["systems"]["b"]["chrf"]
-    assert values["scores"] == pytest.approx(scores)
-    assert values["score"] == pytest.approx(sum(scores) / 3)
-    mean = sum(scores) / 3
-    assert values["deviation"] == pytest.approx((sum((score - mean) ** 2 for score in scores) / 2) ** 0.5)
+    assert found["chrf"]["scores"] == pytest.approx(scores)
+    assert found["chrf"]["score"] == pytest.approx(mean(scores))
+    assert found["chrf"]["deviation"] == pytest.approx(stdev(scores))
     # The tests are about the mean too: of exact matches it is easily drawn anew.
     matches = np.array(seeds["b"]) == np.array(references)
     drawn = np.random.default_rng(QUICK.seed).choice(40, size=(QUICK.resamples, 40))
     scores = np.sort(100 * matches[:, drawn].mean(axis=(0, 2)))
     middle, width = scores.mean(), scores[-3] - scores[2]
-    assert found["systems"]["b"]["exact_match"]["interval"] == pytest.approx((middle - width / 2, middle + width / 2))
+    assert found["exact_match"]["interval"] == pytest.approx((middle - width / 2, middle + width / 2))
     # Equal seeds are one; their number need not be the same.
-    alone = compare_translations({"a": seeds["a"][:1], "b": seeds["b"][:1]}, references, references, QUICK)
-    repeated = compare_translations({"a": seeds["a"][:1] * 2, "b": seeds["b"][:1] * 3}, references, references, QUICK)
+    alone, repeated = (
+        compare_translations({"a": seeds["a"][:1] * a, "b": seeds["b"][:1] * b}, references, references, QUICK)[
+            "systems"
+        ]["b"]
+        for a, b in ((1, 1), (2, 3))
+    )
     for metric in ("bleu", "chrf", "ter", "exact_match"):
-        one, other = alone["systems"]["b"][metric], repeated["systems"]["b"][metric]
-        assert other["deviation"] == pytest.approx(0)
+        assert repeated[metric]["deviation"] == pytest.approx(0)
         for key in ("score", "difference", "bootstrap_p", "randomization_p"):
-            assert one[key] == pytest.approx(other[key])
+            assert alone[metric][key] == pytest.approx(repeated[metric][key])
 
 
-def test_sentences_won_and_lost_are_counted_and_the_most_telling_are_shown():
-    references = ["The cat sleeps.", "It rains.", "She reads a book.", "Yes."]
+def test_sentences_won_and_lost_are_counted_and_the_most_telling_are_shown(references):
+    right = ["The cat sleeps.", "It rains.", "She reads a book.", "Yes."]
     baseline = ["The cat sleeps.", "It pours.", "She", "Yes."]
     other = ["A dog runs.", "It rains.", "She reads a look.", "Yes."]
-    sources = ["Eins.", "Zwei.", "Drei.", "Vier."]
     settings = ComparisonSettings(resamples=40, trials=40, examples=1)
-    found = compare_translations({"old": [baseline], "new": [other]}, references, sources, settings)
+    systems, sources = {"old": [baseline], "new": [other]}, ["Eins.", "Zwei.", "Drei.", "Vier."]
+    found = compare_translations(systems, right, sources, settings)
     new = found["systems"]["new"]
     assert (new["wins"], new["losses"], new["ties"]) == (2, 1, 1)
-    chrf = {text: CHRF().sentence_score(text, ["The cat sleeps."]).score for text in (baseline[0], other[0])}
     assert [example["number"] for example in new["examples"]] == [2, 1]
     lost = new["examples"][1]
     assert (lost["source"], lost["reference"]) == ("Eins.", "The cat sleeps.")
-    assert lost["new"] == {"text": "A dog runs.", "chrf": pytest.approx(chrf["A dog runs."])}
+    chrf = CHRF().sentence_score("A dog runs.", ["The cat sleeps."]).score
+    assert lost["new"] == {"text": "A dog runs.", "chrf": pytest.approx(chrf)}
     assert lost["old"] == {"text": "The cat sleeps.", "chrf": pytest.approx(100)}
     told = comparison_table(found)
     assert "new against old, by sentence chrF: 2 better, 1 worse, 1 equal" in told
     assert "A dog runs." in told
-
-
-def test_the_same_translations_win_nothing_whatever_the_number_of_seeds(references):
-    moved, settings = references[1:] + references[:1], ComparisonSettings(resamples=40, trials=40)
+    moved = references[1:] + references[:1]  # the same translations win nothing, whatever the number of seeds
     same = compare_translations({"a": [moved] * 2, "b": [moved] * 3}, references, references, settings)
     assert [same["systems"]["b"][key] for key in ("wins", "losses", "ties")] == [0, 0, len(references)]
 
@@ -184,13 +175,17 @@ def test_comparisons_that_cannot_be_made_are_refused(references):
     pair = {"a": [references], "b": [references]}
     no_seeds, fewer = "must be a list with the list of translations", references[:-1]
     cases = [
-        (({"a": [references]}, references, references), "`systems` must be at least two, but are 1"),
-        ((pair, fewer, fewer), "must be equally many, but are 40 predictions and 39 references"),
-        ((pair, references, fewer), "`references` must be at least two, and as many as `sources`"),
-        (({"a": references, "b": [references]}, references, references), no_seeds),
-        (({"a": [], "b": [references]}, references, references), no_seeds),
+        (({"a": [references]}, references, references, QUICK), "`systems` must be at least two, but are 1"),
+        ((pair, fewer, fewer, QUICK), "must be equally many, but are 40 predictions and 39 references"),
+        ((pair, references, fewer, QUICK), "`references` must be at least two, and as many as `sources`"),
+        (({"a": references, "b": [references]}, references, references, QUICK), no_seeds),
+        (({"a": [], "b": [references]}, references, references, QUICK), no_seeds),
+        (
+            (pair, references, references, ComparisonSettings(ignore=".")),
+            "`ignore` must leave something of the references",
+        ),
     ]
-    assert_refused(cases, lambda given: compare_translations(*given, QUICK))
+    assert_refused(cases, lambda given: compare_translations(*given))
     cases = [
         ({"resamples": 39}, "`resamples` must be at least 40"),
         ({"trials": 0}, "`trials` must be at least 40"),
@@ -206,15 +201,18 @@ def test_comparisons_that_cannot_be_made_are_refused(references):
 def place(tmp_path, references, systems, monkeypatch):
     """A working directory with pairs, predictions and an untrained model."""
     monkeypatch.chdir(tmp_path)
-    rows = [{"source": f"Satz {number}.", "target": text} for number, text in enumerate(references)]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_pairs(tmp_path, [{"source": f"Satz {number}.", "target": text} for number, text in enumerate(references)])
     for name, (texts,) in systems.items():
         (tmp_path / f"{name}.txt").write_text("".join(text + "\n" for text in texts))
     tokenizers = train_tokenizers(["Satz 0123456789"], references, vocab_size=300)
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": len(tokenizers.source)}
-    HeedForConditionalGeneration(HeedConfig(**sizes, **tokenizers.special_ids())).save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
+    for each in (HeedForConditionalGeneration(HeedConfig(**sizes, **tokenizers.special_ids())), tokenizers):
+        each.save_pretrained(tmp_path / "model")
     return tmp_path
+
+
+def write_pairs(folder, rows):
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -247,13 +245,12 @@ def test_a_file_of_evaluates_predictions_has_the_scores_of_its_model(compare, pl
     rows = [json.loads(line) for line in (place / "test.jsonl").read_text().splitlines()]
     for row in rows:
         row["target"] = row["target"].replace(" ", "\n", 1) + " é"
-    (place / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_pairs(place, rows)
     right = [[Translation(text=unicodedata.normalize("NFD", row["target"]))] for row in rows]
     for name in ("translate", "translate_lines"):
         monkeypatch.setattr(Translator, name, lambda self, texts, **_: right[: len(texts)])
-    code, output, errors = heedful_command(
-        "evaluate", "model", "--data", "test.jsonl", "--bootstrap", 0, "--json", "--predictions", "p.txt"
-    )
+    settings = ["--data", "test.jsonl", "--bootstrap", 0, "--json", "--predictions", "p.txt"]
+    code, output, errors = heedful_command("evaluate", "model", *settings)
     assert code == 0, errors
     scores = json.loads(output)
     assert scores["exact_match"] == 100.0

@@ -30,68 +30,49 @@ def test_the_scores_are_those_of_sacrebleu_and_exact_match_forgives_blanks_aroun
     assert [line.split()[0] for line in lines[1:]] == ["BLEU", "exact"]
 
 
-def test_signatures_tell_the_tokenizer_and_the_case():
+def test_signatures_tell_the_tokenizer_and_the_case_which_counts_for_bleu_chrf_and_exact_match():
     scores = score_translations(PREDICTIONS, REFERENCES, tokenize="char", lowercase=True)
     parts = {"bleu": ["tok:char", "case:lc"], "chrf": ["nrefs:1", "nc:6"], "ter": ["case:lc"]}
     assert all(part in scores[f"{name}_signature"] for name, some in parts.items() for part in some)
-
-
-def test_lowercase_counts_for_bleu_chrf_and_exact_match():
-    plain = score_translations(["THE CAT SAT THERE"], ["the cat sat there"])
-    lowered = score_translations(["THE CAT SAT THERE"], ["the cat sat there"], lowercase=True)
+    plain, lowered = (
+        score_translations(["THE CAT SAT THERE"], ["the cat sat there"], lowercase=on) for on in (False, True)
+    )
     assert (plain["bleu"], plain["exact_match"]) == (0.0, 0.0)
-    assert lowered["bleu"] == pytest.approx(100)
-    assert lowered["chrf"] == pytest.approx(100)
-    assert lowered["exact_match"] == 100.0
+    assert [lowered[name] for name in ("bleu", "chrf", "exact_match")] == pytest.approx([100, 100, 100])
 
 
-def test_intervals_surround_the_scores_and_repeat():
+def test_intervals_surround_the_scores_and_repeat_and_are_those_that_sacrebleu_prints_within_the_scale():
     predictions, references = PREDICTIONS * 25, REFERENCES * 25
-    scores = score_translations(predictions, references, bootstrap=200)
+    scores = score_translations(predictions, references, bootstrap=100)
     for name in METRICS:
         low, high = scores[f"{name}_interval"]
         assert low < scores[name] < high
-    assert "bs:200" in scores["bleu_signature"]
+    assert "bs:100" in scores["bleu_signature"]
     assert "seed:12345" in scores["bleu_signature"]
-    assert scores == score_translations(predictions, references, bootstrap=200)
-
-
-def test_the_interval_is_the_one_that_sacrebleu_prints():
-    scores = score_translations(PREDICTIONS * 5, REFERENCES * 5, bootstrap=100)
-    printed = BLEU().corpus_score(PREDICTIONS * 5, [REFERENCES * 5], n_bootstrap=100).format(width=3)
+    assert scores == score_translations(predictions, references, bootstrap=100)
+    printed = BLEU().corpus_score(predictions, [references], n_bootstrap=100).format(width=3)
     low, high = scores["bleu_interval"]
     assert f"μ = {(low + high) / 2:.3f} ± {(high - low) / 2:.3f}" in printed
-
-
-def test_an_interval_stays_within_the_scale():
     predictions, references = ["a b c d e f"] * 9 + ["x"], ["a b c d e f"] * 10
     mean_and_width = BLEU().corpus_score(predictions, [references], n_bootstrap=100)
     assert mean_and_width._mean + mean_and_width._ci > 100
     assert score_translations(predictions, references, bootstrap=100)["bleu_interval"][1] == 100.0
+    nothing_right = score_translations(["x"] * 5, ["a b c d e"] * 5, bootstrap=40)
+    assert nothing_right["bleu_interval"] == (0.0, 0.0)
+    assert nothing_right["exact_match_interval"][0] == 0.0 < nothing_right["exact_match_interval"][1]
 
 
-def test_an_interval_of_nothing_right_is_zero():
-    scores = score_translations(["x"] * 5, ["a b c d e"] * 5, bootstrap=40)
-    assert scores["bleu_interval"] == (0.0, 0.0)
-    assert scores["exact_match_interval"][0] == 0.0
-    assert scores["exact_match_interval"][1] > 0
-
-
-def test_several_references_per_prediction_are_transposed_for_sacrebleu():
+def test_several_references_per_prediction_are_transposed_for_sacrebleu_and_may_differ_in_number():
     references = [["The cat sat on the mat.", "A cat sat there."], ["The dog runs.", "A dog runs in a park."]]
     scores = score_translations(PREDICTIONS[:2], references)
     streams = [["The cat sat on the mat.", "The dog runs."], ["A cat sat there.", "A dog runs in a park."]]
     assert scores["bleu"] == BLEU().corpus_score(PREDICTIONS[:2], streams).score
     assert "nrefs:2" in scores["bleu_signature"]
-
-
-def test_the_number_of_references_may_differ_between_predictions():
     scores = score_translations(["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]])
-    assert scores["bleu"] == pytest.approx(100)
-    assert scores["exact_match"] == 100.0
+    assert (scores["bleu"], scores["exact_match"]) == (pytest.approx(100), 100.0)
 
 
-def test_wrong_sentences_are_named():
+def test_wrong_sentences_and_settings_are_named():
     nested = r"`references\[0\]` must be text or a list of texts, but is "
     cases = [
         ((["a", "b", "c"], ["a", "b"]), "3 predictions and 2 references instead: pair 3 has no reference"),
@@ -105,9 +86,6 @@ def test_wrong_sentences_are_named():
         ((["a"], "a"), "`references` must be a list"),
     ]
     assert_refused(cases, lambda given: score_translations(*given))
-
-
-def test_wrong_settings_are_named():
     cases = [
         ({"tokenize": "14a"}, "`tokenize` must be one of .*13a.* but is '14a'"),
         ({"bootstrap": 1}, "`bootstrap` must be 0 or at least 40, but is 1"),
@@ -119,32 +97,25 @@ def test_wrong_settings_are_named():
 
 
 def test_a_missing_korean_tokenizer_is_named_with_its_package(monkeypatch):
-    import sacrebleu.tokenizers.tokenizer_ko_mecab as korean
-
-    monkeypatch.setattr(korean, "MeCab", None)
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ko_mecab.MeCab", None)
     with pytest.raises(ImportError, match=r"mecab-ko.*sacrebleu\[ko\]"):
         score_translations(["네"], ["네"], tokenize="ko-mecab")
 
 
 @given(st.integers(1, 10_000).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
-def test_wilsons_interval_holds_the_share_and_stays_within_bounds(numbers):
+def test_wilsons_interval_holds_the_share_within_bounds_and_has_the_published_width(numbers):
     successes, count = numbers
     low, high = wilson_interval(successes, count)
     assert 0 <= low <= 100 * successes / count <= high <= 100
     assert low < high
-
-
-def test_wilsons_interval_has_the_published_width():
     # Newcombe (1998), table I: 81 of 263 gives 0.2553 to 0.3662, and 15 of 148 gives 0.0624 to 0.1605.
     assert wilson_interval(81, 263) == pytest.approx((25.53, 36.62), abs=0.005)
     assert wilson_interval(15, 148) == pytest.approx((6.24, 16.05), abs=0.005)
 
 
 def test_the_function_does_without_the_evaluate_library():
-    code = (
-        "import sys; import heedful.evaluation.metrics as m; m.score_translations(['a'], ['a']);"
-        " assert 'evaluate' not in sys.modules and 'datasets' not in sys.modules"
-    )
+    code = "import sys; import heedful.evaluation.metrics as m; m.score_translations(['a'], ['a']);"
+    code += " assert 'evaluate' not in sys.modules and 'datasets' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -172,8 +143,10 @@ def test_ter_is_left_out_where_it_takes_long_unless_it_is_asked_for(caplog):
 
 def test_a_bar_counts_the_sentences_of_ter(monkeypatch):
     counted = []
-    monkeypatch.setattr(
-        metrics, "tqdm", lambda texts, total, **_: (counted.append((text, total)) or text for text in texts)
-    )
+
+    def bar(texts, total, **_):
+        return (counted.append((text, total)) or text for text in texts)
+
+    monkeypatch.setattr(metrics, "tqdm", bar)
     score_translations(PREDICTIONS, REFERENCES, metrics=("ter",))
     assert counted[-len(PREDICTIONS) :] == [(text, len(PREDICTIONS)) for text in PREDICTIONS]

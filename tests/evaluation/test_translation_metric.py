@@ -12,21 +12,29 @@ PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park.", "고양이�
 REFERENCES = ["The cat sat on the mat.", "The dog runs through the park.", "고양이는 매트에 앉았다."]
 
 
+@pytest.fixture
+def metric(tmp_path):
+    return TranslationMetric(cache_dir=str(tmp_path))
+
+
 def whole(*given, **settings):
     scores = score_translations(*given, **settings)
     return scores | {"score": scores["bleu"]}  # as sacrebleu's own metric calls it
 
 
-def test_batches_give_the_scores_of_the_whole(tmp_path):
-    metric = TranslationMetric(cache_dir=str(tmp_path))
+def test_batches_give_the_scores_of_the_whole_and_references_may_be_nested_and_mixed(metric):
     metric.add_batch(predictions=PREDICTIONS[:2], references=REFERENCES[:2])
     metric.add(prediction=PREDICTIONS[2], reference=REFERENCES[2])
     assert metric.compute() == whole(PREDICTIONS, REFERENCES)
+    nested = [[REFERENCES[0], "A cat."], [REFERENCES[1]], [REFERENCES[2], "고양이"]]
+    metric.add_batch(predictions=PREDICTIONS[:1], references=nested[:1])
+    metric.add_batch(predictions=PREDICTIONS[1:], references=[REFERENCES[1], nested[2]])
+    assert metric.compute() == whole(PREDICTIONS, nested)
 
 
-def test_settings_reach_the_scores(tmp_path):
-    settings = {"tokenize": "char", "lowercase": True, "bootstrap": 40, "metrics": ("bleu",)}
-    metric = TranslationMetric(cache_dir=str(tmp_path))
+def test_settings_reach_the_scores(metric):
+    chosen = ("bleu", "token_error_rate")
+    settings = {"tokenize": "char", "lowercase": True, "bootstrap": 40, "metrics": chosen, "ignore": "[.]"}
     scores = metric.compute(predictions=PREDICTIONS, references=REFERENCES, **settings)
     assert scores == whole(PREDICTIONS, REFERENCES, **settings)
     # Without BLEU there is no `score`; and what was computed before is forgotten.
@@ -35,16 +43,7 @@ def test_settings_reach_the_scores(tmp_path):
     assert scores["count"] == 1
 
 
-def test_references_may_be_nested_and_mixed(tmp_path):
-    nested = [[REFERENCES[0], "A cat."], [REFERENCES[1]], [REFERENCES[2], "고양이"]]
-    metric = TranslationMetric(cache_dir=str(tmp_path))
-    metric.add_batch(predictions=PREDICTIONS[:1], references=nested[:1])
-    metric.add_batch(predictions=PREDICTIONS[1:], references=[REFERENCES[1], nested[2]])
-    assert metric.compute() == whole(PREDICTIONS, nested)
-
-
-def test_a_wrong_batch_is_named_and_an_empty_one_changes_nothing(tmp_path):
-    metric = TranslationMetric(cache_dir=str(tmp_path))
+def test_a_wrong_batch_is_named_and_an_empty_one_changes_nothing(metric):
     metric.add_batch(predictions=[], references=[])
     cases = [((["a", "b"], ["a"]), "2 predictions and 1 references")]
     cases += [(("a", ["a"]), "must be lists"), ((["a"], "a"), "must be lists")]

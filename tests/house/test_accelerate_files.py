@@ -1,10 +1,9 @@
 """Every file of configuration/accelerate/ starts what it says, and docs/scaling.md calculates right."""
 
 import os
-import re
-import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,12 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+from torch.utils.flop_counter import FlopCounterMode
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.micro_batches import split_update
 from heedful.proposals.first_recipe import comments_of
-from heedful.training.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.stem: path for path in sorted((ROOT / "configuration" / "accelerate").glob("*.yaml"))}
@@ -107,6 +106,7 @@ def sizes(name: str):
     return HeedConfig.from_pretrained(ROOT / "configuration" / "models" / name)
 
 
+@cache
 def parameters(name: str) -> int:
     with torch.device("meta"):
         return HeedForConditionalGeneration(sizes(name)).num_parameters()
@@ -123,33 +123,47 @@ def tokens_per_second(name: str, device: str) -> float:
     return 2 * UTILISATION * PEAK[device] / flops_per_pair_of_tokens(name)
 
 
-def exchange_seconds(name: str, processes: int, bandwidth: float) -> float:
-    return 2 * (processes - 1) / processes * 4 * parameters(name) / bandwidth
+def operations_and_speed():
+    for name in ("small", "base", "big"):
+        sizes_and_work = f"{parameters(name) / 1e6:.1f} M", f"{flops_per_pair_of_tokens(name) / 1e6:,.0f} M"
+        yield [name, *sizes_and_work, *(f"{tokens_per_second(name, device) / 1e3:,.0f} thousand" for device in PEAK)]
 
 
-def table_after(heading: str) -> list[list[str]]:
-    """Return the cells of the first table behind a heading of docs/scaling.md, without its head."""
-    lines = SCALING.split(heading, 1)[1].splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("|"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows
+def exchange():
+    for name in ("base", "big"):
+        for processes, link, bandwidth in ((8, "NVLink, 300 GB/s", 300e9), (16, "network, 50 GB/s", 50e9)):
+            seconds = 2 * (processes - 1) / processes * 4 * parameters(name) / bandwidth
+            enough = 10 * seconds * processes * tokens_per_second(name, "A100")
+            cells = f"{seconds * bandwidth / 1e9:.2f} GB", f"{seconds * 1e3:.1f} ms", f"{enough / 1e3:,.0f} thousand"
+            yield [name, str(processes), link, *cells]
 
 
-def test_the_table_of_operations_and_speed_is_what_the_formulas_give():
-    expected = [
-        [
-            name,
-            f"{parameters(name) / 1e6:.1f} M",
-            f"{flops_per_pair_of_tokens(name) / 1e6:,.0f} M",
-            *(f"{tokens_per_second(name, device) / 1e3:,.0f} thousand" for device in PEAK),
-        ]
-        for name in ("small", "base", "big")
-    ]
-    assert table_after("### Operations and speed") == expected
+def memory():
+    for way, size in {"multi_gpu": 16, "fsdp2": 16 / 8}.items():  # bytes of a parameter
+        yield [f"`{way}.yaml`", *(f"{size * parameters(name) / 1e9:.2f} GB" for name in ("base", "big"))]
+
+
+def micro_batches():
+    """Yield what the loop makes of an update."""
+    lengths = [25] * 8000  # 400,000 tokens, source and target together
+    (update,) = UpdateBatches(lengths, lengths, BatchingSettings(tokens_per_update=400_000)).epoch(0)
+    row = {"input_ids": range(25), "labels": range(25)}
+    rows = [[row for _ in bucket] for bucket in update]
+    for processes in (1, 2, 8, 16, 32):
+        parts = split_update(rows, 25_000, processes)
+        (number,) = {len(part) for part in parts}
+        yield [str(processes), str(number), f"{max(2 * 25 * len(rows) for part in parts for rows in part):,}"]
+
+
+TABLES = {"Operations and speed": operations_and_speed, "Exchange": exchange, "Memory": memory}
+TABLES["Micro-batches"] = micro_batches
+
+
+@pytest.mark.parametrize(("heading", "expected"), TABLES.items())
+def test_a_table_of_the_document_is_what_the_formulas_or_the_loop_give(heading, expected):
+    text = SCALING.split(f"\n### {heading}\n", 1)[1]
+    lines = text.partition("\n|---")[2].partition("\n\n")[0].splitlines()[1:]
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines] == list(expected())
 
 
 def test_the_time_of_the_papers_run_is_what_the_formulas_give():
@@ -159,8 +173,6 @@ def test_the_time_of_the_papers_run_is_what_the_formulas_give():
 
 
 def test_the_operations_of_the_table_are_what_torch_counts():
-    from torch.utils.flop_counter import FlopCounterMode
-
     config = sizes("small")
     config._attn_implementation = "eager"
     model = HeedForConditionalGeneration(config)
@@ -170,51 +182,3 @@ def test_the_operations_of_the_table_are_what_torch_counts():
         model(**rows).loss.backward()
     counted = counter.get_total_flops() / (2 * LENGTH)
     assert counted == pytest.approx(flops_per_pair_of_tokens("small"), rel=0.02)
-
-
-def test_the_table_of_exchanges_is_what_the_formulas_give():
-    expected = []
-    for name in ("base", "big"):
-        for processes, link, bandwidth in ((8, "NVLink, 300 GB/s", 300e9), (16, "network, 50 GB/s", 50e9)):
-            seconds = exchange_seconds(name, processes, bandwidth)
-            enough = 10 * seconds * processes * tokens_per_second(name, "A100")
-            volume = seconds * bandwidth / 1e9
-            cells = f"{volume:.2f} GB", f"{seconds * 1e3:.1f} ms", f"{enough / 1e3:,.0f} thousand"
-            expected.append([name, str(processes), link, *cells])
-    assert table_after("### Exchange") == expected
-
-
-def test_the_table_of_memory_is_what_the_formulas_give():
-    ways = {"multi_gpu": 16, "fsdp2": 16 / 8}  # bytes of a parameter
-    expected = [
-        [f"`{way}.yaml`", *(f"{size * parameters(name) / 1e9:.2f} GB" for name in ("base", "big"))]
-        for way, size in ways.items()
-    ]
-    assert table_after("### Memory") == expected
-
-
-def test_the_table_of_micro_batches_is_what_the_loop_makes():
-    lengths = [25] * 8000  # 400,000 tokens, source and target together
-    (update,) = UpdateBatches(lengths, lengths, BatchingSettings(tokens_per_update=400_000)).epoch(0)
-    row = {"input_ids": range(lengths[0]), "labels": range(lengths[0])}
-    rows = [[row for _ in bucket] for bucket in update]
-    expected = []
-    for processes in (1, 2, 8, 16, 32):
-        parts = split_update(rows, 25_000, processes)
-        (number,) = {len(part) for part in parts}
-        largest = max(2 * 25 * len(rows) for part in parts for rows in part)
-        expected.append([str(processes), str(number), f"{largest:,}"])
-    assert table_after("### Micro-batches") == expected
-
-
-def test_every_command_of_the_document_names_files_that_exist():
-    lines = [line for line in SCALING.splitlines() if re.match(r"(accelerate launch|torchrun|srun) ", line)]
-    assert len(lines) >= 6
-    for words in map(shlex.split, lines):
-        if "--config_file" in words:
-            assert ROOT / words[words.index("--config_file") + 1] in FILES.values(), words
-        if "scripts/train.py" in words:
-            start = words.index("scripts/train.py") + 1
-            read_recipe(words[start], [word for word in words[start + 1 :] if not word.startswith("$")])
-        else:
-            assert words[words.index("-m") + 1 :][:2] == ["heedful", "evaluate"]

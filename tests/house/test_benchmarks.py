@@ -9,33 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.data.tokenizer_training import train_tokenizers
+from helpers import untrained_folder
 
 pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[2] / "scripts" / "benchmarks"
 
 
-def measured(file, script, *options):
-    """Run a benchmark, and return what it has written as JSON."""
-    command = [sys.executable, BENCHMARKS / script, *options, "--json", file]
+def measured(folder, script, *options):
+    """Run a benchmark; return the speed of plain products and the rows that it writes as JSON, and what it prints."""
+    command = [sys.executable, BENCHMARKS / script, *options, "--json", folder / "figures.json"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
-    return json.loads(file.read_text())
+    plain, *rows = json.loads((folder / "figures.json").read_text())
+    return plain, rows, process.stdout
 
 
-def figures(tmp_path, script, *options, one_by_one=True):
-    command = [sys.executable, BENCHMARKS / script, "--sizes", "tiny", "--vocabulary", "90"]
-    if script != "memory.py":  # which measures once
-        command += ["--rounds", "1"]
-    file = tmp_path / "figures.json"
-    process = subprocess.run([*command, *options, "--json", file], capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-2000:]
-    plain, *rows = json.loads(file.read_text())
+def figures(folder, script, *options, one_by_one=True):
+    once = () if script == "memory.py" else ("--rounds", "1")  # it measures once anyway
+    plain, rows, printed = measured(folder, script, "--sizes", "tiny", "--vocabulary", "90", *once, *options)
     assert all(plain[library] > 0 for library in ("MKL", "oneDNN", "oneDNN bfloat16") if library in plain)
-    assert process.stdout.startswith("plain products GFLOP/s  ")
-    assert not one_by_one or len(process.stdout.splitlines()) == 1 + len(rows)
+    assert printed.startswith("plain products GFLOP/s  ")
+    assert not one_by_one or len(printed.splitlines()) == 1 + len(rows)
     return rows
 
 
@@ -85,11 +79,8 @@ def test_the_start_is_timed_beside_that_of_transformers(tmp_path):
 
 def test_with_a_neighbourhood_memory_grows_with_the_length_of_the_source(tmp_path):
     rows = figures(tmp_path, "scale.py", "--lengths", "256,512,1024,2048", "--batches", "1,2,4,8")
-    exponents = {
-        (row["axis"], row["kind"], row["step"]): row["exponent_of_memory"]
-        for row in rows
-        if "exponent_of_memory" in row
-    }
+    summaries = [row for row in rows if "exponent_of_memory" in row]
+    exponents = {(row["axis"], row["kind"], row["step"]): row["exponent_of_memory"] for row in summaries}
     assert len(rows) == 3 * 2 * (4 + 1)
     for step in ("forward", "training"):
         assert 0.9 < exponents["length", "neighbourhood", step] < 1.1
@@ -127,30 +118,19 @@ def test_what_a_gpu_is_asked_for_holds_on_the_cpu_without_optional_libraries(tmp
     assert all(row["same"] == 1 for row in timed[2:6])
 
 
-def test_a_check_on_a_gpu_that_takes_too_long_costs_no_other_and_fails(tmp_path):
-    file = tmp_path / "figures.json"
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--device", "cpu", "--cases", "processes,plans"]
-    process = subprocess.run([*command, "--patience", "0.01", "--json", file], check=False)
-    assert process.returncode == 1
-    told = [tuple(row.values()) for row in json.loads(file.read_text())[2:]]
-    assert told == [("processes", "FAILED", "its time is up"), ("plans", "not measured", "its time is up")]
-
-
-def test_without_a_gpu_nothing_is_measured_and_nothing_fails():
-    process = subprocess.run([sys.executable, BENCHMARKS / "gpu.py"], capture_output=True, text=True, check=True)
-    assert process.stdout == "not measured: there is no GPU\n"
+def test_a_check_on_a_gpu_that_takes_too_long_costs_no_other_and_fails_and_without_a_gpu_nothing_does(tmp_path):
+    file, command = tmp_path / "figures.json", [sys.executable, BENCHMARKS / "gpu.py"]
+    assert subprocess.check_output(command, text=True) == "not measured: there is no GPU\n"
+    options = ["--device", "cpu", "--cases", "processes,plans", "--patience", "0.01"]
+    assert subprocess.run([*command, *options, "--json", file], check=False).returncode == 1
+    rows = [tuple(row.values()) for row in json.loads(file.read_text())[2:]]
+    assert rows == [("processes", "FAILED", "its time is up"), ("plans", "not measured", "its time is up")]
 
 
 def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp_path):
-    model, file = tmp_path / "model", tmp_path / "figures.json"
-    pairs = list(korean_english_pairs("train", 40))
-    tokenizers = train_tokenizers([pair["ko"] for pair in pairs], [pair["en"] for pair in pairs], vocab_size=400)
-    tokenizers.save_pretrained(model)
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    HeedForConditionalGeneration(HeedConfig(**sizes, **heads, vocab_size=400)).save_pretrained(model)
+    model = untrained_folder(tmp_path / "model")
     options = ("--data", "builtin:test:9", "--source", "ko", "--target", "en", "--batch", "4", "--longest", "7")
-    _, *rows = measured(file, "translate.py", model, *options, "--beams", "1,2", "--rounds", "1")
+    _, rows, _ = measured(tmp_path, "translate.py", model, *options, "--beams", "1,2", "--rounds", "1")
     exact = ["marian", "marian sorted", "generate", "native float32 unsorted", "native float32"]
     assert [row["name"] for row in rows[:5]] == exact
     assert all(row["differing"] == 0 for row in rows if row["name"] in exact)
@@ -163,7 +143,7 @@ def test_marian_trains_as_many_minutes_as_heed_on_the_same_pairs(tmp_path):
     size = ["tokenizer.vocab_size=400", "model.options.d_model=32", "model.options.dropout=0.1"]
     length = ["optimization.max_updates=40", "optimization.warmup_updates=4", "optimization.tokens_per_update=512"]
     options = ["quickstart", *data, *size, *length, f"output={tmp_path / 'run'}", "--learning-rate", "0.001"]
-    _, ours, theirs = measured(tmp_path / "figures.json", "minutes.py", *options)
+    _, (ours, theirs), _ = measured(tmp_path, "minutes.py", *options)
     assert (ours["model"], ours["updates"], theirs["model"], theirs["test"]) == ("heed", 40, "marian", "t")
     assert 0 < theirs["minutes"] <= ours["minutes"] + 0.1
     assert all(row[score] >= 0 for row in (ours, theirs) for score in ("bleu", "chrf"))

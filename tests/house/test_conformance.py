@@ -1,6 +1,5 @@
 """docs/conformance.md agrees with itself, and the script that writes it counts and compares as it says."""
 
-import importlib.util
 import json
 import re
 import sys
@@ -8,29 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from helpers import load_script
+
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "scripts" / "conformance"
+report = load_script("scripts/conformance/report.py")
+with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sys.modules, "report", report)  # as it is when the script runs
+    run = load_script("scripts/conformance/run.py")
 DOCUMENT = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
-LISTED = re.compile(r"`(test_\w+)`")
-
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def report():
-    return load("report")
-
-
-@pytest.fixture(scope="module")
-def run(report):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "report", report)  # as it is when the script runs
-        return load("run")
+WRITTEN = DOCUMENT.split(run.BEGIN)[1].split(run.END)[0]
 
 
 def rows(text: str, columns: int) -> list[list[str]]:
@@ -40,61 +25,40 @@ def rows(text: str, columns: int) -> list[list[str]]:
     return [row for row in cells if not set(row[0]) <= {"-"} and row[-1] not in ("tests", "names")]
 
 
-def written(run) -> str:
-    return DOCUMENT.split(run.BEGIN)[1].split(run.END)[0]
+def section(heading: str) -> str:
+    return WRITTEN.split(f"### {heading}")[1].split("###")[0]
 
 
-def section(run, heading: str) -> str:
-    return written(run).split(f"### {heading}")[1].split("###")[0]
-
-
-@pytest.fixture(scope="module")
-def counts(run) -> dict[str, dict[str, int]]:
-    table = rows(written(run).split("###")[0], columns=5)
-    return {
-        row[0]: dict(zip(("passed", "failed", "skipped", "tests"), map(int, row[1:]), strict=True)) for row in table
-    }
-
-
-def test_the_documents_counts_add_up(counts):
+def test_the_documents_counts_add_up_and_every_failure_and_every_skip_of_heed_is_named():
+    counts = {name: tuple(map(int, cells)) for name, *cells in rows(WRITTEN.split("###")[0], columns=5)}
     assert len(counts) >= 6
-    for name, numbers in counts.items():
-        assert numbers["passed"] + numbers["failed"] + numbers["skipped"] == numbers["tests"] > 0, name
-
-
-def test_every_failure_and_every_skip_of_heed_that_the_document_counts_is_named(report, run, counts):
-    listed = [line[2:].split(":")[0] for line in section(run, "Failures").splitlines() if line.startswith("- ")]
-    assert {name: listed.count(name) for name in counts} == {name: row["failed"] for name, row in counts.items()}
-    assert counts["Heed"]["failed"] == 0
-    assert f"**{report.CLEAN}**" in written(run)
-    table = rows(section(run, "What Heed skips"), columns=4)
-    names = [name for row in table for name in LISTED.findall(row[3])]
-    assert len(names) == len(set(names)) == sum(int(row[0]) for row in table) == counts["Heed"]["skipped"]
+    for name, (passed, failed, skipped, tests) in counts.items():
+        assert passed + failed + skipped == tests > 0, name
+    listed = [line[2:].split(":")[0] for line in section("Failures").splitlines() if line.startswith("- ")]
+    assert {name: listed.count(name) for name in counts} == {name: row[1] for name, row in counts.items()}
+    assert counts["Heed"][1] == 0
+    assert f"**{report.CLEAN}**" in WRITTEN
+    table = rows(section("What Heed skips"), columns=4)
+    names = [name for row in table for name in re.findall(r"`(test_\w+)`", row[3])]
+    assert len(names) == len(set(names)) == sum(int(row[0]) for row in table) == counts["Heed"][2]
     assert {row[2] for row in table} == {"yes"}  # Marian skips them too
 
 
-def test_the_tests_that_the_document_names_as_ours_exist():
-    names = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", DOCUMENT)
-    assert len(names) >= 4
-    for file, name in names:
-        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{name}"
-
-
-def outcomes(report, tmp_path, **changes) -> dict:
+def outcomes(tmp_path, **changes) -> dict:
     """Return what is read from a file in which Heed passes one test and skips another that Marian skips too."""
     passed, skipped = {"outcome": "passed", "reason": ""}, {"outcome": "skipped", "reason": "needs a <GPU> | two"}
     noted = {
         **{"HeedTest::test_a": passed, "HeedTest::test_b": skipped, "MarianTest::test_b": skipped},
         **{"MarianTest::test_a": {"outcome": "failed", "reason": "announced:\n\nfirst line\nsecond"}},
-        **{f"{name.replace('__', '::')}": outcome for name, outcome in changes.items()},
+        **{name.replace("__", "::"): outcome for name, outcome in changes.items()},
     }
     file = tmp_path / "outcomes.json"
     file.write_text(json.dumps(noted))
     return report.read_outcomes(file)
 
 
-def test_a_report_names_failures_and_skips_with_one_line_of_reason(report, tmp_path):
-    text = report.report(outcomes(report, tmp_path), {"transformers": "5.0"}, "ours")
+def test_a_report_names_failures_and_skips_with_one_line_of_reason(tmp_path):
+    text = report.report(outcomes(tmp_path), {"transformers": "5.0"}, "ours")
     assert "Measured with transformers 5.0. Generation and export tests: ours." in text
     assert "| Heed | 1 | 0 | 1 | 2 |\n| MarianMTModel | 0 | 1 | 1 | 2 |" in text
     assert "- MarianMTModel: `test_a`: first line\n" in text
@@ -102,7 +66,7 @@ def test_a_report_names_failures_and_skips_with_one_line_of_reason(report, tmp_p
     assert f"**{report.CLEAN}**" in text
 
 
-def test_a_failure_of_heed_and_a_skip_of_its_own_are_faults(report, tmp_path):
+def test_a_failure_of_heed_and_a_skip_of_its_own_are_faults_and_a_skip_of_recurrent_models_is_none(tmp_path):
     failed, passed = {"outcome": "failed", "reason": "x"}, {"outcome": "passed", "reason": ""}
     for changes, fault in (
         ({"HeedTest__test_a": failed}, "Heed: test_a failed"),
@@ -110,16 +74,13 @@ def test_a_failure_of_heed_and_a_skip_of_its_own_are_faults(report, tmp_path):
         ({"HeedTokenizerTest__test_c": failed}, "Heed's tokenizer: test_c failed"),
         ({"HeedRNNTest__test_c": failed}, "HeedRNN: test_c failed"),
     ):
-        found = outcomes(report, tmp_path, **changes)
+        found = outcomes(tmp_path, **changes)
         assert report.faults(found) == [fault]
         assert f"**Faults:**\n- {fault}" in report.report(found, {}, "ours")
     of_every_tokenizer = {"HeedTokenizerTest__test_c": failed, "PlainTokenizerTest__test_c": failed}
-    assert report.faults(outcomes(report, tmp_path, **of_every_tokenizer)) == []
-
-
-def test_what_recurrent_models_skip_is_listed_and_no_fault(report, tmp_path):
+    assert report.faults(outcomes(tmp_path, **of_every_tokenizer)) == []
     skipped = {"outcome": "skipped", "reason": "there is no self-attention"}
-    found = outcomes(report, tmp_path, HeedRNNTest__test_a=skipped)
+    found = outcomes(tmp_path, HeedRNNTest__test_a=skipped)
     assert report.faults(found) == []
     text = report.report(found, {}, "ours")
     assert "| HeedRNN | 0 | 0 | 1 | 1 |" in text
@@ -127,8 +88,8 @@ def test_what_recurrent_models_skip_is_listed_and_no_fault(report, tmp_path):
     assert "| 1 | there is no self-attention | **0** | `test_a` |" in text
 
 
-def test_without_a_yardstick_nothing_is_said_of_one(report, tmp_path):
-    found = outcomes(report, tmp_path)
+def test_without_a_yardstick_nothing_is_said_of_one(tmp_path):
+    found = outcomes(tmp_path)
     del found["MarianMTModel"]
     text = report.report(found, {}, "ours")
     assert "| 1 | needs a ‹GPU› / two | not run | `test_b` |" in text
@@ -140,14 +101,14 @@ def test_without_a_yardstick_nothing_is_said_of_one(report, tmp_path):
 
 
 @pytest.fixture
-def checkout(run, tmp_path):
+def checkout(tmp_path):
     for name in run.IN_REPOSITORY:
         (tmp_path / "checkout" / "tests" / name).parent.mkdir(parents=True)
         (tmp_path / "checkout" / "tests" / name).write_text(f"theirs: {name}")
     return tmp_path / "checkout"
 
 
-def test_tests_of_the_repository_are_fetched_once_from_the_tag(run, checkout, tmp_path, monkeypatch, capsys):
+def test_tests_of_the_repository_are_fetched_once_from_the_tag(checkout, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run, "REPOSITORY", f"file://{checkout}/{{release}}/{{name}}")
     fetched = tmp_path / "fetched"
     assert run.add_from_repository(fetched, "5.0").startswith("Heedful's own")
@@ -161,7 +122,7 @@ def test_tests_of_the_repository_are_fetched_once_from_the_tag(run, checkout, tm
         assert (fetched / "tests" / name).read_text() == f"theirs: {name}"
 
 
-def test_tests_of_a_checkout_are_the_ones_that_run(run, checkout, tmp_path, monkeypatch, capsys):
+def test_tests_of_a_checkout_are_the_ones_that_run(checkout, tmp_path, monkeypatch, capsys):
     (tmp_path / "fetched" / "tests").mkdir(parents=True)
     run.lay_out(tmp_path / "fetched", tmp_path / "run", checkout)
     for name in run.IN_REPOSITORY:
@@ -172,7 +133,7 @@ def test_tests_of_a_checkout_are_the_ones_that_run(run, checkout, tmp_path, monk
     assert f"{tmp_path} lacks tests/generation/test_utils.py" in capsys.readouterr().err
 
 
-def test_stand_ins_fill_gaps_of_the_fetched_tests_and_replace_nothing(run, tmp_path):
+def test_stand_ins_fill_gaps_of_the_fetched_tests_and_replace_nothing(tmp_path):
     fetched = tmp_path / "fetched"
     (fetched / "tests" / "generation").mkdir(parents=True)
     (fetched / "tests" / "generation" / "test_utils.py").write_text("theirs")
@@ -184,13 +145,10 @@ def test_stand_ins_fill_gaps_of_the_fetched_tests_and_replace_nothing(run, tmp_p
         assert (tests / name).is_file()
     assert (tests / "models" / "test_heed.py").is_file()
     assert (tests / "exporters" / "__init__.py").is_file()
-
-
-def test_every_model_of_the_command_has_a_file(run):
     assert {path.stem.removeprefix("test_") for path in (run.SUITE / "models").glob("test_*.py")} == set(run.MODELS)
 
 
-def test_writing_replaces_the_written_part_alone(run, tmp_path, monkeypatch):
+def test_writing_replaces_the_written_part_alone(tmp_path, monkeypatch):
     document = tmp_path / "conformance.md"
     document.write_text(f"before\n{run.BEGIN}\nold\n{run.END}\nafter\n")
     monkeypatch.setattr(run, "DOCUMENT", document)

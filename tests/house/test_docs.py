@@ -7,15 +7,12 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import pytest
 import typer
 from transformers.utils import logging as transformers_logging
 
-from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli.main import app
-from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training.recipe_file import read_recipe
+from helpers import untrained_folder
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,32 +23,17 @@ COMMANDS = sorted(
         line.strip().removeprefix("$ ")
         for document in DOCUMENTS
         for line in document.read_text(encoding="utf-8").splitlines()
-        if re.match(r"(\$ )?(heedful |accelerate launch |python scripts/)", line.strip())
+        if re.match(r"(\$ )?(heedful |accelerate launch |torchrun |srun |python scripts/)", line.strip())
     }
 )
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def quickstart_model(tmp_path_factory) -> Path:
-    """A folder like the one that `make quickstart` leaves, untrained."""
-    folder = tmp_path_factory.mktemp("quickstart")
-    pairs = list(korean_english_pairs("train", 300))
-    tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=400)
-    model = HeedForConditionalGeneration(HeedConfig(vocab_size=400, d_model=32, encoder_layers=1, decoder_layers=1))
-    model.save_pretrained(folder)
-    tokenizers.save_pretrained(folder)
-    return folder
-
-
-def test_the_python_of_the_readme_runs(quickstart_model, capsys):
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     transformers_logging.disable_progress_bar()
-    (code,) = blocks("python")
-    assert "runs/quickstart/model" in code
-    exec(code.replace("runs/quickstart/model", str(quickstart_model)), {})
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    untrained_folder(tmp_path / "runs/quickstart/model")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
     assert capsys.readouterr().out.strip().startswith("[")
 
 
@@ -72,8 +54,12 @@ def test_the_chatbots_answers_are_counted_as_the_guide_does(tmp_path, monkeypatc
 
 def check_command(command: str) -> None:
     words = shlex.split(re.split(r" [<>|] ", command)[0])
-    if words[0] == "accelerate":
-        words = ["heedful", "train", *words[words.index("scripts/train.py") + 1 :]]
+    if "--config_file" in words:
+        assert (ROOT / words[words.index("--config_file") + 1]).is_file()
+    if words[0] in ("accelerate", "srun", "torchrun"):
+        is_module = "-m" in words
+        start = words.index("-m" if is_module else "scripts/train.py") + 1
+        words = words[start:] if is_module else ["heedful", "train", *words[start:]]
     if words[0] == "python":
         assert (ROOT / words[1]).is_file()
         return
@@ -95,11 +81,10 @@ def test_every_command_of_the_documents_has_known_options_and_recipes():
 
 
 def test_every_make_target_of_the_documents_exists():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     texts = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     targets = set(re.findall(r"^make (\w+)", texts, flags=re.MULTILINE))
     assert {"quickstart", "test", "check"} <= targets
-    assert [target for target in targets if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)] == []
+    assert targets <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.MULTILINE))
 
 
 def test_the_quickstart_installs_what_it_uses_and_the_tests_the_rest(tmp_path):
@@ -114,13 +99,21 @@ def test_the_quickstart_installs_what_it_uses_and_the_tests_the_rest(tmp_path):
         assert installed == [["torch", '".[plots]"'], *[["torch", '".[plots]"', '".[dev,all]"']] * 2]
 
 
+def test_every_test_that_a_document_names_exists():
+    texts = "".join(map(Path.read_text, [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]))
+    named = sorted(set(re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", texts)))
+    assert len(named) > 100
+    assert [file for file, _ in named if not (ROOT / file).is_file()] == []
+    assert [name for file, name in named if name and f"\ndef {name}(" not in (ROOT / file).read_text("utf-8")] == []
+
+
 def test_every_link_to_a_file_leads_somewhere():
     for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_the_page_of_installation_says_what_every_extra_is_for():
+def test_the_page_of_installation_says_what_every_extra_is_for_and_no_other_is_named():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"\| Extra \| For \|\n\|---\|---\|\n((?:\|.*\n)+)", page)
@@ -128,10 +121,7 @@ def test_the_page_of_installation_says_what_every_extra_is_for():
     assert [name.strip("`") for name, _ in rows] == list(project["optional-dependencies"])
     assert all(purpose for _, purpose in rows)
     assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in README
-
-
-def test_documents_install_only_extras_that_there_are():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    named = re.findall(r"pip install [\"'](?:heedful|\.)\[([\w,]+)\]", "".join(map(Path.read_text, DOCUMENTS)))
-    assert len(named) >= 6
-    assert {extra for names in named for extra in names.split(",")} <= set(extras)
+    texts = "".join(map(Path.read_text, [*DOCUMENTS, *(ROOT / "modeling").rglob("*.py")]))
+    named = re.findall(r"(?:heedful|pip install [\"']\.)\[([\w,]+)\]", texts)
+    assert len(named) >= 10
+    assert {extra for names in named for extra in names.split(",")} <= set(project["optional-dependencies"])

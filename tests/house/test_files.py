@@ -13,15 +13,6 @@ from heedful.data.sources import read_pairs
 from heedful.files import check_writable, leftovers, new_folder, read_lines, write_text, written_whole
 
 
-def test_what_has_the_old_name_of_a_partial_file_stays(tmp_path):
-    (tmp_path / "out.txt.partial").mkdir()
-    (tmp_path / "out.txt.partial" / "thesis").write_text("precious")
-    write_text(tmp_path / "out.txt", "text")
-    assert (tmp_path / "out.txt.partial" / "thesis").read_text() == "precious"
-    assert (tmp_path / "out.txt").read_text() == "text"
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 def test_two_that_write_one_file_leave_the_whole_text_of_the_last(tmp_path):
     path, has_begun, may_end = tmp_path / "out.txt", threading.Event(), threading.Event()
 
@@ -75,9 +66,11 @@ def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path):
         check_writable(tmp_path / "lost.txt", name="-o")
 
 
-def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path):
-    path = tmp_path / "out.txt"
-    path.write_text("before")
+def test_an_error_leaves_what_was_there_even_the_old_name_of_a_partial_file_and_nothing_else(tmp_path):
+    path, thesis = tmp_path / "out.txt", tmp_path / "out.txt.partial" / "thesis"
+    thesis.parent.mkdir()
+    thesis.write_text("precious")
+    write_text(path, "before")
 
     def write():
         with written_whole(path) as partial:
@@ -86,8 +79,8 @@ def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         write()
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
+    assert (path.read_text(), thesis.read_text()) == ("before", "precious")
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path):

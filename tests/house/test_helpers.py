@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from helpers import WITHOUT_HEEDFUL, assert_refused, each_once, fresh_process, pairwise
+from helpers import WITHOUT_HEEDFUL, assert_refused, fresh_process, pairwise
 
 
-@pytest.mark.parametrize("sizes", [(3,), (2, 3), (4, 2, 2), (13, 3, 2), (5, 4, 3, 2), (2, 2, 2, 2, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [(3,), (2, 3), (13, 3, 2), (2, 2, 2, 2, 2)], ids=str)
 def test_every_pair_of_values_is_in_few_combinations(sizes):
     axes = [{f"{name}{value}": value for value in range(size)} for name, size in zip("abcde", sizes, strict=False)]
     found = pairwise(*axes)
@@ -22,25 +22,20 @@ def test_every_pair_of_values_is_in_few_combinations(sizes):
     assert len(found) == len(set(found)) <= largest[0] * largest[-1] * (1.5 if len(sizes) > 2 else 1)
 
 
-def test_whatever_is_not_refused_as_it_should_be_is_told():
+def test_whatever_is_not_refused_as_it_should_be_is_named():
     assert_refused([("a", "invalid literal"), ("b", "'b'")], int)
-    with pytest.raises(AssertionError) as told:
+    with pytest.raises(AssertionError) as raised:
         assert_refused([("a", "invalid literal"), ("b", "'c'"), ("3", "invalid")], int)
-    assert str(told.value).splitlines()[-2:] == [
+    assert str(raised.value).splitlines()[-2:] == [
         "b: invalid literal for int() with base 10: 'b' does not say 'c'",
         "3 is accepted",
     ]
 
 
-def test_each_value_has_one_of_the_others_in_turn_and_a_thorough_one_all():
-    found = each_once("abcd", [1, 2], thorough="b")
-    assert found == [("a", 1), ("b", 1), ("b", 2), ("c", 2), ("d", 1)]
-
-
 def test_tests_and_the_processes_that_they_start_see_no_graphics_card():
     code = "import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == repr(os.environ["CUDA_VISIBLE_DEVICES"]) == "''"
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed.strip() == repr(os.environ["CUDA_VISIBLE_DEVICES"]) == "''"
 
 
 def test_a_new_process_tells_which_piece_raised_and_has_no_heedful_where_it_is_not_to_be(tmp_path):

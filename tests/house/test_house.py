@@ -18,19 +18,17 @@ ROOT = Path(__file__).parents[2]
 TOOL = runpy.run_path(str(ROOT / "scripts" / "upkeep" / "house.py"))
 PACKAGE = Path(heedful.__file__).resolve().parent
 ROOMS = TOOL["rooms"]()
+HOUSE = set().union(*ROOMS["The house"].values())
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TOUR = (ROOT / "docs" / "reading.md").read_text(encoding="utf-8")
 STATIONS = [match[1] for match in TOOL["STATION"].findall(TOUR)]
 
 
-def test_every_file_is_in_one_room_and_every_room_has_files():
+def test_every_file_is_in_one_room_and_the_house_is_small_and_imports_no_annex_when_it_is_imported():
     rows = [paths for part in ROOMS.values() for paths in part.values()]
     assert all(rows)
-    counts = Counter(path for paths in rows for path in paths)
-    assert counts == Counter(PACKAGE.rglob("*.py"))
-
-
-def test_the_house_imports_no_annex_when_it_is_imported():
+    assert Counter(path for paths in rows for path in paths) == Counter(PACKAGE.rglob("*.py"))
+    assert TOOL["lines_of"](HOUSE) <= TOOL["MOST"] == 11_000
     assert TOOL["crossings"]() == []
 
 
@@ -47,25 +45,14 @@ def test_an_import_within_a_function_or_for_annotations_does_not_count_and_any_o
     assert found == {"heedful.data.one", "heedful.data.one.a", "heedful.two", "four", "five", "six", "seven"}
 
 
-def test_the_house_is_small():
-    assert TOOL["lines_of"](set().union(*ROOMS["The house"].values())) <= TOOL["MOST"] == 11_000
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/reading.md"])
-def test_the_pages_have_todays_lines(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert TOOL["with_todays_lines"](text) == text, "python scripts/upkeep/house.py --write"
-
-
-def test_the_readme_has_both_tables_and_is_short():
+def test_readme_and_tour_have_todays_lines_and_tables_and_are_short():
+    for text in (README, TOUR):
+        assert TOOL["with_todays_lines"](text) == text, "python scripts/upkeep/house.py --write"
     assert len(TOOL["TABLE"].findall(README)) == 2
     assert len(README.splitlines()) <= 120
-
-
-def test_the_tour_has_some_twenty_files_of_the_house():
-    house = set().union(*ROOMS["The house"].values())
+    # The tour has some twenty files of the house.
     assert 18 <= len(STATIONS) <= 22
-    assert [name for name in STATIONS if PACKAGE / name not in house] == []
+    assert [name for name in STATIONS if PACKAGE / name not in HOUSE] == []
     numbers = [int(number) for number in re.findall(r"^\| (\d+) \| `", TOUR, flags=re.MULTILINE)]
     assert numbers == list(range(1, len(STATIONS) + 1))
 

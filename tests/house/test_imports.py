@@ -38,10 +38,15 @@ def name_of(path: Path) -> str:
 
 
 @functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Return the dotted names that a file imports, those inside functions too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -53,15 +58,10 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-def home_of(name: str) -> str:
-    """Return the module of a dotted name: of a public name where it is defined, of a name in a module the module."""
-    parts = name.split(".")
-    return heedful._HOMES.get(parts[1], name) if parts[0] == "heedful" and len(parts) > 1 else name
-
-
 def floor_of(name: str) -> int | None:
     """Return the floor of a dotted name, or `None` for the package itself and everything outside."""
-    path = home_of(name).removeprefix("heedful.").replace(".", "/") + "/"
+    home = heedful._HOMES.get(room_of(name), name)  # of a public name
+    path = home.removeprefix("heedful.").replace(".", "/") + "/"
     if not room_of(name) or path.startswith("__"):
         return None
     # A flat file belongs to the floor that names it most exactly.
@@ -114,49 +114,33 @@ def test_imports_inside_the_package_have_no_circle():
     assert not edges
 
 
-def test_yaml_is_read_in_one_module():
-    readers = [name_of(path) for path in FILES if {name.split(".")[0] for name in imports_of(path)} & {"yaml"}]
-    assert len(readers) == 1
+def importing(*outer: str) -> list[str]:
+    """Return the names of the package's files that import one of these outer names."""
+    return [name_of(path) for path in FILES if {name.split(".")[0] for name in imports_of(path)} & {*outer}]
 
 
-def uses(path: Path, function: str) -> bool:
-    calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-    return any(isinstance(call, ast.Name) and call.id == function for call in calls)
-
-
-def test_only_the_command_line_prints():
-    assert {room_of(name_of(path)) for path in FILES if uses(path, "print")} == {"cli"}
-
-
-def test_only_the_command_line_parses_arguments():
-    parsers = {"argparse", "typer", "click"}
-    found = {room_of(name_of(path)) for path in FILES if {name.split(".")[0] for name in imports_of(path)} & parsers}
-    assert found == {"cli"}
-
-
-def test_no_script_is_imported_by_the_package():
-    scripts = {path.stem for path in SCRIPTS.rglob("*.py")} | {"scripts", "tests", "helpers"}
-    assert not {(name_of(path), name) for path in FILES for name in imports_of(path) if name.split(".")[0] in scripts}
+def test_one_module_reads_yaml_only_the_command_line_parses_arguments_and_prints_and_no_script_is_imported():
+    assert len(importing("yaml")) == 1
+    assert {*map(room_of, importing("argparse", "typer", "click"))} == {"cli"}
+    assert not importing("scripts", "tests", "helpers", *(path.stem for path in SCRIPTS.rglob("*.py")))
+    printing = [path for path in FILES if re.search(r"(?<![\w.])print\(", path.read_text())]
+    assert {room_of(name_of(path)) for path in printing} == {"cli"}
 
 
 def test_room_docstrings_are_all_that_room_files_hold():
     for path in PACKAGE.glob("*/__init__.py"):
-        assert [type(node) for node in ast.parse(path.read_text()).body] == [ast.Expr], path
+        assert [type(node) for node in tree_of(path).body] == [ast.Expr], path
 
 
 def test_importing_heed_imports_neither_torch_nor_transformers():
     script = "import sys, heedful; dir(heedful); print(sorted({'torch', 'transformers', 'yaml'} & sys.modules.keys()))"
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == "[]"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "[]\n"
 
 
-def test_every_public_name_has_a_file_that_defines_it():
+def test_every_public_name_has_a_file_that_defines_it_and_any_other_is_an_attribute_error():
     for name, home in heedful._HOMES.items():
-        tree = ast.parse((PACKAGE.parent / (home.replace(".", "/") + ".py")).read_text())
-        assert name in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}, name
-
-
-def test_an_unknown_public_name_is_an_attribute_error():
+        body = tree_of(PACKAGE.parent / (home.replace(".", "/") + ".py")).body
+        assert name in {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}, name
     with pytest.raises(AttributeError, match="HeedTransformer"):
         _ = heedful.HeedTransformer
 

@@ -11,9 +11,9 @@ from typing import get_type_hints
 import pytest
 import torch
 import yaml
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from heedful import HeedForConditionalGeneration
-from heedful.cli.main import main
 from heedful.proposals.first_recipe import comments_of
 from heedful.training.model_of_recipe import config_of
 from heedful.training.recipe import Recipe
@@ -55,31 +55,26 @@ def keys_of(kind, prefix=""):
             yield prefix + entry.name
 
 
-def flat(tree, sections, prefix=""):
-    for key, value in tree.items():
-        name = prefix + key
-        if any(known.startswith(name + ".") for known in sections):
-            yield from flat(value, sections, name + ".")
-        else:
-            yield name
+@pytest.fixture
+def printed(heedful_command):
+    """Run a command that ends well, and return what it prints."""
+
+    def run(*arguments):
+        code, output, errors = heedful_command(*arguments)
+        assert code == 0, errors
+        return output
+
+    return run
 
 
-def test_every_recipe_and_size_is_listed_with_a_sentence_and_printed(monkeypatch, capsys):
-    listed = command(monkeypatch, capsys, "recipes")
+def test_every_recipe_and_size_is_listed_with_a_sentence_and_printed(printed):
     names = {path.stem for path in RECIPES} | {path.parent.name for path in MODELS}
-    lines = dict(re.findall(r"^  (\S+) {2,}(\S.{20,})$", listed, flags=re.MULTILINE))
+    assert names >= {"quickstart", "multi30k-de-en", "base", "big", "small"}
+    lines = dict(re.findall(r"^  (\S+) {2,}(\S.{20,})$", printed("recipes"), flags=re.MULTILINE))
     assert set(lines) == names
     assert lines["quickstart"].startswith("Korean to English on the built-in corpus")
-    assert command(monkeypatch, capsys, "recipes", "quickstart").startswith("# Korean to English on the built-in")
-    assert json.loads(command(monkeypatch, capsys, "recipes", "paper-C-N2"))["encoder_layers"] == 2
-
-
-def command(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr("sys.argv", ["heedful", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    return capsys.readouterr().out
+    assert printed("recipes", "quickstart").startswith("# Korean to English on the built-in")
+    assert json.loads(printed("recipes", "paper-C-N2"))["encoder_layers"] == 2
 
 
 def test_what_the_table_says_of_a_size_is_so():
@@ -91,25 +86,11 @@ def test_what_the_table_says_of_a_size_is_so():
                 assert written[field] == float(found[1]), (name, field)
 
 
-@pytest.mark.parametrize("name", ["quickstart", "quickstart.yaml"])
-def test_recipes_and_sizes_are_found_by_name_from_anywhere(name, tmp_path, monkeypatch):
+def test_recipes_and_sizes_are_found_by_name_from_anywhere_and_a_file_wins_over_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert read_recipe(name).name == "heed-quickstart-ko-en"
+    for name in ("quickstart", "quickstart.yaml"):
+        assert read_recipe(name).name == "heed-quickstart-ko-en"
     assert read_config("small")["d_model"] == 256
-    assert read_recipe("multi30k-de-en").data.folder == "corpora/multi30k"
-
-
-def test_the_recipe_at_strength_makes_the_model_that_its_figures_are_of():
-    recipe = read_recipe("multi30k-de-en")
-    vocabulary = dict.fromkeys(("vocab_size", "decoder_vocab_size"), recipe.tokenizer.vocab_size)
-    with torch.device("meta"):
-        model = HeedForConditionalGeneration(config_of(recipe.model, vocabulary, recipe.tokenizer.joint))
-    guide = (CONFIGURATION.parent / "docs" / "guides" / "publish.md").read_text(encoding="utf-8")
-    assert f"of {model.num_parameters() / 1e6:.1f} million parameters (d_model 256, 4 + 4 layers, Multi30k)" in guide
-
-
-def test_a_file_wins_over_a_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     Path("quickstart").write_text(to_yaml(read_recipe("quickstart", ["name=mine"])))
     Path("small").mkdir()
     assert read_config("small")["d_model"] == 256  # a folder without a config.json is none
@@ -118,28 +99,28 @@ def test_a_file_wins_over_a_name(tmp_path, monkeypatch):
     assert read_config("small") == read_config("small/config.json") == {"d_model": 8}
 
 
-@pytest.mark.parametrize("name", ["quikstart", "quikstart.yaml", "recipes/quikstart.yaml"])
-def test_an_unknown_name_is_answered_with_near_ones(name):
-    with pytest.raises(FileNotFoundError, match=rf"The recipe {name} does not exist \(did you mean quickstart\?\)"):
-        read_recipe(name)
+def test_the_recipe_at_strength_makes_the_model_that_its_figures_are_of():
+    recipe = read_recipe("multi30k-de-en")
+    assert recipe.data.folder == "corpora/multi30k"
+    vocabulary = dict.fromkeys(("vocab_size", "decoder_vocab_size"), recipe.tokenizer.vocab_size)
+    with torch.device("meta"):
+        model = HeedForConditionalGeneration(config_of(recipe.model, vocabulary, recipe.tokenizer.joint))
+    guide = (CONFIGURATION.parent / "docs" / "guides" / "publish.md").read_text(encoding="utf-8")
+    assert f"of {model.num_parameters() / 1e6:.1f} million parameters (d_model 256, 4 + 4 layers, Multi30k)" in guide
+
+
+def test_an_unknown_name_is_answered_with_near_ones():
+    for name in ("quikstart", "quikstart.yaml", "recipes/quikstart.yaml"):
+        message = rf"The recipe {name} does not exist \(did you mean quickstart\?\)"
+        with pytest.raises(FileNotFoundError, match=message):
+            read_recipe(name)
     with pytest.raises(FileNotFoundError, match=r"config smal \(`model.config`\) does not exist \(did you mean small"):
         read_config("smal")
-    with pytest.raises(
-        ValueError, match=r"`NAME` must be one .* but is 'paper-C-N3' instead \(did you mean paper-C-N"
-    ):
+    with pytest.raises(ValueError, match=r"`NAME` must be .* but is 'paper-C-N3' instead \(did you mean paper-C-N"):
         find_known("paper-C-N3")
 
 
-def test_there_are_recipes_and_models():
-    assert {path.stem for path in RECIPES} >= {"quickstart", "multi30k-de-en"}
-    assert {path.parent.name for path in MODELS} >= {"base", "big", "small"}
-
-
 def test_every_recipe_is_one_and_its_model_can_be_built():
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM
-
-    import heedful  # noqa: F401
-
     for path in RECIPES:
         recipe = read_recipe(path)
         assert make_recipe(yaml.safe_load(to_yaml(recipe))) == recipe
@@ -151,15 +132,10 @@ def test_every_recipe_is_one_and_its_model_can_be_built():
             config = AutoConfig.for_model(options.pop("model_type", "heed"), **options)
             model = AutoModelForSeq2SeqLM.from_config(config)
         assert model.num_parameters() > 0
-        for name, value in recipe.model.options.items():
-            assert getattr(model.config, name) == value
+        assert {name: getattr(model.config, name) for name in recipe.model.options} == recipe.model.options
 
 
 def test_every_model_config_loads_and_builds():
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM
-
-    import heedful  # noqa: F401
-
     kinds = {"heed": "HeedForConditionalGeneration", "heed_rnn": "HeedRNNForConditionalGeneration"}
     for path in MODELS:
         config = AutoConfig.from_pretrained(path.parent)
@@ -171,13 +147,8 @@ def test_every_model_config_loads_and_builds():
         assert {name: getattr(config, name) for name in written} == written
 
 
-def test_one_recipe_mentions_every_key_there_is():
-    keys = set(keys_of(Recipe))
-    assert {"seed", "data.cleaning.drop_overlap", "optimization.beta1", "card.limits"} <= keys
-    assert set(flat(yaml.safe_load(FULL.read_text(encoding="utf-8")), keys)) == keys
-
-
-def test_every_key_of_the_full_recipe_has_its_comment():
+def test_one_recipe_mentions_every_key_there_is_with_a_comment():
+    assert {"seed", "data.cleaning.drop_overlap", "optimization.beta1", "card.limits"} <= {*keys_of(Recipe)}
     beside = comments_of(FULL)
     assert beside["seed"] == "of weights, dropout and order of the data"
     assert "glob" in beside["data.train"]
@@ -185,6 +156,9 @@ def test_every_key_of_the_full_recipe_has_its_comment():
     assert [key for key in keys_of(Recipe) if not beside[key]] == []
 
 
+FEW = " optimization.max_updates=2 optimization.tokens_per_update=500 optimization.mixed_precision=no"
+FEW += " optimization.warmup_updates=1 validation.sentences=2 decoding.bootstrap=0 decoding.max_length=3"
+FEW += " data.cleaning.drop_overlap=false"
 WORDS = ["a", "bad", "cab", "dab", "ebb"]
 TASK_RECIPES = ["cmudict-g2p", "cmudict-p2g", "korean-spacing", "numbers", "reverse", "scan", "spelling"]
 
@@ -204,7 +178,7 @@ def lay_out(folder):
 
 
 @pytest.mark.parametrize("name", slow_but(["cmudict-g2p", "numbers", "scan"], TASK_RECIPES))
-def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, tmp_path, monkeypatch, capsys):
+def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, tmp_path, monkeypatch, printed):
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
     text = (CONFIGURATION / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
@@ -214,12 +188,8 @@ def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, t
         # Enough to train on that they have all words of the others.
         line = re.sub(r"--count \d+", "--count 2000" if "/train." in line else "--count 20", line)
         line = re.sub(r"path/to/\w+\.jsonl\.gz", "texts.jsonl.gz", line).replace("path/to/cmudict", ".")
-        line = line.replace("path/to/SCAN/simple_split/", "")
-        if line.startswith("train"):
-            line += " optimization.max_updates=2 optimization.tokens_per_update=500 optimization.mixed_precision=no"
-            line += " optimization.warmup_updates=1 validation.sentences=2 decoding.bootstrap=0 decoding.max_length=3"
-            line += " data.cleaning.drop_overlap=false"
-        command(monkeypatch, capsys, *shlex.split(line))
+        line = line.replace("path/to/SCAN/simple_split/", "") + FEW * line.startswith("train")
+        printed(*shlex.split(line))
     assert json.loads(Path(f"runs/{name}/model/metrics.json").read_text())["validation"]["loss"] > 0
 
 
@@ -229,10 +199,8 @@ GUIDED = re.findall(r"^heedful (?:pairs|train) .+$", GUIDE.read_text(encoding="u
 
 def test_the_guide_to_other_tasks_names_recipes_and_their_first_lines():
     guide = GUIDE.read_text(encoding="utf-8")
-    named = {
-        name for row in re.findall(r"^\| (`[^|]+`) \|", guide, re.MULTILINE) for name in re.findall("`(.+?)`", row)
-    }
-    assert named == set(TASK_RECIPES)
+    cells = re.findall(r"^\| (`[^|]+`) \|", guide, re.MULTILINE)
+    assert {name for cell in cells for name in re.findall("`(.+?)`", cell)} == set(TASK_RECIPES)
     recipe = (CONFIGURATION / "recipes" / "numbers.yaml").read_text(encoding="utf-8")
     others = [line for line in GUIDED if f"#   {line}\n" not in recipe]
     assert len(GUIDED) == 9
@@ -240,24 +208,24 @@ def test_the_guide_to_other_tasks_names_recipes_and_their_first_lines():
     assert read_recipe("cmudict-g2p").data.references == "alternatives"
 
 
-def test_cutoffs_of_length_in_the_guide_part_the_tasks_of_scan(tmp_path, monkeypatch, capsys):
+def test_cutoffs_of_length_in_the_guide_part_the_tasks_of_scan(tmp_path, monkeypatch, printed):
     monkeypatch.chdir(tmp_path)
     tasks = (f"IN: {'jump ' * count}now OUT: {'I_JUMP ' * count}I_NOW\n" for count in range(48))
     Path("tasks.txt").write_text("".join(tasks), encoding="utf-8")
     for line in (line for line in GUIDED if line.startswith("heedful pairs scan")):
-        command(monkeypatch, capsys, *shlex.split(line.replace("path/to/SCAN/", ""))[1:])
+        printed(*shlex.split(line.replace("path/to/SCAN/", ""))[1:])
     train, test = (Path(f"scan26/{name}.jsonl").read_text().splitlines() for name in ("train", "test"))
     assert (len(train), len(test)) == (26, 22)
     assert len(json.loads(train[-1])["target"].split()) == 26
     assert read_recipe("scan", shlex.split(GUIDED[6])[3:]).output == "runs/scan26"
 
 
-def test_the_guide_mixes_korean_texts_with_others_that_have_nouns_of_a_dictionary(tmp_path, monkeypatch, capsys):
+def test_the_guide_mixes_korean_texts_with_others_that_have_nouns_of_a_dictionary(tmp_path, monkeypatch, printed):
     monkeypatch.chdir(tmp_path)
     Path("nouns.txt").write_text("학교/25\n바다/25\n", encoding="utf-8")
     Path("train.jsonl").write_text((json.dumps({"ko": "나는 학교에 간다."}) + "\n") * 20, encoding="utf-8")
     make, train = (shlex.split(line) for line in GUIDED[-2:])
-    command(monkeypatch, capsys, *(part.replace("path/to/train.jsonl.gz", "train.jsonl") for part in make[1:]))
+    printed(*(part.replace("path/to/train.jsonl.gz", "train.jsonl") for part in make[1:]))
     made = set(Path("spacing/nouns5.jsonl").read_text(encoding="utf-8").splitlines())
     assert made == {'{"source": "나는바다에간다.", "target": "나는 바다에 간다."}'}
     assert read_recipe(train[2], train[3:]).data.mixture["nouns"].train == "nouns5.jsonl"

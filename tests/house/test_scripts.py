@@ -2,7 +2,6 @@
 
 import ast
 import gzip
-import importlib.util
 import json
 import math
 import runpy
@@ -16,37 +15,37 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from heedful import HeedConfig, HeedForConditionalGeneration, Translator
+from heedful import Translator
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.model_card import CardFacts, write_model_card
 from heedful.training.recipe_file import read_recipe
-from helpers import tiny_model
+from helpers import load_script, tiny_model, untrained_folder
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def load(name: str):
-    spec = importlib.util.spec_from_file_location(f"script_{Path(name).name}", SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(f"scripts/{name}.py")
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("scripts") / "model"
-    pairs = list(korean_english_pairs("train", 300))
-    tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=400)
-    sizes = {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_layers": 1, "decoder_layers": 1}
-    model = HeedForConditionalGeneration(HeedConfig(vocab_size=400, d_model=32, **sizes))
-    model.generation_config.max_new_tokens = 6
-    model.save_pretrained(folder)
-    tokenizers.save_pretrained(folder)
-    return folder
+    return untrained_folder(tmp_path_factory.mktemp("scripts") / "model", max_new_tokens=6)
 
 
-def test_the_quickstart_goes_on_to_its_scores_where_no_picture_can_be_drawn(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def run_script(monkeypatch):
+    """Run a script's `main` with the arguments of a command line."""
+
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, "argv", ["script.py", *map(str, arguments)])
+        script.main()
+
+    return run
+
+
+def test_the_quickstart_goes_on_to_its_scores_where_no_picture_can_be_drawn(tmp_path, monkeypatch, capsys, run_script):
     scores = {name: {"exact_match": 97.5} for name in ("test", "compositional")}
 
     def run(command, **_):
@@ -58,29 +57,20 @@ def test_the_quickstart_goes_on_to_its_scores_where_no_picture_can_be_drawn(tmp_
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("subprocess.run", run)
-    monkeypatch.setattr(sys, "argv", ["quickstart.py"])
-    load("quickstart").main()
+    run_script(load("quickstart"))
     printed = capsys.readouterr().out
     assert "test            97.5 %" in printed
     assert "heat map   none, see above" in printed
-    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--help"])
     monkeypatch.setattr("subprocess.run", lambda *arguments, **_: pytest.fail("It trains."))
     with pytest.raises(SystemExit, match="It takes no arguments"):
-        load("quickstart").main()
+        run_script(load("quickstart"), "--help")
 
 
-def finetune(model_folder: Path, output: Path, **changes):
+def test_finetuning_lowers_the_loss_and_saves_an_ordinary_folder_which_it_then_refuses(model_folder, tmp_path, capsys):
     settings = {"train": "builtin:train:96", "validation": "builtin:validation:8", "source": "ko", "target": "en"}
-    load("finetune").finetune(
-        model=model_folder,
-        output=output,
-        **{**settings, "epochs": 2.0, "batch_size": 16, "learning_rate": 5e-3, "warmup_steps": 1, **changes},
-    )
-
-
-def test_finetuning_with_the_trainer_lowers_the_loss_and_saves_an_ordinary_folder(model_folder, tmp_path, capsys):
-    output = tmp_path / "finetuned"
-    finetune(model_folder, output, accumulation=2, epochs=3.0, learning_rate=1e-2)
+    settings |= {"epochs": 3.0, "batch_size": 16, "accumulation": 2, "learning_rate": 1e-2, "warmup_steps": 1}
+    output, script = tmp_path / "finetuned", load("finetune")
+    script.finetune(model=model_folder, output=output, **settings)
     scores = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{'eval_loss'")]
     assert ast.literal_eval(scores[-1])["eval_loss"] < 0.98 * math.log(400)  # 400 tokens: guessing costs log 400
     tuned = AutoModelForSeq2SeqLM.from_pretrained(output)
@@ -88,14 +78,9 @@ def test_finetuning_with_the_trainer_lowers_the_loss_and_saves_an_ordinary_folde
     assert tuned.generate(**inputs, max_new_tokens=5).shape[0] == 1
     before = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
     assert not tuned.lm_head.weight.equal(before.lm_head.weight)
-
-
-def test_finetuning_refuses_a_folder_that_holds_something(model_folder, tmp_path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="`--output` must be an empty folder"):
-        finetune(model_folder, tmp_path / "full")
-    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+        script.finetune(model=model_folder, output=output, **settings)
+    assert AutoModelForSeq2SeqLM.from_pretrained(output).lm_head.weight.equal(tuned.lm_head.weight)
 
 
 def test_generating_prints_what_the_model_translates(model_folder, capsys):
@@ -107,23 +92,19 @@ def test_generating_prints_what_the_model_translates(model_folder, capsys):
         assert capsys.readouterr().out == "\n".join(expected) + "\n"
 
 
-class RecordedHub:
-    """The part of HfApi that a push asks, which remembers what it was asked."""
+def test_publishing_checks_the_folder_pushes_it_and_names_the_revision(model_folder, tmp_path, monkeypatch, capsys):
+    asked = []
 
-    def __init__(self, token=None):
-        RecordedHub.asked = []
-
-    def create_repo(self, name, **options):
-        self.asked.append((name, options["private"]))
+    def create_repo(name, **options):
+        asked.append((name, options["private"]))
         return SimpleNamespace(repo_id=name)
 
-    def upload_folder(self, repo_id, folder_path, **options):
-        self.asked.append((repo_id, (folder_path / "README.md").read_text(encoding="utf-8")))
+    def upload_folder(repo_id, folder_path, **options):
+        asked.append((repo_id, (folder_path / "README.md").read_text(encoding="utf-8")))
         return SimpleNamespace(oid="abc123", commit_url="https://hub/me/model/commit/abc123")
 
-
-def test_publishing_checks_the_folder_pushes_it_and_tells_the_revision(model_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("huggingface_hub.HfApi", RecordedHub)
+    hub = SimpleNamespace(create_repo=create_repo, upload_folder=upload_folder)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda token=None: hub)
     folder = shutil.copytree(model_folder, tmp_path / "model")
     publish = load("publish").publish
     with pytest.raises(FileNotFoundError, match=r"README\.md"):
@@ -131,8 +112,8 @@ def test_publishing_checks_the_folder_pushes_it_and_tells_the_revision(model_fol
     facts = json.loads((SCRIPTS.parent / "tests/publishing/quickstart_facts.json").read_text(encoding="utf-8"))
     write_model_card(folder, CardFacts(**facts))
     publish(folder, "me/model", private=True)
-    assert RecordedHub.asked[0] == ("me/model", True)
-    assert 'repository = "me/model"' in RecordedHub.asked[1][1]
+    assert asked[0] == ("me/model", True)
+    assert 'repository = "me/model"' in asked[1][1]
     printed = capsys.readouterr().out
     assert "pipeline_tag: translation" in printed
     assert "from_pretrained('me/model', revision='abc123')" in printed
@@ -149,9 +130,8 @@ def test_examples_are_short_and_begin_with_the_command_to_type():
 
 def test_the_train_script_is_the_train_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "missing.yaml"])
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match=r"^2$"):
         runpy.run_path(str(SCRIPTS / "train.py"), run_name="__main__")
-    assert stopped.value.code == 2
     assert "missing.yaml does not exist" in capsys.readouterr().err
 
 
@@ -165,7 +145,9 @@ def test_the_quickstart_translates_sentences_that_come_after_the_tested_ones():
     assert not trained & {pair["ko"] for pair in unseen}
 
 
-def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_one(tmp_path, monkeypatch, capsys):
+def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_one(
+    tmp_path, monkeypatch, capsys, run_script
+):
     script, commands = load("upkeep/low_resource"), []
 
     def run(command, **_):
@@ -188,13 +170,12 @@ def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_
     with gzip.open(tmp_path / "train.jsonl.gz", "wt") as stream:
         stream.writelines(json.dumps({"translation": {"en": f"a {n}", "de": f"b {n}"}}) + "\n" for n in range(5005))
     rows = ["plain", "back-translation, tagged", "data diversification", "all together"]
-    options = ["--pairs", "5000", "--jobs", "4", "--output", str(tmp_path / "runs"), "--rows", *rows]
+    options = tmp_path, "--pairs", 5000, "--jobs", 4
     for _ in range(2):  # what is known is not measured again
-        monkeypatch.setattr(sys, "argv", ["low_resource.py", str(tmp_path), *options])
-        script.main()
+        run_script(script, *options, "--output", tmp_path / "runs", "--rows", *rows)
     assert sorted(command[0] for command in commands) == ["backtranslate"] * 2 + ["distill"] + ["train"] * 6
-    assert (tmp_path / "runs" / "5000" / "back.de").read_text().splitlines()[0].startswith("b ")
-    assert len((tmp_path / "runs" / "5000" / "back.de").read_text().splitlines()) == 5
+    german = (tmp_path / "runs" / "5000" / "back.de").read_text().splitlines()
+    assert [line[:2] for line in german] == ["b "] * 5
     printed = capsys.readouterr().out.splitlines()
     pasted = [shlex.split(line)[2:] for line in printed if line.startswith("$ heedful")]
     assert sorted(pasted) == sorted(commands)
@@ -203,10 +184,8 @@ def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_
     assert "| all together | 1 | 16.00 | +4.0 | 30.00 | 4.0 |" in printed
     commands.clear()  # where all pairs are taken, no German is left for back-translation
     monkeypatch.setitem(script.SIZES, 5000, (2000, 2, 0))
-    options[options.index("--rows") + 1 :] = [script.TAGGED, "all together", "--seeds", "2"]
-    options[options.index("--output") + 1] = str(tmp_path / "all")
-    monkeypatch.setattr(sys, "argv", ["low_resource.py", str(tmp_path), *options])
-    script.main()
+    taken = "--output", tmp_path / "all", "--rows", script.TAGGED, "all together", "--seeds", 2
+    run_script(script, *options, *taken)
     assert sorted(command[0] for command in commands) == ["backtranslate", "distill"] + ["train"] * 3
     assert not any("synthetic" in part for command in commands for part in map(str, command))
 
@@ -220,7 +199,7 @@ def test_the_page_of_few_pairs_has_the_tables_that_were_measured():
         assert f"\n\n{script.table(known, pairs)}\n\n" in page
 
 
-def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_path, capsys, monkeypatch):
+def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_path, capsys, monkeypatch, run_script):
     texts = ["나는 학교에 간다.", "물", "가 나 다 라 마 바 사", "a b 뷁 c"]
     closed = [text.replace(" ", "") for text in texts]
     tokenizers = train_tokenizers(texts[:3], texts[:3], vocab_size=None, algorithm="character")
@@ -232,8 +211,7 @@ def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_p
     script, asked = load("spacing_f1"), []
     scored = script.spacing_scores
     monkeypatch.setattr(script, "spacing_scores", lambda pairs: scored(asked.append(list(pairs)) or asked[0]))
-    monkeypatch.setattr(sys, "argv", ["spacing_f1.py", str(tmp_path / "test.jsonl"), str(tmp_path / "model")])
-    script.main()
+    run_script(script, tmp_path / "test.jsonl", tmp_path / "model")
     assert [prediction.replace(" ", "") for prediction, _ in asked[0]] == closed
     assert any(" " in prediction for prediction, _ in asked[0])
     assert capsys.readouterr().out.startswith("spaces: precision ")
@@ -241,11 +219,7 @@ def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_p
 
 def test_spaces_are_scored_where_they_stand_among_the_letters_of_the_reference():
     script = load("spacing_f1")
-    for text, counts in (
-        ("나는 학교에 간다.", (2, 2, 2)),
-        ("나는학교에 간 다.", (1, 2, 2)),
-        ("나는 교에 간다.", (1, 2, 2)),  # the space after the first one is lost
-        ("나는학교에간다.", (0, 0, 2)),
-    ):
-        assert script.counts(text, "나는 학교에 간다.") == counts
+    texts = ["나는 학교에 간다.", "나는학교에 간 다.", "나는 교에 간다.", "나는학교에간다."]
+    found = [script.counts(text, texts[0]) for text in texts]
+    assert found == [(2, 2, 2), (1, 2, 2), (1, 2, 2), (0, 0, 2)]  # the third has lost a letter behind its first space
     assert script.spacing_scores([("a b c", "a b c"), ("ab cd", "a bcd")]) == pytest.approx([200 / 3] * 3)

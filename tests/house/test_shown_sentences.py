@@ -36,11 +36,9 @@ def examples():
 
 
 def test_every_translation_that_a_document_shows_is_of_a_sentence_whose_translation_is_known():
-    found = list(examples())
-    assert {document.name for document, *_ in found} >= {
-        *("README.md", "publish.md", "load_and_generate.md", "serve.md")
-    }
-    for document, code, shown in found:
+    names = {document.name for document, *_ in examples()}
+    assert names >= {"README.md", "publish.md", "load_and_generate.md", "serve.md"}
+    for document, code, shown in examples():
         if re.search("[A-Z][a-z]+ ", shown):  # more than numbers and types
             for sentence in SENTENCE.findall(code):
                 assert sentence in SHOWN, (document.name, sentence)
@@ -67,7 +65,5 @@ def test_the_quickstarts_model_says_what_the_documents_show():
             given = shlex.split(before[0].strip(" |"))[1] if before and before[0] else None
             result = CliRunner().invoke(app, shlex.split(words), input=given)
             if result.stdout != shown.rstrip("\n") + "\n":
-                wrong.append(
-                    f"{document.name}: $ {command} prints {result.stdout!r}, but the document shows {shown!r}"
-                )
+                wrong.append(f"{document.name}: $ {command} prints {result.stdout!r}, but shown is {shown!r}")
     assert wrong == []

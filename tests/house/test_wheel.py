@@ -1,18 +1,20 @@
 """The wheel holds all that the package needs, `configuration/` included, and asks for all that it imports."""
 
-import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from email import message_from_string
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
+import heedful
+from helpers import load_script
+
+pytestmark = pytest.mark.multiprocess
 ROOT = Path(__file__).parents[2]
 # What a name that is imported comes with, where that is another distribution.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
@@ -45,8 +47,7 @@ def wheel(tmp_path_factory):
 
 
 def test_a_wheel_holds_every_file_of_the_package_and_the_configuration_once(wheel):
-    with ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+    names = [name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name]
     package = {f"heedful/{name}" for name in files_below(ROOT / "modeling" / "heedful")}
     configuration = {f"heedful/configuration/{name}" for name in files_below(ROOT / "configuration")}
     assert len(configuration) > 30
@@ -54,46 +55,23 @@ def test_a_wheel_holds_every_file_of_the_package_and_the_configuration_once(whee
 
 
 def test_recipes_and_sizes_are_found_in_an_installed_wheel(wheel, tmp_path):
-    with ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
+    ZipFile(wheel).extractall(tmp_path / "site")
     code = "from heedful.training.recipe_file import *; print(MODELS, read_recipe('paper-base').name)"
     code += "; print(read_config(read_recipe('multi30k-de-en').model.config)['d_model'])"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    command = [sys.executable, "-c", code]
-    finished = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert finished.stdout.split() == [str(tmp_path / "site/heedful/configuration/models"), "paper-base", "256"]
-
-
-def imported_at_once(path):
-    """Return the outer names that a file imports when it is imported itself: not inside functions."""
-    found = set()
-    nodes = list(ast.parse(path.read_text(encoding="utf-8")).body)
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module)
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            nodes += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-    return {name.split(".")[0] for name in found}
+    printed = subprocess.check_output([sys.executable, "-c", code], env=environment, cwd=tmp_path, text=True)
+    assert printed.split() == [str(tmp_path / "site/heedful/configuration/models"), "paper-base", "256"]
 
 
 def test_what_training_evaluation_and_translation_need_is_asked_for_without_an_extra(wheel):
-    with ZipFile(wheel) as archive:
-        (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
-        required = message_from_string(archive.read(metadata).decode()).get_all("Requires-Dist")
+    archive = ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+    required = message_from_string(archive.read(metadata).decode()).get_all("Requires-Dist")
     core = {re.match(r"[\w-]+", entry)[0] for entry in required if "extra ==" not in entry}
     assert core >= {"torch", "transformers", "accelerate", "datasets", "evaluate", "sacrebleu", "pyyaml", "typer"}
-    imported = set.union(*map(imported_at_once, (ROOT / "modeling" / "heedful").rglob("*.py")))
+    imports_of = load_script("scripts/upkeep/house.py").module_level_imports
+    imported = {
+        name.split(".")[0] for path in Path(heedful.__file__).parent.rglob("*.py") for name in imports_of(path)
+    }
     needed = {DISTRIBUTIONS.get(name, name) for name in imported - set(sys.stdlib_module_names) - {"heedful"}}
     assert needed - core <= THEIRS | DRAWING
-
-
-def test_every_extra_that_a_message_or_a_guide_names_exists():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    files = [*(ROOT / "modeling").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
-    texts = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    named = {name for entry in re.findall(r"heedful\[([\w,]+)\]", texts) for name in entry.split(",")}
-    assert len(named) >= 5
-    assert named <= set(extras)

@@ -6,39 +6,25 @@ import sys
 import warnings
 from importlib.metadata import version
 
+import peft
 import pytest
 import torch
-from peft import (
-    AutoPeftModelForSeq2SeqLM,
-    IA3Config,
-    LNTuningConfig,
-    LoraConfig,
-    PeftModel,
-    PrefixTuningConfig,
-    PromptEncoderConfig,
-    PromptTuningConfig,
-    get_peft_model,
-)
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    pipeline,
-)
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, pipeline
 
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.checksums_heed import CHECKSUMS_FILE
 from heedful.data.micro_batches import collate
-from heedful.data.tokenizer_training import train_tokenizers
+from heedful.data.tokenization import TokenizerPair
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator
 from helpers import (
-    CODE,
     PAD,
     SHARINGS,
     VARIANTS,
     assert_near,
+    assert_refused,
+    closure_of,
     matrices_of,
     needs_peft_of_transformers,
     padded,
@@ -46,7 +32,8 @@ from helpers import (
     slow_but,
     tiny_model,
 )
-from memorised import PAIRS, memorised_model
+from memorised import learn_by_heart, saved_model
+from trainer_runs import make_trainer
 
 torch.manual_seed(0)
 ROWS = sentences(7, 4, 6)
@@ -58,21 +45,19 @@ TASK = {"task_type": "SEQ_2_SEQ_LM"}
 LORA = {**TASK, "r": 4, "target_modules": ["q_proj", "v_proj"]}
 # Every one of them trains weights beside the model's, and can be merged into them.
 ADAPTERS = {
-    "attention": LoraConfig(**LORA),
-    "all_linear": LoraConfig(**{**LORA, "target_modules": "all-linear"}),
-    "rank_stabilised": LoraConfig(**LORA, use_rslora=True),
-    "dora": LoraConfig(**{**LORA, "target_modules": "all-linear"}, use_dora=True),
-    "new_tokens": LoraConfig(**LORA, trainable_token_indices=[20, 21]),
-    "norms": LNTuningConfig(**TASK, target_modules=["norm"]),  # of a post-norm model
-    "ia3": IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
+    "attention": peft.LoraConfig(**LORA),
+    "all_linear": peft.LoraConfig(**{**LORA, "target_modules": "all-linear"}),
+    "rank_stabilised": peft.LoraConfig(**LORA, use_rslora=True),
+    "dora": peft.LoraConfig(**{**LORA, "target_modules": "all-linear"}, use_dora=True),
+    "new_tokens": peft.LoraConfig(**LORA, trainable_token_indices=[20, 21]),
+    "norms": peft.LNTuningConfig(**TASK, target_modules=["norm"]),  # of a post-norm model
+    "projections": peft.LoraConfig(**{**LORA, "target_modules": ["q_proj", "k_proj", "out_proj"]}),
+    "embeddings": peft.LoraConfig(**{**LORA, "target_modules": ["embed_tokens", "lm_head"]}),
+    "ia3": peft.IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
 }
-# What has other linear layers than the default, and every way to share embeddings.
-LAYERS = {
-    name: VARIANTS[name] for name in ("modern", "additive", "grouped", "bart", "unequal_stacks", "shared_layers")
-} | SHARINGS
 PROMPTS = {
-    "prompt": PromptTuningConfig(**TASK, num_virtual_tokens=4),
-    "prefix": PrefixTuningConfig(**TASK, num_virtual_tokens=4),
+    "prompt": peft.PromptTuningConfig(**TASK, num_virtual_tokens=4),
+    "prefix": peft.PrefixTuningConfig(**TASK, num_virtual_tokens=4),
 }
 
 
@@ -81,55 +66,67 @@ def logits_of(model):
     return model.eval()(**BATCH).logits
 
 
-def trained(model, updates=6, learning_rate=2e-2, batch=BATCH):
+def trained(model, updates=6, learning_rate=2e-2):
     """Train what can be trained; return the losses."""
     model.train()
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=learning_rate)
     losses = []
     for _ in range(updates):
         optimizer.zero_grad()
-        loss = model(**batch).loss
-        loss.backward()
+        losses.append(model(**BATCH).loss)
+        losses[-1].backward()
         optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return [loss.item() for loss in losses]
 
 
 def adapted(config, updates=3, **changes):
     """Return a trained adapter on a tiny model."""
     torch.manual_seed(1)
-    model = get_peft_model(tiny_model(**changes), copy.deepcopy(config))  # peft fills in the sizes of the model
+    model = peft.get_peft_model(tiny_model(**changes), copy.deepcopy(config))  # peft fills in the sizes of the model
     trained(model, updates)
     return model
 
 
-# Training
+# Every adapter; what has other linear layers than the default, and every way to share embeddings; the other family.
+OTHERS = ("modern", "additive", "grouped", "bart", "unequal_stacks", "shared_layers")
+MERGED = [(name, {"tie_word_embeddings": name != "embeddings"}) for name in ADAPTERS | PROMPTS]
+MERGED += [("all_linear", changes) for changes in (*(VARIANTS[name] for name in OTHERS), *SHARINGS.values())]
+RECURRENT = {"family": "recurrent"}
+MERGED += [
+    ("all_linear", RECURRENT),
+    ("projections", RECURRENT),
+    ("embeddings", {**RECURRENT, "tie_word_embeddings": False}),
+]
 
 
-@pytest.mark.parametrize("name", [*ADAPTERS, *PROMPTS])
-def test_an_adapter_learns_the_model_under_it_stays_and_it_is_saved_loaded_and_merged(tmp_path, name):
-    model = adapted({**ADAPTERS, **PROMPTS}[name], updates=0)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
+@pytest.mark.parametrize(("name", "changes"), MERGED, ids=str)
+def test_an_adapter_learns_the_model_under_it_stays_and_it_is_saved_loaded_and_merged(tmp_path, name, changes):
+    model, plain = adapted((ADAPTERS | PROMPTS)[name], updates=0, **changes), tiny_model(**changes)
+    before, matrices = {key: value.clone() for key, value in model.state_dict().items()}, matrices_of(plain)
     assert 0 < sum(p.numel() for p in model.parameters() if p.requires_grad) < model.num_parameters() / 2
-    losses = trained(model)
+    losses = trained(model, learning_rate=0.05 if "family" in changes else 0.02)
     assert losses[-1] < losses[0] - 0.05
     trainable = {key for key, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
     assert set() < changed <= trainable
     model.save_pretrained(tmp_path / "adapter")
-    loaded, expected = PeftModel.from_pretrained(tiny_model(), tmp_path / "adapter"), logits_of(model)
-    assert torch.equal(logits_of(loaded), expected)
-    assert not torch.allclose(expected, logits_of(tiny_model()), atol=1e-2)
+    expected = logits_of(model)
+    assert not torch.allclose(expected, logits_of(plain), atol=1e-2)
+    assert torch.equal(logits_of(peft.PeftModel.from_pretrained(plain, tmp_path / "adapter")), expected)
     if name in ADAPTERS:
         merged = model.merge_and_unload()
         assert_near(logits_of(merged), expected, 2e-5)
-        assert matrices_of(merged) == [0, 0, 0]
         merged.save_pretrained(tmp_path / "merged")
-        assert matrices_of(HeedForConditionalGeneration.from_pretrained(tmp_path / "merged")) == [0, 0, 0]
+        loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged")
+        assert torch.equal(logits_of(loaded), logits_of(merged))
+        assert matrices_of(loaded) == matrices_of(merged) == matrices
+        files = {"config.json", "generation_config.json", "model.safetensors", CHECKSUMS_FILE}
+        files |= closure_of(f"modeling_{plain.config.model_type}.py")
+        assert {path.name for path in (tmp_path / "merged").iterdir()} == files
 
 
 def test_all_linear_layers_have_an_adapter_but_the_output():
-    model = get_peft_model(tiny_model(), ADAPTERS["all_linear"])
+    model = peft.get_peft_model(tiny_model(), ADAPTERS["all_linear"])
     linear = {name for name, module in tiny_model().named_modules() if isinstance(module, torch.nn.Linear)}
     found = {name.removeprefix("base_model.model.") for name in model.targeted_module_names}
     assert found == linear - {"lm_head"}
@@ -142,9 +139,9 @@ def gradient_of(model, batches):
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
 
 
-@pytest.mark.parametrize("name", [*ADAPTERS, *PROMPTS])
+@pytest.mark.parametrize("name", ADAPTERS | PROMPTS)
 def test_two_micro_batches_have_the_gradient_of_one_batch(name):
-    model = adapted({**ADAPTERS, **PROMPTS}[name], updates=1)
+    model = adapted((ADAPTERS | PROMPTS)[name], updates=1, tie_word_embeddings=name != "embeddings")
     whole = gradient_of(model, [BATCH])
     parts = [{key: value[rows] for key, value in BATCH.items()} for rows in (slice(0, 1), slice(1, 3))]
     assert whole.norm() > 1e-3
@@ -167,42 +164,18 @@ def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(tr
         {"input_ids": source.tolist(), "labels": [label for label in labels.tolist() if label != -100]}
         for source, labels in zip([*ROWS, ROWS[0]], [*LABELS, LABELS[0]], strict=True)
     ]
-    settings = {"max_steps": 3, "save_steps": 3, "logging_steps": 1, "learning_rate": 1e-2, "use_cpu": True}
-    settings |= {"save_strategy": "steps", "report_to": "none", "disable_tqdm": True}
-    found, losses = [], []
+    settings = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
+    given, found, losses = {"train_dataset": rows, "data_collator": lambda rows: collate(rows, PAD)}, [], []
     for size, parts in ((4, 1), (2, 2), (1, 4)):
         model, folder = adapted(ADAPTERS["attention"], updates=0), tmp_path / f"{size}"
-        split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
-        arguments = Seq2SeqTrainingArguments(output_dir=folder, **split, **settings)
-        runner = trainer(model, arguments, train_dataset=rows, data_collator=lambda rows: collate(rows, PAD))
-        runner.train()
-        losses.append([line["loss"] for line in runner.state.log_history if "loss" in line])
+        settings |= {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
+        losses.append(make_trainer(trainer, folder, model, given, **settings).train().training_loss)
         found.append(logits_of(model))
         # What the trainer saved is the adapter alone.
-        assert (folder / "checkpoint-3" / "adapter_config.json").exists()
-        assert not (folder / "checkpoint-3" / "model.safetensors").exists()
-        assert torch.equal(logits_of(PeftModel.from_pretrained(tiny_model(), folder / "checkpoint-3")), found[-1])
-    for other, others in zip(found[1:], losses[1:], strict=True):
-        assert_near(other, found[0], 1e-4)
-        assert others == pytest.approx(losses[0], rel=1e-4)
-
-
-# Saving, loading, switching, merging
-
-
-@pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS)
-def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_path, changes):
-    model = adapted(ADAPTERS["all_linear"], updates=2, **changes)
-    expected, matrices = logits_of(model), matrices_of(model.get_base_model())
-    merged = model.merge_and_unload()
-    assert_near(logits_of(merged), expected, 2e-5)
-    assert matrices_of(merged) == matrices
-    merged.save_pretrained(tmp_path)
-    files = {path.name for path in tmp_path.iterdir()}
-    assert files == {"config.json", "generation_config.json", "model.safetensors", CHECKSUMS_FILE} | CODE
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert torch.equal(logits_of(loaded), logits_of(merged))
-    assert matrices_of(loaded) == matrices
+        assert not (folder / "checkpoint-2" / "model.safetensors").exists()
+        assert torch.equal(logits_of(peft.PeftModel.from_pretrained(tiny_model(), folder / "checkpoint-2")), found[-1])
+        assert_near(found[-1], found[0], 1e-4)
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -218,13 +191,11 @@ def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_pat
 )
 @pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied")
 def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_path, modules, sharing, matrices):
-    base = tiny_model(**SHARINGS[sharing])
-    was_tied = matrices_of(base) != matrices
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        model = get_peft_model(base, LoraConfig(**LORA, modules_to_save=modules))
+        model = peft.get_peft_model(tiny_model(**SHARINGS[sharing]), peft.LoraConfig(**LORA, modules_to_save=modules))
     # peft sees only what is tied to the source's embeddings.
-    if was_tied and sharing == "all_shared":
+    if sharing == "all_shared":
         assert any("`ensure_weight_tying` is not set to True" in str(warning.message) for warning in told)
     trained(model)
     expected = logits_of(model)
@@ -236,30 +207,32 @@ def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_p
     assert torch.equal(logits_of(loaded), logits_of(merged))
 
 
-def test_an_adapter_on_embeddings_is_merged_and_peft_warns_of_it_on_a_tied_matrix():
-    settings = {**LORA, "target_modules": ["embed_tokens", "lm_head"]}
-    model = adapted(LoraConfig(**settings), tie_word_embeddings=False)
-    expected = logits_of(model)
-    assert_near(logits_of(model.merge_and_unload()), expected, 2e-5)
-    for target in settings["target_modules"]:
-        with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
-            get_peft_model(tiny_model(), LoraConfig(**{**LORA, "target_modules": [target]}))
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_an_adapter_on_a_tied_matrix_is_warned_of(target):
+    with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
+        peft.get_peft_model(tiny_model(), peft.LoraConfig(**{**LORA, "target_modules": [target]}))
 
 
-def test_several_adapters_are_switched_and_disabled():
+def test_several_adapters_are_switched_disabled_and_generate_what_the_merged_model_does():
     model = adapted(ADAPTERS["attention"])
     base, first = logits_of(tiny_model()), logits_of(model)
     model.add_adapter("second", ADAPTERS["all_linear"])
     model.set_adapter("second")
     assert torch.equal(logits_of(model), base)  # untrained, it changes nothing
     trained(model)
-    second = logits_of(model)
-    assert not torch.allclose(second, first, atol=1e-2)
+    assert not torch.allclose(logits_of(model), first, atol=1e-2)
     model.set_adapter("default")
     assert torch.equal(logits_of(model), first)
     with model.disable_adapter():
         assert torch.equal(logits_of(model), base)
     assert torch.equal(logits_of(model), first)
+    model.set_adapter("second")
+    inputs = {"input_ids": SOURCE, "attention_mask": MASK, "max_new_tokens": 8}
+    searches = [inputs, {**inputs, "num_beams": 3}, {**inputs, "num_beams": 3, "num_return_sequences": 2}]
+    found = [model.eval().generate(**search) for search in searches]
+    assert not torch.equal(found[0], tiny_model().generate(**inputs))
+    merged = model.merge_and_unload()
+    assert all(torch.equal(tokens, merged.generate(**search)) for tokens, search in zip(found, searches, strict=True))
 
 
 @needs_peft_of_transformers
@@ -275,8 +248,8 @@ def test_transformers_own_roads_to_an_adapter_lead_to_the_same_model(tmp_path):
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
     loaded.load_adapter(tmp_path / "adapter")
     auto = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
-    peft = AutoPeftModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
-    for other in (loaded, auto, peft):
+    by_peft = peft.AutoPeftModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
+    for other in (loaded, auto, by_peft):
         assert torch.equal(logits_of(other), expected)
     loaded.disable_adapters()
     assert torch.equal(logits_of(loaded), base)
@@ -291,9 +264,11 @@ def test_virtual_tokens_beside_a_cache_that_peft_does_not_know_are_refused():
 
 def test_prompts_find_the_heads_of_a_recurrent_model():
     inputs = {"input_ids": SOURCE, "attention_mask": MASK}
-    for kind in (PromptTuningConfig, PromptEncoderConfig):
+    for kind in (peft.PromptTuningConfig, peft.PromptEncoderConfig):
         model = tiny_model(family="recurrent")
-        prompted = get_peft_model(model, kind(**TASK, num_virtual_tokens=3, token_dim=model.config.embedding_size))
+        prompted = peft.get_peft_model(
+            model, kind(**TASK, num_virtual_tokens=3, token_dim=model.config.embedding_size)
+        )
         prompted(**inputs, labels=LABELS).loss.backward()
         assert prompted.eval().generate(**inputs, max_new_tokens=3).shape[0] == len(SOURCE)
 
@@ -330,20 +305,6 @@ def test_an_adapter_is_refused_where_weights_are_lost_its_own_or_the_models(tmp_
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
 
 
-# Generating
-
-
-def test_an_adapted_model_generates_what_the_merged_one_does():
-    model = adapted(ADAPTERS["all_linear"]).eval()
-    searches = [{}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}]
-    inputs = {"input_ids": SOURCE, "attention_mask": MASK, "max_new_tokens": 8}
-    found = [model.generate(**inputs, **search) for search in searches]
-    assert not torch.equal(found[0], tiny_model().generate(**inputs))
-    merged = model.merge_and_unload()
-    for tokens, search in zip(found, searches, strict=True):
-        assert torch.equal(tokens, merged.generate(**inputs, **search))
-
-
 @pytest.mark.parametrize("variant", ["default", "rotary", "learned", "t5", "shaw", "separate_vocabularies"])
 @pytest.mark.parametrize("name", ["prompt", pytest.param("prefix", marks=needs_peft_of_transformers)])
 def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_padding(name, variant):
@@ -360,12 +321,10 @@ def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_pa
 
 def test_a_prefix_takes_the_sizes_of_the_decoder_where_the_stacks_differ():
     sizes = {"num_layers": 3, "num_attention_heads": 2, "token_dim": 32}
-    prefix = PrefixTuningConfig(**TASK, num_virtual_tokens=4, **sizes)
-    losses = trained(get_peft_model(tiny_model(**VARIANTS["unequal_stacks"]), prefix))
+    prefix = peft.PrefixTuningConfig(**TASK, num_virtual_tokens=4, **sizes)
+    losses = trained(peft.get_peft_model(tiny_model(**VARIANTS["unequal_stacks"]), prefix))
     assert losses[-1] < losses[0]
 
-
-# Folders of adapters
 
 TURNED = {"네.": "It rains.", "비가 온다.": "Yes."}
 
@@ -374,17 +333,13 @@ TURNED = {"네.": "It rains.", "비가 온다.": "Yes."}
 def folders(tmp_path_factory):
     """A model that knows the pairs, and an adapter that turned two of them around."""
     place = tmp_path_factory.mktemp("adapters")
-    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
-    memorised_model(tokenizers, PAIRS).save_pretrained(place / "model")
-    model = AutoModelForSeq2SeqLM.from_pretrained(place / "model")
-    model = get_peft_model(model, LoraConfig(**{**LORA, "target_modules": "all-linear"}))
-    rows = zip(tokenizers.encode_source(list(TURNED)), tokenizers.encode_target(list(TURNED.values())), strict=True)
-    batch = collate([{"input_ids": source, "labels": target} for source, target in rows], model.config.pad_token_id)
-    trained(model, 60, 1e-2, batch)
+    saved_model(place / "model", vocab_size=272)
+    model, tokenizers = load_model(place / "model"), TokenizerPair.from_pretrained(place / "model")
+    model = peft.get_peft_model(model, peft.LoraConfig(**{**LORA, "target_modules": "all-linear"})).train()
+    learn_by_heart(model, tokenizers, TURNED, learning_rate=1e-2)
     model.save_pretrained(place / "adapter")
     model.eval().merge_and_unload().save_pretrained(place / "merged")
-    for name in ("model", "merged"):
-        tokenizers.save_pretrained(place / name)
+    tokenizers.save_pretrained(place / "merged")
     return place
 
 
@@ -402,16 +357,18 @@ def test_the_translator_and_the_pipeline_take_an_adapters_folder_as_they_take_a_
 
 def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_path, monkeypatch):
     settings = json.loads((folders / "adapter" / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": "gone/away"}))
-    with pytest.raises(FileNotFoundError, match=r"`base_model_name_or_path` .* 'gone/away' is neither"):
+    cases = [
+        (json.dumps({**settings, "base_model_name_or_path": "gone/away"}), r"name_or_path` .* 'gone/away' is neither"),
+        ("{", r"adapter_config.json must be JSON"),
+        (json.dumps(settings), r"The adapter in .* cannot be loaded"),
+    ]
+
+    def load(text):
+        (tmp_path / "adapter_config.json").write_text(text)
         load_model(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"adapter_config.json must be JSON"):
-        load_model(tmp_path)
-    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=r"The adapter in .* cannot be loaded"):
-        load_model(tmp_path)
-    prompt = get_peft_model(load_model(folders / "model"), copy.deepcopy(PROMPTS["prompt"]))
+
+    assert_refused(cases, load, (ValueError, FileNotFoundError))
+    prompt = peft.get_peft_model(load_model(folders / "model"), copy.deepcopy(PROMPTS["prompt"]))
     prompt.save_pretrained(tmp_path / "prompt")
     with pytest.raises(ValueError, match=r"must be one that can be merged .*, but is PROMPT_TUNING instead"):
         load_model(tmp_path / "prompt")

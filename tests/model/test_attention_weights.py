@@ -5,12 +5,9 @@ import math
 import pytest
 import torch
 
-from heedful import HeedForConditionalGeneration
 from heedful.attention_heed import HeedAttention
 from heedful.versions_heed import cache_of
 from helpers import VARIANTS, assert_near, padded, sentences, shake, tiny_config, tiny_model
-
-KERNELS = ["eager", "sdpa", "flex_attention"]
 
 
 def attention_by_loops(attention, queries, states, scoring, visible):
@@ -73,22 +70,14 @@ def moved_by(encode, length, changed):
 @torch.no_grad()
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("radius", [1, 3])
-def test_an_encoder_neighbourhood_reaches_exactly_its_radius(kernel, radius):
-    encoder = tiny_model(attention=kernel, encoder_layers=1, encoder_neighbourhood=radius).model.encoder
-    for changed in range(10):
-        moved = moved_by(lambda ids: encoder(ids).last_hidden_state, 10, changed)
-        assert moved == [abs(i - changed) <= radius for i in range(10)]
+def test_an_encoder_neighbourhood_reaches_exactly_its_radius_and_a_decoders_backwards_alone(kernel, radius):
+    changes = {"encoder_layers": 1, "decoder_layers": 1}
+    changes |= {"encoder_neighbourhood": radius, "decoder_neighbourhood": radius}
+    model = tiny_model(attention=kernel, **changes).model
 
-
-@torch.no_grad()
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-@pytest.mark.parametrize("radius", [1, 3])
-def test_a_decoder_neighbourhood_reaches_exactly_its_radius_backwards(kernel, radius):
-    decoder = tiny_model(attention=kernel, decoder_layers=1, decoder_neighbourhood=radius).model.decoder
-
-    def decode(ids, past_key_values=None):
-        given = {"encoder_hidden_states": torch.ones(1, 4, 32), "past_key_values": past_key_values}
-        return decoder(ids, **given, use_cache=True)
+    def decode(ids, cache=None):
+        given = {"encoder_hidden_states": torch.ones(1, 4, 32), "past_key_values": cache}
+        return model.decoder(ids, **given, use_cache=True)
 
     def step_by_step(ids):
         states, cache = [], None
@@ -98,8 +87,10 @@ def test_a_decoder_neighbourhood_reaches_exactly_its_radius_backwards(kernel, ra
             states.append(outputs.last_hidden_state)
         return torch.cat(states, 1)
 
-    for way in (lambda ids: decode(ids).last_hidden_state, step_by_step):
-        for changed in (0, 3, 7):
+    for changed in range(8):
+        moved = moved_by(lambda ids: model.encoder(ids).last_hidden_state, 8, changed)
+        assert moved == [abs(i - changed) <= radius for i in range(8)]
+        for way in (lambda ids: decode(ids).last_hidden_state, step_by_step):
             assert moved_by(way, 8, changed) == [0 <= i - changed <= radius for i in range(8)]
 
 
@@ -121,32 +112,32 @@ def test_the_decoder_sees_no_later_token_and_no_padding(variant):
     assert (disturbed[:, -1] - before[:, -1]).abs().max() > 1e-3
 
 
-def assert_weights_are_attention(weights, query_length, key_mask):
-    assert [tuple(layer.shape) for layer in weights] == [(2, 4, query_length, key_mask.shape[1])] * 2
-    for layer in weights:
-        # A padded query may look anywhere; it has no meaning.
-        assert_near(layer.sum(-1), torch.ones(2, 4, query_length))
-        assert not layer.masked_select(key_mask[:, None, None] == 0).any()
-        assert layer.std() > 1e-3
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
 def test_output_attentions_gives_real_weights_under_every_kernel(kernel):
     model = tiny_model(attention=kernel)
     source, mask = padded(sentences(7, 4))
     target = torch.randint(3, 99, (2, 5))
     outputs = model(source, attention_mask=mask, decoder_input_ids=target, output_attentions=True)
-    assert_weights_are_attention(outputs.encoder_attentions, 7, mask)
-    assert_weights_are_attention(outputs.cross_attentions, 5, mask)
-    assert_weights_are_attention(outputs.decoder_attentions, 5, torch.ones(2, 5))
-    for layer in outputs.decoder_attentions:
-        assert not layer.triu(1).any()
+    for name, queries, keys in (("encoder", 7, mask), ("cross", 5, mask), ("decoder", 5, torch.ones(2, 5))):
+        weights = outputs[f"{name}_attentions"]
+        assert [tuple(layer.shape) for layer in weights] == [(2, 4, queries, keys.shape[1])] * 2
+        visible = keys[:, None, None].bool().expand_as(weights[0])
+        visible = visible.tril() if name == "decoder" else visible
+        for layer in weights:
+            # A padded query may look anywhere; it has no meaning.
+            assert torch.equal(layer > 0, visible)
+            assert_near(layer.sum(-1), torch.ones(2, 4, queries))
+            assert layer.std() > 1e-3
     assert model.config._attn_implementation == kernel
     if kernel != "flex_attention":
         silent = model(source, attention_mask=mask, decoder_input_ids=target)
         assert silent.encoder_attentions is None
         assert_near(silent.logits, outputs.logits)
+    # Only eager attention returns weights, so a call that asks for them runs under it; it may be chosen at any time.
+    model.set_attn_implementation("eager")
+    again = model(source, attention_mask=mask, decoder_input_ids=target, output_attentions=True)
+    assert torch.equal(again.cross_attentions[0], outputs.cross_attentions[0])
 
 
 @torch.no_grad()
@@ -159,6 +150,12 @@ def test_what_the_config_asks_to_record_is_recorded_and_hidden_states_are_embedd
     assert [state.shape for state in outputs.decoder_hidden_states] == [(1, 1, 32)] * 3
 
 
-def test_additive_scoring_chooses_eager():
-    config = tiny_config(attention_scoring="additive")
-    assert HeedForConditionalGeneration(config).config._attn_implementation == "eager"
+@torch.no_grad()
+@pytest.mark.parametrize("d_k", [4, 64, 512])
+def test_the_scale_of_equation_1_undoes_the_growth_of_dot_products_with_d_k(d_k):
+    # Section 3.2.1, footnote 4: of independent features of mean 0 and variance 1, q · k has mean 0 and variance d_k.
+    attention = HeedAttention(tiny_config(d_k=d_k, d_v=8), "encoder")
+    products = (torch.randn(20_000, d_k) * torch.randn(20_000, d_k)).sum(-1)
+    assert products.mean().abs() < 0.05 * math.sqrt(d_k)
+    assert products.var().item() == pytest.approx(d_k, rel=0.08)
+    assert (products * attention.scaling).var().item() == pytest.approx(1, rel=0.08)

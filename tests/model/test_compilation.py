@@ -5,8 +5,9 @@ import torch
 from torch.export import Dim, export
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
+import helpers
 from heedful.versions_heed import cache_of
-from helpers import VARIANTS, assert_near, empty_cache, padded, sentences, slow_but, tiny_model
+from helpers import assert_near, empty_cache, loss_and_gradients, masked_batch, padded, sentences, slow_but, tiny_model
 
 # Source and target lengths, and with them batch sizes; all numbers differ, since torch takes equal sizes for one.
 SHAPES = [
@@ -17,17 +18,6 @@ SHAPES = [
 MOST_GRAPHS = 3  # the first and two recompilations
 
 
-def counting_backend():
-    """Return a backend that runs captured graphs as they are, and the list of them."""
-    graphs = []
-
-    def run_as_it_is(graph, examples):
-        graphs.append(graph)
-        return graph.forward
-
-    return run_as_it_is, graphs
-
-
 @pytest.fixture(autouse=True)
 def _forget_compiled_code():
     torch.compiler.reset()
@@ -35,72 +25,62 @@ def _forget_compiled_code():
     torch.compiler.reset()
 
 
+def counting_backend():
+    """Return a backend that runs captured graphs as they are, and the list of them."""
+    graphs = []
+    return lambda graph, examples: graphs.append(graph) or graph.forward, graphs
+
+
 def compiled(module, dynamic=None):
     backend, graphs = counting_backend()
     return torch.compile(module, fullgraph=True, backend=backend, dynamic=dynamic), graphs
 
 
-def batches(sides=("left", "right")):
-    """Yield sources, targets and their masks, of the shapes, padded on alternating sides."""
-    torch.manual_seed(1)
-    for number, (sources, targets) in enumerate(SHAPES):
-        side = sides[number % len(sides)]
-        yield *padded(sentences(*sources), side), *padded(sentences(*targets), side)
+def batches():
+    """Return sources, padded on alternating sides, masks and labels of the shapes."""
+    return [masked_batch(*shape, side) for shape, side in zip(SHAPES, ("left", "right", "left"), strict=True)]
+
+
+VARIANTS = {**helpers.VARIANTS, "eager": {"attention": "eager"}}
+ENCODINGS = ["default", "rotary", "shaw", "t5", "eager"]
+# Whether all shapes have one graph from the first on, or it is compiled anew where the second differs from the first.
+COMPILED = [
+    ("default", True),
+    *((variant, None) for variant in [*ENCODINGS, "neighbourhoods", "grouped", "shared_layers"]),
+]
+
+
+@pytest.mark.parametrize(("variant", "dynamic"), slow_but(COMPILED[:1], COMPILED))
+def test_a_compiled_model_gives_the_loss_and_the_gradients_of_the_model_at_every_shape(variant, dynamic):
+    model = tiny_model(**{"encoder_layers": 1, "decoder_layers": 1, **VARIANTS[variant]}).train()
+    fast, graphs = compiled(model, dynamic)
+    for given in batches():
+        assert_near(*(loss_and_gradients(called, given) for called in (fast, model)))
+    assert 0 < len(graphs) <= (1 if dynamic else MOST_GRAPHS)
 
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("variant", ["default", "rotary", "shaw", "t5", "neighbourhoods", "grouped", "shared_layers"])
-def test_the_compiled_encoder_gives_the_states_of_the_encoder_at_every_shape(variant):
-    encoder = tiny_model(**VARIANTS[variant]).model.encoder
-    fast, graphs = compiled(encoder)
-    for source, mask, _, _ in batches():
-        expected = encoder(source, attention_mask=mask).last_hidden_state
-        assert_near(fast(source, attention_mask=mask).last_hidden_state, expected)
-    assert 0 < len(graphs) <= MOST_GRAPHS
-
-
-@pytest.mark.parametrize("kernel", slow_but(["sdpa"], ["eager", "sdpa"]))
-def test_a_compiled_model_gives_the_loss_and_the_gradients_of_the_model_at_every_shape(kernel):
-    model = tiny_model(attention=kernel, encoder_layers=1, decoder_layers=1).train()
-    fast, graphs = compiled(model)
-    for source, mask, target, target_mask in batches(["right"]):
-        given = {"input_ids": source, "attention_mask": mask, "labels": target.masked_fill(target_mask == 0, -100)}
-        assert_near(*(loss_and_gradients(called, model, given) for called in (fast, model)))
-    assert 0 < len(graphs) <= MOST_GRAPHS
-
-
-def loss_and_gradients(called, model, given):
-    model.zero_grad()
-    loss = called(**given).loss
-    loss.backward()
-    return torch.cat([loss.detach()[None], *(parameter.grad.flatten() for parameter in model.parameters())])
-
-
-STEPS = [("default", "static", None), ("default", "static", True), ("default", "dynamic", True)]
-STEPS += [("neighbourhoods", *step[1:]) for step in STEPS]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("variant", "cache", "dynamic"), slow_but(STEPS[:1], STEPS))
+@pytest.mark.parametrize("variant", ["default", "neighbourhoods"])
+@pytest.mark.parametrize(("cache", "dynamic"), [("static", None), ("static", True), ("dynamic", True)])
 def test_the_compiled_step_of_the_decoder_gives_the_logits_of_the_whole_target(variant, cache, dynamic):
     model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
     step, graphs = compiled(model, dynamic)
-    for source, mask, target, target_mask in batches(["right"]):
-        given = {"encoder_outputs": model.model.encoder(source, attention_mask=mask), "attention_mask": mask}
+    for given in batches():
+        target = given.pop("labels").clamp(min=0)
+        given |= {"encoder_outputs": model.model.encoder(given.pop("input_ids"), given["attention_mask"])}
         expected = model(**given, decoder_input_ids=target).logits
-        past = {"past_key_values": empty_cache(model, cache, source.shape[1], 16), "use_cache": True}
+        past = {"past_key_values": empty_cache(model, cache, given["attention_mask"].shape[1], 16), "use_cache": True}
         model(**given, **past, decoder_input_ids=target[:, :1])
         for at in range(1, target.shape[1]):
             # As `generate()` makes it: a slice of a longer tensor has strides, for which torch compiles once more.
             token = target[:, at : at + 1].clone(memory_format=torch.contiguous_format)
-            real = target_mask[:, at].bool()
-            assert_near(step(**given, **past, decoder_input_ids=token).logits[real, 0], expected[real, at])
+            assert_near(step(**given, **past, decoder_input_ids=token).logits[:, 0], expected[:, at])
     assert 0 < len(graphs) <= MOST_GRAPHS
 
 
 @pytest.mark.parametrize("variant", slow_but(["neighbourhoods"], ["default", "neighbourhoods"]))
-def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_tokens(variant):
+def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_logits(variant):
     model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
     torch.manual_seed(1)
     backend, graphs = counting_backend()
@@ -108,8 +88,10 @@ def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_tokens(
     settings._compile_all_devices = True  # `generate()` compiles on accelerators alone otherwise
     fast, counts = {"cache_implementation": "static", "compile_config": settings}, []
     for source, mask in (padded(sentences(9, 4, 1), "left"), padded(sentences(9, 9, 9))):
-        given = {"attention_mask": mask, "max_new_tokens": 8}
-        assert torch.equal(model.generate(source, **given, **fast), model.generate(source, **given))
+        given = {"attention_mask": mask, "max_new_tokens": 8, "return_dict_in_generate": True, "output_logits": True}
+        found, expected = (model.generate(source, **given, **more) for more in (fast, {}))
+        assert torch.equal(found.sequences, expected.sequences)
+        assert_near(torch.stack(found.logits), torch.stack(expected.logits))
         counts.append(len(graphs))
     assert 0 < counts[0] == counts[1] <= MOST_GRAPHS  # a batch without padding needs no other graph
 
@@ -117,49 +99,24 @@ def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_tokens(
 @pytest.mark.slow
 def test_the_default_backend_gives_the_loss_and_nearly_the_gradients_of_the_model():
     model = tiny_model(encoder_layers=1, decoder_layers=1).train()
-    source, mask, target, _ = next(batches(["right"]))
-    given = {"input_ids": source, "attention_mask": mask, "labels": target}
     roads = torch.compile(model, fullgraph=True), model
-    assert_near(*(loss_and_gradients(called, model, given) for called in roads), 1e-4)
+    assert_near(*(loss_and_gradients(called, batches()[0]) for called in roads), 1e-4)
 
-
-# torch.export
 
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = (Dim(name, max=512) for name in ("batch", "source_length", "target_length"))
 
 
-def saved_and_loaded(program, folder):
-    torch.export.save(program, folder / "program.pt2")
-    return torch.export.load(folder / "program.pt2").module()
-
-
 @torch.no_grad()
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["default", "rotary", "shaw", "t5"])
-def test_an_exported_encoder_gives_the_states_of_the_encoder_at_other_shapes(variant, tmp_path):
-    encoder = tiny_model(**VARIANTS[variant]).model.encoder
-    given = [{"input_ids": source, "attention_mask": mask} for source, mask, *_ in batches()]
-    shapes = {name: {0: BATCH, 1: SOURCE_LENGTH} for name in given[0]}
-    run = saved_and_loaded(export(encoder, (), given[0], dynamic_shapes=shapes), tmp_path)
-    for each in [{name: value[:1, :1] for name, value in given[0].items()}, *given[1:]]:
-        assert_near(run(**each).last_hidden_state, encoder(**each).last_hidden_state)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kernel", slow_but(["sdpa"], ["eager", "sdpa"]))
-def test_an_exported_model_gives_the_loss_and_the_logits_of_the_model_at_other_shapes(kernel, tmp_path):
-    model = tiny_model(attention=kernel, encoder_layers=1, decoder_layers=1)
-    first, *others = batches(["right"])
-
-    def given(source, mask, target, target_mask):
-        labels = target.masked_fill(target_mask == 0, -100)
-        return {"input_ids": source, "attention_mask": mask, "labels": labels}
-
+@pytest.mark.parametrize("variant", slow_but(["default"], ENCODINGS))
+def test_an_exported_model_gives_the_loss_and_the_logits_of_the_model_at_other_shapes(variant, tmp_path):
+    model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
+    first, *others = batches()
     source_shapes, target_shapes = {0: BATCH, 1: SOURCE_LENGTH}, {0: BATCH, 1: TARGET_LENGTH}
     shapes = {"input_ids": source_shapes, "attention_mask": source_shapes, "labels": target_shapes}
-    run = saved_and_loaded(export(model, (), given(*first), dynamic_shapes=shapes), tmp_path)
-    for batch in others:
-        found, expected = run(**given(*batch)), model(**given(*batch))
+    torch.export.save(export(model, (), first, dynamic_shapes=shapes), tmp_path / "program.pt2")
+    run = torch.export.load(tmp_path / "program.pt2").module()
+    for batch in [{name: value[:1, :1] for name, value in first.items()}, *others]:
+        found, expected = run(**batch), model(**batch)
         assert_near(found.logits, expected.logits)
         assert_near(found.loss, expected.loss)
 
@@ -171,14 +128,10 @@ class DecoderStep(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids, states, source_mask, own, cross):
-        outputs = self.model(
-            encoder_outputs=(states,),
-            attention_mask=source_mask,
-            decoder_input_ids=input_ids,
-            past_key_values=EncoderDecoderCache(DynamicCache(own), DynamicCache(cross)),
-            use_cache=True,
-        )
+    def forward(self, input_ids, states, mask, own, cross):
+        given = {"encoder_outputs": (states,), "attention_mask": mask, "decoder_input_ids": input_ids}
+        cache = EncoderDecoderCache(DynamicCache(own), DynamicCache(cross))
+        outputs = self.model(**given, past_key_values=cache, use_cache=True)
         return outputs.logits, tensors(cache_of(outputs).self_attention_cache)
 
 
@@ -187,31 +140,28 @@ def tensors(cache):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", slow_but(["default"], ["default", "rotary", "shaw", "t5"]))
-def test_an_exported_step_of_the_decoder_continues_a_cache_of_any_length(variant, tmp_path):
+@pytest.mark.parametrize("variant", slow_but(["default"], ENCODINGS[:4]))
+def test_an_exported_step_of_the_decoder_continues_a_cache_of_any_length(variant):
     model = tiny_model(encoder_layers=1, decoder_layers=1, **VARIANTS[variant])
 
     def example(batch):
-        source, mask, target, _ = batch
-        encoded = model.model.encoder(source, attention_mask=mask)
-        given = {"encoder_outputs": encoded, "attention_mask": mask}
+        mask, target = batch["attention_mask"], batch["labels"].clamp(min=0)
+        given = {"encoder_outputs": model.model.encoder(batch["input_ids"], mask), "attention_mask": mask}
         past = cache_of(model(**given, decoder_input_ids=target[:, :-1], use_cache=True))
         caches = tensors(past.self_attention_cache), tensors(past.cross_attention_cache)
         expected = model(**given, decoder_input_ids=target).logits[:, -1:]
-        return (target[:, -1:].contiguous(), encoded.last_hidden_state, mask, *caches), expected
+        return (target[:, -1:].contiguous(), given["encoder_outputs"].last_hidden_state, mask, *caches), expected
 
-    def layers(length):
-        return [({0: BATCH, 2: length}, {0: BATCH, 2: length}) for _ in model.model.decoder.layers]
-
+    source, caches = {0: BATCH, 1: SOURCE_LENGTH}, []
+    for length in (TARGET_LENGTH, SOURCE_LENGTH):
+        caches.append([({0: BATCH, 2: length}, {0: BATCH, 2: length})])
     first, *others = batches()
-    source_shapes = {0: BATCH, 1: SOURCE_LENGTH}
-    shapes = ({0: BATCH}, source_shapes, source_shapes, layers(TARGET_LENGTH), layers(SOURCE_LENGTH))
-    run = saved_and_loaded(export(DecoderStep(model), example(first)[0], dynamic_shapes=shapes), tmp_path)
+    run = export(DecoderStep(model), example(first)[0], dynamic_shapes=({0: BATCH}, source, source, *caches)).module()
     for batch in others:
         given, expected = example(batch)
         logits, own = run(*given)
         assert_near(logits, expected)
-        assert own[0][0].shape[2] == batch[2].shape[1]
+        assert own[0][0].shape[2] == batch["labels"].shape[1]
 
 
 @pytest.mark.slow

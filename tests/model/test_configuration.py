@@ -1,5 +1,7 @@
 """The config: the paper's defaults, its checks, and the number of parameters of Table 3."""
 
+import copy
+
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -32,12 +34,11 @@ def test_the_defaults_are_the_base_model_of_the_paper():
     assert {name: getattr(config, name) for name in paper} == paper
 
 
+OF_EACH_STACK = ("layers", "attention_heads", "ffn_dim", "neighbourhood")
 WRONG = [
-    *[({name: 0}, name) for name in ("vocab_size", "d_model", "encoder_layers", "decoder_layers")],
-    *[({name: 0}, name) for name in ("encoder_attention_heads", "decoder_attention_heads", "d_k", "d_v")],
+    *[({f"{stack}_{name}": 0}, f"{stack}_{name}") for stack in ("encoder", "decoder") for name in OF_EACH_STACK],
+    *[({name: 0}, name) for name in ("vocab_size", "d_model", "d_k", "d_v", "max_position_embeddings")],
     *[({name: -1}, name) for name in ("encoder_key_value_heads", "decoder_key_value_heads", "decoder_vocab_size")],
-    *[({name: 0}, name) for name in ("encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings")],
-    *[({name: 0}, name) for name in ("encoder_neighbourhood", "decoder_neighbourhood")],
     *[({name: 1.0}, name) for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")],
     ({"dropout": -0.1}, "dropout"),
     ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
@@ -53,10 +54,7 @@ WRONG = [
     ({"position_encoding": "rotary", "d_k": 7}, "d_k"),
     ({"relative_attention_max_distance": 8}, "relative_attention_max_distance.* 1 with shaw .* is 8 with sinusoidal"),
     ({"position_encoding": "shaw", "relative_attention_max_distance": 0}, "relative_attention_max_distance.* is 0"),
-    (
-        {"position_encoding": "t5", "relative_attention_max_distance": 16},
-        "relative_attention_max_distance.* is 16 with t5",
-    ),
+    ({"position_encoding": "t5", "relative_attention_max_distance": 16}, "relative_.* is 16 with t5"),
     ({"position_encoding": "shaw", "attention_scoring": "additive"}, "attention_scoring.*with shaw"),
     ({"share_layers": True, "depth_scaled_init": True}, "depth_scaled_init.*share_layers"),
     ({"decoder_vocab_size": 98}, "share_encoder_decoder_embeddings.*98 and 99"),
@@ -69,12 +67,12 @@ WRONG = [
 ]
 
 
-WRONG_TYPES = {
-    **{"d_model": "512", "dropout": "0.1", "attention_bias": 1, "attention_scoring": "cosine"},
-    **{"position_encoding": "relative", "sinusoid_layout": "halves"},
-    **{"norm_placement": "sandwich", "norm_type": "batchnorm"},
-}
-MISSPELT = {"droput": "dropout", "encoder_layer": "encoder_layers", "decoder_neighborhood": "decoder_neighbourhood"}
+WRONG_TYPES = {"d_model": "512", "dropout": "0.1", "attention_bias": 1, "attention_scoring": "cosine"}
+WRONG_TYPES |= {"position_encoding": "relative", "sinusoid_layout": "halves"}
+WRONG_TYPES |= {"norm_placement": "sandwich", "norm_type": "batchnorm"}
+# Fields of other models are not taken for misspelt ones.
+MISSPELT = {"droput": "dropout", "decoder_neighborhood": "decoder_neighbourhood"}
+MISSPELT |= {"share_embeddings": "share_encoder_decoder_embeddings", "static_position_embeddings": "position_encoding"}
 
 
 def test_a_wrong_value_type_or_name_is_refused_with_the_name_of_its_field():
@@ -85,37 +83,31 @@ def test_a_wrong_value_type_or_name_is_refused_with_the_name_of_its_field():
     assert_refused(types, lambda changes: tiny_config(**changes), StrictDataclassError)
 
 
-def test_keys_of_other_libraries_are_kept():
-    config = tiny_config(quantization_config={"bits": 8}, torch_dtype="float32", _commit_hash="x", num_beams=None)
-    assert config.quantization_config == {"bits": 8}
-
-
-def test_a_config_stays_the_same_through_its_file(tmp_path):
-    config = tiny_config(d_k=6, dropout=0.25, eos_token_id=[2, 5], decoder_vocab_size=71, tie_word_embeddings=False)
-    config.save_pretrained(tmp_path)
-    assert HeedConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
-
-
-def test_a_config_made_wrong_by_assignment_is_not_saved(tmp_path):
-    config = tiny_config()
-    config.decoder_attention_heads = 5
-    with pytest.raises((ValueError, StrictDataclassError), match="decoder_attention_heads"):
-        config.save_pretrained(tmp_path)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_vocabulary_that_is_assigned_is_both_sides_where_they_are_one(family):
-    config = tiny_config(family)
-    config.vocab_size = 120
-    assert config.decoder_vocab_size == 120
-    config = tiny_config(family, decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
-    config.vocab_size = 120
-    assert (config.vocab_size, config.decoder_vocab_size) == (120, 71)
+def test_a_vocabulary_that_is_assigned_is_both_sides_where_they_are_one_also_when_it_was_saved(family, tmp_path):
+    for changes, is_one in (
+        ({}, True),
+        ({"tie_word_embeddings": False}, True),
+        ({"share_encoder_decoder_embeddings": False}, False),
+        ({"tie_word_embeddings": False, "decoder_vocab_size": 71}, False),
+    ):
+        config = tiny_config(family, eos_token_id=[2, 5], dropout=0.25, **changes)
+        config.save_pretrained(tmp_path)
+        loaded = type(config).from_pretrained(tmp_path)
+        assert loaded.to_dict() == config.to_dict()
+        for found in (config, loaded, copy.deepcopy(config)):
+            assert found.has_one_vocabulary == is_one
+            target = found.decoder_vocab_size
+            found.vocab_size = 120
+            assert found.decoder_vocab_size == (120 if is_one else target)
 
 
-def test_a_field_by_its_other_name_is_understood_and_checked_as_well():
-    config = tiny_config(layer_norm_epsilon=0.5)
-    assert config.layer_norm_eps == 0.5
+def test_a_field_by_its_other_name_is_understood_and_checked_as_well_and_those_of_other_libraries_are_kept(tmp_path):
+    others = {"quantization_config": {"bits": 8}, "torch_dtype": "float32", "_commit_hash": "x", "num_beams": None}
+    for family in FAMILIES:
+        assert tiny_config(family, tie_encoder_decoder=False).tie_encoder_decoder is False
+    config = tiny_config(layer_norm_epsilon=0.5, **others)
+    assert (config.layer_norm_eps, config.quantization_config) == (0.5, {"bits": 8})
     config.layer_norm_epsilon = 0.25
     assert config.layer_norm_eps == 0.25
     assert "layer_norm_epsilon" not in config.to_dict()
@@ -125,6 +117,9 @@ def test_a_field_by_its_other_name_is_understood_and_checked_as_well():
         ({"d_model": 128, "hidden_size": 256}, "`hidden_size` must be left out beside `d_model`"),
     ]
     assert_refused(cases, lambda changes: HeedConfig(**changes), (ValueError, StrictDataclassError))
+    config.decoder_attention_heads = 5
+    cases = [(tmp_path, "decoder_attention_heads")]  # what was assigned is checked before it is saved
+    assert_refused(cases, config.save_pretrained, (ValueError, StrictDataclassError))
 
 
 def count_parameters(**changes) -> int:

@@ -4,16 +4,27 @@ That the cache, padding and the batch change nothing is in test_generation.py.
 """
 
 import itertools
+from unittest.mock import Mock
 
 import pytest
 import torch
-from transformers import GenerationMixin, StoppingCriteria, WatermarkingConfig
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
-from transformers.generation.streamers import BaseStreamer
+from transformers import GenerationMixin, WatermarkingConfig
 
 from heedful import BeamSearch
 from heedful.versions_heed import cache_of
-from helpers import ENDS, POSITIONS, START, VARIANTS, assert_near, each_once, padded, pairwise, sentences, tiny_model
+from helpers import (
+    ENDS,
+    POSITIONS,
+    START,
+    VARIANTS,
+    assert_near,
+    each_once,
+    empty_cache,
+    padded,
+    pairwise,
+    sentences,
+    tiny_model,
+)
 from plain_strategies import PlainBeamSearch, without_padding
 
 LENGTHS = (9, 2, 6)
@@ -30,17 +41,20 @@ def model_and_batch(variant="default", side="right", **changes):
 
 
 @torch.no_grad()
-def next_logits(model, source, tokens):
-    """Return the logits of the next token, which may not be one that was there before."""
-    logits = model(input_ids=source[None], decoder_input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
-    return logits.index_fill(0, torch.tensor(sorted(set(tokens))), -torch.inf)
+def logits_of(model, source, tokens):
+    """Return the logits of the next token."""
+    return model(input_ids=source[None], decoder_input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
 
 
-def greedy(model, source, *, process=None, prompt=(START,), limit=LIMIT, ends=ENDS):
-    """Take the best token again and again; `process(tokens, logits)` changes logits first."""
+def forbid(logits, tokens):
+    return logits.index_fill(0, torch.tensor(sorted(set(tokens)), dtype=torch.long), -torch.inf)
+
+
+def greedy(model, source, *, process=None, prompt=(START,), ends=ENDS, repeats=False):
+    """Take the best token, which is a new one, again and again; `process(tokens, logits)` changes logits first."""
     tokens = list(prompt)
-    while len(tokens) < len(prompt) + limit and (len(tokens) == len(prompt) or tokens[-1] not in ends):
-        logits = next_logits(model, source, tokens)
+    while len(tokens) < len(prompt) + LIMIT and (len(tokens) == len(prompt) or tokens[-1] not in ends):
+        logits = forbid(logits_of(model, source, tokens), [] if repeats else tokens)
         tokens.append((process(tokens, logits) if process else logits).argmax().item())
     return tokens
 
@@ -49,27 +63,36 @@ def greedy_all(model, rows, **options):
     return without_padding([greedy(model, row, **options) for row in rows])
 
 
-@torch.no_grad()
 def log_probabilities(model, source, tokens):
     """Return the next token's log-probabilities, normalised before tokens are ruled out, as beams have them."""
-    outputs = model(input_ids=source[None], decoder_input_ids=torch.tensor([tokens]), use_cache=False)
-    logits = outputs.logits[0, -1].log_softmax(-1)
-    return logits.index_fill(0, torch.tensor(sorted(set(tokens))), -torch.inf)
+    return forbid(logits_of(model, source, tokens).log_softmax(-1), tokens)
 
 
-@pytest.mark.parametrize(("variant", "side"), each_once(VARIANTS, ["left", "right"], POSITIONS))
-def test_greedy_search(variant, side):
-    model, rows, batch = model_and_batch(variant, side)
-    assert without_padding(model.generate(**batch, do_sample=False)) == greedy_all(model, rows)
+CACHED = [("left", None), ("right", "dynamic"), ("left", "static")]
+
+
+@pytest.mark.parametrize(("variant", "form"), each_once(VARIANTS, CACHED, POSITIONS))
+def test_greedy_search(variant, form):
+    model, rows, batch = model_and_batch(variant, form[0])
+    found = model.generate(**batch, do_sample=False, cache_implementation=form[1])
+    assert without_padding(found) == greedy_all(model, rows)
+
+
+def beams_of(model, source, prompt=(START,), **options):
+    """Return the scores and tokens of four beams, best first."""
+
+    def next_token(after):
+        return log_probabilities(model, source, [*prompt, *after[1:]]), torch.ones(1)
+
+    return PlainBeamSearch(next_token, beams=4, limit=LIMIT, **options).search()
 
 
 @pytest.mark.parametrize(("variant", "length_penalty"), each_once(VARIANTS, [0.0, 0.6, 2.0]))
 def test_beam_search_and_its_n_best(variant, length_penalty):
     model, rows, batch = model_and_batch(variant)
-    found = model.generate(
-        **batch, **FULL, num_beams=4, num_return_sequences=4, do_sample=False, length_penalty=length_penalty
-    )
-    expected = [entry for row in rows for entry in beams_of(model, row, length_penalty)]
+    options = {"num_beams": 4, "num_return_sequences": 4, "do_sample": False, "length_penalty": length_penalty}
+    found = model.generate(**batch, **FULL, **options)
+    expected = [entry for row in rows for entry in beams_of(model, row, alpha=length_penalty)]
     assert [cut(row) for row in found.sequences.tolist()] == [cut(tokens) for _, tokens in expected]
     assert found.sequences_scores.tolist() == pytest.approx([score for score, _ in expected], abs=1e-4)
 
@@ -78,13 +101,6 @@ def cut(row):
     """Cut a row behind its first end token: transformers fills up with end tokens where padding is 0."""
     end = next((place for place, token in enumerate(row) if token in ENDS), len(row))
     return without_padding([row[: end + 1]])[0]
-
-
-def beams_of(model, source, length_penalty):
-    def next_token(tokens):
-        return log_probabilities(model, source, tokens), torch.ones(1)
-
-    return PlainBeamSearch(next_token, beams=4, limit=LIMIT, alpha=length_penalty).search()
 
 
 def test_beam_samples_are_the_draws_of_the_plainest_loop():
@@ -101,150 +117,104 @@ def test_beam_samples_are_the_draws_of_the_plainest_loop():
 
 
 def beam_sample(model, source, is_sorted, beams=3, limit=5):
-    drawn = (1 + len(ENDS)) * beams
     running, finished = [(0.0, [START])] + [(-1e9, [START])] * (beams - 1), []
     for length in range(1, limit + 1):
         totals = torch.stack([score + log_probabilities(model, source, tokens) for score, tokens in running])
-        places = torch.multinomial(totals.flatten().softmax(-1)[None], drawn)[0].tolist()
-        candidates = [
-            (totals.flatten()[place].item(), [*running[place // totals.shape[1]][1], place % totals.shape[1]])
-            for place in places
-        ]
+        drawn = torch.multinomial(totals.flatten().softmax(-1)[None], (1 + len(ENDS)) * beams)[0].tolist()
+        places = [divmod(place, totals.shape[1]) for place in drawn]
+        candidates = [(totals[beam, token].item(), [*running[beam][1], token]) for beam, token in places]
         candidates = sorted(candidates, key=lambda entry: -entry[0]) if is_sorted else candidates
-        ended = [tokens[-1] in ENDS or length == limit for _, tokens in candidates]
         finished += [
-            (score / length, tokens)
-            for (score, tokens), is_ended, place in zip(candidates, ended, range(drawn), strict=True)
-            if is_ended and place < beams
+            (score / length, tokens) for score, tokens in candidates[:beams] if tokens[-1] in ENDS or length == limit
         ]
-        if len(finished) >= beams or length == limit:
+        if len(finished) >= beams:
             break
-        going = [entry for entry, is_ended in zip(candidates, ended, strict=True) if not is_ended]
+        going = [entry for entry in candidates if entry[1][-1] not in ENDS]
         running = sorted(going, key=lambda entry: -entry[0])[:beams]
     return max(finished)[1]
 
 
-def temperature(logits):
-    return logits / 0.7
-
-
-def five_best(logits):
-    return logits.masked_fill(logits < logits.sort(descending=True).values[4], -torch.inf)
-
-
 def nucleus(logits):
-    order = logits.argsort(descending=True).tolist()
-    probabilities, mass, kept = logits.softmax(-1), 0.0, []
-    for token in order:
-        kept.append(token)
-        mass += probabilities[token].item()
-        if mass >= 0.8:
-            break
-    return torch.full_like(logits, -torch.inf).index_put((torch.tensor(kept),), logits[kept])
+    values, order = logits.sort(descending=True)
+    mass_before = values.softmax(-1).cumsum(-1) - values.softmax(-1)
+    return forbid(logits, order[mass_before >= 0.8].tolist())
 
 
-def at_least_a_tenth_of_the_best(logits):
-    probabilities = logits.softmax(-1)
-    return logits.masked_fill(probabilities < 0.1 * probabilities.max(), -torch.inf)
-
-
-SAMPLING = {
-    "pure": ({"top_k": 0}, lambda logits: logits),
-    "temperature": ({"top_k": 0, "temperature": 0.7}, temperature),
-    "top_k": ({"top_k": 5}, five_best),
-    "top_p": ({"top_k": 0, "top_p": 0.8}, nucleus),
-    "min_p": ({"top_k": 0, "min_p": 0.1}, at_least_a_tenth_of_the_best),
-    "together": (
-        {"top_k": 5, "temperature": 0.7, "top_p": 0.8},
-        lambda logits: nucleus(five_best(temperature(logits))),
-    ),
+# In the order in which they are applied.
+FILTERS = {
+    "temperature": (0.7, lambda logits: logits / 0.7),
+    "top_k": (5, lambda logits: logits.masked_fill(logits < logits.topk(5).values[-1], -torch.inf)),
+    "top_p": (0.8, nucleus),
+    "min_p": (0.1, lambda logits: logits.masked_fill(logits.softmax(-1) < 0.1 * logits.softmax(-1).max(), -torch.inf)),
 }
 
 
-@pytest.mark.parametrize("form", SAMPLING)
-def test_samples_are_the_draws_of_the_plainest_loop(form):
-    options, process = SAMPLING[form]
-    model, rows, _ = model_and_batch()
+@pytest.mark.parametrize("names", [(), *((name,) for name in FILTERS), ("temperature", "top_k", "top_p")], ids=str)
+def test_samples_are_the_draws_of_the_plainest_loop_and_their_scores_the_filtered_logits(names):
+    model, rows, batch = model_and_batch()
+    options = {"do_sample": True, "top_k": 0} | {name: FILTERS[name][0] for name in names}
+
+    def filtered(row, tokens):
+        logits = forbid(logits_of(model, row, tokens), tokens)
+        for name in names:
+            logits = FILTERS[name][1](logits)
+        return logits
+
     for seed, row in enumerate(rows):
         torch.manual_seed(seed)
-        ours = model.generate(row[None], do_sample=True, max_new_tokens=LIMIT, **options)[0].tolist()
+        ours = model.generate(row[None], max_new_tokens=LIMIT, **options)[0].tolist()
         torch.manual_seed(seed)
         tokens = [START]
         while len(tokens) <= LIMIT and tokens[-1] not in ENDS:
-            shares = process(next_logits(model, row, tokens)).softmax(-1)
-            tokens.append(torch.multinomial(shares[None], 1).item())
+            tokens.append(torch.multinomial(filtered(row, tokens).softmax(-1)[None], 1).item())
         assert ours == tokens
-
-
-@pytest.mark.parametrize("form", SAMPLING)
-def test_the_scores_of_a_sample_are_the_filtered_logits(form):
-    options, process = SAMPLING[form]
-    model, rows, batch = model_and_batch()
-    found = model.generate(**batch, **FULL, do_sample=True, num_return_sequences=2, **options)
+    found = model.generate(**batch, **FULL, num_return_sequences=4, **options)
+    assert names or len({tuple(row) for row in found.sequences[:4].tolist()}) > 1
     for number, row in enumerate(found.sequences.tolist()):
-        expected = process(next_logits(model, rows[number // 2], row[:2]))
         if row[1] not in ENDS:
-            assert torch.equal(found.scores[1][number].isinf(), expected.isinf())
-            assert_near(found.scores[1][number][expected.isfinite()], expected[expected.isfinite()], 2e-5)
+            scores, expected = found.scores[1][number], filtered(rows[number // 4], row[:2])
+            assert torch.equal(scores.isinf(), expected.isinf())
+            assert_near(scores[scores.isfinite()], expected[expected.isfinite()], 2e-5)
+
+
+RECORDED = [(name, "dynamic") for name in ("default", "grouped", "separate_vocabularies", "neighbourhoods")]
+RECORDED.append(("neighbourhoods", "static"))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("variant", ["default", "grouped", "separate_vocabularies", "neighbourhoods"])
-def test_scores_attention_and_states_are_those_of_one_pass(variant, beams):
+@pytest.mark.parametrize(("variant", "cache"), RECORDED)
+def test_scores_attention_and_states_are_those_of_one_pass_and_change_no_token(variant, cache, beams):
     model, _, batch = model_and_batch(variant)
-    recorded = {"output_attentions": True, "output_hidden_states": True, "no_repeat_ngram_size": 0}
-    options = FULL | recorded | {"do_sample": False, "num_beams": beams, "eos_token_id": None}
-    found = model.generate(**batch, **options)
+    recorded = {"output_attentions": True, "output_hidden_states": True}
+    options = FULL | {"no_repeat_ngram_size": 0, "do_sample": False, "num_beams": beams, "eos_token_id": None}
+    options["cache_implementation"] = cache
+    found = model.generate(**batch, **options, **recorded)
     assert found.sequences.shape == (3, 1 + LIMIT)
-    whole = model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        decoder_input_ids=found.sequences[:, :-1],
-        output_attentions=True,
-        output_hidden_states=True,
-    )
+    assert torch.equal(found.sequences, model.generate(**batch, **options).sequences)
+    del batch["max_new_tokens"]
+    whole = model(**batch, decoder_input_ids=found.sequences[:, :-1], **recorded)
     parents = found.beam_indices if beams > 1 else torch.arange(3)[:, None].expand(-1, LIMIT)
-    layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
     for step in range(LIMIT):
         rows = parents[:, step]
         assert_near(found.logits[step][rows], whole.logits[:, step], 2e-5)
         scores = whole.logits[:, step] if beams == 1 else whole.logits[:, step].log_softmax(-1)
         assert_near(found.scores[step][rows], scores, 2e-5)
-        assert len(found.decoder_attentions[step]) == len(found.cross_attentions[step]) == layers
-        assert len(found.decoder_hidden_states[step]) == layers + 1
-        for layer in range(layers):
-            own = found.decoder_attentions[step][layer]
-            assert own.shape == (3 * beams, heads, 1, step + 1)
-            assert_near(own[rows, :, 0], whole.decoder_attentions[layer][:, :, step, : step + 1], 2e-5)
-            cross = found.cross_attentions[step][layer][rows, :, 0]
-            assert_near(cross, whole.cross_attentions[layer][:, :, step], 2e-5)
+        for own, cross, own_whole, cross_whole in zip(
+            *(found.decoder_attentions[step], found.cross_attentions[step]),
+            *(whole.decoder_attentions, whole.cross_attentions),
+            strict=True,
+        ):
+            room = step + 1 if cache == "dynamic" else own.shape[-1]
+            assert own.shape == (3 * beams, model.config.decoder_attention_heads, 1, room)
+            assert not own[..., step + 1 :].any()
+            assert_near(own[rows, :, 0, : step + 1], own_whole[:, :, step, : step + 1], 2e-5)
+            assert_near(cross[rows, :, 0], cross_whole[:, :, step], 2e-5)
         for one, other in zip(found.decoder_hidden_states[step], whole.decoder_hidden_states, strict=True):
             assert_near(one[rows, 0], other[:, step], 2e-5)
-    for one, other in zip(found.encoder_hidden_states, whole.encoder_hidden_states, strict=True):
-        assert_near(one, other)
-    for one, other in zip(found.encoder_attentions, whole.encoder_attentions, strict=True):
-        assert_near(one, other)
-
-
-MORE_TARGETS = {"decoder_vocab_size": 120, "share_encoder_decoder_embeddings": False}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("variant", "beams"), each_once([*VARIANTS, "more_targets"], [4, 1], ["more_targets"]))
-def test_transition_scores_are_the_log_probabilities_of_the_tokens(variant, beams):
-    # transformers' own reads the source's vocabulary size, and is wrong without a word where it is the smaller one.
-    changes = MORE_TARGETS if variant == "more_targets" else {}
-    model, rows, batch = model_and_batch("default" if changes else variant, **changes)
-    found = model.generate(**batch, **FULL, do_sample=False, num_beams=beams, no_repeat_ngram_size=0)
-    indices = found.beam_indices if beams > 1 else None
-    scores = model.compute_transition_scores(found.sequences, found.scores, indices, normalize_logits=beams == 1)
-    for row, tokens, score in zip(rows, found.sequences.tolist(), scores, strict=True):
-        end = next((place for place, token in enumerate(tokens[1:], 1) if token in ENDS), LIMIT)
-        logits = model(input_ids=row[None], decoder_input_ids=torch.tensor([tokens[:end]])).logits[0]
-        expected = logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1 : end + 1])[:, None])[:, 0]
-        assert_near(score[:end], expected, 2e-5)
-        assert beams == 1 or (score[end:] == 0).all()
+    for name in ("encoder_hidden_states", "encoder_attentions"):
+        for one, other in zip(found[name], whole[name], strict=True):
+            assert_near(one, other)
 
 
 @pytest.mark.parametrize("beams", [1, 4])
@@ -257,27 +227,20 @@ def test_transition_scores_are_those_that_transformers_computes(beams):
         assert_near(ours, GenerationMixin.compute_transition_scores(model, *given, normalize_logits=normalize))
 
 
-CACHES = {
-    "dynamic": lambda model: DynamicCache(config=model.config.get_text_config(decoder=True)),
-    "static": lambda model: StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=16),
-}
-
-
 @pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("kind", CACHES)
-def test_a_cache_of_the_users_own(kind, beams):
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_cache_of_the_users_own_is_filled_and_reset(kind, beams):
     model, _, batch = model_and_batch()
-    plain = model.generate(**batch, do_sample=False, num_beams=beams, use_cache=False)
-    source = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=9)
-    own = EncoderDecoderCache(CACHES[kind](model), source if kind == "static" else CACHES[kind](model))
+    batch |= {"do_sample": False, "num_beams": beams}
+    own = empty_cache(model, kind, 9, 16)
+    plain = model.generate(**batch, use_cache=False)
     for _ in range(2):
-        options = {"do_sample": False, "num_beams": beams, "past_key_values": own, "return_dict_in_generate": True}
-        assert torch.equal(model.generate(**batch, **options).sequences, plain)
+        found = model.generate(**batch, past_key_values=own, return_dict_in_generate=True).sequences
+        assert torch.equal(found, plain)
         assert own.get_seq_length() > 0
         own.reset()
         if own.get_seq_length():
             break  # a dynamic cache keeps its length in transformers 5.17
-        # or it may be filled once more
 
 
 FOUR_OF_EACH = {
@@ -299,213 +262,119 @@ def test_a_returned_cache_has_keys_of_the_source_for_each_hypothesis(form):
     layers = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
     for (own, source), plain in zip(layers, cache_of(alone).cross_attention_cache.layers, strict=True):
         assert len(own.keys) == 12
-        assert_near(source.keys, plain.keys.repeat_interleave(4, dim=0))
-        assert_near(source.values, plain.values.repeat_interleave(4, dim=0))
+        for one, other in ((source.keys, plain.keys), (source.values, plain.values)):
+            assert_near(one, other.repeat_interleave(4, dim=0))
     if form != "static":
         cache.batch_select_indices(torch.tensor([11, 0]))
         assert {len(layer.keys) for layer in cache.cross_attention_cache.layers} == {2}
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-def test_labels_beside_the_source_are_left_out_as_trainers_hand_them_over(beams):
-    model, _, batch = model_and_batch()
-    plain = model.generate(**batch, do_sample=False, num_beams=beams)
-    labels = torch.full((3, 5), 30)
-    assert torch.equal(model.generate(**batch, do_sample=False, num_beams=beams, labels=labels), plain)
-
-
-@pytest.mark.parametrize("implementation", ["dynamic", "static"])
-def test_every_cache_implementation_that_a_cpu_has(implementation):
-    model, rows, batch = model_and_batch()
-    found = model.generate(**batch, do_sample=False, cache_implementation=implementation)
-    assert without_padding(found) == greedy_all(model, rows)
-
-
 @pytest.mark.parametrize(("variant", "beams"), each_once(VARIANTS, [1, 4], ["learned"]))
-def test_a_prefix_is_kept_and_gone_on_with(variant, beams):
+def test_a_prefix_is_kept_and_gone_on_with_and_gets_the_start_token(variant, beams):
     model, rows, batch = model_and_batch(variant)
     prompt = [START, 30, 31, 32]
-    found = model.generate(
-        **batch, decoder_input_ids=torch.tensor([prompt] * 3), do_sample=False, num_beams=beams, length_penalty=1.0
-    )
+    options = {"do_sample": False, "num_beams": beams, "length_penalty": 1.0}
+    found = model.generate(**batch, decoder_input_ids=torch.tensor([prompt] * 3), **options)
+    assert torch.equal(model.generate(**batch, decoder_input_ids=torch.tensor([prompt[1:]] * 3), **options), found)
     if beams == 1:
         assert without_padding(found) == greedy_all(model, rows, prompt=prompt)
         return
-    for row, tokens in zip(rows, found.tolist(), strict=True):
-
-        def next_token(after, row=row):
-            return log_probabilities(model, row, prompt + after[1:]), torch.ones(1)
-
-        best = PlainBeamSearch(next_token, beams=4, limit=LIMIT).search()[0][1]
-        assert cut(tokens) == cut(prompt + best[1:])
+    best = [prompt + beams_of(model, row, prompt)[0][1][1:] for row in rows]
+    assert [cut(tokens) for tokens in found.tolist()] == [cut(tokens) for tokens in best]
 
 
-def test_a_prefix_without_the_start_token_gets_it():
-    model, _, batch = model_and_batch()
-    prompt = torch.tensor([[30, 31]] * 3)
-    whole = torch.tensor([[START, 30, 31]] * 3)
-    found = model.generate(**batch, decoder_input_ids=prompt, do_sample=False)
-    assert torch.equal(found, model.generate(**batch, decoder_input_ids=whole, do_sample=False))
+def only(logits, tokens):
+    return forbid(logits, {*range(len(logits))} - {*tokens})
 
 
-def forbid(logits, tokens):
-    return logits.index_fill(0, torch.tensor(tokens, dtype=torch.long), -torch.inf)
-
-
-def only(logits, token):
-    return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor([token]), 0.0)
-
-
-def repetition(tokens, logits):
-    seen = torch.tensor(sorted(set(tokens)))
-    values = logits[seen]
-    return logits.index_put((seen,), torch.where(values < 0, values * 3.0, values / 3.0))
-
-
-def no_pair_twice(tokens, logits):
+def without_a_pair_twice(tokens, logits):
     return forbid(logits, [second for first, second in itertools.pairwise(tokens) if first == tokens[-1]])
 
 
-PROCESSED = {
-    "forced_bos_token_id": (
-        {"forced_bos_token_id": 44},
-        lambda tokens, logits: only(logits, 44) if len(tokens) == 1 else logits,
-    ),
-    "forced_eos_token_id": (
-        {"forced_eos_token_id": 2},
-        lambda tokens, logits: only(logits, 2) if len(tokens) == LIMIT else logits,
-    ),
-    "bad_words_ids": (
+def penalised(tokens, logits):
+    seen = torch.tensor(sorted(set(tokens)))
+    return logits.index_put((seen,), torch.minimum(logits[seen] * 3.0, logits[seen] / 3.0))
+
+
+# An option with its value and others beside it, and what it does to logits.
+PROCESSED = [
+    ({"forced_bos_token_id": 44}, lambda tokens, logits: only(logits, [44]) if len(tokens) == 1 else logits),
+    ({"forced_eos_token_id": 2}, lambda tokens, logits: only(logits, [2]) if len(tokens) == LIMIT else logits),
+    (
         {"bad_words_ids": [[95], [29], [18, 24], [40, 85]]},
         lambda tokens, logits: forbid(logits, [95, 29, {18: 24, 40: 85}.get(tokens[-1], 95)]),
     ),
-    "suppress_tokens": (
+    (
         {"suppress_tokens": [95, 18], "begin_suppress_tokens": [29]},
         lambda tokens, logits: forbid(logits, [95, 18] + [29] * (len(tokens) == 1)),
     ),
-    "min_new_tokens": (
-        {"min_new_tokens": 6},
-        lambda tokens, logits: forbid(logits, ENDS) if len(tokens) < 7 else logits,
-    ),
-    "sequence_bias": (
+    ({"min_new_tokens": 6}, lambda tokens, logits: forbid(logits, ENDS) if len(tokens) < 7 else logits),
+    (
         {"sequence_bias": [[[40], 5.0], [[60], -5.0]]},
         lambda tokens, logits: logits.index_add(0, torch.tensor([40, 60]), torch.tensor([5.0, -5.0])),
     ),
-}
+    ({"repetition_penalty": 3.0, "no_repeat_ngram_size": 0}, penalised),
+    ({"no_repeat_ngram_size": 2}, without_a_pair_twice),
+]
 
 
-@pytest.mark.parametrize("form", PROCESSED)
-def test_what_forbids_or_forces_tokens(form):
-    options, process = PROCESSED[form]
+@pytest.mark.parametrize(("options", "process"), PROCESSED, ids=[next(iter(row[0])) for row in PROCESSED])
+def test_what_forbids_or_forces_tokens_or_discourages_repetition(options, process):
     model, rows, batch = model_and_batch()
     found = without_padding(model.generate(**batch, do_sample=False, **options))
-    assert found == greedy_all(model, rows, process=process)
-    assert found != greedy_all(model, rows), "the option changes nothing here"
+    repeats = "no_repeat_ngram_size" in options
+    assert found == greedy_all(model, rows, process=process, repeats=repeats)
+    assert found != greedy_all(model, rows, repeats=repeats), "the option changes nothing here"
 
 
-def test_a_function_that_allows_tokens():
+def test_a_function_allows_tokens_and_criteria_end_each_sentence_by_itself():
     model, rows, batch = model_and_batch()
 
     def allowed(sentence, tokens):
         return [15 + 10 * len(tokens), 50 + sentence, *range(60, 70)]
 
-    found = without_padding(model.generate(**batch, do_sample=False, prefix_allowed_tokens_fn=allowed))
+    batch["do_sample"] = False
+    found = without_padding(model.generate(**batch, prefix_allowed_tokens_fn=allowed))
     for number, row in enumerate(rows):
 
         def process(tokens, logits, number=number):
-            kept = torch.full_like(logits, -torch.inf)
-            places = torch.tensor(allowed(number, torch.tensor(tokens)))
-            return kept.index_put((places,), logits[places])
+            return only(logits, allowed(number, tokens))
 
         assert found[number] == greedy(model, row, process=process)
-
-
-@pytest.mark.parametrize(
-    ("options", "process"),
-    [({"repetition_penalty": 3.0}, repetition), ({"no_repeat_ngram_size": 2}, no_pair_twice)],
-    ids=["repetition_penalty", "no_repeat_ngram_size"],
-)
-def test_what_discourages_repetition(options, process):
-    model, rows, batch = model_and_batch()
-    found = model.generate(**batch, do_sample=False, **({"no_repeat_ngram_size": 0} | options))
-
-    def plain(source, process):
-        tokens = [START]
-        while len(tokens) <= LIMIT and tokens[-1] not in ENDS:
-            with torch.no_grad():
-                logits = model(input_ids=source[None], decoder_input_ids=torch.tensor([tokens])).logits[0, -1]
-            tokens.append(process(tokens, logits).argmax().item())
-        return tokens
-
-    assert without_padding(found) == [plain(row, process) for row in rows]
-    assert without_padding(found) != [plain(row, lambda tokens, logits: logits) for row in rows]
-
-
-class Collector(BaseStreamer):
-    """Keeps what is streamed."""
-
-    def __init__(self):
-        self.tokens, self.has_ended = [], False
-
-    def put(self, value):
-        self.tokens.append(value.flatten().tolist())
-
-    def end(self):
-        self.has_ended = True
+    criteria = [lambda ids, scores, **kwargs: ids[:, -1] > 60]
+    found = without_padding(model.generate(**batch, stopping_criteria=criteria))
+    assert found == greedy_all(model, rows, ends=[*ENDS, *range(61, 99)])
+    assert len({len(row) for row in found}) > 1
+    assert model.generate(**batch, max_time=0.0).shape == (3, 2)
 
 
 def test_a_streamer_gets_each_token_as_it_comes():
     model, rows, _ = model_and_batch()
     for row in rows:
-        streamer = Collector()
+        streamer = Mock()
         found = model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, streamer=streamer)[0].tolist()
-        assert streamer.tokens == [[token] for token in found]
-        assert streamer.has_ended
+        assert [call.args[0].flatten().tolist() for call in streamer.put.call_args_list] == [
+            [token] for token in found
+        ]
+        streamer.end.assert_called_once()
         assert found == greedy(model, row)
-
-
-class After(StoppingCriteria):
-    """Ends a row behind a token above 60."""
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] > 60
-
-
-def test_a_stopping_criterion_ends_each_sentence_by_itself():
-    model, rows, batch = model_and_batch()
-    found = without_padding(model.generate(**batch, do_sample=False, stopping_criteria=[After()]))
-    assert found == greedy_all(model, rows, ends=[*ENDS, *range(61, 99)])
-    assert len({len(row) for row in found}) > 1
-
-
-def test_a_time_limit_ends_at_once():
-    model, _, batch = model_and_batch()
-    assert model.generate(**batch, do_sample=False, max_time=0.0).shape == (3, 2)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_assisted_decoding_gives_what_greedy_search_gives(variant):
-    sizes = {"decoder_layers": 1, "encoder_layers": 1, "d_model": 16, "decoder_attention_heads": 2}
-    sizes |= {"encoder_attention_heads": 2, "decoder_ffn_dim": 24, "encoder_ffn_dim": 24}
-    changes = {name: value for name, value in VARIANTS[variant].items() if not name.startswith(("d_", "decoder_a"))}
-    changes = {name: value for name, value in changes.items() if "key_value" not in name and "ffn" not in name}
     model, rows, _ = model_and_batch(variant)
-    assistant = tiny_model(**(changes | sizes), seed=1)
-    for helper in (assistant, model) if variant in POSITIONS else (assistant,):
+    smaller = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    for assistant in (tiny_model(seed=1, **VARIANTS[variant] | smaller), model):
         for row in rows[: 2 if variant in POSITIONS else 1]:
-            found = model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, assistant_model=helper)
+            found = model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, assistant_model=assistant)
             assert found[0].tolist() == greedy(model, row)
 
 
-@pytest.mark.parametrize("variant", ["default", "separate_vocabularies"])
-def test_prompt_lookup_gives_what_greedy_search_gives(variant):
-    model, rows, _ = model_and_batch(variant)
-    for row in rows:
-        found = model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, prompt_lookup_num_tokens=3)
-        assert found[0].tolist() == greedy(model, row)
-
-
-SIZES_APART = {"fewer_targets": VARIANTS["separate_vocabularies"], "more_targets": MORE_TARGETS}
+SIZES_APART = {
+    "equal": {},
+    "fewer_targets": VARIANTS["separate_vocabularies"],
+    "more_targets": {"decoder_vocab_size": 120, "share_encoder_decoder_embeddings": False},
+}
 
 
 @pytest.mark.parametrize("sizes", SIZES_APART)
@@ -515,8 +384,9 @@ def test_prompt_lookup_finds_tokens_of_the_targets_vocabulary(sizes):
     # The prompt repeats itself, so that there is something to look up.
     options = {"decoder_input_ids": torch.tensor([[START, 20, last, 22, 20, last]]), "no_repeat_ngram_size": 0}
     options |= {"do_sample": False, "max_new_tokens": LIMIT}
-    plain = model.generate(rows[0][None], **options)
-    assert torch.equal(model.generate(rows[0][None], prompt_lookup_num_tokens=3, **options), plain)
+    for row, given in itertools.product(rows, (options, {"do_sample": False, "max_new_tokens": LIMIT})):
+        plain = model.generate(row[None], **given)
+        assert torch.equal(model.generate(row[None], prompt_lookup_num_tokens=3, **given), plain)
 
 
 @pytest.mark.parametrize("sizes", SIZES_APART)
@@ -532,31 +402,24 @@ def test_a_watermark_is_drawn_from_the_targets_vocabulary(sizes):
 
 def test_an_assistant_of_other_targets_is_refused():
     model, rows, _ = model_and_batch("separate_vocabularies")
-    other = tiny_model(**MORE_TARGETS)
+    other = tiny_model(**SIZES_APART["more_targets"])
     with pytest.raises(ValueError, match="different tokenizers"):
         model.generate(rows[0][None], assistant_model=other, max_new_tokens=LIMIT)
     # The config has the targets' size while tokens are generated, and never after.
     assert model.config.get_text_config() is model.config
 
 
+@torch.no_grad()
 @pytest.mark.parametrize(
     ("variant", "side", "beams"),
     pairwise(["default", "rotary", "learned", "separate_vocabularies"], ["left", "right"], [1, 4]),
 )
-def test_embeddings_and_encoder_outputs_in_place_of_tokens(variant, side, beams):
+def test_embeddings_and_encoder_outputs_in_place_of_tokens_and_labels_as_trainers_hand_them_over(variant, side, beams):
     model, _, batch = model_and_batch(variant, side)
-    options = {"do_sample": False, "num_beams": beams}
-    expected = model.generate(**batch, **options)
+    batch |= {"do_sample": False, "num_beams": beams}
+    expected = model.generate(**batch)
+    assert torch.equal(model.generate(**batch, labels=torch.full((3, 5), 30)), expected)
     ids = batch.pop("input_ids")
-    embeddings = model.get_input_embeddings()(ids)
-    assert torch.equal(model.generate(inputs_embeds=embeddings, **batch, **options), expected)
-    with torch.no_grad():
-        encoded = model.get_encoder()(ids, attention_mask=batch["attention_mask"])
-    assert torch.equal(model.generate(encoder_outputs=encoded, **batch, **options), expected)
-
-
-def test_several_samples_of_each_sentence_of_a_batch_differ():
-    model, _, batch = model_and_batch()
-    found = model.generate(**batch, do_sample=True, num_return_sequences=5)
-    assert found.shape[0] == 15
-    assert len({tuple(row) for row in found[:5].tolist()}) > 1
+    encoded = model.get_encoder()(ids, attention_mask=batch["attention_mask"])
+    for source in ({"inputs_embeds": model.get_input_embeddings()(ids)}, {"encoder_outputs": encoded}):
+        assert torch.equal(model.generate(**source, **batch), expected)

@@ -18,37 +18,18 @@ def model():
 
 
 @torch.no_grad()
-def test_embeddings_given_by_hand_equal_token_ids(model):
+def test_embeddings_and_encoder_outputs_given_by_hand_equal_tokens_and_a_tuple_the_outputs(model):
     source, mask = padded(sentences(6, 3), "left")
-    by_ids = model(source, attention_mask=mask, decoder_input_ids=TARGET).logits
-    by_embeddings = model(
-        inputs_embeds=model.model.encoder.embed_tokens(source),
-        attention_mask=mask,
-        decoder_inputs_embeds=model.model.decoder.embed_tokens(TARGET),
-    ).logits
-    assert torch.equal(by_embeddings, by_ids)
-
-
-@torch.no_grad()
-def test_encoder_outputs_given_by_hand_equal_the_source_as_a_tuple_too(model):
-    encoded = model.model.encoder(SOURCE)
-    expected = model(SOURCE, decoder_input_ids=TARGET).logits
-    for given in (encoded, encoded.to_tuple()):
-        assert torch.equal(model(encoder_outputs=given, decoder_input_ids=TARGET).logits, expected)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_signature_says_that_attention_can_be_recorded(family):
-    kwargs = inspect.signature(tiny_model(family=family).forward).parameters["kwargs"]
-    assert "output_attentions" in kwargs.annotation.__args__[0].__annotations__  # transformers' own tests look there
-
-
-@torch.no_grad()
-def test_return_dict_false_gives_the_same_in_a_tuple(model):
-    outputs = model(SOURCE, labels=TARGET)
-    loss, logits, *_ = model(SOURCE, labels=TARGET, return_dict=False)
-    assert torch.equal(loss, outputs.loss)
-    assert torch.equal(logits, outputs.logits)
+    given, embed = {"attention_mask": mask, "labels": TARGET}, model.model.decoder.embed_tokens
+    expected = model(source, decoder_input_ids=TARGET, **given)
+    embeddings = {"inputs_embeds": embed(source), "decoder_inputs_embeds": embed(TARGET)}
+    encoded = model.model.encoder(source, attention_mask=mask)
+    for inputs in (embeddings, *({"encoder_outputs": each} for each in (encoded, encoded.to_tuple()))):
+        target = {} if "inputs_embeds" in inputs else {"decoder_input_ids": TARGET}
+        assert torch.equal(model(**inputs, **target, **given).logits, expected.logits)
+    loss, logits, *_ = model(source, decoder_input_ids=TARGET, **given, return_dict=False)
+    assert torch.equal(loss, expected.loss)
+    assert torch.equal(logits, expected.logits)
 
 
 @torch.no_grad()
@@ -59,17 +40,23 @@ def test_logits_to_keep_gives_those_positions_of_all_logits(model, kept):
     assert_near(some, every[:, -kept:] if isinstance(kept, int) else every[:, kept])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_signature_says_that_attention_can_be_recorded(family):
+    kwargs = inspect.signature(tiny_model(family=family).forward).parameters["kwargs"]
+    assert "output_attentions" in kwargs.annotation.__args__[0].__annotations__  # transformers' own tests look there
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_bfloat16_stays_near_float32(attention):
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "t5", "learned"])
+def test_bfloat16_stays_near_float32(encoding, kernel):
     source, mask = padded(sentences(6, 3))
-    given = {"attention_mask": mask, "decoder_input_ids": TARGET}
-    for encoding in ("sinusoidal", "rotary", "t5", "learned"):
-        expected, half = (tiny_model(position_encoding=encoding, attention=attention) for _ in range(2))
-        expected, logits = expected(source, **given).logits, half.to(torch.bfloat16)(source, **given).logits
-        assert logits.dtype == torch.bfloat16
-        assert (logits.float() - expected).abs().mean() < 0.1 * expected.std()
-        assert half(SOURCE, labels=TARGET).loss.dtype == torch.float32
+    given = {"attention_mask": mask, "labels": TARGET}
+    options = {"position_encoding": encoding, "attention": kernel}
+    expected, half = (tiny_model(**options).to(dtype) for dtype in (torch.float32, torch.bfloat16))
+    expected, found = expected(source, **given).logits, half(source, **given)
+    assert (found.logits.dtype, found.loss.dtype) == (torch.bfloat16, torch.float32)
+    assert (found.logits.float() - expected).abs().mean() < 0.1 * expected.std()
 
 
 REFUSED = [

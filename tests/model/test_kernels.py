@@ -3,127 +3,96 @@
 import importlib.util
 import itertools
 import threading
-import warnings
-from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful import HeedConfig, HeedForConditionalGeneration, kernels_heed, masks_heed
-from helpers import VARIANTS, assert_near, empty_cache, padded, pairwise, sentences, tiny_config, tiny_model
+from helpers import (
+    VARIANTS,
+    assert_near,
+    assert_refused,
+    empty_cache,
+    loss_and_gradients,
+    masked_batch,
+    padded_batch,
+    pairwise,
+    tiny_config,
+    tiny_model,
+    uncompiled,
+)
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 TARGET = torch.tensor([[1, 13, 14], [1, 15, 16]])
 GENERAL = [name for name in VARIANTS if name not in ("additive", "shaw")]
 
 
-def batch(side="right", seed=1):
-    torch.manual_seed(seed)
-    source, source_mask = padded(sentences(9, 4, 1), side)
-    target, target_mask = padded(sentences(5, 7, 2), side)
-    return {
-        "input_ids": source,
-        "attention_mask": source_mask,
-        "decoder_input_ids": target,
-        "decoder_attention_mask": target_mask,
-    }
+def batch(side="right"):
+    return padded_batch((9, 4, 1), (5, 7, 2), side)
 
 
-def uncompiled(kernel):
-    """Run flex_attention without compiling it, which takes a minute: the same mask, and torch's own reference."""
-    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-    return torch.compiler.set_stance("force_eager") if kernel == "flex_attention" else nullcontext()
-
-
-@torch.no_grad()
-def cached_logits(model, kind, inputs, first=2):
-    """Decode the first tokens at once and the rest one by one."""
-    target, mask = inputs["decoder_input_ids"], inputs["decoder_attention_mask"]
-    cache = empty_cache(model, kind, inputs["input_ids"].shape[1], target.shape[1])
-    encoded = model.model.encoder(inputs["input_ids"], attention_mask=inputs["attention_mask"])
-    given = {"encoder_outputs": encoded, "attention_mask": inputs["attention_mask"], "past_key_values": cache}
-    logits, start = [], 0
-    for end in range(first, target.shape[1] + 1):
-        step = {"decoder_input_ids": target[:, start:end], "decoder_attention_mask": mask[:, :end]}
-        logits.append(model(**given, **step, use_cache=True).logits)
-        start = end
-    return torch.cat(logits, dim=1)[mask.bool()]
-
-
-@torch.no_grad()
 @pytest.mark.parametrize(
     ("variant", "kernel", "side"), pairwise(GENERAL, ["sdpa", "flex_attention"], ["left", "right", "no mask"])
 )
-def test_a_kernel_gives_the_logits_and_the_loss_of_eager_attention_with_padding_on_either_side(variant, kernel, side):
+def test_a_kernel_gives_logits_loss_and_gradients_of_eager_attention_with_padding_anywhere(variant, kernel, side):
     inputs = batch("right" if side == "no mask" else side)
     real = inputs["decoder_attention_mask"].bool()
     if side == "no mask":
         inputs, real = {name: inputs[name] for name in inputs if not name.endswith("mask")}, torch.ones_like(real)
     labels = inputs["decoder_input_ids"].masked_fill(~real, -100)
-    expected = tiny_model(attention="eager", **VARIANTS[variant])(**inputs, labels=labels)
-    model = tiny_model(attention=kernel, **VARIANTS[variant])
-    with uncompiled(kernel):
-        found = model(**inputs, labels=labels)
+    models = [tiny_model(attention=name, **VARIANTS[variant]).train() for name in ("eager", kernel)]
+    with uncompiled(kernel), torch.no_grad():
+        expected, found = (model(**inputs, labels=labels) for model in models)
     assert_near(found.logits[real], expected.logits[real])
     assert_near(found.loss, expected.loss)
-    assert model.config._attn_implementation == kernel
+    assert models[1].config._attn_implementation == kernel
+    if kernel == "sdpa":
+        whole = masked_batch((9, 4, 1), (5, 7, 2))
+        assert_near(*(loss_and_gradients(model, whole) for model in models[::-1]), 2e-5)
 
 
-@pytest.mark.parametrize("variant", GENERAL)
-def test_sdpa_gives_the_loss_and_the_gradients_of_eager_attention(variant):
-    inputs = batch()
-    labels = inputs["decoder_input_ids"].masked_fill(inputs.pop("decoder_attention_mask") == 0, -100)
-    del inputs["decoder_input_ids"]
-    losses, gradients = [], []
-    for kernel in ("eager", "sdpa"):
-        model = tiny_model(attention=kernel, **VARIANTS[variant]).train()
-        loss = model(**inputs, labels=labels).loss
-        loss.backward()
-        losses.append(loss.detach())
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
-    assert_near(losses[1], losses[0])
-    assert_near(gradients[1], gradients[0], 2e-5)
+CACHED = ["default", "rotary", "t5", "neighbourhoods", "grouped"]
+CACHES = [("eager", "static"), ("sdpa", "dynamic"), ("sdpa", "static"), ("flex_attention", "dynamic")]
 
 
-@pytest.mark.parametrize(
-    ("variant", "kernel_and_cache", "side"),
-    pairwise(
-        ["default", "rotary", "t5", "neighbourhoods", "grouped"],
-        [("eager", "static"), ("sdpa", "dynamic"), ("sdpa", "static"), ("flex_attention", "dynamic")],
-        ["left", "right"],
-    ),
-    ids=str,
-)
-def test_decoding_with_a_cache_gives_the_logits_of_the_whole_target(variant, kernel_and_cache, side):
-    kernel, cache = kernel_and_cache
-    inputs = batch(side)
-    real = inputs["decoder_attention_mask"].bool()
-    with torch.no_grad():
-        expected = tiny_model(attention="eager", **VARIANTS[variant])(**inputs).logits[real]
+@torch.no_grad()
+@pytest.mark.parametrize(("variant", "form", "side"), pairwise(CACHED, CACHES, ["left", "right"]), ids=str)
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole_target(variant, form, side):
+    inputs, (kernel, cache), logits = batch(side), form, []
+    target, mask = inputs["decoder_input_ids"], inputs["decoder_attention_mask"]
+    expected = tiny_model(attention="eager", **VARIANTS[variant])(**inputs).logits
+    model = tiny_model(attention=kernel, **VARIANTS[variant])
     with uncompiled(kernel):
-        assert_near(cached_logits(tiny_model(attention=kernel, **VARIANTS[variant]), cache, inputs), expected)
+        given = {"attention_mask": inputs["attention_mask"], "past_key_values": empty_cache(model, cache, 9, 7)}
+        given["encoder_outputs"] = model.model.encoder(inputs["input_ids"], inputs["attention_mask"])
+        for start, end in itertools.pairwise([0, *range(2, 8)]):  # the first two at once, and the rest one by one
+            step = {"decoder_input_ids": target[:, start:end], "decoder_attention_mask": mask[:, :end]}
+            logits.append(model(**given, **step, use_cache=True).logits)
+    assert_near(torch.cat(logits, 1)[mask.bool()], expected[mask.bool()])
 
 
 @pytest.mark.parametrize(
     ("variant", "kernel_and_cache", "beams"),
     pairwise(
-        ["default", "rotary", "t5", "neighbourhoods", "grouped"],
+        CACHED,
         [("sdpa", None), ("sdpa", "static"), ("flex_attention", None)],
         [1, 3],
     ),
     ids=str,
 )
-def test_generate_gives_the_tokens_of_eager_attention(variant, kernel_and_cache, beams):
+def test_generate_gives_the_logits_of_eager_attention_at_every_step(variant, kernel_and_cache, beams):
     kernel, cache = kernel_and_cache
     inputs = {name: value for name, value in batch("left").items() if not name.startswith("decoder")}
-    settings = {"max_new_tokens": 8, "num_beams": beams}
+    settings = {"max_new_tokens": 6, "num_beams": beams, "return_dict_in_generate": True, "output_logits": True}
     expected = tiny_model(attention="eager", **VARIANTS[variant]).generate(**inputs, **settings)
     model = tiny_model(attention=kernel, **VARIANTS[variant])
     with uncompiled(kernel):
-        assert torch.equal(model.generate(**inputs, **settings, cache_implementation=cache), expected)
-    assert expected.shape[1] > 4
+        found = model.generate(**inputs, **settings, cache_implementation=cache)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert_near(torch.stack(found.logits), torch.stack(expected.logits), 2e-5)
 
 
 @pytest.mark.slow
@@ -134,9 +103,6 @@ def test_flex_attention_as_torch_compiles_it_gives_the_logits_of_eager_attention
     real = inputs["decoder_attention_mask"].bool()
     expected = tiny_model(attention="eager", **changes)(**inputs).logits[real]
     assert_near(tiny_model(attention="flex_attention", **changes)(**inputs).logits[real], expected)
-
-
-# On a GPU
 
 
 def backends():
@@ -189,19 +155,7 @@ def test_cudnn_is_left_out_of_every_call_of_sdpa_on_a_gpu_also_of_one_that_is_re
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_cudnn_is_back_after_an_attention_function_that_fails(monkeypatch):
-    def failing(*args, **kwargs):
-        assert backends() == ALL_BUT_CUDNN
-        raise MemoryError("all is full")
-
-    monkeypatch.setitem(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, "sdpa", failing)
-    with pytest.raises(MemoryError, match="all is full"):
-        tiny_model(attention="sdpa")(SOURCE, labels=TARGET)
-    assert backends() == ALL
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_users_own_choice_of_backends_is_left_as_it_is(seen, monkeypatch):
+def test_a_users_own_choice_of_backends_is_left_as_it_is_and_cudnn_is_back_after_a_failure(seen, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda q, *args, **kwargs: q)
     cudnn, math, flash = SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH, SDPBackend.FLASH_ATTENTION
     for chosen in ([cudnn], [math], [cudnn, math], [cudnn, flash, SDPBackend.EFFICIENT_ATTENTION]):
@@ -211,6 +165,11 @@ def test_a_users_own_choice_of_backends_is_left_as_it_is(seen, monkeypatch):
             tiny_model(attention="sdpa")(SOURCE, labels=TARGET)
             assert backends() == expected
         assert set(seen) == {expected}
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", None)
+    seen.clear()
+    with pytest.raises(TypeError):
+        tiny_model(attention="sdpa")(SOURCE, labels=TARGET)
+    assert (seen, backends()) == ([ALL_BUT_CUDNN], ALL)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -281,7 +240,7 @@ def test_cudnn_is_back_after_a_compilation_that_fails_in_the_middle_of_attention
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_an_exported_model_knows_nothing_of_it():
-    model = tiny_model(attention="sdpa")
+    model = tiny_model(attention="sdpa", encoder_layers=1, decoder_layers=1)
     given = {"input_ids": SOURCE, "decoder_input_ids": TARGET, "use_cache": False}
     program = torch.export.export(model, (), given)
     called = {str(node.target) for node in program.graph.nodes}
@@ -295,7 +254,8 @@ def test_a_training_step_asks_an_accelerator_for_no_number(kernel):
     for number, changes in enumerate(VARIANTS.values()):
         if kernel != "eager" and changes.keys() & {"attention_scoring", "position_encoding"}:
             continue
-        model = tiny_model(attention=kernel, **changes).train().to("meta")
+        sizes = {"encoder_layers": 1, "decoder_layers": 1}
+        model = tiny_model(attention=kernel, **sizes | changes).train().to("meta")
         inputs = {name: value.to("meta") for name, value in batch().items()}
         inputs["labels"] = inputs["decoder_input_ids"]
         if number % 2:
@@ -314,9 +274,6 @@ def test_masks_that_are_made_unasked_change_nothing(kernel, monkeypatch):
     monkeypatch.setattr(masks_heed, "may_ask_for_padding", lambda *args: False)
     for given, logits in zip((whole, inputs), expected, strict=True):
         assert_near(model(**given).logits, logits)
-
-
-# What is refused
 
 
 def test_flex_attention_refuses_gradients_on_the_cpu_dropout_and_a_static_cache():
@@ -339,13 +296,12 @@ def by_setting(part):
     return lambda name, config: part(HeedForConditionalGeneration(config)).set_attn_implementation(name)
 
 
-ROADS = {
-    "when made": lambda name, config: HeedForConditionalGeneration._from_config(config, attn_implementation=name),
-    "afterwards": by_setting(lambda model: model),
-    "on the encoder": by_setting(lambda model: model.model.encoder),
-    "on the decoder": by_setting(lambda model: model.model.decoder),
-    "as a dict": lambda name, config: HeedForConditionalGeneration(config).set_attn_implementation({"": name}),
-}
+ROADS = [
+    by_setting(lambda model: model),
+    by_setting(lambda model: model.model.encoder),
+    by_setting(lambda model: model.model.decoder),
+    lambda name, config: HeedForConditionalGeneration(config).set_attn_implementation({"": name}),
+]
 OTHER = ["flash_attention_2", "paged|sdpa", "kernels-community/flash-attn2", "of_my_own"]
 
 
@@ -367,58 +323,49 @@ REFUSED = [
 
 
 @pytest.mark.usefixtures("own_kernel")
-def test_a_kernel_that_would_compute_something_else_is_refused_by_name():
-    roads = itertools.cycle([road for name, road in ROADS.items() if name != "when made"])
+def test_a_kernel_that_would_compute_something_else_is_refused_by_name(tmp_path):
+    def by_the_constructor(name, config):
+        HeedForConditionalGeneration._from_config(config, attn_implementation=name)
+
+    def by_a_folder(name, config):
+        HeedForConditionalGeneration(config).save_pretrained(tmp_path)
+        kind = next(classes)
+        kind.from_pretrained(tmp_path, attn_implementation=name)
+
+    classes = itertools.cycle([AutoModelForSeq2SeqLM, HeedForConditionalGeneration])
+    roads = itertools.cycle([*ROADS, by_a_folder])
     for changes, name, message in REFUSED:
-        for road in (ROADS["when made"], next(roads)):  # all roads lead to one check
+        for road in (by_the_constructor, next(roads)):  # all roads lead to one check
             with pytest.raises(ValueError, match=rf"`attn_implementation` must be .*{message}") as caught:
                 road(name, tiny_config(**changes))
             assert str(caught.value).endswith(f"is {name} instead.")
-
-
-def test_a_kernel_that_was_assigned_to_the_config_is_refused_when_called():
-    model = tiny_model(attention_scoring="additive")
-    model.config._attn_implementation = "sdpa"
+    model = HeedForConditionalGeneration(tiny_config(attention_scoring="additive"))
+    assert model.config._attn_implementation == "eager"
+    model.config._attn_implementation = "sdpa"  # as nobody can forbid
     with pytest.raises(ValueError, match="must be eager where `attention_scoring` is additive, but is sdpa"):
         model(SOURCE, labels=TARGET)
-
-
-def test_the_widths_of_heads_are_compared_as_they_are_and_not_as_they_are_written():
-    choices = HeedForConditionalGeneration(tiny_config(d_k=8))._supports_flash_attn  # d_model / h
-    assert choices
-    assert not HeedForConditionalGeneration(tiny_config(d_k=8, decoder_attention_heads=2))._supports_flash_attn
+    # Widths are compared as they are, not as they are written.
+    for heads, has_flash in ((4, True), (2, False)):
+        model = HeedForConditionalGeneration(tiny_config(d_k=8, decoder_attention_heads=heads))
+        assert model._supports_flash_attn is has_flash
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash_attn is installed")
 @pytest.mark.skipif(importlib.util.find_spec("kernels") is not None, reason="kernels fetches a substitute")
-def test_flash_attention_without_its_package_is_an_error_that_says_so():
-    for version in (2, 3):
-        with pytest.raises(ImportError, match=f"FlashAttention{version}.*installed"):
-            tiny_model(attention=f"flash_attention_{version}")
+@pytest.mark.parametrize("version", [2, 3])
+def test_flash_attention_without_its_package_is_an_error_that_says_so(version):
+    with pytest.raises(ImportError, match=f"FlashAttention{version}.*installed"):
+        tiny_model(attention=f"flash_attention_{version}")
 
 
 def test_encoder_and_decoder_have_one_kernel_and_two_are_refused():
-    two = {"encoder": "sdpa", "decoder": "eager"}
-    message = "`attn_implementation` must be one name for encoder and decoder"
-    model = tiny_model()
-    for road in (
-        lambda: model.set_attn_implementation(two),
-        lambda: HeedForConditionalGeneration._from_config(tiny_config(), attn_implementation=two),
-        lambda: HeedConfig(attn_implementation=two),
-    ):
-        with pytest.raises(ValueError, match=message):
-            road()
+    two, model = {"encoder": "sdpa", "decoder": "eager"}, tiny_model()
+    roads = [
+        model.set_attn_implementation,
+        lambda names: HeedForConditionalGeneration._from_config(tiny_config(), attn_implementation=names),
+        lambda names: HeedConfig(attn_implementation=names),
+    ]
+    for road in roads:
+        assert_refused([(two, "`attn_implementation` must be one name for encoder and decoder")], road)
     model.model.encoder.set_attn_implementation("eager")
     assert model.config._attn_implementation == model.model.decoder.config._attn_implementation == "eager"
-
-
-@torch.no_grad()
-def test_another_kernel_may_be_chosen_at_any_time():
-    model = tiny_model(attention="eager")
-    expected = model(SOURCE, decoder_input_ids=TARGET, output_attentions=True)
-    model.set_attn_implementation("sdpa")
-    assert_near(model(SOURCE, decoder_input_ids=TARGET).logits, expected.logits)
-    # Only eager attention returns weights, so a call that asks for them runs under it.
-    weights = model(SOURCE, decoder_input_ids=TARGET, output_attentions=True).cross_attentions
-    assert torch.equal(weights[0], expected.cross_attentions[0])
-    assert model.config._attn_implementation == "sdpa"

@@ -14,11 +14,14 @@ STATES = torch.linspace(-2, 2, 3 * 32).sin().view(1, 3, 32)
 SOURCE, TARGET = torch.tensor([[15, 16, 17]]), torch.tensor([[1, 18, 19]])
 
 
-def test_the_network_is_equation_2():
+def test_the_network_is_equation_2_which_is_two_convolutions_of_kernel_size_1():
     network = HeedFeedForward(tiny_config(), 64)
     shake(network)
     inner = (STATES @ network.fc1.weight.T + network.fc1.bias).clamp(min=0)
     assert_near(network(STATES), inner @ network.fc2.weight.T + network.fc2.bias)
+    convolved = F.conv1d(STATES.transpose(1, 2), network.fc1.weight[..., None], network.fc1.bias).relu()
+    convolved = F.conv1d(convolved, network.fc2.weight[..., None], network.fc2.bias)
+    assert_near(network(STATES), convolved.transpose(1, 2))
 
 
 def test_a_gated_network_multiplies_the_inner_layer_by_its_activated_gate():
@@ -60,10 +63,9 @@ def test_each_dropout_acts_in_training_and_not_in_evaluation(attention):
 @torch.no_grad()
 def test_dropout_is_on_the_embeddings_and_on_every_sublayer():
     model = HeedForConditionalGeneration(tiny_config(dropout=0.25))
-    probabilities = {name: module.p for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout)}
-    assert sum(probability == 0.25 for probability in probabilities.values()) == 2 + 2 * 2 + 2 * 3
-    encoder = model.model.encoder
-    added = encoder.add_positions(torch.full((1, 400, 32), 50.0), torch.arange(400)[None])
+    probabilities = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert probabilities.count(0.25) == 2 + 2 * 2 + 2 * 3
+    added = model.model.encoder.add_positions(torch.full((1, 400, 32), 50.0), torch.arange(400)[None])
     assert abs((added == 0).float().mean() - 0.25) < 0.03
 
 
@@ -86,13 +88,15 @@ def test_every_parameter_is_trained():
     assert all(name.endswith("k_proj.bias") for name in unseen)
 
 
-@pytest.mark.parametrize("activation", ["relu", "swiglu"])
-def test_every_rule_of_the_plans_of_parallelism_names_modules_of_the_model(activation):
-    model = HeedForConditionalGeneration(tiny_config(activation_function=activation))
+@pytest.mark.parametrize(("activation", "encoding"), [("relu", "rotary"), ("swiglu", "shaw"), ("relu", "t5")])
+def test_every_rule_of_the_plans_of_parallelism_names_modules_of_the_model(activation, encoding):
+    model = HeedForConditionalGeneration(tiny_config(activation_function=activation, position_encoding=encoding))
     modules = {re.sub(r"\.\d+\.", ".*.", name) for name, _ in model.named_modules()}
     plan = model._tp_plan
-    named = {"lm_head", "model.encoder.layers.*.self_attn.q_proj", "model.decoder.layers.*.cross_attn.out_proj"}
-    assert named <= {*plan} <= modules
+    cross = {f"model.decoder.layers.*.cross_attn.{name}_proj" for name in ("q", "k", "v", "out")}
+    assert {"lm_head", *cross} <= {*plan} <= modules
+    # Attention that shares something among its heads is not split by heads.
+    assert any("self_attn" in rule for rule in plan) == (encoding == "rotary")
     rows = {rule for rule, style in plan.items() if style == "rowwise"}
     assert all(rule.endswith(("out_proj", "fc2")) for rule in rows)
     assert {"model.encoder.layers.*", "model.decoder.layers.*"} <= {*model._fsdp_plan}

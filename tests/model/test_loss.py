@@ -1,15 +1,18 @@
-"""The loss of both families (section 5.4): it and its gradient do not depend on how an update is split."""
+"""The loss of both families (section 5.4) does not depend on how an update is split, and its two forms are one."""
 
-import copy
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import Trainer
 
+from heedful import HeedSeq2SeqTrainer
+from heedful.loss_heed import OutputLoss, smoothed_cross_entropy
 from heedful.versions_heed import cache_of
 from helpers import PAD, RECURRENT_VARIANTS, assert_near, assert_refused, collated, each_once, rows, tiny_model
+from trainer_runs import trained
 
 KINDS = {"transformer": {}} | {
     name: {"family": "recurrent", **options} for name, options in RECURRENT_VARIANTS.items()
@@ -34,15 +37,6 @@ def loss_and_gradient(model, batches, **kwargs):
 def assert_same(ours, theirs):
     assert_near(ours[0], theirs[0])
     assert_near(ours[1], theirs[1], 2e-5)
-
-
-def test_loss_and_gradient_do_not_depend_on_the_micro_batches():
-    model, pairs = training_model(), rows()
-    whole = loss_and_gradient(model, [collated(pairs)])
-    for cuts in ([2, 4, 6], [4], [1, 2, 3, 4, 5, 6, 7], [1, 6]):
-        pieces = [pairs[start:stop] for start, stop in zip([0, *cuts], [*cuts, 8], strict=True)]
-        split = loss_and_gradient(model, [collated(piece) for piece in pieces], num_items_in_batch=LABELS)
-        assert_same(split, whole)
 
 
 @given(
@@ -103,68 +97,90 @@ def test_the_decoder_reads_start_and_the_labels_before(kind):
     assert cache_of(given) is None
 
 
-def test_gradient_checkpointing_gives_the_same_gradients():
-    model, batch = training_model(), collated(rows())
-    plain = loss_and_gradient(model, [batch])
-    model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
-    calls = []
-    for stack in (model.model.encoder, model.model.decoder):
-        stack.layers[0].feed_forward.fc1.register_forward_hook(lambda *_: calls.append(1))
-    checkpointed = loss_and_gradient(model, [batch])
-    assert len(calls) == 4  # each once forward, once again for the gradients
-    assert_same(checkpointed, plain)
+@of_both_families
+def test_the_trainer_makes_the_same_step_with_and_without_accumulation(kind, tmp_path):
+    def weights(model):
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1}
+    given, changes = {"train_dataset": rows(), "data_collator": collated}, []
+    for size, parts in ((8, 1), (2, 4)):
+        settings |= {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
+        before = weights(model := training_model(kind))
+        trained({"transformer": Trainer, "default": HeedSeq2SeqTrainer}[kind], tmp_path, model, given, **settings)
+        changes.append(weights(model) - before)
+    assert changes[0].abs().max() > 1e-3
+    assert_near(changes[1], changes[0], 1e-5)
 
 
-def test_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):
-    from transformers import Trainer, TrainingArguments
-
-    weights = []
-    pairs = rows()
-    for rows_per_batch, batches in ((8, 1), (2, 4)):
-        model = copy.deepcopy(training_model())
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            use_cpu=True,
-            max_steps=1,
-            per_device_train_batch_size=rows_per_batch,
-            gradient_accumulation_steps=batches,
-            optim="sgd",
-            learning_rate=1.0,
-            max_grad_norm=0.0,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-        )
-        trainer = Trainer(model=model, args=arguments, train_dataset=pairs, data_collator=collated)
-        assert trainer.model_accepts_loss_kwargs
-        before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-        trainer.train()
-        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before)
-    assert weights[0].abs().max() > 1e-3
-    assert_near(weights[1], weights[0], 2e-5)
-
-
-UNLEARNABLE = [
-    ([-100, 5], "must be padded on the right"),
-    ([-100, -100], "at least one label other than -100"),
-    ([99, 5], "below 99, but one is 99"),
-]
-
-
-def test_labels_that_a_recurrent_model_cannot_learn_from_are_errors():
-    model = tiny_model(family="recurrent")
-    assert_refused(UNLEARNABLE, lambda labels: model(torch.tensor([[5, 6]]), labels=torch.tensor([labels])))
-
-
-def test_what_a_recurrent_model_misses_is_named():
+def test_what_a_recurrent_model_misses_or_cannot_learn_from_is_named():
     model, source = tiny_model(family="recurrent"), torch.tensor([[5, 6]])
-    with pytest.raises(ValueError, match="`decoder_input_ids` or, for a loss, `labels` must be given"):
-        model(source)
-    with pytest.raises(ValueError, match=r"Exactly one of `input_ids` and `inputs_embeds`.*neither"):
-        model(decoder_input_ids=source)
-    with pytest.raises(ValueError, match="`labels` must have the shape of the logits"):
-        model(source, decoder_input_ids=source, labels=torch.tensor([[5, 6, 7]]))
-    with pytest.raises(ValueError, match="`encoder_hidden_states` must be given"):
-        model.model.decoder(source)
+    decoded = {"decoder_input_ids": source}
+    cases = [
+        ({"input_ids": source}, "`decoder_input_ids` or, for a loss, `labels` must be given"),
+        (decoded, r"Exactly one of `input_ids` and `inputs_embeds`.*neither"),
+        ({"input_ids": source, **decoded, "labels": torch.tensor([[5, 6, 7]])}, "`labels` must have the shape of the"),
+    ]
+    unlearnable = [
+        ([-100, 5], "must be padded on the right"),
+        ([-100, -100], "at least one label other than -100"),
+        ([99, 5], "below 99, but one is 99"),
+    ]
+    cases += [({"input_ids": source, "labels": torch.tensor([row])}, message) for row, message in unlearnable]
+    assert_refused(cases, lambda given: model(**given))
+    assert_refused([(source, "`encoder_hidden_states` must be given")], model.model.decoder)
+
+
+def run(loss, *leaves, upstream=3.0):
+    """Return a loss and its gradients, scaled by what comes from above."""
+    leaves = [None if leaf is None else leaf.clone().requires_grad_() for leaf in leaves]
+    total = loss(*leaves)
+    (total * upstream).backward()
+    return [total.detach(), *(leaf.grad for leaf in leaves if leaf is not None)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(2, 40)),  # tokens, width, vocabulary
+    smoothing=st.sampled_from([0.0, 0.1, 0.5, 0.99]),
+    ignored=st.sampled_from([0.0, 0.4, 1.0]),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+)
+def test_the_loss_that_trains_is_the_readable_one(sizes, smoothing, ignored, has_bias, seed, dtype):
+    tokens, width, vocabulary = sizes
+    torch.manual_seed(seed)
+    states, weight = torch.randn(tokens, width, dtype=dtype), torch.randn(vocabulary, width, dtype=dtype)
+    bias = torch.randn(vocabulary, dtype=dtype) if has_bias else None
+    labels = torch.randint(vocabulary, (tokens,)).masked_fill(torch.rand(tokens) < ignored, -100)
+
+    def readable(states, weight, bias):
+        return smoothed_cross_entropy(torch.nn.functional.linear(states, weight, bias), labels, smoothing)
+
+    places = (labels != -100).nonzero()[:, 0]
+    found = run(lambda *leaves: OutputLoss.apply(*leaves, labels, places, smoothing), states, weight, bias)
+    wanted = run(readable, states, weight, bias)
+    # bfloat16 has 8 bits; a gradient is a sum over all tokens of numbers of the size of a state.
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-4
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype
+        largest = max(1.0, other.abs().max().item())
+        assert (one.float() - other.float()).abs().max() <= tolerance * largest
+
+
+@pytest.mark.parametrize("family", ["transformer", "recurrent"])
+def test_both_families_train_by_either_and_by_the_short_one_where_a_switch_says_so(family):
+    model = tiny_model(family=family, label_smoothing=0.1).train()
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[9, 10, 11, -100]])}
+    results = []
+    for skip_logits in (False, True):
+        model.zero_grad()
+        outputs = model(**batch, skip_logits=skip_logits)
+        assert (outputs.logits is None) == skip_logits
+        outputs.loss.backward()
+        results.append([outputs.loss, *(weight.grad for weight in model.parameters() if weight.grad is not None)])
+    torch.testing.assert_close(*(found[0] for found in results), rtol=1e-6, atol=0)
+    torch.testing.assert_close(*(found[1:] for found in results), rtol=1e-4, atol=1e-5)
+    model.skips_logits_in_training = True
+    assert model(**batch).logits is None

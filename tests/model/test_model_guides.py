@@ -10,10 +10,9 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from heedful import HeedRNNConfig
-from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training.recipe_file import read_config, read_recipe
 from helpers import tiny_model
-from memorised import PAIRS, memorised_model
+from memorised import saved_model
 
 ROOT = Path(__file__).parents[2]
 GUIDES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "guides").glob("*.md")}
@@ -32,10 +31,13 @@ def test_a_guide_prints_what_it_says_it_prints(name, tmp_path, monkeypatch, caps
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     if name == "lora":
+        # The guide names every linear layer but the output.
+        modules = tiny_model(activation_function="swiglu").named_modules()
+        linear = {name.split(".")[-1] for name, module in modules if isinstance(module, nn.Linear)} - {"lm_head"}
+        assert linear
+        assert all(f"`{name}`" in GUIDES["lora"] for name in linear)
         monkeypatch.chdir(tmp_path)
-        tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
-        memorised_model(tokenizers, PAIRS).save_pretrained("me/model")
-        tokenizers.save_pretrained("me/model")
+        saved_model(tmp_path / "me" / "model", vocab_size=272)
         capsys.readouterr()
     names: dict = {}
     for code, expected in blocks:
@@ -43,13 +45,6 @@ def test_a_guide_prints_what_it_says_it_prints(name, tmp_path, monkeypatch, caps
         printed = capsys.readouterr().out
         if "trainer.train()" not in code:  # it prints its own figures
             assert printed == expected, code
-
-
-def test_the_guide_to_adapters_names_every_linear_layer_but_the_output():
-    modules = tiny_model(activation_function="swiglu").named_modules()
-    linear = {name.split(".")[-1] for name, module in modules if isinstance(module, nn.Linear)} - {"lm_head"}
-    assert linear
-    assert all(f"`{name}`" in GUIDES["lora"] for name in linear)
 
 
 def test_the_guide_to_recurrent_models_names_fields_configs_and_a_recipe_that_exist():
@@ -61,7 +56,6 @@ def test_the_guide_to_recurrent_models_names_fields_configs_and_a_recipe_that_ex
     assert {path.name for path in (ROOT / "configuration" / "models").glob("rnn-*")} == set(names)
     (command,) = re.findall(r"^heedful train (.*)$", guide, flags=re.MULTILINE)
     path, *changes = shlex.split(command)
-    recipe = read_recipe(path, changes)
-    assert recipe.model.options == {}
-    assert recipe.model.attn_implementation is None
-    assert read_config(recipe.model.config)["model_type"] == "heed_rnn"
+    model = read_recipe(path, changes).model
+    assert (model.options, model.attn_implementation) == ({}, None)
+    assert read_config(model.config)["model_type"] == "heed_rnn"

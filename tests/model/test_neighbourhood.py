@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from heedful import masks_heed
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.masks_heed import WindowedMask
-from helpers import VARIANTS, assert_near, padded, pairwise, sentences, tiny_model
+from helpers import VARIANTS, assert_near, loss_and_gradients, masked_batch, padded, pairwise, sentences, tiny_model
 
 RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}
 LONG = 70  # more than four blocks
@@ -30,7 +30,7 @@ def masked(monkeypatch):
 
 
 class Sizes(TorchDispatchMode):
-    """Remembers the numbers of elements and the last two sizes of every tensor that is made."""
+    """Remembers the shape of every tensor that is made."""
 
     def __init__(self):
         super().__init__()
@@ -44,20 +44,9 @@ class Sizes(TorchDispatchMode):
 
 
 def batch(*lengths, side="right"):
-    torch.manual_seed(1)
-    source, mask = padded(sentences(*lengths), side)
-    target, target_mask = padded(sentences(*reversed(lengths)), "right")
-    given = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
-    labels = target.roll(-1, 1).masked_fill(target_mask == 0, -100)
-    return {**given, "decoder_attention_mask": target_mask, "labels": labels}
-
-
-def loss_and_gradients(model, given):
-    model.zero_grad()
-    loss = model(**given).loss
-    loss.backward()
-    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return torch.cat([loss.detach()[None], *gradients])
+    given = masked_batch(lengths, lengths[::-1], side)
+    target = given["labels"].roll(1, 1).clamp(min=0)
+    return {**given, "decoder_input_ids": target, "decoder_attention_mask": (given["labels"] != -100).long()}
 
 
 def windows_used(model, given):
@@ -167,39 +156,32 @@ def test_no_tensor_of_a_training_step_holds_every_pair_of_positions(side, kernel
 
 
 @torch.no_grad()
-def test_dropout_reaches_the_weights_within_windows():
-    model, given = tiny_model(attention_dropout=0.5, **RADII).train(), batch(LONG)
-    assert windows_used(model, given) == 4
-    assert not torch.equal(model(**given).loss, model(**given).loss)
-
-
-@torch.no_grad()
-def test_rows_of_padding_are_finite_in_half_precision():
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_rows_of_padding_are_finite_in_half_precision_and_dropout_reaches_weights_within_windows(kernel):
     given = batch(LONG, 8)
+    model = tiny_model(attention=kernel, attention_dropout=0.5, **RADII)
+    assert windows_used(model, given) == 4
+    assert torch.equal(model(**given).loss, model(**given).loss)
+    assert not torch.equal(model.train()(**given).loss, model(**given).loss)
     given["attention_mask"][1] = 0
-    for kernel in ("eager", "sdpa"):
-        for dtype in (torch.float16, torch.bfloat16):
-            encoder = tiny_model(attention=kernel, **RADII).to(dtype).model.encoder
-            assert encoder(given["input_ids"], given["attention_mask"]).last_hidden_state.isfinite().all()
+    for dtype in (torch.float16, torch.bfloat16):
+        encoder = model.eval().to(dtype).model.encoder
+        assert encoder(given["input_ids"], given["attention_mask"]).last_hidden_state.isfinite().all()
 
 
 @torch.no_grad()
 @pytest.mark.slow
 def test_a_compiled_model_computes_windows_too():
     codes = []
-
-    def run_as_it_is(graph, examples):
-        codes.append(graph.code)
-        return graph.forward
-
     torch.compiler.reset()
     encoder = tiny_model(encoder_layers=1, **RADII).model.encoder
-    fast = torch.compile(encoder, fullgraph=True, backend=run_as_it_is)
+    fast = torch.compile(
+        encoder, fullgraph=True, backend=lambda graph, examples: codes.append(graph.code) or graph.forward
+    )
     for lengths in ((LONG, 8), (90, 12, 9), (9, 4), (100, 7, 3, 3)):
         source, mask = padded(sentences(*lengths), "left")
-        real = mask.bool()
-        found, expected = (each(source, mask).last_hidden_state for each in (fast, encoder))
-        assert_near(found[real], expected[real])
+        found, expected = (each(source, mask).last_hidden_state[mask.bool()] for each in (fast, encoder))
+        assert_near(found, expected)
     torch.compiler.reset()
     in_windows = ["unfold" in code for code in codes]
     assert in_windows.count(True) <= 2  # that of the first length, and one for all others
@@ -208,7 +190,7 @@ def test_a_compiled_model_computes_windows_too():
 
 @torch.no_grad()
 def test_an_exported_encoder_takes_short_and_long_sources():
-    encoder = tiny_model(attention="sdpa", **RADII).model.encoder
+    encoder = tiny_model(attention="sdpa", encoder_layers=1, **RADII).model.encoder
     sizes = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", max=512)}
     names = ("input_ids", "attention_mask")
     example = {name: batch(9, 4, 1)[name] for name in names}

@@ -18,20 +18,10 @@ EMBEDDINGS = [f"{stack}.embed_tokens" for stack in STACKS]
 LAYERS = [f"{stack}.layers.{number}" for stack in STACKS for number in range(2)]
 REST = [f"{stack}.{name}" for stack in STACKS for name in ("embed_positions", "embedding_norm", "norm", "dropout")]
 # Which weights lie on the disk; the others stay in memory.
-ALL = [*EMBEDDINGS, *REST, "lm_head", *LAYERS]
-
-
-def on_the_disk(*names):
-    return {name: "disk" if name in names else "cpu" for name in ALL}
-
-
-# Which weights lie on the disk; the others stay in memory.
-PLACES = {
-    "everything": {"": "disk"},
-    "layers": on_the_disk(*LAYERS),
-    "embeddings": on_the_disk(*EMBEDDINGS, "lm_head"),
-    "every_other_layer": on_the_disk(*LAYERS[1::2]),
-}
+ON_DISK = {"layers": LAYERS, "embeddings": [*EMBEDDINGS, "lm_head"], "every_other_layer": LAYERS[1::2]}
+PLACES = {"everything": {"": "disk"}}
+for name, parts in ON_DISK.items():
+    PLACES[name] = {part: "disk" if part in parts else "cpu" for part in (*EMBEDDINGS, *REST, "lm_head", *LAYERS)}
 
 
 @torch.no_grad()
@@ -84,20 +74,18 @@ def test_no_option_minds_the_disk(tmp_path, family, variant):
 
 
 @pytest.mark.parametrize(
-    ("sharing", "places_and_shard"), each_once(SHARINGS, [("layers", "20KB"), ("every_other_layer", "5GB")]), ids=str
+    ("sharing", "place_and_shard"), each_once(SHARINGS, [("layers", "20KB"), ("every_other_layer", "5GB")]), ids=str
 )
-def test_an_empty_model_is_filled_and_dispatched(tmp_path, sharing, places_and_shard):
-    places, shard = places_and_shard
+def test_an_empty_model_is_filled_and_dispatched(tmp_path, sharing, place_and_shard):
+    places, shard = place_and_shard
     original = tiny_model(**SHARINGS[sharing])
     original.save_pretrained(tmp_path / "model", max_shard_size=shard)
     with init_empty_weights():
         model = HeedForConditionalGeneration(original.config)
     model.tie_weights()
-    assert on_disk(model) == {name for name, _ in model.named_parameters(remove_duplicate=False)}
     place = tmp_path / "model" / "model.safetensors" if shard == "5GB" else tmp_path / "model"
-    model = load_checkpoint_and_dispatch(
-        model, str(place), device_map=PLACES[places], offload_folder=str(tmp_path / "offload")
-    )
+    options = {"device_map": PLACES[places], "offload_folder": str(tmp_path / "offload")}
+    model = load_checkpoint_and_dispatch(model, str(place), **options)
     model.generation_config = original.generation_config
     assert on_disk(model)
     assert_same(model, original)
@@ -118,9 +106,7 @@ def test_automatic_places_keep_matrices_that_are_one_together(tmp_path, sharing,
     memory = {"cpu": original.get_memory_footprint() * share // 100}
     model = loaded(original, tmp_path, device_map="auto", max_memory=memory)
     assert "disk" in model.hf_device_map.values()
-    (found, tokens), (expected, expected_tokens) = (results_of(one) for one in (model, original))
-    assert torch.equal(found, expected)
-    assert torch.equal(tokens, expected_tokens)
+    assert all(torch.equal(*pair) for pair in zip(results_of(model), results_of(original), strict=True))
 
 
 def test_one_matrix_in_two_places_is_refused(tmp_path):

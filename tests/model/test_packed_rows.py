@@ -94,9 +94,7 @@ def test_places_of_labels_that_are_known_change_nothing():
 
 def test_what_flash_attention_cannot_compute_is_padded():
     for options, reason in (
-        ({"position_encoding": "learned"}, "learned"),
-        ({"position_encoding": "t5"}, "t5"),
-        ({"position_encoding": "shaw"}, "shaw"),
+        *(({"position_encoding": name}, name) for name in ("learned", "t5", "shaw")),
         ({"encoder_neighbourhood": 3}, "neighbourhood"),
         ({"attention_dropout": 0.1}, "attention_dropout"),
         ({"attention_scoring": "additive"}, "attn_implementation"),

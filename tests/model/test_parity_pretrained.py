@@ -2,17 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    GenerationConfig,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    MBartConfig,
-    MBartForConditionalGeneration,
-)
+import transformers
 
 from heedful.publishing.conversion.model_conversion import convert_model
 from helpers import ENDS, assert_near, padded, sentences
@@ -21,10 +11,10 @@ from pretrained_checkpoints import SIZES, randomized
 # Their padding is 1, and all but M2M100 count it among the positions, so they are padded on the right alone.
 PAD, START = 1, 2
 CLASSES = {
-    "bart": (BartForConditionalGeneration, BartConfig),
-    "mbart": (MBartForConditionalGeneration, MBartConfig),
-    "m2m100": (M2M100ForConditionalGeneration, M2M100Config),
-    "marian": (MarianMTModel, MarianConfig),
+    "bart": (transformers.BartForConditionalGeneration, transformers.BartConfig),
+    "mbart": (transformers.MBartForConditionalGeneration, transformers.MBartConfig),
+    "m2m100": (transformers.M2M100ForConditionalGeneration, transformers.M2M100Config),
+    "marian": (transformers.MarianMTModel, transformers.MarianConfig),
 }
 MARIAN = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2, "activation_function": "swish"}
 
@@ -44,22 +34,14 @@ def with_padding(rows, side="right"):
     return ids.masked_fill(mask == 0, PAD), mask
 
 
-def test_logits_and_loss_equal_theirs(models):
-    source, mask = with_padding(sentences(9, 4, 6))
-    target, _ = with_padding(sentences(5, 7, 2))
+@pytest.mark.parametrize("lengths", [((9, 4, 6), (5, 7, 2)), ((64, 64), (64, 64))], ids=["short", "longest"])
+def test_logits_and_loss_equal_theirs(models, lengths):
+    (source, mask), (target, _) = (with_padding(sentences(*each)) for each in lengths)
     inputs, kept = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}, target != PAD
     ours, theirs = (model(**inputs, labels=target.masked_fill(~kept, -100)) for model in models)
     assert theirs.logits.std() > 0.5
     assert_near(ours.logits[kept], theirs.logits[kept])
     assert_near(ours.loss, theirs.loss)
-
-
-def test_logits_of_a_long_sequence_equal_theirs(models):
-    ours, theirs = models
-    length = 64
-    source, target = (torch.randint(4, 99, (2, length)) for _ in range(2))
-    our_logits, their_logits = (model(input_ids=source, decoder_input_ids=target).logits for model in (ours, theirs))
-    assert_near(our_logits, their_logits)
 
 
 def test_sources_padded_on_the_left_are_what_they_are_alone(models):
@@ -76,7 +58,7 @@ def test_sources_padded_on_the_left_are_what_they_are_alone(models):
 def test_generated_tokens_equal_theirs(models, beams):
     source, mask = with_padding(sentences(9, 4, 6))
     # M2M100 gives no position to padding, not even where it was generated in mid-sentence; Heed goes by masks.
-    settings = GenerationConfig(
+    settings = transformers.GenerationConfig(
         suppress_tokens=[PAD],
         **{"num_beams": beams, "max_length": 16, "min_new_tokens": 9, "do_sample": False, "no_repeat_ngram_size": 1},
         **{"pad_token_id": PAD, "eos_token_id": ENDS, "decoder_start_token_id": START, "forced_bos_token_id": 40},

@@ -6,11 +6,10 @@ from torch import nn
 
 from heedful import HeedModel
 from heedful.attention_heed import HeedAttention
-from heedful.modeling_heed import HeedDecoderLayer, HeedEncoderLayer
+from heedful.modeling_heed import HeedDecoderLayer
 from helpers import assert_near, padded, shake, tiny_config
 
 KERNELS = ["eager", "sdpa"]
-PLACEMENTS = ["post", "pre"]
 SETTINGS = {"d_model": 32, "nhead": 4, "dim_feedforward": 64, "dropout": 0.0, "batch_first": True}
 TOKENS = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
 HIDDEN_SOURCE = TOKENS == 0
@@ -19,10 +18,6 @@ CAUSAL = nn.Transformer.generate_square_subsequent_mask(5)
 
 def config_like_torch(**changes):
     return tiny_config(attention_bias=True, position_encoding="none", scale_embedding=False, **changes)
-
-
-def added_mask():
-    return HIDDEN_SOURCE[:, None, None].float() * torch.finfo(torch.float32).min
 
 
 @torch.no_grad()
@@ -45,22 +40,11 @@ def copy_layer(ours, theirs):
     ours.feed_forward.fc2.load_state_dict(theirs.linear2.state_dict())
 
 
-def copy_stack(ours, theirs):
-    for our_layer, their_layer in zip(ours.layers, theirs.layers, strict=True):
-        copy_layer(our_layer, their_layer)
-    if theirs.norm is not None:
-        ours.norm.load_state_dict(theirs.norm.state_dict())
-
-
-def shaken(module):
-    shake(module)
-    return module.eval()
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("crosses", [False, True])
 def test_attention_equals_torch_multihead_attention(kernel, crosses):
-    theirs = shaken(nn.MultiheadAttention(32, 4, batch_first=True))
+    theirs = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    shake(theirs)
     ours = HeedAttention(config_like_torch(), "encoder").eval()
     copy_attention(ours, theirs)
     source = torch.randn(2, 6, 32)
@@ -68,53 +52,30 @@ def test_attention_equals_torch_multihead_attention(kernel, crosses):
     expected, expected_weights = theirs(
         queries, source, source, key_padding_mask=HIDDEN_SOURCE, average_attn_weights=False
     )
+    added = HIDDEN_SOURCE[:, None, None].float() * torch.finfo(torch.float32).min
     read = source if crosses else None
-    output, weights = ours(queries, added_mask(), read, positions=None, attn_implementation=kernel)
+    output, weights = ours(queries, added, read, positions=None, attn_implementation=kernel)
     assert_near(output, expected)
     if kernel == "eager":
         assert_near(weights, expected_weights)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_an_encoder_layer_equals_torch(kernel, placement):
-    theirs = shaken(nn.TransformerEncoderLayer(**SETTINGS, norm_first=placement == "pre"))
-    ours = HeedEncoderLayer(config_like_torch(norm_placement=placement)).eval()
-    copy_layer(ours, theirs)
-    states = torch.randn(2, 6, 32)
-    output = ours(states, added_mask(), positions=None, attn_implementation=kernel)
-    assert_near(output[TOKENS == 1], theirs(states, src_key_padding_mask=HIDDEN_SOURCE)[TOKENS == 1])
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_decoder_layer_equals_torch(kernel, placement):
-    theirs = shaken(nn.TransformerDecoderLayer(**SETTINGS, norm_first=placement == "pre"))
-    ours = HeedDecoderLayer(config_like_torch(norm_placement=placement)).eval()
-    copy_layer(ours, theirs)
-    source, target = torch.randn(2, 6, 32), torch.randn(2, 5, 32)
-    settings = {"encoder_attention_mask": added_mask(), "positions": None, "attn_implementation": kernel}
-    output = ours(target, CAUSAL[None, None].expand(2, 1, -1, -1), source, **settings)
-    expected = theirs(target, source, tgt_mask=CAUSAL, memory_key_padding_mask=HIDDEN_SOURCE)
-    assert_near(output, expected)
-
-
-def torch_transformer(placement):
-    """Torch ends each stack in a norm; the paper's post-norm stacks have none, which torch allows by hand."""
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_whole_stacks_equal_torch_transformer_with_padding_on_both_sides(kernel, placement):
     settings = {**SETTINGS, "norm_first": placement == "pre"}
+    # Torch ends each stack in a norm; the paper's post-norm stacks have none, which torch allows by hand.
     ends = [nn.LayerNorm(32) if placement == "pre" else None for _ in range(2)]
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**settings), 2, ends[0], enable_nested_tensor=False)
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**settings), 2, ends[1])
-    return shaken(nn.Transformer(32, 4, custom_encoder=encoder, custom_decoder=decoder, batch_first=True))
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_whole_stacks_equal_torch_transformer_with_padding_on_both_sides(kernel, placement):
-    theirs = torch_transformer(placement)
+    theirs = nn.Transformer(32, 4, custom_encoder=encoder, custom_decoder=decoder, batch_first=True).eval()
+    shake(theirs)
     ours = HeedModel._from_config(config_like_torch(norm_placement=placement), attn_implementation=kernel).eval()
-    copy_stack(ours.encoder, theirs.encoder)
-    copy_stack(ours.decoder, theirs.decoder)
+    for our_stack, their_stack in ((ours.encoder, theirs.encoder), (ours.decoder, theirs.decoder)):
+        for our_layer, their_layer in zip(our_stack.layers, their_stack.layers, strict=True):
+            copy_layer(our_layer, their_layer)
+        if their_stack.norm is not None:
+            our_stack.norm.load_state_dict(their_stack.norm.state_dict())
     source, target = torch.randn(2, 6, 32), torch.randn(2, 5, 32)
     _, tokens = padded([torch.ones(3), torch.ones(5)])
     masks = {"attention_mask": TOKENS, "decoder_attention_mask": tokens}

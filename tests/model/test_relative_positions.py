@@ -7,7 +7,7 @@ import torch
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from heedful import HeedConfig, HeedEncoder, HeedForConditionalGeneration
+from heedful import HeedEncoder
 from heedful.attention_heed import HeedAttention
 from heedful.positions_heed import RelativePositions, positions_of
 from heedful.versions_heed import cache_of
@@ -43,20 +43,14 @@ def test_shaws_attention_is_equations_3_and_4(clip):
     assert_near(ours.double(), equations_3_and_4(attention, states, clip))
 
 
-T5_SIZES = {"d_model": 32, "d_kv": 8, "num_heads": 4, "dropout_rate": 0.0}
-
-
-def t5_attention(is_decoder, max_distance):
-    config = T5Config(**T5_SIZES, is_decoder=is_decoder, relative_attention_max_distance=max_distance)
-    config._attn_implementation = "eager"
-    return T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("max_distance", [17, 128])
+@pytest.mark.parametrize("max_distance", [17, None])
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_t5s_bias_gives_what_attention_of_transformers_t5_gives(stack, max_distance):
-    theirs = t5_attention(stack == "decoder", max_distance)
+    sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "is_decoder": stack == "decoder"}
+    settings = T5Config(**sizes, relative_attention_max_distance=max_distance or 128)  # as by default
+    settings._attn_implementation = "eager"
+    theirs = T5Attention(settings, has_relative_attention_bias=True, layer_idx=0).eval()
     shake(theirs)
     options = {"position_encoding": "t5", "attention_scoring": "dot", "relative_attention_max_distance": max_distance}
     config = tiny_config(**options)
@@ -64,16 +58,14 @@ def test_t5s_bias_gives_what_attention_of_transformers_t5_gives(stack, max_dista
     for name, other in (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o")):
         getattr(ours, name).weight.copy_(getattr(theirs, other).weight)
     positions.bias.weight.copy_(theirs.relative_attention_bias.weight)
-    states, length = torch.randn(1, 300, 32), 300
-    mask = torch.zeros(1, 1, length, length)
+    states, mask = torch.randn(1, 300, 32), torch.zeros(1, 1, 300, 300)
     if stack == "decoder":
-        mask.masked_fill_(torch.ones(length, length).triu(1).bool(), torch.finfo(torch.float32).min)
-    bias = positions(positions_of(length, 0, None, "cpu"), None)
-    output = ours(states, mask, relative=bias)[0]
+        mask.masked_fill_(torch.ones(300, 300).triu(1).bool(), torch.finfo(torch.float32).min)
+    bias = positions(positions_of(300, 0, None, "cpu"), None)
     expected, their_bias = theirs(states, mask=mask)[:2]
     seen = mask == 0
     assert torch.equal(bias.masked_select(seen), (their_bias - mask).masked_select(seen))
-    assert_near(output, expected)
+    assert_near(ours(states, mask, relative=bias)[0], expected)
 
 
 @torch.no_grad()
@@ -126,33 +118,20 @@ def test_sequences_longer_than_any_distance_are_decoded_with_a_cache_as_without(
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_relative_parameter_is_trained_and_cross_attention_has_none(encoding):
-    model = tiny_model(position_encoding=encoding, relative_attention_max_distance=17).train()
+    changes = {"relative_attention_max_distance": 17} if encoding == "t5" else {}
+    model = tiny_model(position_encoding=encoding, **changes).train()
     source, target = torch.randint(14, 71, (2, 40)), torch.randint(14, 71, (2, 40))
     model(source, labels=target).loss.backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters() if "relative" in name}
-    rows = {name: (gradient.abs().sum(-1) > 0).tolist() for name, gradient in found.items()}
-    assert not [name for name in rows if "cross_attn" in name]
-    if encoding == "shaw":
-        assert len(rows) == 2 * (2 + 2)
-        # The decoder sees no key behind its query.
-        assert all(sum(row) == (18 if "decoder" in name else 35) for name, row in rows.items())
-    else:
-        assert {name: sum(row) for name, row in rows.items()} == {
-            "model.encoder.relative_positions.bias.weight": 31,  # nothing is 0 away behind the query
-            "model.decoder.relative_positions.bias.weight": 16 + 2,  # each below 16, 16, and all from 17 on
+    rows = {name: int((gradient.abs().sum(-1) > 0).sum()) for name, gradient in found.items()}
+    if encoding == "shaw":  # by default up to a distance of 16; the decoder sees no key behind its query
+        wanted = {
+            f"model.{stack}.layers.{layer}.self_attn.relative_{what}.weight": 17 if stack == "decoder" else 33
+            for stack in ("encoder", "decoder")
+            for layer in range(2)
+            for what in ("keys", "values")
         }
-
-
-def test_the_distances_are_by_default_those_of_the_papers():
-    config = {"vocab_size": 9, "encoder_layers": 1}
-    shaw, t5 = (HeedEncoder(HeedConfig(**config, position_encoding=name)) for name in ENCODINGS)
-    assert shaw.layers[0].self_attn.relative_keys.weight.shape == (2 * 16 + 1, 64)
-    assert t5.relative_positions.bias.weight.shape == (32, 8)
-    assert t5.relative_positions.bias.max_distance == 128
-
-
-def test_attention_that_shares_something_among_its_heads_is_not_split_by_heads():
-    for encoding in (*ENCODINGS, "rotary"):
-        plan = HeedForConditionalGeneration(tiny_config(position_encoding=encoding))._tp_plan
-        assert any("self_attn" in name for name in plan) == (encoding == "rotary")
-        assert "model.decoder.layers.*.cross_attn.q_proj" in plan
+    else:  # nothing is 0 away behind the query; the decoder has each below 16, 16, and all from 17 on
+        names = (f"model.{stack}.relative_positions.bias.weight" for stack in ("encoder", "decoder"))
+        wanted = dict(zip(names, (31, 16 + 2), strict=True))
+    assert rows == wanted

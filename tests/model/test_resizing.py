@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
-from heedful import HeedConfig, HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
-from heedful.data.micro_batches import collate
-from heedful.data.tokenization import TokenizerPair
+from heedful import HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_special_ids
 from heedful.inference.translation import Translator
@@ -20,21 +18,16 @@ from helpers import (
     assert_near,
     assert_refused,
     each_once,
+    logits_of,
     matrices_of,
     slow_but,
     tiny_config,
     tiny_model,
 )
-from memorised import PAIRS, memorised_model
+from memorised import PAIRS, learn_by_heart, memorised_model
 
-SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
 BIAS = {"transformer": {"output_bias": True}, "recurrent": {}}  # recurrent models have none
 ONE_VOCABULARY = ("all_shared", "nothing_shared", "own_output")
-
-
-@torch.no_grad()
-def logits_of(model):
-    return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
 
 
 def assert_sizes(model, source, target):
@@ -47,9 +40,6 @@ def assert_sizes(model, source, target):
     assert model.lm_head.bias is None or model.lm_head.bias.shape == (target,)
     assert encoder.config is decoder.config is model.model.config is config
     config.validate_architecture()
-
-
-# Which vocabulary
 
 
 @pytest.mark.parametrize(("sharing", "family"), each_once(SHARINGS, FAMILIES, SHARINGS))
@@ -79,46 +69,23 @@ def test_the_target_vocabulary_is_not_resized_alone_where_it_is_the_sources():
         assert model.get_input_embeddings().num_embeddings == model.config.decoder_vocab_size == 99
 
 
-def test_two_vocabularies_stay_two_when_their_sizes_meet(tmp_path):
-    model = tiny_model(share_encoder_decoder_embeddings=False)
-    assert not model.config.has_one_vocabulary
-    model.resize_token_embeddings(120)
-    model.resize_decoder_token_embeddings(120)
-    model.resize_token_embeddings(130)
-    assert_sizes(model, 130, 120)
-    model = tiny_model(tie_word_embeddings=False)
-    assert model.config.has_one_vocabulary
+@pytest.mark.parametrize("changes", [{"share_encoder_decoder_embeddings": False}, {"tie_word_embeddings": False}])
+def test_two_vocabularies_stay_two_when_their_sizes_meet(tmp_path, changes):
+    model = tiny_model(**changes)
+    assert model.config.has_one_vocabulary == ("tie_word_embeddings" in changes)
     model.resize_decoder_token_embeddings(120)
     model.resize_token_embeddings(120)
     model.save_pretrained(tmp_path)
-    loaded = HeedForConditionalGeneration.from_pretrained(tmp_path)
-    loaded.resize_token_embeddings(130)
-    assert_sizes(loaded, 130, 120)
+    for each in (model, HeedForConditionalGeneration.from_pretrained(tmp_path)):
+        each.resize_token_embeddings(130)
+        assert_sizes(each, 130, 120)
 
-
-def test_a_config_knows_one_vocabulary_from_two_also_when_it_was_saved(tmp_path):
-    for changes, is_one in (
-        ({}, True),
-        ({"tie_word_embeddings": False}, True),
-        ({"share_encoder_decoder_embeddings": False}, False),
-        ({"tie_word_embeddings": False, "decoder_vocab_size": 71}, False),
-    ):
-        config = tiny_config(**changes)
-        config.save_pretrained(tmp_path)
-        for found in (config, HeedConfig.from_pretrained(tmp_path), copy.deepcopy(config)):
-            assert found.has_one_vocabulary == is_one
-            target = found.decoder_vocab_size
-            found.vocab_size = 120
-            assert found.decoder_vocab_size == (120 if is_one else target)
-
-
-# What the rows are
 
 LEAST = 15
 SIZES = st.integers(LEAST, 150)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     sharing=st.sampled_from(sorted(SHARINGS)),
     output_bias=st.booleans(),
@@ -131,11 +98,7 @@ SIZES = st.integers(LEAST, 150)
 def test_any_series_of_resizings_keeps_the_rows_that_are_left(sharing, output_bias, steps):
     model = tiny_model(output_bias=output_bias, d_model=8, encoder_layers=1, decoder_layers=1, **SHARINGS[sharing])
     matrices, sizes = matrices_of(model), [model.config.vocab_size, model.config.decoder_vocab_size]
-    is_one = sharing in ONE_VOCABULARY
-    first = [min(sizes[0], 150), min(sizes[1], 150)]  # rows that no step has cut off
-    stacks = model.model.encoder, model.model.decoder
-    source, target = (stack.embed_tokens.weight.detach().clone() for stack in stacks)
-    old = copy.deepcopy(model.lm_head).requires_grad_(False)
+    is_one, left, before = sharing in ONE_VOCABULARY, list(sizes), copy.deepcopy(model.state_dict())
     for side, size, multiple, mean_resizing in steps:
         if side == "target" and matrices[1] == 0:
             continue
@@ -146,34 +109,32 @@ def test_any_series_of_resizings_keeps_the_rows_that_are_left(sharing, output_bi
         else:
             model.resize_decoder_token_embeddings(size, multiple, mean_resizing)
             sizes, is_one = [sizes[0], new], False
-        first = [min(pair) for pair in zip(first, sizes, strict=True)]
+        left = [min(pair) for pair in zip(left, sizes, strict=True)]  # rows that no step has cut off
         assert_sizes(model, *sizes)
         assert matrices_of(model) == matrices
-    assert torch.equal(model.model.encoder.embed_tokens.weight[: first[0]], source[: first[0]])
-    assert torch.equal(model.model.decoder.embed_tokens.weight[: first[1]], target[: first[1]])
-    assert torch.equal(model.lm_head.weight[: first[1]], old.weight[: first[1]])
-    assert not output_bias or torch.equal(model.lm_head.bias[: first[1]], old.bias[: first[1]])
-    labels = torch.tensor([[LEAST - 1, 3]])
-    model.train()(torch.tensor([[LEAST - 1, 4]]), labels=labels).loss.backward()
+    for name, value in model.state_dict().items():
+        if "embed_tokens" in name or "lm_head" in name:
+            kept = left[0 if "encoder" in name else 1]
+            assert torch.equal(value[:kept], before[name][:kept])
+    model.train()(torch.tensor([[LEAST - 1, 4]]), labels=torch.tensor([[LEAST - 1, 3]])).loss.backward()
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
 
 
+@pytest.mark.parametrize("mean_resizing", [False, True])
 @pytest.mark.parametrize("sharing", ["all_shared", "nothing_shared", "own_output"])
-def test_new_rows_are_drawn_as_those_of_a_new_model_or_around_the_mean_of_the_old(sharing):
+def test_new_rows_are_drawn_as_those_of_a_new_model_or_around_the_mean_of_the_old(sharing, mean_resizing):
     torch.manual_seed(0)
-    for mean_resizing in (False, True):
-        model = tiny_model(output_bias=True, **SHARINGS[sharing])
-        with torch.no_grad():
-            model.lm_head.weight.normal_(mean=3.0, std=0.01)
-            model.lm_head.bias.normal_(mean=3.0, std=0.01)
-        model.resize_token_embeddings(1099, mean_resizing=mean_resizing)
-        weight, bias = model.lm_head.weight[99:], model.lm_head.bias[99:]
-        if mean_resizing:
-            assert_near(weight.mean(), torch.tensor(3.0), 0.01)
-            assert_near(bias.mean(), torch.tensor(3.0), 0.01)
-        else:
-            assert_near(weight.std(), torch.tensor(32**-0.5), 0.01)
-            assert not bias.any()
+    model = tiny_model(output_bias=True, **SHARINGS[sharing])
+    for old in (model.lm_head.weight, model.lm_head.bias):
+        torch.nn.init.normal_(old, mean=3.0, std=0.01)
+    model.resize_token_embeddings(1099, mean_resizing=mean_resizing)
+    weight, bias = model.lm_head.weight[99:], model.lm_head.bias[99:]
+    if mean_resizing:
+        for new in (weight, bias):
+            assert_near(new.mean(), torch.tensor(3.0), 0.01)
+    else:
+        assert_near(weight.std(), torch.tensor(32**-0.5), 0.01)
+        assert not bias.any()
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
@@ -196,11 +157,8 @@ def test_frozen_embeddings_stay_frozen_and_the_modules_stay_the_same():
     model.lm_head.bias.requires_grad_(False)
     model.resize_token_embeddings(120)
     assert modules == [model.get_input_embeddings(), model.get_decoder().embed_tokens, model.lm_head]
-    assert [modules[0].weight.requires_grad, modules[1].weight.requires_grad] == [False, True]
-    assert [model.lm_head.weight.requires_grad, model.lm_head.bias.requires_grad] == [True, False]
-
-
-# Models and their parts
+    weights = [*(module.weight for module in modules), model.lm_head.bias]
+    assert [weight.requires_grad for weight in weights] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
@@ -229,9 +187,6 @@ def test_a_part_of_a_model_is_not_resized_behind_its_back(sharing, family):
     assert_sizes(model, 99, model.config.decoder_vocab_size)
 
 
-# What cannot be
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_vocabulary_is_not_cut_below_its_special_tokens(family):
     model = tiny_model(family=family, decoder_start_token_id=50)
@@ -252,26 +207,11 @@ def test_embeddings_on_the_disk_are_not_resized(tmp_path):
         model.resize_token_embeddings(120)
 
 
-# The whole road
-
-
-def trained_with_new_tokens(model, tokenizers, pairs):
-    """Train a model on pairs until it knows them."""
-    rows = zip(tokenizers.encode_source(list(pairs)), tokenizers.encode_target(list(pairs.values())), strict=True)
-    batch = collate([{"input_ids": source, "labels": target} for source, target in rows], model.config.pad_token_id)
-    optimizer = torch.optim.Adam(model.train().parameters(), lr=5e-3)
-    for _ in range(60):
-        optimizer.zero_grad()
-        model(**batch).loss.backward()
-        optimizer.step()
-    return model.eval()
-
-
 @pytest.mark.parametrize("joint", slow_but([False], [True, False]), ids=["joint", "separate"])
 def test_added_tokens_are_learned_saved_loaded_and_translated(tmp_path, joint):
     sizes = {"vocab_size": 272} if joint else {"vocab_size": 267, "target_vocab_size": 267, "joint": False}
     tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), **sizes)
-    model = memorised_model(tokenizers, PAIRS)
+    model = memorised_model(tokenizers, PAIRS, encoder_layers=1, decoder_layers=1)
     tokenizers.source.add_tokens(["고라니"])
     tokenizers.target.add_tokens(["water deer", "riverbank"])
     with pytest.raises(ValueError, match="vocab_size"):
@@ -283,10 +223,8 @@ def test_added_tokens_are_learned_saved_loaded_and_translated(tmp_path, joint):
         model.resize_decoder_token_embeddings(len(tokenizers.target))
     assert check_special_ids(model, tokenizers).figure == 0
     pairs = {**PAIRS, "고라니가 잔다.": "The water deer sleeps."}
-    trained_with_new_tokens(model, tokenizers, pairs)
+    learn_by_heart(model.train(), tokenizers, pairs)
     model.save_pretrained(tmp_path)
     tokenizers.save_pretrained(tmp_path)
-    translator = Translator.from_pretrained(tmp_path)
-    found = [row[0].text for row in translator.translate(list(pairs), num_beams=3)]
-    assert found == list(pairs.values())
-    assert isinstance(TokenizerPair.from_pretrained(tmp_path), TokenizerPair)
+    found = Translator.from_pretrained(tmp_path).translate(list(pairs), num_beams=3)
+    assert [row[0].text for row in found] == list(pairs.values())

@@ -14,22 +14,26 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 import heedful
-from heedful import HeedForConditionalGeneration, HeedModel, HeedRNNModel
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNForConditionalGeneration
+from heedful.configuration_base_heed import FORMAT_VERSION
 from heedful.inference.loading import load_model
 from helpers import (
     FAMILIES,
     SHARINGS,
+    SOURCE,
+    TARGET,
     assert_near,
+    assert_refused,
     closure_of,
     fresh_process,
+    logits_of,
     matrices_of,
+    pairwise,
     tiny_config,
     tiny_model,
 )
 
 SHELF = sorted(Path(heedful.__file__).parent.glob("*_heed*.py"))
-SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
-BASES = {"transformer": HeedModel, "recurrent": HeedRNNModel}
 # Every variant of each family, and every way to share embeddings.
 VARIANTS = [
     (family, name, changes)
@@ -45,11 +49,6 @@ CODE = {
 }
 
 
-@torch.no_grad()
-def logits_of(model):
-    return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
-
-
 @pytest.mark.parametrize(
     ("family", "changes", "is_sharded"),
     [(family, changes, number % 2 == 0) for number, (family, _, changes) in enumerate(VARIANTS)],
@@ -61,31 +60,27 @@ def test_a_loaded_model_is_the_saved_one_to_the_bit(tmp_path, family, changes, i
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == is_sharded
     loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
     assert torch.equal(logits_of(loaded), logits_of(model))
     assert matrices_of(loaded) == matrices_of(model)
 
 
-FORMS = {"one file": "5GB", "two shards": "20KB", "more shards": "8KB"}
-
-
-@pytest.mark.parametrize(("before", "after"), [*itertools.permutations(FORMS, 2), ("torch's", "one file")])
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations(("5GB", "20KB", "8KB"), 2), ("torch's", "5GB")])
 def test_what_is_saved_replaces_what_was_there(tmp_path, before, after):
     old, new = tiny_model(), tiny_model(seed=1)
-    old.save_pretrained(tmp_path, max_shard_size=FORMS.get(before, "5GB"))
+    old.save_pretrained(tmp_path, max_shard_size="5GB" if before == "torch's" else before)
     if before == "torch's":
         (tmp_path / "model.safetensors").unlink()
         torch.save(old.state_dict(), tmp_path / "pytorch_model.bin")
         (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
-    for name in ("model.fp16.safetensors", "model-of-mine.safetensors"):  # of somebody else
+    others = {"model.fp16.safetensors", "model-of-mine.safetensors"}
+    for name in others:
         (tmp_path / name).write_bytes(b"")
-    new.save_pretrained(tmp_path, max_shard_size=FORMS[after])
-    loaded = load_model(tmp_path)
-    assert_near(loaded.lm_head.weight, new.lm_head.weight, 0)
-    new.save_pretrained(tmp_path / "alone", max_shard_size=FORMS[after])
+    for folder in (tmp_path, tmp_path / "alone"):
+        new.save_pretrained(folder, max_shard_size=after)
+    assert_near(load_model(tmp_path).lm_head.weight, new.lm_head.weight, 0)
     names, wanted = ({path.name for path in folder.glob("*model*")} for folder in (tmp_path, tmp_path / "alone"))
-    assert names == wanted | {"model.fp16.safetensors", "model-of-mine.safetensors"}
+    assert names == wanted | others
 
 
 def test_weights_that_were_copied_with_their_config_are_whole_beside_an_older_models_checksums(tmp_path):
@@ -105,12 +100,10 @@ def test_weights_that_were_copied_with_their_config_are_whole_beside_an_older_mo
 
 def test_where_weights_lie_in_their_file_changes_no_bit(tmp_path):
     torch.manual_seed(0)
-    model = HeedForConditionalGeneration(tiny_config(d_model=64, vocab_size=99)).eval()
+    model = HeedForConditionalGeneration(tiny_config(d_model=64)).eval()
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     weights = load_file(path)
-    wanted = logits_of(model)
-    one_row = {"input_ids": torch.tensor([[5]]), "decoder_input_ids": torch.tensor([[1]])}
     for filling in range(16):
         save_file(weights, path, metadata={"format": "pt", "filling": "x" * filling})
         begins_at = 8 + int.from_bytes(path.read_bytes()[:8], "little")
@@ -119,9 +112,9 @@ def test_where_weights_lie_in_their_file_changes_no_bit(tmp_path):
     assert begins_at % 16 == 8
     loaded = HeedForConditionalGeneration.from_pretrained(tmp_path).eval()
     assert all(weight.data_ptr() % 16 == 0 for weight in loaded.parameters())
-    assert torch.equal(logits_of(loaded), wanted)
-    with torch.no_grad():
-        assert torch.equal(loaded(**one_row).logits, model(**one_row).logits)
+    one_row = {"input_ids": torch.tensor([[5]]), "decoder_input_ids": torch.tensor([[1]])}
+    for given in (one_row, {"input_ids": SOURCE, "decoder_input_ids": TARGET}):
+        assert torch.equal(loaded(**given).logits, model(**given).logits)
 
 
 MATRICES = {
@@ -145,92 +138,147 @@ def test_embeddings_are_shared_as_the_config_says_and_saved_once(tmp_path, shari
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Return a folder by each family of models; nobody may change them."""
-    place = tmp_path_factory.mktemp("saved")
+    """Return folders by family and by whether their weights are in several files; nobody may change them."""
+    place, found = tmp_path_factory.mktemp("folders"), {}
     for family in FAMILIES:
-        tiny_model(family=family).save_pretrained(place / family)
-    return {family: place / family for family in FAMILIES}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_saved_folder_holds_exactly_its_models_files_of_code(folders, family):
-    configuration, config, modeling, base, model = CODE[family]
-    files = {path.name for path in folders[family].glob("**/*.py")}
-    assert files == closure_of(f"{configuration}.py", f"{modeling}.py", "pipeline_heed.py")
-    assert json.loads((folders[family] / "config.json").read_text())["auto_map"] == {
-        "AutoConfig": f"{configuration}.{config}",
-        "AutoModel": f"{modeling}.{base}",
-        "AutoModelForSeq2SeqLM": f"{modeling}.{model}",
-    }
+        for size in ("8KB", "5GB"):
+            found[family, size] = place / f"{family} {size}"
+            tiny_model(family=family).save_pretrained(found[family, size], max_shard_size=size)
+            assert (found[family, size] / "model.safetensors.index.json").exists() == (size == "8KB")
+    return found
 
 
 # Here heedful was imported first, and its models before the Auto classes; new processes try the other orders.
 @pytest.mark.parametrize("family", FAMILIES)
-def test_auto_classes_know_heed_without_remote_code(folders, family):
+def test_auto_classes_know_heed_and_the_folder_has_exactly_its_models_files_of_code(folders, family):
+    configuration, config, modeling, base_class, name = CODE[family]
+    files = {path.name for path in folders[family, "5GB"].glob("**/*.py")}
+    assert files == closure_of(f"{configuration}.py", f"{modeling}.py", "pipeline_heed.py")
+    assert json.loads((folders[family, "5GB"] / "config.json").read_text())["auto_map"] == {
+        "AutoConfig": f"{configuration}.{config}",
+        "AutoModel": f"{modeling}.{base_class}",
+        "AutoModelForSeq2SeqLM": f"{modeling}.{name}",
+    }
     config_class, model_class, _ = FAMILIES[family]
-    expected = tiny_model(family=family)
     assert type(AutoConfig.for_model(config_class.model_type)) is config_class
-    assert type(AutoConfig.from_pretrained(folders[family])) is config_class
-    model = AutoModelForSeq2SeqLM.from_pretrained(folders[family])
-    assert type(model) is model_class
-    assert torch.equal(logits_of(model), logits_of(expected))
-    base = AutoModel.from_pretrained(folders[family])
-    assert type(base) is BASES[family]
+    model = AutoModelForSeq2SeqLM.from_pretrained(folders[family, "5GB"])
+    assert (type(model), type(model.config)) == (model_class, config_class)
+    assert torch.equal(logits_of(model), logits_of(tiny_model(family=family)))
+    base = AutoModel.from_pretrained(folders[family, "5GB"])
+    assert type(base) is type(AutoModel.from_config(tiny_config(family))) is type(model.model)
     assert all(torch.equal(base.get_parameter(name), weight) for name, weight in model.model.named_parameters())
-    assert type(AutoModel.from_config(tiny_config(family))) is BASES[family]
 
 
 AUTO_CLASSES = "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM\n"
-BY_AUTO_CLASSES = (
-    AUTO_CLASSES
-    + """
+BY_AUTO_CLASSES = """
 for family, (_, _, modeling, base, name) in code.items():
-    config = AutoConfig.from_pretrained(f"{place}/{family}")
+    config = AutoConfig.from_pretrained(f"{place}/{family} 5GB")
     model = AutoModelForSeq2SeqLM.from_config(config)
     assert (type(model).__module__, type(model).__name__) == (f"heedful.{modeling}", name), type(model)
     assert type(AutoModel.from_config(config)).__name__ == base
 """
-)
 WITHOUT_AUTO_CLASSES = """
 from pathlib import Path
 import heedful
 for family, (*_, name) in code.items():
-    model = getattr(heedful, name).from_pretrained(f"{place}/{family}")
+    model = getattr(heedful, name).from_pretrained(f"{place}/{family} 5GB")
     model.save_pretrained(f"{place}/{family} again")
-    ours, theirs = ({path.name for path in Path(place, folder).glob("*.py")} for folder in (family, f"{family} again"))
+    folders = (Path(place, f"{family} {which}") for which in ("5GB", "again"))
+    ours, theirs = ({path.name for path in folder.glob("*.py")} for folder in folders)
     assert ours == theirs, theirs
 """
+# What each process imports first, and what it does then. Where heedful is not installed: test_remote_code.py.
 ORDERS = {
-    "heed_is_imported_before_transformers": ("import heedful", BY_AUTO_CLASSES),
-    "heed_is_imported_after_transformers": (AUTO_CLASSES + "import heedful", BY_AUTO_CLASSES),
-    "only_the_models_are_imported": ("", WITHOUT_AUTO_CLASSES),
+    "heed_is_imported_before_transformers": ("import heedful", [AUTO_CLASSES + BY_AUTO_CLASSES]),
+    "heed_is_imported_after_transformers": (AUTO_CLASSES + "import heedful", [AUTO_CLASSES + BY_AUTO_CLASSES]),
+    "only_the_models_are_imported_at_first": ("", [WITHOUT_AUTO_CLASSES, AUTO_CLASSES + BY_AUTO_CLASSES]),
 }
 
 
-# Where heedful is not installed: test_remote_code.py
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("order", ORDERS)
 def test_auto_classes_load_a_saved_folder_in_a_new_process_when(folders, tmp_path, order):
-    first, code = ORDERS[order]
-    values = {"place": str(folders["transformer"].parent), "code": CODE}
-    assert fresh_process({order: code}, values, tmp_path, first) == {}
+    first, pieces = ORDERS[order]
+    values = {"place": str(folders["transformer", "5GB"].parent), "code": CODE}
+    pieces = {f"piece {number}": code for number, code in enumerate(pieces)}
+    assert fresh_process(pieces, values, tmp_path, first) == {}
 
 
-def test_a_shelf_file_imports_only_what_every_hub_user_has():
+def test_a_shelf_file_imports_only_what_every_hub_user_has_and_no_text_of_it_looks_like_a_relative_import():
     siblings, allowed = {path.stem for path in SHELF}, {"torch", "transformers", *sys.stdlib_module_names}
     for path in SHELF:
-        for node in ast.walk(ast.parse(path.read_text())):
+        source, relative = path.read_text(), 0
+        for node in ast.walk(ast.parse(source)):
             imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level:
                 assert (node.level, node.module in siblings) == (1, True), f"{path.name}, line {node.lineno}"
+                relative += 1
             elif isinstance(node, ast.ImportFrom):
                 imported = [node.module]
             assert {name.split(".")[0] for name in imported} <= allowed, f"{path.name}, line {node.lineno}"
-
-
-def test_no_text_of_a_shelf_file_looks_like_a_relative_import():
-    for path in SHELF:
-        source = path.read_text()
         found = re.findall(r"^\s*(?:from\s+\.\S*\s+import|import\s+\.\S+).*$", source, re.MULTILINE)
-        real = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.level]
-        assert len(found) == len(real), path.name
+        assert len(found) == relative, path.name
         assert "TYPE_CHECKING" not in source, path.name
+
+
+OPTIONS = [
+    ({}, torch.float32),
+    ({"dtype": torch.bfloat16}, torch.bfloat16),
+    ({"dtype": "float16"}, torch.float16),
+    ({"dtype": "auto"}, torch.float32),
+    ({"low_cpu_mem_usage": True}, torch.float32),
+    *(({"device_map": where}, torch.float32) for where in ("cpu", "auto")),
+    ({"device_map": {"": "cpu"}, "dtype": torch.bfloat16}, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(
+    ("options_and_dtype", "family", "is_auto", "size"), pairwise(OPTIONS, FAMILIES, [True, False], ["8KB", "5GB"])
+)
+def test_options_of_from_pretrained_change_the_dtype_and_nothing_else(
+    folders, options_and_dtype, family, is_auto, size, tmp_path
+):
+    options, dtype = options_and_dtype
+    road = AutoModelForSeq2SeqLM if is_auto else FAMILIES[family][1]
+    model, report = road.from_pretrained(folders[family, size], output_loading_info=True, **options)
+    assert not any(report.values())
+    assert {(parameter.dtype, parameter.device.type) for parameter in model.parameters()} == {(dtype, "cpu")}
+    assert torch.equal(logits_of(model), logits_of(tiny_model(family=family).to(dtype)))
+    model.save_pretrained(tmp_path)
+    assert {weight.dtype for weight in road.from_pretrained(tmp_path, dtype="auto").parameters()} == {dtype}
+
+
+def test_no_layer_is_split_between_devices():
+    model = tiny_model().model
+    layers = {type(layer).__name__ for layer in (*model.encoder.layers, *model.decoder.layers)}
+    assert layers == set(HeedForConditionalGeneration._no_split_modules)
+
+
+def test_weights_that_are_not_the_config_of_a_recurrent_model_are_errors(folders, tmp_path):
+    cases = [
+        ({"encoder_layers": 3}, "lacks model.encoder.layers.2.first_cell"),
+        ({"bidirectional": False}, "holds, unknown to it, model.encoder.layers.0.second_cell"),
+        ({"hidden_size": 18}, "weights of the shapes that its config says"),
+        ({"format_version": 99}, "`format_version` must be at most 1, but is 99"),
+    ]
+    folder = shutil.copytree(folders["recurrent", "5GB"], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+
+    def load(changes):
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        HeedRNNForConditionalGeneration.from_pretrained(folder)
+
+    assert_refused(cases, load, (ValueError, RuntimeError))
+
+
+def test_a_model_of_a_newer_heed_is_refused_by_every_road(folders, tmp_path):
+    folder = folders["transformer", "5GB"]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["format_version"] == FORMAT_VERSION
+    newer = shutil.copytree(folder, tmp_path / "model")
+    (newer / "config.json").write_text(json.dumps(config | {"format_version": FORMAT_VERSION + 1, "tomorrow": True}))
+    message = f"`format_version` must be at most {FORMAT_VERSION}, but is {FORMAT_VERSION + 1} .*newer Heedful"
+    roads = AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained, HeedConfig.from_pretrained, load_model
+    for load in roads:
+        with pytest.raises(ValueError, match=message):
+            load(newer)

@@ -6,9 +6,10 @@ from safetensors.torch import load_file
 
 from heedful import HeedForConditionalGeneration
 from heedful.versions_heed import cache_of
-from helpers import assert_near, padded, sentences, tiny_config, tiny_model
+from helpers import assert_near, masked_batch, tiny_config, tiny_model
 
 DEPTHS = {"encoder_layers": 3, "decoder_layers": 2}
+BATCH = masked_batch((6, 3), (5, 5))
 
 
 def written_out(shared):
@@ -25,17 +26,10 @@ def written_out(shared):
     return model
 
 
-def batch():
-    torch.manual_seed(1)
-    source, mask = padded(sentences(6, 3))
-    labels, _ = padded(sentences(5, 5))
-    return {"input_ids": source, "attention_mask": mask, "labels": labels}
-
-
 def test_the_gradient_is_the_sum_over_the_applications():
     shared = tiny_model(share_layers=True, **DEPTHS).train()
-    apart, given = written_out(shared).train(), batch()
-    losses = [model(**given).loss for model in (shared, apart)]
+    apart = written_out(shared).train()
+    losses = [model(**BATCH).loss for model in (shared, apart)]
     assert_near(*losses)
     for loss in losses:
         loss.backward()
@@ -51,26 +45,22 @@ def test_the_gradient_is_the_sum_over_the_applications():
 
 @torch.no_grad()
 @pytest.mark.parametrize("beams", [1, 3])
-def test_it_generates_what_copies_of_the_layer_generate_with_a_cache_for_each(beams):
+def test_it_generates_what_copies_of_the_layer_generate_with_cache_states_and_weights_of_each(beams):
     shared = tiny_model(share_layers=True, **DEPTHS)
     apart = written_out(shared).eval()
     apart.generation_config = shared.generation_config
-    given = {name: value for name, value in batch().items() if name != "labels"}
-    search = {"num_beams": beams, "max_new_tokens": 8, "return_dict_in_generate": True}
-    ours, theirs = (model.generate(**given, **search) for model in (shared, apart))
+    given = {name: BATCH[name] for name in ("input_ids", "attention_mask")}
+    given |= {"num_beams": beams, "max_new_tokens": 8, "return_dict_in_generate": True}
+    counts = {"encoder_hidden_states": 4, "decoder_hidden_states": 3, "encoder_attentions": 3}
+    counts |= {"decoder_attentions": 2, "cross_attentions": 2}
+    given |= {"output_hidden_states": True, "output_attentions": True}
+    ours, theirs = (model.generate(**given) for model in (shared, apart))
     assert torch.equal(ours.sequences, theirs.sequences)
     assert len(cache_of(ours).self_attention_cache.layers) == 2
-
-
-@torch.no_grad()
-def test_states_and_weights_of_every_application_are_returned():
-    shared, counts = tiny_model(share_layers=True, **DEPTHS), {"encoder_hidden_states": 4, "decoder_hidden_states": 3}
-    counts |= {"encoder_attentions": 3, "decoder_attentions": 2, "cross_attentions": 2}
-    records = {"output_hidden_states": True, "output_attentions": True}
-    ours, theirs = (model.eval()(**batch(), **records) for model in (shared, written_out(shared)))
     for name, count in counts.items():
-        assert len(ours[name]) == len(theirs[name]) == count
-        for one, other in zip(ours[name], theirs[name], strict=True):
+        found, expected = (each[name] if "encoder" in name else each[name][3] for each in (ours, theirs))
+        assert len(found) == count
+        for one, other in zip(found, expected, strict=True):
             assert_near(one, other)
 
 
@@ -81,5 +71,4 @@ def test_the_saved_file_holds_the_layer_once(tmp_path):
     assert layers == {"0"}
     loaded = HeedForConditionalGeneration.from_pretrained(tmp_path)
     assert loaded.num_parameters() == model.num_parameters() < 0.6 * written_out(model).num_parameters()
-    given = batch()
-    assert torch.equal(loaded(**given).logits, model(**given).logits)
+    assert torch.equal(loaded(**BATCH).logits, model(**BATCH).logits)

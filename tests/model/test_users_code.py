@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from accelerate import cpu_offload
 from torch import nn
 from torch.nn.utils import parametrize
-from transformers import BartConfig, BartForConditionalGeneration, LogitsProcessor, LogitsProcessorList
+from transformers import BartConfig, BartForConditionalGeneration, LogitsProcessorList
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.fast_paths_heed import runs_known_code
-from helpers import tiny_model
+from helpers import FAMILIES, tiny_model
 
 SOURCE = torch.randint(14, 99, (2, 6), generator=torch.Generator().manual_seed(0))
 BEAMS, STEPS = 3, 4
@@ -28,9 +28,9 @@ def make_model(name):
         return tiny_model(family=name)
     sizes = {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
     sizes |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "d_model": 32, "vocab_size": 99, "dropout": 0.0}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "decoder_start_token_id": 1, "forced_eos_token_id": None}
     torch.manual_seed(0)
-    return BartForConditionalGeneration(BartConfig(**sizes, **ids, forced_eos_token_id=None)).eval()
+    return BartForConditionalGeneration(BartConfig(**sizes, **ids)).eval()
 
 
 class Notes(list):
@@ -61,9 +61,6 @@ def note_source(notes, kwargs):
 def last_linear(model):
     """Return a linear layer of the decoder's."""
     return [part for name, part in model.named_modules() if isinstance(part, nn.Linear) and "decoder" in name][-1]
-
-
-# The habits: each puts something into a model and returns more arguments of `generate()`, or None
 
 
 def subclass(model, notes, patch):
@@ -104,14 +101,10 @@ def hook(model, notes, patch):
 
 
 def gate_in_a_processor(model, notes, patch):
-    """A copy gate: it mixes what a hook has seen of the source into the scores."""
+    """A copy gate: it mixes what a hook has seen of the source into the scores, a number for each row."""
     hook(model, notes, patch)
-
-    class Gate(LogitsProcessor):
-        def __call__(self, input_ids, scores):
-            return scores + 0.1 * notes[-1].mean(dim=(1, 2))[:, None]  # a number for each row
-
-    return {"logits_processor": LogitsProcessorList([Gate()])}
+    gate = [lambda input_ids, scores: scores + 0.1 * notes[-1].mean(dim=(1, 2))[:, None]]
+    return {"logits_processor": LogitsProcessorList(gate)}
 
 
 def strategy(model, notes, patch):
@@ -164,17 +157,14 @@ def replaced_forward_below_accelerate(model, notes, patch):
     cpu_offload(model, execution_device=torch.device("cpu"))
 
 
-def patched(where, name):
-    def habit(model, notes, patch):
-        plain = getattr(where, name)
+def patched(where, name, model, notes, patch):
+    plain = getattr(where, name)
 
-        def own(*args, **kwargs):
-            notes.append(plain(*args, **kwargs))
-            return notes[-1]
+    def own(*args, **kwargs):
+        notes.append(plain(*args, **kwargs))
+        return notes[-1]
 
-        patch.setattr(where, name, own)
-
-    return habit
+    patch.setattr(where, name, own)
 
 
 def attention_function(model, notes, patch):
@@ -196,24 +186,27 @@ HABITS = {
         *(strategy, layer_of_ones_own, parametrization, replaced_forward_below_accelerate, attention_function),
     )
 }
-HABITS["nn.Linear.forward"] = patched(nn.Linear, "forward")
-HABITS["F.linear"] = patched(F, "linear")
+HABITS["nn.Linear.forward"] = functools.partial(patched, nn.Linear, "forward")
+HABITS["F.linear"] = functools.partial(patched, F, "linear")
 
 
-def notes_of(name, habit, monkeypatch):
-    with monkeypatch.context() as patch:
+@functools.cache
+def notes_of(name, habit):
+    with pytest.MonkeyPatch.context() as patch:
         model, notes = make_model(name), Notes()
         options = HABITS[habit](model, notes, patch) or {}
         model.generate(SOURCE, attention_mask=torch.ones_like(SOURCE), **CALL, **options)
     return notes
 
 
-@pytest.mark.parametrize("name", ["transformer", "recurrent"])
-@pytest.mark.parametrize("habit", HABITS)
-def test_a_users_code_sees_the_rows_that_it_sees_in_bart_and_may_keep_them(habit, name, monkeypatch):
-    if (habit, name) == ("attention_function", "recurrent"):
-        pytest.skip("a recurrent model has one way to attend")
-    ours, theirs = (notes_of(each, habit, monkeypatch) for each in (name, "bart"))
+# A recurrent model has one way to attend.
+TRIED = [(habit, name) for name in FAMILIES for habit in HABITS]
+TRIED.remove(("attention_function", "recurrent"))
+
+
+@pytest.mark.parametrize(("habit", "name"), TRIED)
+def test_a_users_code_sees_the_rows_that_it_sees_in_bart_and_may_keep_them(habit, name):
+    ours, theirs = (notes_of(each, habit) for each in (name, "bart"))
     assert ours.rows == theirs.rows
     assert bool(ours) == bool(theirs) is True
     for tensor in ours:
@@ -221,20 +214,22 @@ def test_a_users_code_sees_the_rows_that_it_sees_in_bart_and_may_keep_them(habit
         (tensor.float() * torch.ones((), requires_grad=True)).sum().backward()
 
 
-REPLACED = ("nn.Linear.forward", "F.linear", "nn.LayerNorm.forward", "F.layer_norm", "F.dropout")
+REPLACED = {
+    **{"nn.Linear.forward": nn.Linear, "F.linear": nn.Linear, "F.dropout": nn.Dropout},
+    **{"nn.LayerNorm.forward": nn.LayerNorm, "F.layer_norm": nn.LayerNorm},
+}
 
 
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("which", REPLACED)
 def test_a_function_of_torch_that_somebody_has_replaced_runs(which, is_training, monkeypatch):
-    module, name = which.split(".")[:-1], which.split(".")[-1]
-    where, calls = (getattr(nn, module[1]) if module[1:] else F), []
+    kind, name, calls = REPLACED[which], which.split(".")[-1], []
+    where = F if which.startswith("F.") else kind
     plain = getattr(where, name)
     monkeypatch.setattr(where, name, lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs))
     model = tiny_model(dropout=0.1 if is_training else 0.0).train(is_training)
-    kind = {"linear": nn.Linear, "layer_norm": nn.LayerNorm, "dropout": nn.Dropout}.get(name, where)
-    layers = [part for part in model.modules() if isinstance(part, kind)]
     # Dropout in the feed-forward network has the probability 0, and in evaluation none is called.
+    layers = [part for part in model.modules() if isinstance(part, kind)]
     wanted = [part for part in layers if kind is not nn.Dropout or (is_training and part.p)]
     for rows in (2, 40):  # few and many
         calls.clear()
@@ -245,7 +240,7 @@ def test_a_function_of_torch_that_somebody_has_replaced_runs(which, is_training,
 
 
 def test_a_plain_model_runs_known_code_alone_also_after_attention_was_recorded():
-    for family in ("transformer", "recurrent"):
+    for family in FAMILIES:
         model = tiny_model(family=family)
         assert runs_known_code(model)
         model(SOURCE, decoder_input_ids=SOURCE, output_attentions=True)

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from heedful.training.model_of_recipe import check_model
-from helpers import tiny_config, tiny_model
+from helpers import FAMILIES, assert_refused, tiny_config, tiny_model
 from tiny_runs import tiny_recipe
 
 SOURCE, LABELS = torch.tensor([[5, 6, 7, 8], [9, 10, 4, 0]]), torch.tensor([[11, 12, 5, 2], [6, 7, 2, -100]])
 BATCH = {"input_ids": SOURCE, "attention_mask": (SOURCE != 0).long(), "labels": LABELS}
-FAMILIES = ("transformer", "recurrent")
+WORD_DROPOUT = ("source_word_dropout", "target_word_dropout")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -32,7 +32,7 @@ def test_word_dropout_drops_whole_embeddings_and_scales_the_others(family, side)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["source_word_dropout", "target_word_dropout"])
+@pytest.mark.parametrize("name", WORD_DROPOUT)
 def test_word_dropout_reaches_the_loss_of_training_alone(family, name):
     model = tiny_model(family=family, dropout=0.0, label_smoothing=0.0)
     plain = model.eval()(**BATCH).loss
@@ -40,13 +40,6 @@ def test_word_dropout_reaches_the_loss_of_training_alone(family, name):
     assert torch.equal(model(**BATCH).loss, plain)
     torch.manual_seed(2)
     assert not torch.equal(model.train()(**BATCH).loss, plain)
-
-
-def test_values_out_of_range_and_misspelt_names_are_refused():
-    for family in FAMILIES:
-        for name in ("source_word_dropout", "target_word_dropout"):
-            with pytest.raises(ValueError, match=f"`{name}` must be at least 0 and below 1, but is 1.0"):
-                tiny_config(family, **{name: 1.0})
 
 
 def test_configs_of_removed_layer_dropout_load_and_say_once_that_it_does_nothing(caplog):
@@ -59,7 +52,10 @@ def test_configs_of_removed_layer_dropout_load_and_say_once_that_it_does_nothing
         ] * (value > 0)
 
 
-def test_recipes_that_ask_for_layer_dropout_are_refused_by_name(tmp_path):
+def test_recipes_that_ask_for_layer_dropout_and_words_of_which_all_are_dropped_are_refused_by_name(tmp_path):
     check_model(tiny_recipe(tmp_path, {"model.options.encoder_layerdrop": 0}), None)
     with pytest.raises(ValueError, match=r"`model.options.decoder_layerdrop` must be left out, for it was removed"):
         check_model(tiny_recipe(tmp_path, {"model.options.decoder_layerdrop": 0.1}), None)
+    cases = [(name, f"`{name}` must be at least 0 and below 1, but is 1.0") for name in WORD_DROPOUT]
+    for family in FAMILIES:
+        assert_refused(cases, lambda name, family=family: tiny_config(family, **{name: 1.0}))

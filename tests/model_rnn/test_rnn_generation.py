@@ -1,9 +1,13 @@
 """What is particular to a recurrent model: its attention, states and masks, and Heed's own searches with it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import DynamicCache
+from transformers.modeling_outputs import BaseModelOutput
 
 from heedful import BeamSearch, HeedRNNModel, MinimumBayesRisk
 from heedful.cells_heed import RecurrentCache
@@ -13,6 +17,7 @@ from helpers import (
     FIRST_WORD,
     SUTSKEVER,
     assert_near,
+    assert_refused,
     generated,
     padded,
     sentences,
@@ -26,24 +31,21 @@ LENGTHS = (9, 2, 6)
 
 
 @given(
-    source=st.lists(st.booleans(), min_size=6, max_size=6),
-    target=st.lists(st.booleans(), min_size=5, max_size=5),
+    source=st.lists(st.booleans(), min_size=6, max_size=6).filter(any),
+    target=st.lists(st.booleans(), min_size=5, max_size=5).filter(any),
     variant=st.sampled_from(sorted(VARIANTS)),
 )
 @settings(max_examples=20, deadline=None)
+@torch.no_grad()
 def test_padding_anywhere_in_source_and_target_changes_nothing(source, target, variant):
-    assume(any(source) and any(target))
-    model = tiny_rnn(**VARIANTS[variant])
-    source_mask = torch.tensor([source, [True] * 6]).long()
-    target_mask = torch.tensor([target, [True] * 5]).long()
-    ids, words = torch.randint(FIRST_WORD, 99, (2, 6)), torch.randint(FIRST_WORD, 71, (2, 5))
+    model, ids, words = tiny_rnn(**VARIANTS[variant]), torch.stack(sentences(6, 6)), torch.stack(sentences(5, 5))
+    source_mask, target_mask = torch.tensor([source, [True] * 6]).long(), torch.tensor([target, [True] * 5]).long()
     masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask}
-    with torch.no_grad():
-        together = model(ids, decoder_input_ids=words, **masks).logits
-        for row in range(2):
-            tokens, places = ids[row, source_mask[row] == 1], target_mask[row] == 1
-            alone = model(tokens[None], decoder_input_ids=words[row, places][None]).logits
-            assert_near(together[row, places], alone[0])
+    together = model(ids, decoder_input_ids=words, **masks).logits
+    for row in range(2):
+        tokens, places = ids[row, source_mask[row] == 1], target_mask[row] == 1
+        alone = model(tokens[None], decoder_input_ids=words[row, places][None]).logits
+        assert_near(together[row, places], alone[0])
 
 
 @torch.no_grad()
@@ -66,12 +68,6 @@ def test_attention_comes_out_as_cross_attentions(attention, input_feeding):
     assert [step[0].shape for step in steps] == [(3, 1, 1, 9)] * 5
 
 
-def test_attention_of_a_model_without_any_is_an_error():
-    model = tiny_rnn(**SUTSKEVER)
-    with pytest.raises(ValueError, match="`output_attentions` must be False where the config's `attention` is none"):
-        model(torch.tensor([[5, 6]]), decoder_input_ids=torch.tensor([[1]]), output_attentions=True)
-
-
 @torch.no_grad()
 def test_hidden_states_are_what_each_layer_reads_and_gives():
     model = tiny_rnn(encoder_layers=3)
@@ -83,44 +79,41 @@ def test_hidden_states_are_what_each_layer_reads_and_gives():
     assert torch.equal(outputs.decoder_hidden_states[0], model.model.decoder.embed_tokens(target))
 
 
-@pytest.mark.parametrize("settings", [{"assistant_model": True}, {"prompt_lookup_num_tokens": 2}], ids=str)
-def test_assisted_decoding_is_refused(settings):
-    model = tiny_rnn()
-    settings = {name: tiny_rnn() if value is True else value for name, value in settings.items()}
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        model.generate(torch.tensor([[5, 6]]), max_length=9, **settings)
+def test_assisted_decoding_is_refused():
+    message = "assisted generation is not supported with stateful models"
+    cases = [({"assistant_model": tiny_rnn()}, message), ({"prompt_lookup_num_tokens": 2}, message)]
+    assert_refused(cases, lambda options: tiny_rnn().generate(torch.tensor([[5, 6]]), max_length=9, **options))
 
 
-def test_a_cache_of_another_kind_and_going_back_are_refused():
-    from transformers import DynamicCache
-
-    model, source = tiny_rnn(), torch.tensor([[5, 6]])
-    with pytest.raises(ValueError, match=f"`{CACHE}` must be a RecurrentCache, but is a DynamicCache"):
-        model(source, decoder_input_ids=source, past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match="cannot be cropped"):
-        RecurrentCache().crop(3)
-
-
-def test_an_encoding_without_its_last_state_is_refused_where_that_is_needed():
-    from transformers.modeling_outputs import BaseModelOutput
-
-    model, source = tiny_rnn(), torch.tensor([[5, 6]])
-    encoded = model.model.encoder(source)
-    with pytest.raises(ValueError, match="`encoder_outputs` must hold the `final_state`"):
-        model(encoder_outputs=BaseModelOutput(encoded.last_hidden_state), decoder_input_ids=source)
+def test_what_a_recurrent_model_cannot_read_is_refused_by_name():
+    model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])
+    encoded, wide, whole = model.model.encoder(source), torch.ones(1, 4), {"input_ids": source}
+    cases = [
+        (whole | {"past_key_values": DynamicCache()}, f"`{CACHE}` must be a RecurrentCache, but is a DynamicCache"),
+        ({"encoder_outputs": BaseModelOutput(encoded.last_hidden_state)}, "must hold the `final_state`"),
+        (whole | {"attention_mask": wide}, "must cover 3 tokens"),
+        (whole | {"decoder_attention_mask": wide}, "must cover 3 tokens"),
+        ({"encoder_outputs": encoded, "attention_mask": wide}, "must cover 3 tokens"),
+    ]
+    assert_refused(cases, lambda given: model(**given, decoder_input_ids=source))
+    cases = [(True, "`output_attentions` must be False where the config's `attention` is none")]
+    assert_refused(cases, lambda asked: tiny_rnn(**SUTSKEVER)(source, labels=source, output_attentions=asked))
+    assert_refused([(3, "cannot be cropped")], RecurrentCache().crop)
     as_tuple = (encoded.last_hidden_state, encoded.final_state)
     expected = model(source, decoder_input_ids=source).logits
     assert torch.equal(model(encoder_outputs=as_tuple, decoder_input_ids=source).logits, expected)
+    base = HeedRNNModel(model.config)
+    base.load_state_dict(model.model.state_dict())
+    assert_near(model.lm_head(base.eval()(source, decoder_input_ids=source).last_hidden_state), expected)
 
 
-def test_a_mask_of_another_width_is_an_error_beside_a_finished_encoding_too():
-    model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])
-    for name in ("attention_mask", "decoder_attention_mask"):
-        with pytest.raises(ValueError, match="must cover 3 tokens"):
-            model(source, decoder_input_ids=source, **{name: torch.ones(1, 4)})
-    encoded = model.model.encoder(source)
-    with pytest.raises(ValueError, match="must cover 3 tokens"):
-        model(encoder_outputs=encoded, decoder_input_ids=source, attention_mask=torch.ones(1, 4))
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiling_changes_nothing():
+    model = tiny_rnn(encoder_layers=1, decoder_layers=1)
+    source, mask = padded(sentences(4, 2))
+    given = {"attention_mask": mask, "decoder_input_ids": torch.randint(FIRST_WORD, 71, (2, 2))}
+    assert_near(torch.compile(model, backend="eager")(source, **given).logits, model(source, **given).logits)
 
 
 @torch.no_grad()
@@ -154,41 +147,13 @@ def test_a_transformer_and_a_recurrent_model_vote_together():
     assert found[0] == uncached
 
 
-class PlainTokens:
-    """Stands in for a tokenizer: a text is the numbers of its tokens."""
-
-    def batch_decode(self, rows, **_):
-        return [" ".join(map(str, row)) for row in rows]
-
-
 def test_minimum_bayes_risk_chooses_among_the_samples():
-    model = tiny_rnn()
     ids, mask = padded(sentences(4, 6))
     torch.manual_seed(0)
+    tokens = SimpleNamespace(batch_decode=lambda rows, **_: [str(row) for row in rows])
+    search = MinimumBayesRisk(tokens, utility=lambda ours, theirs: float(ours == theirs) - len(ours) / 100)
     settings = {"max_length": 8, "do_sample": True, "num_return_sequences": 4, "return_dict_in_generate": True}
-    search = MinimumBayesRisk(PlainTokens(), utility=lambda ours, theirs: float(ours == theirs) - len(ours) / 100)
-    found = model.generate(ids, attention_mask=mask, custom_generate=search, **settings)
-    assert found.candidate_sequences.shape[0] == 8
-    assert found.sequences.shape[0] == 2
+    found = tiny_rnn().generate(ids, attention_mask=mask, custom_generate=search, **settings)
+    assert [len(found.candidate_sequences), len(found.sequences)] == [8, 2]
     candidates = without_padding(found.candidate_sequences)
     assert all(row in candidates for row in without_padding(found.sequences))
-
-
-@pytest.mark.slow
-def test_compiling_changes_nothing():
-    model = tiny_rnn(encoder_layers=1, decoder_layers=1)
-    source, mask = padded(sentences(4, 2))
-    target = torch.randint(FIRST_WORD, 71, (2, 2))
-    fast = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        expected = model(source, attention_mask=mask, decoder_input_ids=target).logits
-        assert_near(fast(source, attention_mask=mask, decoder_input_ids=target).logits, expected)
-
-
-def test_the_model_without_a_head_gives_the_states_that_the_head_reads():
-    model = tiny_rnn()
-    base = HeedRNNModel(model.config)
-    base.load_state_dict(model.model.state_dict())
-    source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9]])
-    states = base.eval()(source, decoder_input_ids=target).last_hidden_state
-    assert_near(model.lm_head(states), model(source, decoder_input_ids=target).logits)

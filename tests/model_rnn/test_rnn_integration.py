@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import TorchAoConfig, pipeline
@@ -19,7 +19,7 @@ from heedful.inference.native.decoder import NativeDecoder
 from heedful.publishing.conversion.model_conversion import convert
 from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from heedful.publishing.exports.onnx_export import export_onnx
-from helpers import SUTSKEVER, assert_near, assert_refused, shake, tiny_rnn, tiny_rnn_config
+from helpers import SUTSKEVER, assert_refused, shake, tiny_rnn, tiny_rnn_config
 
 TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
 
@@ -42,8 +42,8 @@ def folder(request, tmp_path_factory):
     return path
 
 
-@pytest.mark.filterwarnings("ignore:.*cut off at")
-def test_text_is_translated_by_generate_whatever_the_batch(folder):
+@pytest.mark.filterwarnings("ignore:.*")
+def test_text_is_translated_by_generate_whatever_the_batch_and_by_the_pipeline(folder):
     translator = Translator.from_pretrained(folder, "cpu")
     assert isinstance(translator.model, HeedRNNForConditionalGeneration)
     for beams in (1, 3):
@@ -53,31 +53,23 @@ def test_text_is_translated_by_generate_whatever_the_batch(folder):
         assert [row[0].score for row in together] == pytest.approx([row[0].score for row in alone], abs=1e-5)
         assert len(together[0][0].token_ids) > 1
         assert together[1][0].text == ""
+    translate = pipeline("heed-translation", model=str(folder), device="cpu")
+    expected = [row[0].text for row in translator.translate(TEXTS)]
+    assert [result["translation_text"] for result in translate(TEXTS)] == expected
 
 
 def test_what_knows_no_recurrent_cells_refuses_them_by_name_and_leaves_nothing(folder, tmp_path):
     kind = "must be a HeedForConditionalGeneration, but is a HeedRNNForConditional"
     exported = r"`model_type` must be heed to be exported, but is heed_rnn.*gru cells"
-    target = tmp_path / "target"
+    target, translator = tmp_path / "target", partial(Translator.from_pretrained, folder, "cpu")
     cases = [
-        *(
-            (partial(Translator.from_pretrained, folder, "cpu", engine=name), kind)
-            for name in ("native", "ctranslate2")
-        ),
+        *((partial(translator, engine=name), kind) for name in ("native", "ctranslate2")),
         *((partial(prepare, tiny_rnn()), kind) for prepare in (prepare_for_inference, NativeDecoder)),
         *((partial(export, folder, target, TEXTS[:1]), exported) for export in (export_onnx, export_ctranslate2)),
         (partial(convert, folder, target), r"`model_type` must be one of .*, but is heed_rnn"),
     ]
     assert_refused(cases, lambda call: call())
     assert not target.exists()
-
-
-@pytest.mark.filterwarnings("ignore:.*")
-def test_the_pipeline_finds_both_tokenizers(folder):
-    translate = pipeline("heed-translation", model=str(folder), device="cpu")
-    translator = Translator.from_pretrained(folder, "cpu")
-    expected = [row[0].text for row in translator.translate(TEXTS)]
-    assert [result["translation_text"] for result in translate(TEXTS)] == expected
 
 
 def test_the_checks_of_a_model_pass_and_fail_as_they_should(folder):
@@ -95,39 +87,10 @@ def test_the_checks_of_a_model_pass_and_fail_as_they_should(folder):
         Translator(tiny_rnn(), tokenizers)
 
 
-LORA = {"task_type": "SEQ_2_SEQ_LM", "r": 4}
-BATCH = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[8, 9, 2]])}
-
-
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "k_proj", "out_proj"], ["embed_tokens"]], ids=str)
-def test_an_adapter_is_trained_saved_loaded_and_merged(tmp_path, targets):
-    changes = {"tie_word_embeddings": False} if targets == ["embed_tokens"] else {}
-    model = get_peft_model(tiny_rnn(**changes), LoraConfig(**LORA, target_modules=targets)).train()
-    optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], lr=0.05)
-    losses = []
-    for _ in range(5):
-        loss = model(**BATCH).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    with torch.no_grad():
-        expected = model.eval()(**BATCH).logits
-        model.save_pretrained(tmp_path / "adapter")
-        loaded = PeftModel.from_pretrained(tiny_rnn(**changes), tmp_path / "adapter").eval()
-        assert torch.equal(loaded(**BATCH).logits, expected)
-        merged = loaded.merge_and_unload()
-        assert_near(merged(**BATCH).logits, expected)
-        merged.save_pretrained(tmp_path / "merged")
-        again = HeedRNNForConditionalGeneration.from_pretrained(tmp_path / "merged")
-        assert torch.equal(again(**BATCH).logits, merged(**BATCH).logits)
-
-
 def test_wrong_ids_beside_an_adapter_and_what_torchao_cannot_quantize_or_save_are_refused(tmp_path):
-    model = get_peft_model(tiny_rnn(), LoraConfig(**LORA, target_modules=["embed_tokens"]))
+    adapter = LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules=["embed_tokens"])
     with pytest.raises(ValueError, match="below 99, but one is 99"):
-        model(**BATCH | {"input_ids": torch.tensor([[99]])})
+        get_peft_model(tiny_rnn(), adapter)(input_ids=torch.tensor([[99]]), labels=torch.tensor([[8]]))
     tiny_rnn().save_pretrained(tmp_path)
     settings = TorchAoConfig(PrototypeInt4WeightOnlyConfig(group_size=256))
     with pytest.raises(ValueError, match=r"no weight could be quantized.*`d_model`"):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from heedful.modeling_heed_rnn import HeedRNNAttention
-from helpers import ATTENTIONS, CELLS, assert_near, padded, pairwise, sentences, tiny_rnn
+from helpers import ATTENTIONS, CELLS, assert_near, loss_and_gradients, masked_batch, pairwise, tiny_rnn
 
 THEIRS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
@@ -69,6 +69,8 @@ def first_states(model, last):
     """Return the decoder's first state `(layers, parts, batch, hidden)`, by its bridge."""
     config, bridge = model.config, model.model.decoder.bridge
     count, parts = config.decoder_layers, last.shape[1]
+    if config.bridge == "none":
+        return torch.zeros(count, *last.shape[1:])
     beside = [last[max(0, len(last) - count + layer)] for layer in range(count)]
     if config.bridge == "copy":
         return torch.stack(beside)
@@ -105,6 +107,7 @@ WHOLE = {
     "cho": {"attention": "none", "input_feeding": True, "bidirectional": False, "bridge": "linear"},
     "cho_reversed": {"attention": "none", "input_feeding": True, "bidirectional": False, "reverse_source": True},
     "bidirectional": {"attention": "scaled_dot", "bridge": "linear"},
+    "without_a_bridge": {"attention": "scaled_dot", "bridge": "none"},
     "copied_bidirectional": {"attention": "none", "bridge": "copy"},
     "fewer_in_the_decoder": {"attention": "scaled_dot", "encoder_layers": 3, "decoder_layers": 1, "bridge": "copy"},
     "more_in_the_decoder": {"attention": "none", "encoder_layers": 1, "decoder_layers": 3, "bridge": "linear"},
@@ -146,23 +149,9 @@ def test_input_feeding_equals_luongs_equations_step_by_step(cell):
 @pytest.mark.parametrize("input_feeding", [True, False])
 @pytest.mark.parametrize("cell", CELLS)
 def test_fused_cells_give_the_loss_and_gradients_of_the_equations(cell, input_feeding):
-    source, mask = padded(sentences(7, 3, 5))
-    labels = torch.tensor([[20, 21, 22, 2], [23, 2, -100, -100], [24, 25, 2, -100]])
-    results = []
-    for is_fused in (True, False):
-        model = tiny_rnn(cell=cell, input_feeding=input_feeding, use_fused_cells=is_fused).train()
-        loss = model(source, attention_mask=mask, labels=labels).loss
-        loss.backward()
-        results.append([loss, *(weight.grad for weight in model.parameters())])
-    for ours, theirs in zip(*results, strict=True):
-        assert_near(ours, theirs)
-
-
-def test_the_state_before_the_first_token_is_zero_without_a_bridge():
-    model = tiny_rnn(bridge="none")
-    states = model.model.decoder.bridge(None, torch.ones(3, 5, 16))
-    assert len(states) == 2
-    assert all(part.shape == (3, 16) and not part.any() for state in states for part in state)
+    given, options = masked_batch((7, 3, 5), (4, 2, 3)), {"cell": cell, "input_feeding": input_feeding}
+    models = [tiny_rnn(use_fused_cells=is_fused, **options).train() for is_fused in (True, False)]
+    assert_near(*(loss_and_gradients(model, given) for model in models))
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """The table of what is proposed for which data and machine."""
 
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 
 import pytest
@@ -36,37 +36,24 @@ def test_what_is_proposed(pairs, pair_bytes, longest, machine, expected):
     assert found == expected
 
 
-@pytest.mark.parametrize(("pair_bytes", "longest"), [(20, 15), (87, 80), (133, 120), (200, 200)])
-def test_two_thousand_pairs_take_less_than_ten_minutes_on_two_cores(pair_bytes, longest):
-    proposal = propose(DataFacts(2000, pair_bytes, (longest, longest)), LAPTOP)
-    assert 0.5 < proposal.minutes < 10
-    assert proposal.settings["optimization.max_minutes"] >= 2 * proposal.minutes
+def test_two_thousand_pairs_take_less_than_ten_minutes_on_two_cores_and_the_time_grows_steadily():
+    for pair_bytes, longest in ((20, 15), (87, 80), (133, 120), (200, 200)):
+        proposal = propose(DataFacts(2000, pair_bytes, (longest, longest)), LAPTOP)
+        assert 0.5 < proposal.minutes < 10
+        assert proposal.settings["optimization.max_minutes"] >= 2 * proposal.minutes
+    counts = [round(1000 * 1.05**step) for step in range(90)]
+    minutes = [propose(DataFacts(count, 90.0, (100, 100)), LAPTOP).minutes for count in counts]
+    assert max(after / before for before, after in pairwise(minutes)) < 2
 
 
 def test_a_run_is_validated_and_saved_and_its_schedule_ends_with_it():
-    for pairs in (10, 1000, 100_000, 10**7):
-        for machine in (LAPTOP, SERVER):
-            settings = propose(DataFacts(pairs, 90.0, (100, 100)), machine).settings
-            updates = settings["optimization.max_updates"]
-            assert 600 <= updates <= 100_000
-            assert settings["optimization.warmup_updates"] <= updates / 5
-            assert 5 <= updates / settings["validation.every_updates"] <= 15
-            assert settings["checkpoints.every_updates"] == settings["validation.every_updates"]
-
-
-def test_facts_are_those_of_the_texts():
-    pairs = [{"source": "가" * 2, "target": f"ab {number}{number}"} for number in range(10, 99)]
-    pairs += [{"source": "x" * 500, "target": "y z"}]
-    # The words that come five times are 가가 and ab.
-    facts = DataFacts(90, (89 * 13 + 503) / 90, (500, 7), ("bpe", "bpe"), 0.0, 2)
-    assert survey(pairs, algorithms=("bpe", "bpe")) == facts
-    facts = survey(pairs, 5000, ("character", "bpe"))
-    assert facts == DataFacts(5000, (89 * 7 + 3) / 90, (500, 7), ("character", "bpe"), (89 * 2 + 500) / 90, 2)
-    # One that is far longer than the others sets no limit.
-    longer = [*pairs * 3, {"source": "x" * 9000, "target": "z"}]
-    assert survey(longer, algorithms=("bpe", "bpe")).longest[0] == 1000
-    with pytest.raises(ValueError, match="must hold at least one pair"):
-        survey([])
+    for pairs, machine in product((10, 1000, 100_000, 10**7), (LAPTOP, SERVER)):
+        settings = propose(DataFacts(pairs, 90.0, (100, 100)), machine).settings
+        updates = settings["optimization.max_updates"]
+        assert 600 <= updates <= 100_000
+        assert settings["optimization.warmup_updates"] <= updates / 5
+        assert 5 <= updates / settings["validation.every_updates"] <= 15
+        assert settings["checkpoints.every_updates"] == settings["validation.every_updates"]
 
 
 LETTERS, PHONEMES = "abdefiklmnoprstu", [f"P{number}" for number in range(30)]
@@ -112,16 +99,22 @@ def test_tokens_that_fit_are_found_and_make_a_recipe(sources, targets, expected,
     assert settings["decoding.max_length"] > max(len(units[each](text)) for each, side in texts for text in side)
 
 
-def test_a_recipe_for_the_cpu_is_proposed_no_gpu(monkeypatch):
+def test_facts_are_those_of_the_texts_and_the_machine(monkeypatch):
+    pairs = [{"source": "가" * 2, "target": f"ab {number}{number}"} for number in range(10, 99)]
+    pairs += [{"source": "x" * 500, "target": "y z"}]
+    # The words that come five times are 가가 and ab.
+    facts = DataFacts(90, (89 * 13 + 503) / 90, (500, 7), ("bpe", "bpe"), 0.0, 2)
+    assert survey(pairs, algorithms=("bpe", "bpe")) == facts
+    facts = survey(pairs, 5000, ("character", "bpe"))
+    assert facts == DataFacts(5000, (89 * 7 + 3) / 90, (500, 7), ("character", "bpe"), (89 * 2 + 500) / 90, 2)
+    # One that is far longer than the others sets no limit.
+    longer = [*pairs * 3, {"source": "x" * 9000, "target": "z"}]
+    assert survey(longer, algorithms=("bpe", "bpe")).longest[0] == 1000
+    with pytest.raises(ValueError, match="must hold at least one pair"):
+        survey([])
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert (this_machine().has_gpu, this_machine("cpu").has_gpu) == (True, False)
     assert this_machine().cores >= 1
-
-
-def test_the_time_grows_steadily_with_the_pairs():
-    counts = [round(1000 * 1.05**step) for step in range(90)]
-    minutes = [propose(DataFacts(count, 90.0, (100, 100)), LAPTOP).minutes for count in counts]
-    assert max(after / before for before, after in pairwise(minutes)) < 2
 
 
 @pytest.mark.parametrize("kind", ["dates", "templates"])

@@ -40,7 +40,7 @@ def test_a_document_is_the_report_of_its_results_and_words_without_other_numbers
         assert numbers(words) <= numbers(report), name
 
 
-def test_results_are_those_of_the_study_as_it_is(results):
+def test_results_are_those_of_the_study_as_it_is_and_its_findings_quote_every_number(results):
     for name, found in results.items():
         study = find_study(name)
         assert (found["study"], found["question"]) == (study.name, study.question)
@@ -52,6 +52,8 @@ def test_results_are_those_of_the_study_as_it_is(results):
         assert found["command"].startswith(f"heedful study {study.name} --seed {found['seed']}")
         for one in found["trainings"]:
             assert {key for key, value in study.changes.items() if one["changes"][key] != value} <= set(DIFFERS)
+        for finding in found["findings"]:  # quotes every number
+            assert not {number for number in numbers(re.sub(r"\{[^}]*\}", "", finding)) if "." in number}, finding
 
 
 # Keys that a study sets for all its trainings and changes for some.
@@ -59,12 +61,6 @@ DIFFERS = (
     *("data.train", "data.folder", "data.test", "data.validation", "data.source", "data.target"),
     *("tokenizer.algorithm", "tokenizer.vocab_size", "optimization.learning_rate", "optimization.max_updates"),
 )
-
-
-def test_every_number_of_a_finding_is_quoted(results):
-    for finding in (finding for found in results.values() for finding in found["findings"]):
-        without = re.sub(r"\{[^}]*\}", "", finding)
-        assert not {number for number in numbers(without) if "." in number}, finding
 
 
 def test_every_figure_is_there_and_small(results):

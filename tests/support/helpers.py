@@ -2,12 +2,15 @@
 
 import ast
 import copy
+import importlib.util
 import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,8 @@ from transformers.utils.import_utils import is_peft_greater_or_equal
 
 import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 
 PAD, START = 0, 1
 # Many end tokens, so that the sentences of a batch end at different steps.
@@ -128,6 +133,13 @@ def tiny_model(config=None, seed: int = 0, attention: str | None = None, family:
     return model.eval()
 
 
+def ending_model(**changes):
+    """Return a tiny model whose sentences end at token 2, as those of a trained tokenizer do."""
+    model = tiny_model(**changes)
+    model.generation_config.eos_token_id = 2
+    return model
+
+
 def tiny_rnn(seed: int = 0, **changes) -> HeedRNNForConditionalGeneration:
     """Return a tiny recurrent model."""
     return tiny_model(family="recurrent", seed=seed, **changes)
@@ -178,6 +190,47 @@ def padded(rows: list[torch.Tensor], side: str = "right") -> tuple[torch.Tensor,
     return ids, mask
 
 
+def masked_batch(sources: tuple[int, ...], targets: tuple[int, ...], side: str = "right", seed: int = 1) -> dict:
+    """Return random sources padded on one side, and labels padded on the right, of the given lengths."""
+    torch.manual_seed(seed)
+    source, mask = padded(sentences(*sources), side)
+    labels, tokens = padded(sentences(*targets))
+    return {"input_ids": source, "attention_mask": mask, "labels": labels.masked_fill(tokens == 0, -100)}
+
+
+def padded_batch(sources: tuple[int, ...], targets: tuple[int, ...], side: str = "right", seed: int = 1) -> dict:
+    """Return random sources and targets of the given lengths, all padded on one side, with a mask of each."""
+    torch.manual_seed(seed)
+    found = {}
+    for name, lengths in (("", sources), ("decoder_", targets)):
+        found[f"{name}input_ids"], found[f"{name}attention_mask"] = padded(sentences(*lengths), side)
+    return found
+
+
+def uncompiled(kernel: str):
+    """Return a context in which flex_attention runs without being compiled, which takes it a minute."""
+    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    return torch.compiler.set_stance("force_eager") if kernel == "flex_attention" else nullcontext()
+
+
+def loss_and_gradients(model, batch: dict, **arguments) -> torch.Tensor:
+    """Return the loss and all gradients as one vector, in float32."""
+    model.zero_grad()
+    loss = model(**batch, **arguments).loss
+    loss.backward()
+    gradients = [weight.grad.float().flatten() for weight in model.parameters() if weight.grad is not None]
+    return torch.cat([loss.detach()[None].float(), *gradients])
+
+
+SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
+
+
+@torch.no_grad()
+def logits_of(model) -> torch.Tensor:
+    """Return the logits of one pair in evaluation mode."""
+    return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
+
+
 def generated(model, rows: list[torch.Tensor], side: str = "right", **settings) -> list[list[int]]:
     """Return the tokens that a model generates for each sentence, up to its end: shorter hypotheses are filled up."""
     torch.manual_seed(5)
@@ -193,15 +246,9 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-
 
 
 def pairwise(*axes) -> list[tuple]:
-    """Return few combinations that hold every pair of values of two axes, for `pytest.mark.parametrize`.
+    """Return few combinations of values of the axes that hold every pair of values of two, for `parametrize`.
 
     A fault nearly always depends on one option or on two of them; a full product tries each pair many times.
-
-    Args:
-        *axes: The values of each axis.
-
-    Returns:
-        Combinations, in the order of the full product.
     """
 
     def pairs(values):
@@ -277,6 +324,27 @@ def slow_but(quick, values) -> list:
     ]
 
 
+def load_script(path: str):
+    """Return a script of the repository as a module of its own."""
+    place = Path(__file__).parents[2] / path
+    spec = importlib.util.spec_from_file_location(f"script_{place.stem}", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def untrained_folder(folder: Path, pairs: int = 200, **settings) -> Path:
+    """Save an untrained model of one layer a side with tokenizers that know pairs of the built-in corpus."""
+    known = list(korean_english_pairs("train", pairs))
+    tokenizers = train_tokenizers([pair["ko"] for pair in known], [pair["en"] for pair in known], vocab_size=400)
+    config = tiny_config(vocab_size=400, encoder_layers=1, decoder_layers=1, **tokenizers.special_ids())
+    model = HeedForConditionalGeneration(config)
+    model.generation_config.update(**settings)
+    for each in (model, tokenizers):
+        each.save_pretrained(folder)
+    return folder
+
+
 def closure_of(*files: str) -> set[str]:
     """Return the names of files of the package and of all their siblings that they import, and these in turn."""
     found, waiting = set(), [*files]
@@ -314,16 +382,10 @@ json.dump(raised, open(sys.argv[2], "w"))
 
 
 def fresh_process(pieces: dict[str, str], values: dict, folder: Path, first: str = "") -> dict[str, str]:
-    """Run pieces of code one after the other in one new process: to import transformers takes it seconds.
+    """Run named pieces of code in one new process, and return the traceback of each that raised, by its name.
 
-    Args:
-        pieces: The code of each, by a name.
-        values: What every piece finds as its variables; they have to fit into JSON.
-        folder: Where the process may write; it is also its cache of the code in models' folders.
-        first: Code that runs before the pieces.
-
-    Returns:
-        The traceback of every piece that raised, by its name.
+    Before them runs `first`. All find the values, which have to fit into JSON, as their variables. The folder is the
+    cache of the code in models' folders too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pieces.json").write_text(json.dumps([first, pieces, values]))

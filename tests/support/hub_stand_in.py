@@ -76,18 +76,9 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.answer("GET")
-
-    def do_HEAD(self):
-        self.answer("HEAD")
-
-    def do_POST(self):
-        self.answer("POST")
-
-    def answer(self, method: str):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(self.path).path)
-        self.hub.requests.append(f"{method} {path}")
+        self.hub.requests.append(f"{self.command} {path}")
         if path == "/api/validate-yaml":
             return self.send({"errors": [], "warnings": []})
         if path == "/api/repos/create":
@@ -97,6 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             return self.resolve(*match.groups())
         return self.send({"error": f"unknown to the stand-in: {path}"}, 404)
+
+    do_HEAD = do_POST = do_GET
 
     def create(self, asked: dict):
         name = f"{asked.get('organization') or 'someone'}/{asked['name']}"
@@ -110,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
     def api(self, name: str, action: str, revision: str, body: bytes):
         repository = self.repository(name)
         if repository is None:
-            return self.send({"error": "no such repository"}, 404, {"X-Error-Code": "RepoNotFound"})
+            return self.miss("Repo")
         if action == "branch":
             if revision in repository.branches:
                 return self.send({"error": "exists"}, 409)
@@ -118,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send({})
         commit = repository.at(revision.split("/")[0])
         if commit is None:
-            return self.send({"error": "no such revision"}, 404, {"X-Error-Code": "RevisionNotFound"})
+            return self.miss("Revision")
         files = repository.commits[commit]
         if action == "preupload":
             regular = {"uploadMode": "regular", "shouldIgnore": False}
@@ -151,15 +144,17 @@ class _Handler(BaseHTTPRequestHandler):
     def resolve(self, name: str, revision: str, path: str):
         repository = self.repository(name)
         if repository is None:
-            return self.send({"error": "no such repository"}, 404, {"X-Error-Code": "RepoNotFound"})
+            return self.miss("Repo")
         commit = repository.at(revision)
         if commit is None:
-            return self.send({"error": "no such revision"}, 404, {"X-Error-Code": "RevisionNotFound"})
-        headers = {"X-Repo-Commit": commit}
+            return self.miss("Revision")
         content = repository.commits[commit].get(path)
         if content is None:
-            return self.send({"error": "no such file"}, 404, headers | {"X-Error-Code": "EntryNotFound"})
-        return self.send(content, 200, headers | {"ETag": f'"{_etag(content)}"'})
+            return self.miss("Entry", {"X-Repo-Commit": commit})
+        return self.send(content, 200, {"X-Repo-Commit": commit, "ETag": f'"{_etag(content)}"'})
+
+    def miss(self, what: str, headers: dict[str, str] | None = None):
+        self.send({"error": f"no such {what.lower()}"}, 404, {**(headers or {}), "X-Error-Code": f"{what}NotFound"})
 
     def send(self, content, status: int = 200, headers: dict[str, str] | None = None):
         data = content if isinstance(content, bytes) else json.dumps(content).encode()

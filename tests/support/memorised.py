@@ -45,17 +45,20 @@ def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: 
     if weights is not None:
         model.load_state_dict(weights)
         return model.eval()
-    rows = zip(
-        tokenizers.encode_source(list(pairs), language), tokenizers.encode_target(list(pairs.values())), strict=True
-    )
-    batch = collate([{"input_ids": source, "labels": target} for source, target in rows], config.pad_token_id)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    learn_by_heart(model, tokenizers, pairs, language)
+    KNOWN[key] = copy.deepcopy(model.state_dict())
+    return model.eval()
+
+
+def learn_by_heart(model, tokenizers: TokenizerPair, pairs: dict[str, str], language=None, learning_rate=5e-3):
+    """Train a model until it translates the pairs."""
+    columns = tokenizers.encode_source(list(pairs), language), tokenizers.encode_target(list(pairs.values()))
+    rows = [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
+    batch, optimizer = collate(rows, model.config.pad_token_id), torch.optim.Adam(model.parameters(), learning_rate)
     for _ in range(60):
         model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    KNOWN[key] = copy.deepcopy(model.state_dict())
-    return model.eval()
 
 
 def saved_model(folder: Path, pairs: dict[str, str] = PAIRS, language: str | None = None, **options) -> Path:

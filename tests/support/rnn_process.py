@@ -11,8 +11,9 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from tiny_runs import logged, tiny_recipe
 
-OPTIONS = {"model_type": "heed_rnn", "embedding_size": 16, "hidden_size": 24, "dropout": 0.0}
-CHANGES = {"model.options": OPTIONS, "validation.every_updates": 3, "validation.sentences": 5}
+OPTIONS = {"model_type": "heed_rnn", "embedding_size": 8, "hidden_size": 12, "dropout": 0.0}
+CHANGES = {"model.options": OPTIONS, "optimization.tokens_per_update": 500}
+CHANGES |= {"validation.every_updates": 3, "validation.sentences": 3, "validation.max_new_tokens": 12}
 
 
 def losses(folder: Path, token_budget: int) -> list[float]:
@@ -29,5 +30,5 @@ def losses(folder: Path, token_budget: int) -> list[float]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     where = Path(sys.argv[1])
-    measured = losses(where / "run", 700)
+    measured = losses(where / "run", 150)
     (where / "losses.json").write_text(json.dumps(measured))

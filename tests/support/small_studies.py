@@ -68,13 +68,7 @@ SMALLEST = {
         **OF_ITS_OWN,
     ),
     "ladder": Smallest(
-        {
-            ("DESCRIPTION", "recurrent"): {
-                **ladder.DESCRIPTION["recurrent"],
-                "embedding_size": 32,
-                "hidden_size": 32,
-            }
-        },
+        {("DESCRIPTION", "recurrent"): ladder.DESCRIPTION["recurrent"] | {"embedding_size": 32, "hidden_size": 32}},
         {**SHORT, "tokenizer.vocab_size": 500, "optimization.mixed_precision": "no", "decoding.num_beams": 1},
         data=None,
     ),
@@ -90,8 +84,11 @@ SMALLEST = {
 }
 
 
-def run_smallest(name: str, folder: Path) -> tuple[Lab, dict[str, Any]]:
-    """Run a study at its smallest, check what every study promises, and return what it ran in and its results."""
+def run_smallest(name: str, folder: Path) -> tuple[Lab, dict[str, Any], dict[str, list[list[Any]]]]:
+    """Run a study at its smallest, check what every study promises, and return what it ran in, its results, and rows.
+
+    The rows are those of each table, by its name.
+    """
     smallest, study = SMALLEST[name], find_study(name)
     (room,) = (room for room, names in ROOMS.items() if name in names)
     module = import_module(f"heedful.studies.{room}.{name}")
@@ -110,7 +107,7 @@ def run_smallest(name: str, folder: Path) -> tuple[Lab, dict[str, Any]]:
         written = run_study(lab, folder / "out")
     results = json.loads((written / "results.json").read_text(encoding="utf-8"))
     check_promises(lab, results, written)
-    return lab, results
+    return lab, results, rows_of(results)
 
 
 def check_promises(lab: Lab, results: dict[str, Any], written: Path) -> None:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import yaml
+
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe
 
@@ -44,3 +46,10 @@ def logged(folder: Path, name: str) -> list[float]:
     """Return all values of one name in a run's log, in order."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [line[name] for line in lines if name in line]
+
+
+def recipe_file(folder: Path, changes: dict | None = None) -> Path:
+    """Write the recipe of a run in the folder `run` beside it."""
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tiny_tree(folder / "run", changes), allow_unicode=True), encoding="utf-8")
+    return path

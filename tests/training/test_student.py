@@ -80,14 +80,14 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
     whole = (folder / "tokens.npy").read_bytes()
     for damaged, told in (
         (whole[:-2] + b"\x00\x01", "as it was written, but is damaged or changed"),
-        (whole[:-9], "what `heedful distill` wrote for tokens, but is not"),
-        (b"", "what `heedful distill` wrote for tokens, but is not"),
+        (whole[:-9], "what `heedful distill-tokens` wrote, but is not"),
+        (b"", "what `heedful distill-tokens` wrote, but is not"),
     ):
         (folder / "tokens.npy").write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"`optimization.distillation` \(.+teacher\) must be {told}"):
             prepare()
     (folder / "tokens.npy").unlink()
-    with pytest.raises(ValueError, match="what `heedful distill` wrote for tokens, but is not: FileNotFoundError"):
+    with pytest.raises(ValueError, match="what `heedful distill-tokens` wrote, but is not: FileNotFoundError"):
         prepare()
 
 

@@ -156,8 +156,11 @@ def complexity(context: Context, seed: int = 0, output: options.TextFile = None,
     from heedful.studies.study import Lab, results_of, run_study
 
     options.quieten()
-    words = iter(" ".join(context.args).replace("=", " ").split())
-    settings = [f"{name.lstrip('-').replace('-', '_')}={value}" for name, value in zip(words, words, strict=False)]
+    words = " ".join(context.args).replace("=", " ").split()
+    if len(words) % 2:
+        raise ValueError(f"Each option must have a value, but {words[-1]} has none.")
+    options_ = zip(words[::2], words[1::2], strict=True)
+    settings = [f"{name.lstrip('-').replace('-', '_')}={value}" for name, value in options_]
     lab = Lab(find_study("complexity"), seed, changed=settings)
     print(f"heedful complexity is now: {lab.command()}", file=sys.stderr)
     written = None if output is None else read_object(run_study(lab, output) / "results.json")

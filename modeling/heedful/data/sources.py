@@ -306,7 +306,7 @@ def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
     rows: Iterable[tuple[int, Any]]
     if is_array:
         text = "".join(line for _, line in _lines(file, longest))
-        rows = enumerate(_parsed_json(file, "a JSON array", 1, text), start=1)
+        rows = enumerate(_parsed_json(file, "a JSON array", None, text), start=1)
     else:
         lines = ((number, line.strip()) for number, line in _lines(file))
         rows = ((number, _parsed_json(file, "JSON", number, line)) for number, line in lines if line)
@@ -317,17 +317,18 @@ def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
         yield row
 
 
-def _parsed_json(file: str, what: str, first_line: int, text: str) -> Any:
-    """Parse what begins in a line of a file; an error names the line."""
+def _parsed_json(file: str, what: str, line: int | None, text: str) -> Any:
+    """Parse a line of a file, or all of it; an error names the line where it is known."""
     try:
         value = json.loads(text)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # raises at half a surrogate pair
     except (ValueError, RecursionError) as error:
-        line, reason = first_line, str(error)
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         if isinstance(error, json.JSONDecodeError):
-            line, reason = first_line + error.lineno - 1, error.msg
-        raise ValueError(f"{file} must hold {what}, but line {line} is broken: {reason}.") from error
+            line, reason = line or error.lineno, error.msg
+        place = "is broken" if line is None else f"line {line} is broken"
+        raise ValueError(f"{file} must hold {what}, but {place}: {reason}.") from error
     return value
 
 

@@ -74,13 +74,16 @@ class RefusalError(Exception):
 
 
 @contextmanager
-def refusal(check: str, where: str, level: Level = "error") -> Iterator[None]:
+def refusal(check: str, where: str, level: Level = "error", advice: str = "") -> Iterator[None]:
     """Turn the `ValueError` of a step of training into a `RefusalError`; a key in its message wins over `where`."""
     try:
         yield
     except ValueError as error:
         key = named[1] if (named := KEY.search(str(error))) else where
-        raise RefusalError(RecipeFinding(CHECKS.get(key, check), level, str(error), key)) from error
+        message, *rest = str(error).splitlines()
+        advice = f"{advice} Nothing behind it could be checked.".lstrip()
+        finding = RecipeFinding(CHECKS.get(key, check), level, message, key, advice, tuple(rest))
+        raise RefusalError(finding) from error
 
 
 def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
@@ -149,9 +152,9 @@ def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pair
     yield from tokens.check_normalization(pairs[0], tokenizers, key)
     for split in pairs:
         yield from tokens.check_unknown_tokens(split, tokenizers, key)
-    with refusal("model", model_key):
+    with refusal("model", model_key, advice="Give the model the tokenizer it was made with."):
         check_model(recipe, tokenizers)
-    with refusal("tokenizer", key):
+    with refusal("tokenizer", key, advice="Take a tokenizer of these languages, or let one be trained."):
         corpus = preparation.encode(recipe, kept, tokenizers)
     assert isinstance(corpus, StoredCorpus)  # of a stream the beginning was read
     yield from tokens.check_vocabulary_use(corpus.rows, tokenizers, key, None if is_whole else looked_at)

@@ -26,7 +26,7 @@ from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis import samples
 from heedful.diagnosis.findings import Measured, ModelFinding, SkippedError, check, shown
-from heedful.diagnosis.samples import TOLERANCES, Sample, Variation, difference, labels_of, loss_of, make_sample
+from heedful.diagnosis.samples import Sample, Variation, difference, labels_of, loss_of, make_sample, tolerance_of
 from heedful.files import check_inside, listed, read_object
 from heedful.inference.engines import evaluation_mode
 from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, resolve_device, why_not_loaded
@@ -46,7 +46,7 @@ def _unchanged_by(
     @check(name)
     def compare(model: Any, sample: Sample | None = None) -> Measured:
         sample = sample or make_sample(model)
-        limit = 0.0 if to_the_bit else TOLERANCES[model.dtype]
+        limit = 0.0 if to_the_bit else tolerance_of(model)
         distance, differing = difference(*(samples.logits_of(model, sample, each) for each in ways)), 0
         for num_beams in beams:
             pairs = zip(*(samples.generated(model, sample, num_beams, each) for each in ways), strict=True)
@@ -103,7 +103,7 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
             if kind == "cross_attentions":
                 figures.append((weights.float() * ~source_mask[:, None, None]).max().item())
     message = f"asked for under {kernel}: there, sum to 1, none at padding, same logits"
-    return max(figures), TOLERANCES[model.dtype], message
+    return max(figures), tolerance_of(model), message
 
 
 @check("loss of a split update")
@@ -120,7 +120,7 @@ def check_loss_split(model: Any, sample: Sample | None = None) -> Measured:
     settings: dict[str, Any] = {"num_items_in_batch": sample.label_count} if takes_arguments else {}
     total = sum(loss_of(model, piece, **settings) for piece in pieces) / (1 if takes_arguments else len(pieces))
     message = f"{len(pieces)} micro-batches add up to {total:.4f}, the whole batch has {whole:.4f}"
-    return abs(total - whole) / abs(whole), TOLERANCES[model.dtype], message
+    return abs(total - whole) / abs(whole), tolerance_of(model), message
 
 
 @check("loss and padding")
@@ -139,7 +139,7 @@ def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
     pairs = ((weighted, whole), (more, whole), (loss_of(model, sample, blanked, decoder_input_ids=read), expected))
     distances = [abs(ours - theirs) / abs(theirs) for ours, theirs in pairs]
     message = "token-weighted mean of the sentences, more -100 behind, -100 in the middle ({:.1e}, {:.1e}, {:.1e})"
-    return max(distances), TOLERANCES[model.dtype], message.format(*distances)
+    return max(distances), tolerance_of(model), message.format(*distances)
 
 
 # Those that try a model with sentences and write no file.
@@ -261,7 +261,7 @@ def check_remote_code(
     if not torch.equal(tokens, theirs["tokens"]):
         found = f"logits {distance:.1e}, and other greedy tokens"
         distance = max(distance, 1.0) if model.dtype in EXACT else distance
-    return distance, TOLERANCES[model.dtype], f"{found} in a new process that cannot import heedful"
+    return distance, tolerance_of(model), f"{found} in a new process that cannot import heedful"
 
 
 def _found_in_fresh_process(folder: Path, dtype: torch.dtype, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -465,7 +465,7 @@ def verify(
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
     """Load a model and what `from_pretrained` reports of its weights; a check judges them."""
     if not (folder / "config.json").is_file():
-        what = "has no config.json" if folder.exists() else "does not exist"
+        what = "is a file" if folder.is_file() else "has no config.json" if folder.exists() else "does not exist"
         hint = "(A model on the Hub must be downloaded first: huggingface_hub.snapshot_download.)"
         raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}. {hint}")
     check_inside(folder)

@@ -226,7 +226,7 @@ class Translator:
         split: bool = False,
         keep_going: bool = False,
         sampling: "SeededSampling | None" = None,
-        progress: Progress = ignored,
+        progress: Progress | None = None,
         **settings: Any,
     ) -> Iterator[list[Translation]]:
         """Translate a stream of lines that need not fit in memory, for example an open file.
@@ -255,7 +255,8 @@ class Translator:
                 raise ValueError(f"`{name}` must be a keyword of `translate`, but is not.")
         if sampling is not None:
             settings["num_beams"] = settings.get("num_beams") or 1
-        of_lines: Any = {"split": split, "keep_going": keep_going, "sampling": sampling, "progress": progress}
+        of_lines: Any = {"split": split, "keep_going": keep_going, "sampling": sampling}
+        of_lines["progress"] = progress or ignored
         return self._stream(lines, chunk_size, Tally(self._search(**defaults | settings, **of_lines)))
 
     def score_pairs(

@@ -5,18 +5,19 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from heedful.data.cleaning import CleaningRules
+import yaml
+
+from heedful.data.cleaning import CleaningRules, clean_pairs
 from heedful.data.sources import first_rows
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks import pairs as looks
 from heedful.diagnosis.recipe_checks.pairs import Pairs, kind_of, main_script, roles_of
 from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings
-from heedful.training.preparation import clean, read_splits
+from heedful.training.preparation import read_splits
 from heedful.training.recipe import DataRecipe
 from heedful.training.recipe_file import find_recipe, yaml_text
 
@@ -68,11 +69,14 @@ def write_first_recipe(
     if count < 20:
         raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {count}.")
     facts = survey(pairs, count)
-    proposal = propose(facts, this_machine())
+    machine = this_machine()
+    proposal = propose(facts, machine)
+    place = "a GPU" if machine.has_gpu else f"{machine.cores} CPU cores"
     about = f"about {max(1, round(proposal.minutes))} minute{'s' * (round(proposal.minutes) > 1)}"
     alike = sum(one == other for one, other in zip(pairs.sources, pairs.targets, strict=True)) / len(pairs)
     rules = _cleaning_for(pairs, alike)
-    dropped = clean(splits, replace(recipe, cleaning=rules)).report.dropped
+    dropped = clean_pairs(splits.train, rules)[1].dropped
+    duplicates, identical = (f"{percent(share)} of the pairs" for share in (dropped["duplicate"] / len(pairs), alike))
     languages = [language_of(*side) for side in ((source, pairs.sources), (target, pairs.targets))]
     paths, title = [os.path.relpath(file, output.parent) for file in files], files[0].name
     names = {"train": paths[0] if len(paths) == 1 else paths, "validation": None, "source": source, "target": target}
@@ -84,11 +88,11 @@ def write_first_recipe(
     notes = comments_of(find_recipe(FULL)) | NOTES | _tokenizer_notes(chosen, facts.algorithms)
     notes |= {
         "data.source": why,
-        "data.cleaning.drop_duplicates": f"{percent(dropped['duplicate'] / len(pairs))} of the pairs came before",
-        "data.cleaning.drop_identical": f"{percent(alike)} of the pairs",
+        "data.cleaning.drop_duplicates": f"{duplicates} came before",
+        "data.cleaning.drop_identical": identical,
         "data.cleaning.max_ratio": "one side more than so many times as long as the other; "
         f"{percent(dropped['ratio'] / len(pairs))} of the pairs",
-        "optimization.max_updates": f"{about} on this machine, as estimated",
+        "optimization.max_updates": f"{about} on {place}, as estimated",
     }
     title = f"{yaml_text(title)}: {count:,} pairs, "
     title += f"from {languages[0] or shortened(source)} to {languages[1] or shortened(target)}."
@@ -97,6 +101,8 @@ def write_first_recipe(
     return [
         f"{count:,} pairs in {' and '.join(map(str, files))}, source {source!r}, target {target!r} ({why})",
         f"first pair: {shortened(pairs.sources[0])} → {shortened(pairs.targets[0])}",
+        f"limits: {chosen['data.max_source_tokens']} source tokens, {chosen['data.max_target_tokens']} target tokens",
+        f"duplicates: {duplicates}; source and target alike: {identical}",
         f"vocabulary {chosen['tokenizer.vocab_size'] or 'of all symbols'}, d_model "
         f"{chosen['model.options']['d_model']}, {chosen['optimization.max_updates']:,} updates: {about} here",
     ]
@@ -131,7 +137,8 @@ def _yaml_value(value: Any) -> str:
         return f"[{', '.join(map(yaml_text, value))}]"
     if not isinstance(value, str):
         return json.dumps(value)
-    return value if re.fullmatch("[a-z]{3,}", value) and value not in ("null", "true", "false") else yaml_text(value)
+    is_read = re.fullmatch("[a-z]{3,}", value) and yaml.safe_load(value) == value  # not so `yes`, `off`, `null`
+    return value if is_read else yaml_text(value)
 
 
 def _tokenizer_notes(settings: Mapping[str, Any], algorithms: tuple[str, str]) -> dict[str, str]:

@@ -82,6 +82,8 @@ class CardFacts:
             may_be_empty = field.default is None or (field.name == "scores" and self.run is None)
             if not may_be_empty and value in (None, "", (), [], {}):
                 raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
+        if self.run is None and not self.base_model:
+            raise ValueError(f"`base_model` must not be empty, but is {self.base_model!r} instead.")
         for name in ("source_language", "target_language"):
             code = getattr(self, name)
             if not LANGUAGE_CODE.fullmatch(code):
@@ -89,7 +91,7 @@ class CardFacts:
         for test_set, scores in self.scores.items():
             if "count" not in scores:
                 raise ValueError(f"`scores[{test_set!r}]` must have `count`, but has only {sorted(scores)}.")
-        if self.base_model and not self.task and not self.is_translation:
+        if self.run is None and not self.task and not self.is_translation:
             but = f"but are {self.source_language} and {self.target_language} instead"
             task = "for what is no translation, `task` must say what the model does"
             raise ValueError(f"`source_language` and `target_language` must be two languages, {but}; {task}.")

@@ -212,7 +212,12 @@ class StreamedCorpus(_HeldOut):
     stream: Iterable[Mapping[str, str]]  # cleaned pairs
     pool_size: int  # rows that are read, sorted and shuffled at a time
     accelerator: Accelerator | None  # `None` for one process
-    pairs: None = None  # only who reads the stream can count them
+    counts: list[int] = field(default_factory=list)  # of the rows of each epoch that was read to its end
+
+    @property
+    def pairs(self) -> int | None:
+        """Number of training rows; `None` before the stream was read to its end."""
+        return self.counts[-1] if self.counts else None
 
     @property
     def longest_source(self) -> int | None:
@@ -223,13 +228,14 @@ class StreamedCorpus(_HeldOut):
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
         from heedful.data.epochs.streaming import encode_in_shares, stream_updates
 
-        encoder, is_empty = replace(self.encoder, too_long=0), True
+        encoder, count = replace(self.encoder, too_long=0), 0
         rows = filter(None, encode_in_shares(encoder, self.stream, self.accelerator))
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
-            is_empty = False
+            count += sum(map(len, update))
             yield update
-        if is_empty:
+        if not count:
             raise _nothing_left(encoder)
+        self.counts.append(count)
 
 
 Corpus = StoredCorpus | StreamedCorpus  # the training rows and validation pairs of one run

@@ -113,6 +113,9 @@ def read_recipe(
         _override(tree, override)
     if path.parent not in (RECIPES, Path()):
         _resolve_paths(path.parent, tree, overridden)
+    if is_open and complete is None and section_of(tree, "data"):
+        how = "`heedful train` and `read_recipe(…, complete=heedful.proposals.proposal.complete)` complete such a file"
+        raise ValueError(f"`optimization` of {path} must be given, but is missing: {how}.")
     return make_recipe(complete(tree, path.stem) if is_open and complete is not None else tree)
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from heedful.studies.attention import dilution, scaling
 from heedful.studies.catalogue import ROOMS
-from small_studies import rows_of
 
 
 @pytest.mark.parametrize("name", ROOMS["attention"])
@@ -13,8 +12,7 @@ def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
 
 
 def test_dilution_measures_every_head(small):
-    _, results = small("dilution")
-    rows = rows_of(results)
+    *_, rows = small("dilution")
     assert len(rows["heads"]) == 3 * 2 * 4
     assert {row[0] for row in rows["entropy"]} == {"encoder", "decoder", "cross"}
     # Hardly trained, it looks everywhere alike; no row can have more entropy than that.
@@ -23,7 +21,7 @@ def test_dilution_measures_every_head(small):
 
 
 def test_scaling_trains_every_scoring_at_every_width(small):
-    lab, results = small("scaling")
+    lab, results, _ = small("scaling")
     assert [len(table["rows"]) for table in results["tables"]] == [len(scaling.WIDTHS), 9]
     keys = ("model.options.attention_scoring", "model.options.encoder_attention_heads")
     found = {tuple(training.changes[key] for key in keys) for training in lab.trainings}
@@ -31,8 +29,7 @@ def test_scaling_trains_every_scoring_at_every_width(small):
 
 
 def test_masking_trains_one_recipe_twice_and_measures_both(small):
-    _, results = small("masking")
-    rows = rows_of(results)
+    _, results, rows = small("masking")
     masked, unmasked = results["trainings"]
     assert masked["changes"] == unmasked["changes"]
     assert masked["metrics"]["validation"]["loss"] != unmasked["metrics"]["validation"]["loss"]
@@ -48,8 +45,7 @@ def test_masking_trains_one_recipe_twice_and_measures_both(small):
 
 
 def test_heads_are_compared_looked_at_and_left_out(small):
-    _, results = small("heads")
-    rows = rows_of(results)
+    *_, rows = small("heads")
     assert [row[0] for row in rows["quality"]] == [1, 4, 8]
     assert len({row[2] for row in rows["quality"]}) == 1  # parameters
     assert len(rows["looks"]) == 3 * 2 * 4
@@ -61,16 +57,15 @@ def test_heads_are_compared_looked_at_and_left_out(small):
 
 
 def test_questions_leaves_out_each_head_of_the_encoder(small):
-    _, results = small("questions")
-    (rows,) = rows_of(results).values()
+    _, results, tables = small("questions")
+    (rows,) = tables.values()
     assert [row[0] for row in rows] == [f"encoder {n}.{h}" for n in (0, 1) for h in range(4)] + ["none left out"]
     best = max(rows[:-1], key=lambda row: row[1] - row[2])
     assert [results["values"][name] for name in ("head", "asked")] == best[:2]
 
 
 def test_homonyms_have_one_vector_before_the_first_layer(small):
-    lab, results = small("homonyms")
-    rows = rows_of(results)
+    lab, results, rows = small("homonyms")
     assert rows["words"][0][:3] == ["배를", "pear, ship, belly", pytest.approx(1 / 3)]
     assert [row[0] for row in rows["layers"]] == ["embedding", "layer 0", "layer 1", "layer 2"]
     chance = results["values"]["chance"]

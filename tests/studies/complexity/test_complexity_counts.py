@@ -1,21 +1,17 @@
-"""The formulas of Table 1 against what torch counts while the layers run."""
+"""The formulas of Table 1 against what torch counts while the layers run, and path lengths against gradients."""
 
 import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from heedful.studies.complexity.counts import (
-    Sizes,
-    operations,
-    path_length,
-    sequential_steps,
-    term_of_table_1,
-)
+from heedful.studies.complexity import reach
+from heedful.studies.complexity.counts import Sizes, operations, path_length, sequential_steps, term_of_table_1
 from heedful.studies.complexity.layers import make_layer
 from heedful.studies.complexity.measurement import KINDS
 
@@ -62,19 +58,16 @@ def test_products_in_a_row_grow_with_the_length_where_steps_wait_for_each_other(
         assert long == (2 * short if kind == "recurrent" else short), kind
 
 
-POWERS = {  # of length, d_model, neighbourhood and kernel_width
-    "self_attention": (2, 1, 0, 0),
-    "restricted": (1, 1, 1, 0),
-    "recurrent": (1, 2, 0, 0),
-    "convolutional": (1, 2, 0, 1),
-}
-
-
 def test_the_terms_have_the_powers_of_table_1():
-    for kind, powers in POWERS.items():
+    for kind, length, *powers in (
+        ("self_attention", 2, 1, 0, 0),
+        ("restricted", 1, 1, 1, 0),
+        ("recurrent", 1, 2, 0, 0),
+        ("convolutional", 1, 2, 0, 1),
+    ):
         once = term_of_table_1(kind, 10, Sizes(**SMALL))
-        assert term_of_table_1(kind, 30, Sizes(**SMALL)) == once * 3 ** powers[0]
-        for name, power in zip(("d_model", "neighbourhood", "kernel_width"), powers[1:], strict=True):
+        assert term_of_table_1(kind, 30, Sizes(**SMALL)) == once * 3**length
+        for name, power in zip(("d_model", "neighbourhood", "kernel_width"), powers, strict=True):
             more = Sizes(**{**SMALL, name: 3 * SMALL[name]})
             assert term_of_table_1(kind, 10, more) == once * 3**power, (kind, name)
 
@@ -89,20 +82,17 @@ def test_a_layer_computes_a_bounded_multiple_of_the_term():
         assert ratios == pytest.approx([expected] * len(ratios)), kind
 
 
-BY_HAND = {
-    "self_attention": {100: 1},
-    "plain": {100: 1},
-    "recurrent": {100: 100},
-    "restricted": {6: 1, 7: 2, 11: 2, 12: 3},
-    "masked": {12: 3},
-    "convolutional": {2: 1, 12: 11},
-    "causal": {3: 1, 4: 2},
-    "dilated": {3: 1, 4: 2, 28: 4},
-}
-
-
 def test_path_lengths_by_hand():
-    for kind, expected in BY_HAND.items():
+    for kind, expected in (
+        ("self_attention", {100: 1}),
+        ("plain", {100: 1}),
+        ("recurrent", {100: 100}),
+        ("restricted", {6: 1, 7: 2, 11: 2, 12: 3}),
+        ("masked", {12: 3}),
+        ("convolutional", {2: 1, 12: 11}),
+        ("causal", {3: 1, 4: 2}),
+        ("dilated", {3: 1, 4: 2, 28: 4}),
+    ):
         assert {n: path_length(kind, n, Sizes(**SMALL)) for n in expected} == expected, kind
 
 
@@ -111,3 +101,72 @@ def test_dilated_convolutions_take_the_least_power(base, number):
     found = path_length("dilated", number, Sizes(**{**SMALL, "kernel_width": base}))
     assert base**found >= number
     assert found == 1 or base ** (found - 1) < number
+
+
+LENGTH = 12
+DISTANCE = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)  # from input to output
+
+
+def asked(**changes):
+    return Sizes(**{"d_model": 16, "heads": 2, "neighbourhood": 3, "kernel_width": 5, "cell": "lstm", **changes})
+
+
+def stacked(kind, depth):
+    inputs = torch.randn(1, LENGTH, reach.WIDTH, dtype=torch.float64, requires_grad=True)
+    outputs = inputs
+    for number in range(depth):
+        outputs = reach.layer_at(kind, number, asked())(outputs)
+    return reach.reached(outputs, inputs)
+
+
+def test_outputs_see_as_far_as_the_layers_reach_and_dilation_multiplies_it():
+    for kind, backwards, forwards in (
+        ("self_attention", 100, 100),
+        ("restricted", 3, 3),
+        ("recurrent", 100, 0),
+        ("convolutional", 2, 2),
+        ("causal", 4, 0),
+    ):
+        for depth in (1, 2, 3):
+            expected = (depth * backwards >= DISTANCE) & (-depth * forwards <= DISTANCE)
+            assert torch.equal(stacked(kind, depth), expected), (kind, depth)
+    assert torch.equal(stacked("dilated", 1), (DISTANCE >= 0) & (DISTANCE <= 4))
+    assert torch.equal(stacked("dilated", 2), DISTANCE >= 0)
+
+
+@pytest.mark.parametrize("kind", reach.KINDS)
+def test_the_formula_is_what_gradients_say(kind):
+    for sizes in (asked(), asked(neighbourhood=2, kernel_width=3)):
+        for length in (2, 5, 9, 10, 26):
+            path = reach.path_by_gradient(kind, length, sizes, 0)
+            assert path == path_length(kind, length, sizes), (length, sizes)
+
+
+def test_one_recurrent_layer_reaches_everything_before_through_every_cell_between():
+    for cell in ("rnn", "gru", "lstm"):
+        assert reach.layers_until_all_meet("recurrent", 9, asked(cell=cell), 0) == 1
+        assert reach.cells_between_ends(9, asked(cell=cell), 0) == 9
+
+
+def faint(states):
+    """Hand on a position and the one before it, so faintly that two layers in a row would leave nothing."""
+    return 1e-200 * (states + F.pad(states, (0, 0, 1, 0))[:, :-1])
+
+
+def test_gradients_too_small_for_float64_are_gradients_all_the_same(monkeypatch):
+    monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes: faint)
+    assert reach.layers_until_all_meet("causal", 6, asked(), 0) == 5
+
+
+def only_last(states):
+    """Let the last position alone see all others, so that the ends meet."""
+    return torch.cat([states[:, :-1], states.sum(1, keepdim=True)], dim=1)
+
+
+def test_layers_that_do_not_let_all_meet_or_look_ahead_are_an_error(monkeypatch):
+    attention = reach.layer_at("self_attention", 0, asked())
+    for layer in (only_last, torch.tanh, attention):
+        monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes, layer=layer: layer)
+        with pytest.raises(RuntimeError, match="5 layers of the kind causal leave inputs that do not reach all"):
+            reach.layers_until_all_meet("causal", 5, asked(), 0)
+    assert reach.layers_until_all_meet("self_attention", 5, asked(), 0) == 1

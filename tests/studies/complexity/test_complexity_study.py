@@ -7,9 +7,9 @@ import pytest
 
 from heedful.studies.catalogue import find_study
 from heedful.studies.complexity import complexity
-from heedful.studies.complexity.complexity import FORMULAS, NAMES, PAPER, Measurements, outcome_of
+from heedful.studies.complexity.complexity import NAMES, PAPER, Measurements, outcome_of
 from heedful.studies.complexity.counts import Sizes, operations
-from heedful.studies.complexity.measurement import KINDS, Cost
+from heedful.studies.complexity.measurement import KINDS, Cost, machine
 from heedful.studies.complexity.reach import KINDS as REACHING
 from heedful.studies.study import Lab
 from small_studies import SMALLEST, rows_of
@@ -30,14 +30,14 @@ OUT_OF_RANGE = {
 
 
 def test_the_settings_are_those_of_the_command(small):
-    _, found = small("complexity")
+    _, found, rows = small("complexity")
     assert found["command"] == f"heedful study complexity --seed 1 --updates 2 {' '.join(TINY)}"
-    rows = rows_of(found)
     assert [row[0] for row in rows["time"]] == [8, 16, 32]
     assert [row[0] for row in rows["paths"]] == ["formula", 5, 9]
     assert "n = 32, with d = 16, 2 heads, r = 4, k = 3 and the cell lstm" in found["tables"][0]["title"]
     assert Lab(STUDY, changed=["lengths=64, 128,256"]).settings()["lengths"] == [64, 128, 256]
     assert Lab(STUDY).settings() == STUDY.settings
+    assert machine()["processor"]
 
 
 def test_a_setting_out_of_range_is_an_error_that_names_it(monkeypatch):
@@ -108,9 +108,3 @@ def test_a_path_that_is_not_the_formula_s_and_costs_that_are_missing_are_shown_a
     assert rows["time"][-1] == (32, *[32.0] * 6, "–")
     *_, additive = rows["growth"]
     assert (additive[1], additive[-1]) == ("–", "–")  # a growth needs three lengths
-
-
-def test_every_kind_has_a_name_and_every_path_a_formula():
-    assert {*NAMES} == {*KINDS, *REACHING}
-    assert {*FORMULAS} == {*REACHING}
-    assert {*PAPER} == {*KINDS} & {*REACHING}

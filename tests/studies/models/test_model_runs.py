@@ -1,19 +1,18 @@
 """The studies of models at their smallest."""
 
-import json
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 
 from heedful.data.micro_batches import collate
+from heedful.data.sources import read_pairs
 from heedful.studies.catalogue import ROOMS
 from heedful.studies.models import dependence, ladder, markov, positions
 from heedful.studies.pairs import corpus_pairs
 from heedful.studies.training import train_model
-from small_studies import SMALLEST, rows_of, run_smallest
+from small_studies import SMALLEST, run_smallest
 
 
 @pytest.mark.parametrize("name", ROOMS["models"])
@@ -22,8 +21,8 @@ def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
 
 
 def test_positions_trains_every_encoding_on_both_tasks(small):
-    _, results = small("positions")
-    assert [row[0] for row in rows_of(results)["quality"]] == list(positions.ENCODINGS)
+    _, results, rows = small("positions")
+    assert [row[0] for row in rows["quality"]] == list(positions.ENCODINGS)
     trainings = results["trainings"]
     used = [(one["changes"]["model.options.position_encoding"], one["changes"]["data.train"]) for one in trainings]
     assert len(set(used)) == 8
@@ -34,15 +33,15 @@ def test_positions_trains_every_encoding_on_both_tasks(small):
 @pytest.mark.slow
 def test_learned_positions_have_parameters_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("small_studies.stand_in_training", train_model)
-    _, results = run_smallest("positions", tmp_path)
+    _, results, _ = run_smallest("positions", tmp_path)
     trainings = results["trainings"][1::2]
     sizes = {one["changes"]["model.options.position_encoding"]: one["parameters"] for one in trainings}
     assert sizes["learned"] > sizes["sinusoidal"] == sizes["none"]
 
 
 def test_sharing_adds_vocabulary_times_width_for_every_further_matrix(small):
-    _, results = small("sharing")
-    rows = rows_of(results)["quality"]
+    _, results, rows = small("sharing")
+    rows = rows["quality"]
     fewest, matrix = rows[0][2], 400 * 64
     assert [(row[2] - fewest) // matrix + 1 for row in rows] == [row[1] for row in rows] == [1, 2, 2, 3]
     assert results["values"]["saved"] == pytest.approx(2 * matrix / rows[-1][2])
@@ -59,13 +58,13 @@ def held_out():
 
 
 def test_all_models_of_markov_foretell_the_same_tokens_with_the_same_tokenizer(small, held_out):
-    lab, results = small("markov")
+    lab, results, rows = small("markov")
     tokenizers = [training.translator().tokenizers for training in lab.trainings]
     encoded = [one.encode_target([target for _, target in held_out]) for one in tokenizers]
     assert len(lab.trainings) == 5
     assert all(rows == encoded[0] for rows in encoded)
     assert all(row[-1] == tokenizers[0].special_ids()["eos_token_id"] for row in encoded[0])
-    assert [row[0] for row in rows_of(results)["perplexity"]] == [
+    assert [row[0] for row in rows["perplexity"]] == [
         *("unigram", "first-order Markov", "window of 2", "window of 3", "window of 4"),
         *("GRU without the source", "Transformer without the source"),
         *("GRU, the source through its state", "GRU with additive attention", "Transformer with the source"),
@@ -75,75 +74,65 @@ def test_all_models_of_markov_foretell_the_same_tokens_with_the_same_tokenizer(s
 
 
 def test_perplexity_is_of_all_tokens_together_and_counts_are_of_the_training_targets(small, held_out):
-    lab, results = small("markov")
-    table = {row[0]: row for row in rows_of(results)["perplexity"]}
-    for training, name, nothing in (
-        (lab.trainings[0], "Transformer with the source", False),
-        (lab.trainings[-1], "Transformer without the source", True),
+    lab, _, rows = small("markov")
+    table = {row[0]: row for row in rows["perplexity"]}
+    sources, targets = zip(*held_out, strict=True)
+    for training, name, read in (
+        (lab.trainings[0], "Transformer with the source", sources),
+        (lab.trainings[-1], "Transformer without the source", [markov.NOTHING] * len(sources)),
     ):
         translator = training.translator()
-        loss, tokens = 0.0, 0
-        for source, target in held_out:
-            sources, targets = ([markov.NOTHING if nothing else source], [target])
-            row = {
-                "input_ids": translator.tokenizers.encode_source(sources)[0],
-                "labels": translator.tokenizers.encode_target(targets)[0],
-            }
-            batch = collate([row], 0)
-            with torch.no_grad():
-                logits = translator.model(**batch).logits[0]
-            loss += torch.nn.functional.cross_entropy(logits, batch["labels"][0], reduction="sum").item()
-            tokens += len(row["labels"])
-        assert table[name][4] == pytest.approx(math.exp(loss / tokens), rel=1e-5)
-    rows = translator.tokenizers.encode_target([target for _, target in markov.training_pairs(lab)])
-    assert len(rows) == 400
-    assert table["unigram"][2] == len({token for row in rows for token in row})
-    assert table["first-order Markov"][3] == sum(map(len, rows))
+        encoded = translator.tokenizers.encode_source(list(read)), translator.tokenizers.encode_target(list(targets))
+        batch = collate([{"input_ids": ids, "labels": labels} for ids, labels in zip(*encoded, strict=True)], 0)
+        with torch.no_grad():
+            logits = translator.model(**batch).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        assert table[name][4] == pytest.approx(math.exp(loss), rel=1e-5)
+    learned = translator.tokenizers.encode_target([target for _, target in markov.training_pairs(lab)])
+    assert len(learned) == 400
+    assert table["unigram"][2] == len({token for row in learned for token in row})
+    assert table["first-order Markov"][3] == sum(map(len, learned))
     assert table["first-order Markov"][4] < 0.5 * table["unigram"][4]
 
 
 def test_models_without_the_source_are_trained_on_the_same_targets(small):
-    lab, _ = small("markov")
+    lab, *_ = small("markov")
     blind = [training for training in lab.trainings if "without" in training.name]
     assert len(blind) == 2
     for training in blind:
-        lines = Path(training.changes["data.train"]).read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = read_pairs(training.changes["data.train"], "source", "target")
         assert {row["source"] for row in rows} == {markov.NOTHING}
         assert [row["target"] for row in rows] == [target for _, target in markov.training_pairs(lab)]
 
 
 def test_dependence_trains_each_model_on_both_tasks_and_scores_it_by_length(small):
-    lab, results = small("dependence")
+    lab, results, _ = small("dependence")
     names = [training.name for training in lab.trainings]
     assert names == [f"{task}, {name}" for task in ("joined", "reversal") for name in dependence.MODELS]
     bleu, gradients, reversal, reversal_gradients = results["tables"]
-    lengths, symbols = (
-        [f"{low + 1} to {high}" for low, high in pairwise((0, *ends))]
-        for ends in (dependence.GROUPS, dependence.SEQUENCE_GROUPS)
-    )
+    groups = dependence.GROUPS, dependence.SEQUENCE_GROUPS
+    lengths, symbols = ([f"{low + 1} to {high}" for low, high in pairwise((0, *ends))] for ends in groups)
     assert bleu["columns"] == gradients["columns"] == ["model", *lengths]
     assert reversal_gradients["columns"] == ["model", *symbols]
     assert reversal["columns"] == ["model", "BLEU", *(f"exact in %, {span}" for span in symbols)]
     for table in results["tables"]:
         assert [row[0] for row in table["rows"]] == list(dependence.MODELS)
     assert all(value > 0 for table in (gradients, reversal_gradients) for row in table["rows"] for value in row[1:])
-    changes, longest = lab.trainings[-1].changes, {}
-    for split, path in {"train": changes["data.train"], **changes["data.test"]}.items():
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        longest[split] = max(len(json.loads(line)["source"].split()) for line in lines)
-    assert longest == {"train": dependence.SEEN, "test": dependence.LONGEST}
+    changes = lab.trainings[-1].changes
+    for path, longest in (
+        (changes["data.train"], dependence.SEEN),
+        (changes["data.test"]["test"], dependence.LONGEST),
+    ):
+        assert max(len(pair["source"].split()) for pair in read_pairs(path, "source", "target")) == longest
 
 
 def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
-    lab, _ = small("dependence")
+    lab, *_ = small("dependence")
     pairs = dependence.joined_sentences("test", 9, seed=1)[:2]
     for training in lab.trainings[:3]:
         translator, embedded, shares = training.translator(), [], []
         model, tokenizers = translator.model, translator.tokenizers
-        hook = model.get_input_embeddings().register_forward_hook(
-            lambda _, __, output, kept=embedded: kept.append(output)
-        )
+        hook = model.get_input_embeddings().register_forward_hook(lambda *given, kept=embedded: kept.append(given[-1]))
         for source, target in pairs:
             embedded.clear()
             labels = torch.tensor([list(tokenizers.encode_target([target])[0])])
@@ -158,7 +147,7 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
 
 
 def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_updates(small):
-    lab, results = small("ladder")
+    lab, results, rows = small("ladder")
     assert [one.name for one in lab.trainings] == [rung["name"] for rung in ladder.RUNGS]
     own = ("model.options", "model.attn_implementation", "optimization.learning_rate")
     shared = [{key: value for key, value in one.changes.items() if key not in own} for one in lab.trainings]
@@ -169,15 +158,15 @@ def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_upda
     assert [getattr(config, "cell", config.model_type) for config in configs] == ["rnn", "lstm", "gru", "gru", "heed"]
     assert [config.attention for config in configs[:4]] == ["none", "none", "none", "additive"]
     assert [config.bidirectional for config in configs[:4]] == [False, False, False, True]
-    rows = rows_of(results)["ladder"]
+    rows = rows["ladder"]
     assert [row[-1] for row in rows] == ["none", "13.8", "20.6", "28.3", "36.5"]
     assert results["values"]["ahead"] == sum(row[3] > float(row[-1]) for row in rows[1:])
     assert results["values"]["compared"] == 4
 
 
 def test_paths_measures_every_model_at_every_length(small):
-    _, results = small("paths")
-    rows = rows_of(results)["paths"]
+    *_, tables = small("paths")
+    rows = tables["paths"]
     lengths = SMALLEST["paths"].parts["LENGTHS"]
     assert len(rows) == 5 * len(lengths)
     assert rows[0] == ["LSTM", 2, 3, 4]

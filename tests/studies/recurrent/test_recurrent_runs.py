@@ -5,7 +5,6 @@ import pytest
 from heedful.studies.catalogue import ROOMS
 from heedful.studies.recurrent import cells, clue, gradients, robustness
 from heedful.studies.recurrent.equal_models import recurrent_models
-from small_studies import rows_of
 
 
 @pytest.mark.parametrize("name", ROOMS["recurrent"])
@@ -14,13 +13,11 @@ def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
 
 
 def test_each_cell_has_its_score_and_each_gate_its_shares(small):
-    _, results = small("cells")
-    rows = rows_of(results)
+    *_, rows = small("cells")
     assert [row[0] for row in rows["quality"]] == list(recurrent_models())
     gates = {"LSTM": ["forget", "input", "output"], "GRU": ["reset", "update"]}
-    assert [row[:2] for row in rows["gates"]] == [
-        [name, gate] for name in cells.GATED for gate in gates[name.split()[0]]
-    ]
+    expected = [[name, gate] for name in cells.GATED for gate in gates[name.split()[0]]]
+    assert [row[:2] for row in rows["gates"]] == expected
     assert [row[:2] for row in rows["few"]] == [["LSTM", 123], ["GRU", 141], ["GRU", 123]]
     large, as_large, as_wide = (row[2] for row in rows["few"])
     assert as_wide < 0.9 * large < as_large
@@ -34,7 +31,7 @@ def test_each_cell_has_its_score_and_each_gate_its_shares(small):
 
 
 def test_robustness_scores_every_model_on_every_change(small):
-    _, results = small("robustness")
+    _, results, _ = small("robustness")
     names = [*recurrent_models(), "Transformer"]
     for table in results["tables"]:
         assert [row[0] for row in table["rows"]] == names
@@ -43,8 +40,7 @@ def test_robustness_scores_every_model_on_every_change(small):
 
 
 def test_the_clue_scores_every_number_and_distance_and_says_which_head_looks(small):
-    _, results = small("clue")
-    rows = rows_of(results)
+    *_, rows = small("clue")
     assert [row[0] for row in rows["clues"]] == [row[0] for row in rows["distance"]] == list(clue.MODELS)
     looking = [row[-2].partition(" ")[0] in ("cross", "encoder") for row in rows["clues"]]
     assert looking == [False, False, True, True]
@@ -54,7 +50,7 @@ def test_the_clue_scores_every_number_and_distance_and_says_which_head_looks(sma
 
 
 def test_gradients_has_a_row_for_every_cell_and_matrix(small):
-    _, results = small("gradients")
+    _, results, _ = small("gradients")
     assert [len(table["rows"]) for table in results["tables"]] == [24, 6, 8, 6]
     distance, depth, _, clipping = results["tables"]
     assert distance["columns"][2:] == [str(distance) for distance in gradients.DISTANCES]

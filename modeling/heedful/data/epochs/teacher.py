@@ -1,4 +1,4 @@
-"""What a teacher says of given targets: the folder that `heedful distill` writes for tokens, and its rows in training.
+"""What a teacher says of given targets: the folder that `heedful distill-tokens` writes, and its rows in training.
 
 Kim and Rush, "Sequence-Level Knowledge Distillation", 2016, section 3.1 (there word-level). Only the k most probable
 tokens are kept, as by Tan et al., "Multilingual Neural Machine Translation with Knowledge Distillation", 2019.
@@ -43,7 +43,7 @@ class TeacherTokens:
             arrays = (np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
             self._keys, self._starts, self._tokens, self._probabilities = arrays
         except (OSError, ValueError, EOFError) as error:
-            raise self._mistake(f"what `heedful distill` wrote for tokens, but is not: {first_line(error)}") from error
+            raise self._mistake(f"what `heedful distill-tokens` wrote, but is not: {first_line(error)}") from error
 
     def _mistake(self, must: str) -> ValueError:
         return ValueError(f"`optimization.distillation` ({self.folder}) must be {must}")

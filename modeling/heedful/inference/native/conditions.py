@@ -11,7 +11,7 @@ from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.fast_paths_heed import FILES_OF_MODULES, foreign_hooks, is_known, runs_known_functions
 from heedful.inference.native import kernels
 from heedful.inference.search_settings import SEARCH_SETTINGS
-from heedful.inference.strategies.steps import OTHER_MODES, asked_of
+from heedful.inference.strategies.steps import HUB_MODES, OTHER_MODES, asked_of
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.versions_heed import CACHE
 
@@ -19,7 +19,7 @@ NAME = "the native decoder"
 COMPARED = 4  # numbers of each weight: a fused optimizer leaves no other trace
 # Settings of other ways of decoding; the last two read the source's tokens, of which only the encoding is left.
 UNREAD = (
-    *OTHER_MODES, *SEARCH_SETTINGS, "force_words_ids", "do_sample", "max_time", "stop_strings",
+    *OTHER_MODES, *HUB_MODES, *SEARCH_SETTINGS, "force_words_ids", "do_sample", "max_time", "stop_strings",
     "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
 )  # fmt: skip
 # What a step does not keep.
@@ -92,7 +92,8 @@ def kernels_obstacle(config: Any, precision: str) -> str | None:
 def settings_obstacle(config: Any, stopping_criteria: Iterable[Any] = (), **model_kwargs: Any) -> str | None:
     """Return why the native decoder cannot follow a call of `generate()`, or its config alone; `None` if it can."""
     for name, value in asked_of(config, UNREAD).items():
-        return f"`{name}` must not be set with {NAME}, but is {value!r} instead."
+        why = ", which reads no source tokens" * name.startswith("encoder_")
+        return f"`{name}` must not be set with {NAME}{why}, but is {value!r} instead."
     for name in RECORDS:
         if config.return_dict_in_generate and getattr(config, name, None):
             return f"`{name}` must be False with {NAME}, which keeps none, but is True instead."

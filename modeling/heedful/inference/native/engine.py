@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import AbstractContextManager
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from heedful.inference.engines import GenerateEngine
 from heedful.inference.native.conditions import model_obstacle, padding_obstacle, settings_obstacle
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.kernels import Precision
+
+ENCODER_ARGUMENTS = ("input_ids", "attention_mask", "inputs_embeds", "packing")  # of `HeedEncoder.forward`, in order
 
 
 def may_replace(model: Any, config: Any) -> bool:
@@ -105,7 +108,8 @@ class PreparedModel(AbstractContextManager):
 
     def encode(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> BaseModelOutput | None:
         """Encode as `HeedEncoder.forward` does, or return `None` where its modules must."""
-        is_plain = all(value is None or value is False for name, value in options.items() if name != "return_dict")
+        is_plain = options.pop("return_dict", None) is not False
+        is_plain = is_plain and all(value is None or value is False for value in options.values())
         if not is_plain or input_ids is None or input_ids.numel() == 0 or not self._may_compute():
             return None
         is_other = attention_mask is not None and (attention_mask.dim() != 2 or padding_obstacle(attention_mask))
@@ -154,7 +158,14 @@ class PreparedEncoder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._encoder, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy is one of the encoder.
+        return itemgetter(0), ((self._encoder,),)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Encode by the packed weights, or by the modules where those do not."""
-        found = self._prepared.encode(*args, **kwargs)
+        given = dict(zip(ENCODER_ARGUMENTS, args, strict=False)) | kwargs
+        config = self._encoder.config
+        is_other = config.output_hidden_states or config.output_attentions or not config.return_dict
+        found = None if is_other else self._prepared.encode(**given)
         return self._encoder(*args, **kwargs) if found is None else found

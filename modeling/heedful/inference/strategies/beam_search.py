@@ -85,7 +85,7 @@ class BeamSearch:
         Return `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` a
         `GenerateBeamEncoderDecoderOutput`.
         """
-        steps.check_request("BeamSearch", model, generation_config, model_kwargs)
+        steps.check_request("BeamSearch", model, generation_config, model_kwargs, steps.HUB_MODES)
         config = generation_config
         strategy = replace(self, **{name: steps.single_source_of(self, config, name) for name in SHARED})
         _check_settings(strategy, config)

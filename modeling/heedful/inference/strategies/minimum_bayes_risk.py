@@ -12,7 +12,7 @@ import torch
 from transformers.utils import ModelOutput
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.strategies.steps import check_request, filler, require
+from heedful.inference.strategies.steps import HUB_MODES, check_request, filler, require
 
 Utility = Callable[[str, str], float]
 
@@ -66,7 +66,7 @@ class MinimumBayesRisk:
         """Find N = `num_return_sequences` candidates as `BeamSearch` does, and return `(B * keep, L)` of them."""
         count = generation_config.num_return_sequences or 1
         self._check(count)
-        unread = ["force_words_ids"] if self.candidates is None else []  # another strategy may read them
+        unread = [*HUB_MODES, "force_words_ids"] if self.candidates is None else []  # another strategy may read them
         check_request("MinimumBayesRisk", model, generation_config, given, unread)
         utility = self.utility or character_f_score()
         if self.candidates is not None:

@@ -15,10 +15,12 @@ from heedful.versions_heed import CACHE, by_name, cache_of
 Averaging = Literal["probabilities", "log_probabilities"]
 
 UNSET: tuple[Any, ...] = (None, False, 0, "", [], (), {})
+# Settings of ways of decoding that are code on the Hub, which may find candidates for one of our strategies.
+HUB_MODES = ("penalty_alpha", "diversity_penalty", "num_beam_groups")
 # Settings of other ways of decoding, which no strategy of ours reads.
 OTHER_MODES = (
     "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory", "use_mtp",
-    "speculation_type", "continuous_batching_config", "penalty_alpha", "diversity_penalty", "num_beam_groups",
+    "speculation_type", "continuous_batching_config",
 )  # fmt: skip
 BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
 # Those that forbid a next token or make it less likely.

@@ -16,6 +16,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from heedful.configuration_base_heed import REMOVED_KEYS
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
@@ -114,7 +115,12 @@ def convert(
     for name, value in converted.settings.items():
         setattr(generation_config, name, value)
     ours.generation_config = _generation_config(generation_config, ours.config)
-    facts = config.model_type, ours.num_parameters(), difference, converted.languages, converted.notes
+    notes = list(converted.notes)
+    if any(getattr(config, name, 0) for name in REMOVED_KEYS):
+        notes.append(
+            "Layer dropout (`encoder_layerdrop`, `decoder_layerdrop`), which only training reads, is left out."
+        )
+    facts = config.model_type, ours.num_parameters(), difference, converted.languages, tuple(notes)
     conversion = Conversion(str(source), target, *facts)
     with new_folder(target) as folder:
         torch.nn.Module.to(ours, dtype).save_pretrained(folder)

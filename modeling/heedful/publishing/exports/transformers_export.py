@@ -62,9 +62,10 @@ def export_transformers(
             write_checksums(folder, "tokenizer")
         save(stock, folder)
         write_checksums(folder, "weights")
-        comparisons, difference = _compare(draft, stock.config)
+        comparisons, difference, read = _compare(draft, stock.config)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        _write_card(Path(model), Path(target).name, folder, stock, count=len(draft.sentences), difference=difference)
+        found = {"count": len(draft.sentences), "difference": difference, "read": read}
+        _write_card(Path(model), Path(target).name, folder, stock, **found)
     return comparison.Export(Path(target), str(stock.dtype).removeprefix("torch."), size, comparisons, difference)
 
 
@@ -115,8 +116,8 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
     file.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
 
 
-def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison.Comparison], float]:
-    """Compare the exported folder, in a process without Heedful, and return what differs and how far logits do."""
+def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison.Comparison], float, int]:
+    """Compare the exported folder, in a process without Heedful: what differs, and how far, in how many, logits do."""
     ours, limit = draft.model.float(), config.max_position_embeddings
     sources = comparison.encode(draft.tokenizers, draft.sentences, limit)
     searches, pad = comparison.searches_of(ours.generation_config, BEAMS), ours.config.pad_token_id
@@ -153,7 +154,7 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
     with torch.inference_mode():
         logits = ours(**inputs).logits[is_compared]
     theirs = answer["logits"][is_compared][:, : logits.shape[-1]]
-    return comparisons, comparison.logits_difference(logits, theirs, TOLERANCE)
+    return comparisons, comparison.logits_difference(logits, theirs, TOLERANCE), len(begun)
 
 
 def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:

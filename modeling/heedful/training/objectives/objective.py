@@ -23,7 +23,7 @@ class Objective:
     *R-Drop* (Liang et al., 2021, equation 4): the same rows pass twice under other dropout, and the two predictions p
     and q are to be alike: CE(p) + CE(q) + α/2 [KL(p‖q) + KL(q‖p)], summed over target tokens. Here it is half of that,
     so that it stays comparable with the loss of one pass, and a learning rate means the same. The paper's α for
-    translation is 5. What is drawn once for a whole batch, as layers are dropped, is the same in both passes.
+    translation is 5.
 
     *Distillation* (Kim and Rush, 2016, section 3.1, whose α is w): (1 - w) CE(label) + w CE(teacher), where CE(label)
     is the smoothed cross-entropy and CE(teacher) = -Σ q log p with the student's probabilities p and the teacher's q.

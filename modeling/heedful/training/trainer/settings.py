@@ -54,6 +54,9 @@ def check_settings(given: Mapping[str, Any], tokens_per_update: int | None, buck
         "CUDA_VISIBLE_DEVICES": args.n_gpu,
         "parallelism_config": {name: getattr(parallelism, name, 1) or 1 for name in ("cp_size", "sp_size")},
     }
+    for name, value in {"tokens_per_update": tokens_per_update, "buckets_per_update": buckets_per_update}.items():
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"`{name}` must be a whole number of at least 1, but is {value!r} instead.")
     for when, name, right, wanted in RULES:
         value = not_in_args[name] if name in not_in_args else attrgetter(name)(args)
         if holds[when] and value not in right:

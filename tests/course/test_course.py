@@ -1,6 +1,5 @@
 """The course prints what it shows, in two languages that have the same cells; the site builds without a warning."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -16,22 +15,13 @@ from heedful.cli.main import app
 from heedful.studies.catalogue import NAMES
 from heedful.training.recipe_file import recipes
 from heedful.training.run_folder.folder import RECIPE_KEYS
+from helpers import load_script
 
 ROOT = Path(__file__).parents[2]
 COURSE = ROOT / "docs" / "course"
 CHAPTERS = sorted(path.stem for path in (COURSE / "ko").glob("[0-9]*.md"))
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
-
-
-def module_of(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def script():
-    return module_of(ROOT / "scripts" / "upkeep" / "course.py")
+SCRIPT = load_script("scripts/upkeep/course.py")
 
 
 def chapter(language: str, name: str) -> str:
@@ -46,29 +36,26 @@ def words(text: str) -> list[str]:
     return NUMBER.sub("", text).split()
 
 
-def test_both_languages_have_the_same_chapters_cells_output_and_figures():
+def test_both_languages_have_the_same_chapters_headings_cells_output_and_figures_and_solved_exercises():
     assert len(CHAPTERS) >= 11
     assert sorted(path.stem for path in (COURSE / "en").glob("[0-9]*.md")) == CHAPTERS
-    shown = set()
+    shown, titles = set(), {"ko": {"질문", "연습문제", "풀이"}, "en": {"Questions", "Exercises", "Solutions"}}
     for name in CHAPTERS:
-        korean, english = ([*script().CELL.finditer(chapter(language, name))] for language in ("ko", "en"))
-        parts = ("code", "shown", "figure")
-        assert [cell.group(*parts) for cell in korean] == [cell.group(*parts) for cell in english], name
-        assert len(korean) == chapter("ko", name).count("```python") >= 5
-        shown |= {cell["figure"] for cell in korean if cell["figure"]}
-    assert shown == {path.name for path in (COURSE / "figures").iterdir()}
-
-
-def test_both_languages_have_the_same_headings_and_each_chapter_its_questions_and_solved_exercises():
-    for name in CHAPTERS:
-        korean, english = (re.findall(r"^(#+) (.+)$", chapter(language, name), re.M) for language in ("ko", "en"))
-        assert [level for level, _ in korean] == [level for level, _ in english], name
-        assert {"질문", "연습문제", "풀이"} <= {title for _, title in korean}, name
-        assert {"Questions", "Exercises", "Solutions"} <= {title for _, title in english}, name
-        assert "PyTorch" in chapter("ko", name)
-        assert "PyTorch" in chapter("en", name)
-        exercises = chapter("en", name).split("## Exercises")[1]
+        cells, levels = [], []
+        for language, expected in titles.items():
+            text = chapter(language, name)
+            cells.append([cell.group("code", "shown", "figure") for cell in SCRIPT.CELL.finditer(text)])
+            headings = re.findall(r"^(#+) (.+)$", text, re.M)
+            levels.append([level for level, _ in headings])
+            assert expected <= {title for _, title in headings}, name
+            assert "PyTorch" in text
+            assert len(cells[-1]) == text.count("```python") >= 5
+        assert cells[0] == cells[1], name
+        assert levels[0] == levels[1], name
+        exercises = text.split("## Exercises")[1]
         assert len(re.findall(r"^\d\. ", exercises, re.M)) == len(re.findall(r"^\d\\\. ", exercises, re.M)) >= 2, name
+        shown |= {figure for *_, figure in cells[0] if figure}
+    assert shown == {path.name for path in (COURSE / "figures").iterdir()}
 
 
 # The English chapters have the same cells, see above. `runs/course` is what an earlier run of chapter 10 has left.
@@ -79,8 +66,7 @@ def test_a_chapter_prints_what_it_shows_the_second_time_too(name, tmp_path, monk
     Path("runs/course/checkpoints").mkdir(parents=True)
     Path("runs/course/recipe.yaml").write_text("".join(f"{key}:\n" for key in RECIPE_KEYS))
     text = chapter("ko", name)
-    cells = list(script().CELL.finditer(text))
-    for cell, printed in zip(cells, script().outputs_of(text), strict=True):
+    for cell, printed in zip(SCRIPT.CELL.finditer(text), SCRIPT.outputs_of(text), strict=True):
         shown = (cell["shown"] or "").strip("`\n")
         assert words(printed) == words(shown), cell["code"]
         assert numbers(printed) == pytest.approx(numbers(shown), rel=0.05, abs=0.02), cell["code"]
@@ -107,15 +93,15 @@ def test_a_notebook_alone_installs_heedful_first_and_needs_no_file_beside_it(tmp
     import nbformat
 
     config, targets = SimpleNamespace(site_url=site, repo_url=repository), set()
+    hooks = load_script("docs/site_hooks.py")
     for language, name in product(("ko", "en"), CHAPTERS):
         text, uri = chapter(language, name), f"course/{language}/{name}.md"
-        module_of(ROOT / "docs" / "site_hooks.py").write_notebook(text, tmp_path / "one.ipynb", config, uri)
+        hooks.write_notebook(text, tmp_path / "one.ipynb", config, uri)
         install, *cells = nbformat.read(tmp_path / "one.ipynb", as_version=4).cells
         assert install.source.startswith("try:\n    import heedful\nexcept ImportError:\n    %pip install")
         assert install.source.strip().endswith(installed)
-        assert [cell.source for cell in cells if cell.cell_type == "code"] == [
-            cell["code"].strip() for cell in script().CELL.finditer(text)
-        ]
+        code = [cell.source for cell in cells if cell.cell_type == "code"]
+        assert code == [cell["code"].strip() for cell in SCRIPT.CELL.finditer(text)]
         shown = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
         targets |= set(re.findall(r"\]\(([^)]+)\)", shown))
     assert ("https://a.org/b/course/ko/02_rnn.html" in targets) == bool(site)
@@ -133,16 +119,15 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_site_offers_every_chapter_as_a_notebook_and_has_the_reference_and_both_languages(site):
+@pytest.mark.multiprocess
+def test_the_site_offers_every_chapter_as_a_notebook_has_the_reference_and_both_languages_and_is_searched(site):
     assert len(list(site.glob("course/*/*.ipynb"))) == 2 * len(CHAPTERS)
     assert "heedful.modeling_heed.HeedModel" in (site / "reference" / "index.html").read_text(encoding="utf-8")
     for language, contents, search in (("ko", "목차", "검색"), ("en", "Table of contents", "Search")):
         for page in (site / "course" / language).glob("*.html"):
             html = page.read_text(encoding="utf-8")
             assert all(words in html for words in (f'<html lang="{language}"', contents, f'placeholder="{search}"'))
-
-
-def test_the_search_knows_korean_and_finds_a_chapter_before_those_that_come_later(site):
+    # The search knows Korean, and finds a chapter before those that come later.
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert index["config"]["lang"] == ["en", "ko"]
     boosts = {entry["location"].split("#")[0]: entry.get("boost", 1) for entry in index["docs"]}
@@ -171,7 +156,5 @@ def test_the_commands_that_the_course_names_exist():
     assert known.keys() <= set(get_command(app).commands)
     assert {option for option in known.pop("study") if option} <= set(NAMES)
     assert known["train"] - {""} <= {*recipes()}
-    options = {
-        name.lstrip("-") for each in get_command(app).get_command(None, "attention").params for name in each.opts
-    }
-    assert known["attention"] - {""} <= options
+    attention = get_command(app).get_command(None, "attention")
+    assert known["attention"] - {""} <= {name.lstrip("-") for each in attention.params for name in each.opts}

@@ -7,12 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.data.tokenizer_training import train_tokenizers
 from heedful.studies.catalogue import NAMES
-from helpers import tiny_model
+from helpers import untrained_folder
 from small_studies import SMALLEST
 
 ROOT = Path(__file__).parents[2]
@@ -48,11 +45,9 @@ def marks(language: str, chapter: str) -> list[tuple[int, str, str, int]]:
     return found
 
 
-def parts_of(item: Item, language: str) -> dict[str, str]:
-    """Return the sections of an item in the chapters that the table names, by chapter; none is missing."""
-    chapters = re.findall(rf"\]\({language}/(\d\d_\w+)\.md\)", item.chapters)
-    found = {chapter: [one for one in marks(language, chapter) if one[0] == item.number] for chapter in chapters}
-    return {chapter: "".join(part for _, part, _, _ in of_item) for chapter, of_item in found.items()}
+def part_of(item: Item, chapter: str) -> str:
+    """Return the sections of an item in an English chapter."""
+    return "".join(part for number, part, *_ in marks("en", chapter) if number == item.number)
 
 
 def section(link: str) -> str:
@@ -81,65 +76,32 @@ SAYS = {
 }
 
 
-def test_there_are_54_items_each_with_something_to_run_or_read():
+def test_the_pages_and_chapters_of_each_of_54_items_are_there_and_speak_of_it():
     assert [item.number for item in ITEMS] == list(range(1, 55))
-    assert all(item.what or item.chapters for item in ITEMS)
-
-
-def test_the_pages_and_chapters_of_an_item_are_there_and_speak_of_it():
     silent = []
     for item in ITEMS:
-        opened = {link: section(link) for link in LINK.findall(item.what)} | parts_of(item, "en")
+        chapters = re.findall(r"\]\(en/(\d\d_\w+)\.md\)", item.chapters)
+        opened = {link: section(link) for link in LINK.findall(item.what)}
+        opened |= {chapter: part_of(item, chapter) for chapter in chapters}
         if item.number == 54:  # Korean as the language
             opened = {"index": section("ko/index.md")}
         assert opened or "heedful train en-ko" in item.what, item
         texts = {name: " ".join(text.split()) for name, text in opened.items()}
-        silent += [
-            (item.number, name) for name in texts if not re.search(SAYS[item.number], texts[name], re.IGNORECASE)
-        ]
+        says = re.compile(SAYS[item.number], re.IGNORECASE)
+        silent += [(item.number, name) for name, text in texts.items() if not says.search(text)]
     assert silent == []
 
 
-def test_both_languages_have_the_marks_of_the_table_at_the_same_cells():
-    chapters = [path.stem for path in (COURSE / "en").glob("[0-9]*.md")]
-    for name in chapters:
+def test_both_languages_have_the_marks_of_the_table_at_the_same_cells_and_an_item_without_a_command_has_one():
+    with_cells = {54}
+    for name in (path.stem for path in (COURSE / "en").glob("[0-9]*.md")):
         korean, english = ([(one[0], one[-1]) for one in marks(language, name)] for language in ("ko", "en"))
         assert korean == english, name
         for language in ("ko", "en"):
-            assert {number for number, _ in korean} == {
-                item.number for item in ITEMS if f"]({language}/{name}.md)" in item.chapters
-            }, name
-
-
-def test_an_item_without_a_command_has_a_cell_that_a_test_runs():
-    with_cells = {
-        number
-        for path in (COURSE / "en").glob("[0-9]*.md")
-        for number, _, behind, _ in marks("en", path.stem)
-        if behind.startswith("```python\n")
-    }
-    assert {item.number for item in ITEMS if not item.what} - {54} <= with_cells
-
-
-def test_the_studies_of_the_table_are_run_by_tests():
-    named = {name for item in ITEMS for name in re.findall(r"`heedful study (\w+)`", item.what)}
-    assert len(named) >= 15
-    assert named <= SMALLEST.keys() == set(NAMES)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with a tiny Transformer in `model/`, and the files that the recipe en-ko reads."""
-    folder = tmp_path_factory.mktemp("items")
-    pairs = list(korean_english_pairs("train", 200))
-    for name, split in {"train": "train", "validation": "validation", "test_indomain": "test"}.items():
-        here = korean_english_pairs(split, 200 if split == "train" else 4)
-        rows = "".join(json.dumps({"translation": pair}, ensure_ascii=False) + "\n" for pair in here)
-        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
-    tokenizers = train_tokenizers([pair["ko"] for pair in pairs], [pair["en"] for pair in pairs], vocab_size=400)
-    tiny_model(vocab_size=400, **tokenizers.special_ids()).save_pretrained(folder / "model")
-    tokenizers.save_pretrained(folder / "model")
-    return folder
+            listed = {item.number for item in ITEMS if f"]({language}/{name}.md)" in item.chapters}
+            assert {number for number, _ in korean} == listed, name
+        with_cells |= {number for number, _, behind, _ in marks("en", name) if behind.startswith("```python\n")}
+    assert {item.number for item in ITEMS if not item.what} <= with_cells
 
 
 SENTENCE = "제 이모는 변호사예요."
@@ -148,7 +110,7 @@ FEW = [f"model.options={json.dumps(SMALL)}", "tokenizer.vocab_size=400", "optimi
 FEW += ["optimization.tokens_per_update=512", "optimization.device=cpu", "decoding.max_length=4"]
 # Each command of the table that is no study: arguments with which it takes seconds, and what it says.
 COMMANDS = {
-    "heedful embeddings": (["embeddings", "model", "이모는", "--sentence", SENTENCE], "layer 1"),
+    "heedful embeddings": (["embeddings", "model", "이모는", "--sentence", SENTENCE], "layer 0"),
     "heedful attention-numbers": (["attention-numbers", "model", SENTENCE], "softmax"),
     "heedful attention --grid --scores": (["attention", "model", SENTENCE, "--grid", "--scores", "-o=a.svg"], "a.svg"),
     "heedful train quickstart --dry-run": (
@@ -159,13 +121,19 @@ COMMANDS = {
 }
 
 
-def test_the_other_commands_of_the_table_are_these():
+def test_the_commands_of_the_table_run_here_and_its_studies_in_their_tests(tmp_path, heedful_command, monkeypatch):
     named = {command for item in ITEMS for command in re.findall(r"`(heedful [^`]+)`", item.what)}
-    assert {command for command in named if not command.startswith("heedful study ")} == set(COMMANDS)
-
-
-def test_the_commands_of_the_table_run(folder, heedful_command, monkeypatch):
-    monkeypatch.chdir(folder)
+    studies = {command.split()[2] for command in named - COMMANDS.keys()}
+    assert len(studies) >= 15
+    assert named == COMMANDS.keys() | {f"heedful study {name}" for name in studies}
+    assert studies <= SMALLEST.keys() == set(NAMES)
+    # What the recipe en-ko reads.
+    for name, split in {"train": "train", "validation": "validation", "test_indomain": "test"}.items():
+        pairs = korean_english_pairs(split, 200 if split == "train" else 4)
+        rows = "".join(json.dumps({"translation": pair}, ensure_ascii=False) + "\n" for pair in pairs)
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    untrained_folder(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
     for command, (arguments, printed) in COMMANDS.items():
         code, output, errors = heedful_command(*arguments)
         assert (code, printed in output) == (0, True), f"{command}: {errors}"

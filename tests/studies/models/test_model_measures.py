@@ -1,0 +1,187 @@
+"""What the studies of models measure: long dependence, cells between two words, encodings of positions, n-grams."""
+
+import math
+import random
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.positions_heed import sinusoids
+from heedful.studies.measures import score
+from heedful.studies.models import dependence, positions
+from heedful.studies.models.ngrams import NgramModel
+from heedful.studies.models.paths import MODELS, cells_between, cut_before, make_model
+from heedful.studies.pairs import corpus_pairs
+
+
+def test_sources_are_one_to_three_neighbouring_sentences_and_none_is_lost():
+    pairs = corpus_pairs("builtin:train:50")
+    joined = dependence.joined_sentences("train", 50, seed=1)
+    assert " ".join(source for source, _ in joined) == " ".join(source for source, _ in pairs)
+    assert " ".join(target for _, target in joined) == " ".join(target for _, target in pairs)
+    assert {sum(mark in "?." for mark in target) for _, target in joined} == {1, 2, 3}
+
+
+def test_reversal_pairs_are_reversed_as_long_as_asked_for_and_repeatable():
+    pairs = dependence.reversed_sequences(7, 300, seed=3)
+    lengths = {len(source.split()) for source, _ in pairs}
+    assert lengths == set(range(1, 8))
+    assert all(target.split() == source.split()[::-1] for source, target in pairs)
+    assert pairs == dependence.reversed_sequences(7, 300, seed=3) != dependence.reversed_sequences(7, 300, seed=4)
+
+
+def test_sequences_are_grouped_by_their_number_of_symbols():
+    pairs = dependence.reversed_sequences(dependence.LONGEST, 500, seed=1)
+    groups = dependence._grouped(dependence.SEQUENCE_GROUPS, pairs, dependence._symbols(None, pairs))
+    assert sorted(pair for group in groups for pair in group) == sorted(pairs)
+    for group, (low, high) in zip(groups, pairwise((0, *dependence.SEQUENCE_GROUPS)), strict=True):
+        assert {len(source.split()) for source, _ in group} == set(range(low + 1, high + 1))
+
+
+def test_an_exact_match_has_every_symbol_in_its_place():
+    def translate(sources):
+        return [[SimpleNamespace(text=" ".join(reversed(source.split())))] for source in sources]
+
+    pairs = [("a b", "b a"), ("a b", "a b"), ("a b", "b"), ("a", "a")]
+    assert score(SimpleNamespace(translate=translate), pairs, "exact_match") == 50
+
+
+@pytest.mark.parametrize("length", [2, 5])
+def test_without_attention_all_cells_of_both_sides_lie_between_the_first_word_and_the_last(length):
+    torch.manual_seed(0)
+    chain, backwards, told = (make_model(name) for name in list(MODELS)[:3])
+    assert [cells_between(chain, length, place) for place in (0, length - 1)] == [length + 1, 2 * length]
+    assert [cells_between(backwards, length, place) for place in (0, length - 1)] == [2, length + 1]
+    assert [cells_between(told, length, place) for place in (0, length - 1)] == [length, length]
+
+
+@pytest.mark.parametrize("name", list(MODELS)[3:])
+def test_attention_leads_around_all_cells_but_the_one_that_reads_the_word(name):
+    torch.manual_seed(0)
+    assert cells_between(make_model(name), 6, 5) == 1
+
+
+def test_a_cut_is_gone_afterwards_and_every_step_is_seen():
+    model = make_model("LSTM")
+    ids = torch.arange(4, 9)[None]
+    whole = model(input_ids=ids, decoder_input_ids=ids).logits
+    with cut_before(model, 2) as steps:
+        cut = model(input_ids=ids, decoder_input_ids=ids).logits
+    assert len(steps) == 10
+    torch.testing.assert_close(cut, whole)  # only gradients know of it
+    assert not any("step" in vars(cell) for cell in steps)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 5000), st.integers(0, 5000), st.integers(1, 40))
+def test_one_matrix_turns_every_position_into_the_one_k_further(position, offset, half):
+    width = 2 * half
+    here = positions.encodings(torch.tensor([position]), width)[0]
+    there = positions.encodings(torch.tensor([position + offset]), width)[0]
+    assert torch.allclose(positions.shift_matrix(offset, width) @ here, there, atol=1e-9)
+
+
+def test_the_formula_is_the_models_and_the_error_is_rounding():
+    numbers = torch.arange(300)
+    ours, theirs = positions.encodings(numbers, 64), sinusoids(numbers, 64, "interleaved")
+    assert torch.allclose(ours.float(), theirs, atol=1e-4)
+    exact, own = positions.shift_errors(100)
+    assert exact < 1e-12
+    assert 1e-9 < own < 1e-3
+
+
+def test_the_matrix_is_a_rotation_and_two_shifts_are_one():
+    matrix = positions.shift_matrix(7, 16)
+    assert torch.allclose(matrix @ matrix.T, torch.eye(16, dtype=torch.float64))
+    assert torch.allclose(matrix @ positions.shift_matrix(5, 16), positions.shift_matrix(12, 16))
+    outside = matrix.masked_fill(torch.block_diag(*[torch.ones(2, 2, dtype=torch.bool)] * 8), 0)
+    assert not outside.any()
+
+
+def test_reversal_is_reversed_never_twice_the_same_and_as_long_as_asked():
+    pairs = positions.reversed_letters((2, 4), 200, 1)
+    assert len(set(pairs)) == 200
+    assert all(source.split()[::-1] == target.split() for source, target in pairs)
+    assert {len(source.split()) for source, _ in pairs} == {2, 3, 4}
+    assert positions.reversed_letters((2, 4), 50, 1) == pairs[:50]
+    assert positions.reversed_letters((2, 4), 50, 2) != pairs[:50]
+
+
+START, END, VOCABULARY = 1, 2, 12
+TOKENS = st.integers(0, VOCABULARY - 1)
+ROWS = st.lists(st.lists(TOKENS, max_size=6).map(lambda row: [*row, END]), min_size=1, max_size=12)
+PREFIXES = st.lists(TOKENS, min_size=1, max_size=7)  # with one of them the beginning is outside of the window
+
+
+def probabilities(model: NgramModel, history: list[int]) -> list[float]:
+    return [model.probability(history, token) for token in range(VOCABULARY)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=ROWS, window=st.integers(0, 4), history=PREFIXES, other=PREFIXES)
+def test_probabilities_sum_to_one_after_any_history_and_nothing_before_the_window_matters(
+    rows, window, history, other
+):
+    model = NgramModel(rows, window, VOCABULARY, START)
+    inside = [3] * window  # as long as the window, so that only it may be read
+    distribution = probabilities(model, [*history, *inside])
+    assert probabilities(model, [*other, *inside]) == distribution
+    for found in (distribution, probabilities(model, history[1:])):
+        assert min(found) > 0
+        assert sum(found) == pytest.approx(1, abs=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=ROWS, window=st.integers(0, 4), tests=ROWS)
+def test_perplexity_is_the_mean_over_all_tokens_of_all_sentences(rows, window, tests):
+    model = NgramModel(rows, window, VOCABULARY, START)
+    losses = [-math.log(model.probability(row[:place], row[place])) for row in tests for place in range(len(row))]
+    assert model.perplexity(tests) == pytest.approx(math.exp(sum(losses) / len(losses)))
+
+
+def test_a_unigram_model_is_discounted_counts_and_the_uniform_rest():
+    model = NgramModel([[3, 3, 4, END]], 0, vocab_size=10, start_id=START)
+    # 3 twice, 4 and </s> once: n1 = 2, n2 = 1, so D = 2 / (2 + 2 * 1) = 1/2, and 3 * D / 4 is left for all.
+    rest = 3 * 0.5 / 4
+    assert model.probability([], 3) == pytest.approx((2 - 0.5) / 4 + rest / 10)
+    assert model.probability([], 4) == pytest.approx((1 - 0.5) / 4 + rest / 10)
+    assert model.probability([], 7) == pytest.approx(rest / 10)
+
+
+def test_the_shorter_history_counts_contexts_not_tokens():
+    # 5 comes four times but only after 4; 6 comes after 4 and after 7: as often after different tokens.
+    rows = [[4, 5, END], [4, 5, END], [4, 5, END], [4, 5, END], [4, 6, END], [7, 6, END]]
+    model = NgramModel(rows, 1, vocab_size=10, start_id=START)
+    unseen = 9
+    assert model.probability([unseen], 6) > model.probability([unseen], 5)
+    assert model.probability([4], 5) > model.probability([4], 6)
+    # By hand: left contexts 4:1 5:1 6:2 7:1 </s>:2 (of 7), D = 3 / (3 + 2 * 2); an unseen history adds nothing to it.
+    discount = 3 / 7
+    assert model.probability([unseen], 6) == pytest.approx((2 - discount) / 7 + 5 * discount / 7 / 10)
+
+
+def test_sentence_beginnings_keep_their_counts():
+    # Nothing stands to the left of <s>, so what follows it at the beginning is counted as often as it comes.
+    rows = [[4, 5, 6, END], [4, 5, 6, END], [4, 5, 6, END], [7, 5, 6, END]]
+    model = NgramModel(rows, 3, vocab_size=10, start_id=START)
+    assert model.levels[1].counts[START,] == {4: 3, 7: 1}
+    assert model.levels[2].counts[5, 6] == {END: 2}
+    assert model.probability([], 4) > 2 * model.probability([], 7)
+
+
+def test_a_wider_window_pays_where_the_language_looks_further_back():
+    draw = random.Random(0)
+    rows = []
+    for _ in range(400):
+        row = [draw.randint(4, 7), draw.randint(4, 7)]
+        for _ in range(8):
+            row.append(row[-2])  # only the token before the last one tells the next
+        rows.append([*row, END])
+    train, test = rows[:300], rows[300:]
+    unigram, markov, window = (NgramModel(train, width, VOCABULARY, START).perplexity(test) for width in (0, 1, 2))
+    assert min(unigram, markov) > 2 * window
+    assert NgramModel(train, 2, VOCABULARY, START).probability([4, 5], 4) > 0.9

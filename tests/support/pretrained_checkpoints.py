@@ -34,10 +34,9 @@ def train_pieces(path: Path, texts: list[str], kind: str = "unigram") -> list[st
     return [processor.id_to_piece(id_) for id_ in range(3, processor.get_piece_size())]
 
 
-def saved(folder: Path, model, tokenizer, **settings) -> Path:
-    """Draw all weights anew, final bias included, but keep the sinusoids; save the model and its tokenizer."""
+def randomized(model):
+    """Draw all weights anew, final bias included, but keep the sinusoids."""
     kept = {name: value.clone() for name, value in model.state_dict().items() if "embed_positions" in name}
-    torch.manual_seed(0)
     shake(model)
     if model.config.model_type in ("marian", "pegasus"):
         model.load_state_dict(kept, strict=False)
@@ -46,8 +45,15 @@ def saved(folder: Path, model, tokenizer, **settings) -> Path:
     if hasattr(model, "final_logits_bias"):
         torch.nn.init.normal_(model.final_logits_bias, std=0.5)
     # Untrained models like one token best; its successors depend on all that is read.
-    model.generation_config.update(no_repeat_ngram_size=1, max_length=16, num_beams=4, **settings)
-    return saved_in(folder, model.eval(), tokenizer)
+    model.generation_config.no_repeat_ngram_size = 1
+    return model.eval()
+
+
+def saved(folder: Path, model, tokenizer, **settings) -> Path:
+    """Save a model with random weights, and its tokenizer."""
+    torch.manual_seed(0)
+    randomized(model).generation_config.update(max_length=16, num_beams=4, **settings)
+    return saved_in(folder, model, tokenizer)
 
 
 def marian(folder: Path, separate: bool = False) -> Path:

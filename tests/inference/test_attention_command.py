@@ -229,3 +229,7 @@ def test_spellings_of_the_version_before_work_with_a_hint(heedful_command, folde
         former = str(options[0]).partition("=")[0]
         hint = f"hint: write `heedful {today}`; the next version knows no `heedful attention {former}`."
         assert errors.splitlines()[0] == hint
+    for options in (["--alignment", "--entropy"], ["--gold=gold", "--steps"], ["--alignment", "-o", "a.png"]):
+        code, _, errors = heedful_command("attention", folder, *BOTH, *options)
+        assert code == 2
+        assert "Each command does one thing now, and must be asked for it alone: `heedful attention` draws" in errors

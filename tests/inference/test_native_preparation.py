@@ -148,6 +148,17 @@ def test_generate_takes_what_it_took_before(model, steps):
         model.generate(**make_batch(1), decoder_inputs_embeds=embeddings)
 
 
+@torch.no_grad()
+def test_the_encoder_takes_and_gives_what_its_modules_do(model):
+    prepare_for_inference(model)
+    ids, mask = make_batch(1).values()
+    encoder, expected = model.get_encoder(), model.get_encoder()(ids, mask).last_hidden_state
+    assert torch.equal(encoder(ids, mask, None)[0], expected)
+    assert isinstance(encoder(ids, mask, return_dict=False), tuple)
+    model.config.output_hidden_states = True
+    assert len(encoder(ids, mask).hidden_states) == model.config.encoder_layers + 1
+
+
 def test_gradients_attentions_and_training_use_the_modules_and_states_can_be_differentiated_later(model, steps):
     prepare_for_inference(model)
     batch = make_batch(6)
@@ -214,6 +225,7 @@ def test_copies_and_saved_models_are_not_prepared(model, tmp_path):
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
+    assert type(copy.deepcopy(model.get_encoder())) is type(model.model.encoder)
     others = [
         copy.deepcopy(model),
         torch.load(buffer, weights_only=False),

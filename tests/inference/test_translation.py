@@ -433,5 +433,6 @@ def test_progress_counts_the_lines_that_are_done_once_and_not_those_that_are_rea
     assert len(list(found)) == 3
     assert sum(counts) == len(lines)
     counts = []
+    assert len(list(short_sources.translate_lines(["네."], progress=None))) == 1
     list(short_sources.translate_lines(["네.", LONG], split=True, progress=counts.append))
     assert sum(counts) == 2

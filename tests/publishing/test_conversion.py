@@ -151,6 +151,7 @@ def test_notes_and_the_card_say_what_was_kept_and_left_out_and_the_folder_can_be
     notes, folder = " ".join(converted.result.notes), converted.result.folder
     is_kept = converted.name.startswith(("marian", "m2m"))
     assert ("only sentencepiece" in notes) == is_kept
+    assert ("Layer dropout (`encoder_layerdrop`" in notes) == bool(converted.models[1].config.encoder_layerdrop)
     has_two = (folder / TARGET_FOLDER).exists()
     assert has_two == (converted.name in ("marian_separate", "mbart50", "mbart", "nllb"))
     kind = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]

@@ -191,7 +191,7 @@ def test_a_card_gets_the_section_for_the_stock_form_and_keeps_what_its_owner_wro
     def written(card):
         if card:
             (tmp_path / "README.md").write_text(card, encoding="utf-8")
-        exporter._write_card(tmp_path, "stock", tmp_path, stock, count=1000, difference=2e-7)
+        exporter._write_card(tmp_path, "stock", tmp_path, stock, count=1000, difference=2e-7, read=90)
         return (tmp_path / "README.md").read_text(encoding="utf-8")
 
     bare = written("")
@@ -200,7 +200,7 @@ def test_a_card_gets_the_section_for_the_stock_form_and_keeps_what_its_owner_wro
     assert "\n# stock\n\n## How to use\n" in bare
     assert 'inputs = tokenizer(["…"], return_tensors="pt", padding=True)' in bare
     assert "compared the two on 1,000 sentences" in bare
-    assert "logits that differ by 2.0e-07 at most" in bare
+    assert "logits that differ by 2.0e-07 at most, on the first 90 of" in bare
     section = bare[bare.index("## How to use") :]
     assert written("# Mine\n\nMy words.\n") == f"# Mine\n\nMy words.\n\n{section}"
     own = "# Mine\n\n## How to use\n\nOld code.\n\n## Later\n\nMore.\n"

@@ -1,4 +1,4 @@
-"""Attention within rows that lie end to end, on the CPU: what `varlen_attn` computes on a GPU, by a mask of all pairs."""
+"""Attention within rows that lie end to end, on the CPU: what `varlen_attn` computes on a GPU, by one mask."""
 
 import torch
 import torch.nn.functional as F

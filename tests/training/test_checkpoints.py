@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from full_disk import FileTooLarge
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
@@ -32,6 +31,7 @@ from heedful.training.run_folder.checkpoints import (
 from heedful.training.run_folder.progress import Progress
 from helpers import tiny_model
 from process_checks import equal
+from tiny_runs import full_disk
 
 RECIPE = "name: 뜻\n"
 SIZES = {"vocab_size": 260, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
@@ -231,7 +231,7 @@ def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, 
     write = getattr(owner, name)
 
     def write_with_little_room(*given, **named):
-        with FileTooLarge(room):
+        with full_disk(room):
             return write(*given, **named)
 
     monkeypatch.setattr(owner, name, write_with_little_room)

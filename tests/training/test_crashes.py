@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import os
+import random
 import resource
 import runpy
 import signal
@@ -16,21 +17,102 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-import crash_run
 import forked
-from full_disk import FileTooLarge
 from heedful.training.launch.heartbeat import Heartbeat
 from heedful.training.loop import validation
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.recipe_file import to_yaml
+from heedful.training.run import train
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage
 from process_checks import equal, weights_of
-from tiny_runs import around, logged, saved_updates, tiny_recipe
+from tiny_runs import around, full_disk, logged, saved_updates, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
 NO_DROPOUT = {"model.options.dropout": 0.0}
+
+
+CHANGES = {"optimization.token_budget": 800, "logging.every_updates": 3, "data.train": "builtin:train:100"}
+CHANGES |= {"checkpoints.every_updates": 1, "checkpoints.keep_last": 3, "validation.every_updates": 4}
+CHANGES |= {"validation.sentences": 2, "checkpoints.keep_best": 2, "decoding.max_length": 8}
+
+
+def attempt(folder: Path, updates: int) -> tuple[int, int]:
+    """Start the run or go on with it; return the process, and a pipe that says when training begins, or ends."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        return child, reading
+    code = 1
+    run = TrainingLoop.run
+
+    def run_and_report(loop):
+        os.write(writing, b"!")
+        return run(loop)
+
+    try:
+        torch.set_num_threads(1)
+        TrainingLoop.run = run_and_report
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+        AcceleratorState._reset_state(reset_partial_state=True)
+        train(tiny_recipe(folder, {**CHANGES, "optimization.max_updates": updates, "resume": True}))
+        code = 0
+    except TrainingInterrupted:
+        code = 130
+    finally:
+        os._exit(code)
+
+
+def finish(folder: Path, updates: int) -> tuple[int, float]:
+    """Let the run come to its end; return the exit code and the seconds from the beginning of training."""
+    child, pipe = attempt(folder, updates)
+    os.read(pipe, 1)
+    begun = time.perf_counter()
+    os.close(pipe)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.perf_counter() - begun
+
+
+def end_at_a_random_moment(folder: Path, updates: int, number: int, seconds: float, draw: random.Random) -> dict:
+    """Start an attempt, send it a signal, and return what it was doing."""
+    child, pipe = attempt(folder, updates)
+    checkpoints = folder / "checkpoints"
+    if draw.random() < 0.9:  # else while it loads
+        os.read(pipe, 1)
+    time.sleep(draw.uniform(0, seconds))
+    if number == signal.SIGKILL and draw.random() < 0.3:  # while it saves, if the run is not over
+        deadline = time.perf_counter() + 2
+        while time.perf_counter() < deadline and not any(checkpoints.glob("*.partial")):
+            time.sleep(0.0005)
+    os.kill(child, number)
+    signalled = time.perf_counter()
+    _, status = os.waitpid(child, 0)
+    os.close(pipe)
+    return {
+        "signal": number,
+        "code": os.waitstatus_to_exitcode(status),
+        "seconds": time.perf_counter() - signalled,
+        "was_saving": any(checkpoints.glob("*.partial")),
+        "finished": (folder / "model" / "metrics.json").is_file(),
+    }
+
+
+def end_again_and_again(folder: Path, kills: int, updates: int, seed: int) -> list[dict]:
+    """Train one run undisturbed, and one that is ended that many times; return what it was doing each time."""
+    code, seconds = finish(folder / "undisturbed", updates)
+    assert code == 0
+    draw, ends = random.Random(seed), []
+    while len(ends) < kills:
+        number = signal.SIGTERM if len(ends) % 4 == 3 else signal.SIGKILL
+        # Short enough that the run is still going on at the last kill.
+        ends.append(end_at_a_random_moment(folder / "killed", updates, number, 1.5 * seconds / kills, draw))
+    code, _ = finish(folder / "killed", updates)
+    assert code == 0
+    return ends
 
 
 @pytest.mark.timeout(1200)
@@ -38,7 +120,7 @@ NO_DROPOUT = {"model.options.dropout": 0.0}
     ("kills", "updates", "seed"), [(3, 6, 3), *(pytest.param(20, 30, seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
 def test_a_run_that_is_killed_at_random_moments_ends_like_one_that_is_not(tmp_path, kills, updates, seed):
-    ends = crash_run.end_again_and_again(tmp_path, kills, updates, seed)
+    ends = end_again_and_again(tmp_path, kills, updates, seed)
     assert equal(*(load_file(tmp_path / name / "model/model.safetensors") for name in ("killed", "undisturbed")))
     for name in ("train/loss", "train/gradient_norm", "validation/loss", "validation/chrf"):
         assert logged(tmp_path / "killed", name) == logged(tmp_path / "undisturbed", name), name
@@ -61,7 +143,7 @@ def fill_the_disk_at(monkeypatch, updates):
     def save_with_little_room(folder, model, state, tokenizers, recipe):
         if state.progress.update not in updates:
             return save(folder, model, state, tokenizers, recipe)
-        with FileTooLarge(5000):
+        with full_disk(5000):
             return save(folder, model, state, tokenizers, recipe)
 
     monkeypatch.setattr(checkpoints, "save_checkpoint", save_with_little_room)

@@ -1,3 +1,6 @@
+"""The loop: its schedule, its validations, what it keeps and publishes, and what ends it."""
+
+import itertools
 import logging
 import math
 import os
@@ -5,13 +8,26 @@ import signal
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from heedful.fast_paths_heed import runs_known_code
 from heedful.training.loop import validation
+from heedful.training.loop.schedule import learning_rate, make_optimizer
 from heedful.training.loop.validation import METRICS, validation_loss
+from heedful.training.objectives.moving_average import MovingAverage
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
+from heedful.training.recipe import OptimizationRecipe
+from heedful.training.run import train
+from heedful.training.run_folder.checkpoints import (
+    checkpoint_path,
+    find_damage,
+    list_checkpoints,
+    load_progress,
+    published_checkpoints,
+)
 from process_checks import equal, weights_of
 from tiny_runs import around, logged, saved_updates, tiny_recipe
 
@@ -208,3 +224,135 @@ def test_the_loop_asks_for_no_logits(make_loop):
     )
     loop.run()
     assert set(kept) == {False}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_average_is_the_weighted_sum_of_all_weights_there_were_in_float32(dtype):
+    layer = torch.nn.Linear(2, 1, bias=False).to(dtype)
+    average = MovingAverage(layer, decay=0.5)
+    assert average.weights["weight"].dtype == torch.float32
+    expected = layer.weight.detach().clone().float()
+    for number in range(1, 30):
+        with torch.no_grad():
+            layer.weight += number
+        average.update(number)
+        decay = min(0.5, (1 + number) / (10 + number))
+        expected = decay * expected + (1 - decay) * layer.weight.detach().float()
+        torch.testing.assert_close(average.weights["weight"], expected)
+    assert decay == 0.5
+
+
+def test_a_run_gives_the_average_the_number_of_its_update(make_loop):
+    loop = make_loop({"optimization.ema_decay": 0.9, "checkpoints.publish": "ema", "optimization.max_updates": 1})
+    before = {name: weight.detach().clone() for name, weight in loop.engine.model.named_parameters()}
+    loop.run()
+    averages = loop.engine.moving_average.weights
+    for name, weight in loop.engine.model.named_parameters():
+        torch.testing.assert_close(averages[name], 2 / 11 * before[name] + 9 / 11 * weight.detach())
+
+
+AVERAGED = {"optimization.ema_decay": 0.6, "checkpoints.publish": "ema", "validation.every_updates": 3}
+
+
+def test_validation_measures_the_average_and_leaves_the_weights_alone(make_loop, corpus, tmp_path):
+    loop, plain = make_loop(AVERAGED), make_loop({"validation.every_updates": 3}, tmp_path / "plain")
+    loop.run()
+    plain.run()
+    network, of_all = loop.engine.network, (corpus.validation, 1000)
+    measured = logged(tmp_path / "run", "validation/loss")[-1]
+    by_hand = validation_loss(network, *of_all, loop.accelerator)
+    assert abs(measured - by_hand) > 1e-3
+    assert logged(tmp_path / "plain", "validation/loss")[-1] == pytest.approx(by_hand, rel=1e-6)
+    assert logged(tmp_path / "plain", "train/loss") == logged(tmp_path / "run", "train/loss")
+    network.load_state_dict(loop.engine.moving_average.weights, strict=False)
+    assert validation_loss(network, *of_all, loop.accelerator) == pytest.approx(measured, rel=1e-6)
+
+
+def test_the_published_weights_are_the_moving_average_where_the_recipe_says_so(tmp_path):
+    recipe = tiny_recipe(tmp_path / "run", AVERAGED)
+    result = train(recipe)
+    published = load_file(result.folder / "model.safetensors")
+    path = checkpoint_path(tmp_path / "run/checkpoints", 6)
+    average = load_file(path / "training_state/moving_average.safetensors")
+    assert equal(published, average)
+    assert not equal(load_file(path / "model.safetensors"), average)
+
+
+def test_the_last_checkpoints_and_the_best_are_kept_and_those_published_that_the_recipe_says(tmp_path, monkeypatch):
+    values = itertools.chain([5.0, 4.0, 1.0, 6.0, 2.0, 7.0], itertools.repeat(8.0))
+    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
+    changes = {"optimization.max_updates": 7, "validation.every_updates": 1, "checkpoints.every_updates": 2}
+    changes |= {"checkpoints.keep_best": 2, "checkpoints.keep_last": 2}
+    for publish, updates in {"average_best": (3, 5), "average": (6, 7), "best": (3,), "last": (7,)}.items():
+        changes |= {"checkpoints.publish": publish, "resume": publish != "average_best"}
+        result = train(tiny_recipe(tmp_path / "run", changes))
+        assert result.progress.best == [(1.0, 3), (2.0, 5)]
+        paths = dict(list_checkpoints(tmp_path / "run/checkpoints"))
+        # The two newest are the regular one of update 6 and the end of the run; two others had the best losses.
+        assert list(paths) == [3, 5, 6, 7]
+        assert [find_damage(path) for path in paths.values()] == [None] * 4
+        weights = [load_file(paths[update] / "model.safetensors") for update in updates]
+        exact = {"rtol": 0, "atol": 0} if len(updates) == 1 else {}
+        for name, weight in load_file(result.folder / "model.safetensors").items():
+            torch.testing.assert_close(weight, sum(each[name] for each in weights) / len(weights), **exact)
+
+
+def settings(schedule, **changes):
+    return OptimizationRecipe(**{"schedule": schedule, "max_updates": 1000, "warmup_updates": 100, **changes})
+
+
+@given(st.integers(1, 10**6), st.integers(1, 4096), st.integers(1, 20_000), st.floats(1e-3, 10))
+def test_the_papers_schedule_is_equation_3(update, d_model, warmup, factor):
+    paper = settings("paper", warmup_updates=warmup, learning_rate=factor)
+    expected = factor * d_model**-0.5 * min(update**-0.5, update * warmup**-1.5)
+    assert learning_rate(update, paper, d_model) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_papers_base_model_peaks_at_update_4000_with_seven_ten_thousandths():
+    paper = OptimizationRecipe(max_updates=100_000)
+    rates = {update: learning_rate(update, paper, 512) for update in range(1, 12_001)}
+    assert max(rates, key=rates.get) == 4000
+    assert rates[4000] == pytest.approx(6.98771e-4, rel=1e-5)
+    assert rates[1] == pytest.approx(rates[4000] / 4000)
+
+
+SHAPES = {  # 300 updates after the warm-up, and at the end
+    "inverse_sqrt": (0.5, math.sqrt(0.1)),
+    "constant": (1.0, 1.0),
+    "linear": (2 / 3, 0.0),
+    "cosine": (0.75, 0.0),
+}
+
+
+def test_all_other_schedules_rise_linearly_and_have_their_own_shapes_after_the_warm_up():
+    for schedule, (after, end) in SHAPES.items():
+        rates = [learning_rate(update, settings(schedule, learning_rate=0.5), 512) for update in (1, 50, 99, 100)]
+        assert rates == pytest.approx([0.005, 0.25, 0.495, 0.5])
+        assert learning_rate(400, settings(schedule), 512) == pytest.approx(after)
+        assert learning_rate(1000, settings(schedule), 512) == pytest.approx(end, abs=1e-12)
+        assert learning_rate(5000, settings(schedule), 512) <= end + 1e-12
+
+
+def test_without_warm_up_the_first_update_has_the_highest_rate():
+    for schedule in ("paper", *SHAPES):
+        rates = [learning_rate(update, settings(schedule, warmup_updates=0), 1) for update in range(1, 1000)]
+        assert rates[0] == max(rates) == pytest.approx(1.0, abs=2e-3)
+        assert min(rates) >= 0
+
+
+def test_adam_has_the_papers_constants():
+    model = torch.nn.Linear(3, 2)
+    model.weight.requires_grad_(False)
+    optimizer = make_optimizer(model, OptimizationRecipe(max_updates=1))
+    assert type(optimizer) is torch.optim.Adam
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.9, 0.98)}
+    assert {group["eps"] for group in optimizer.param_groups} == {1e-9}
+    assert [group["params"] for group in optimizer.param_groups] == [[model.bias]]  # frozen weights are left out
+
+
+def test_adamw_decays_matrices_and_no_vector():
+    model = torch.nn.Linear(3, 2)
+    optimizer = make_optimizer(model, OptimizationRecipe(optimizer="adamw", weight_decay=0.1, max_updates=1))
+    assert type(optimizer) is torch.optim.AdamW
+    decays = {parameter: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    assert decays == {model.weight: 0.1, model.bias: 0.0}

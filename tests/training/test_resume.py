@@ -26,6 +26,7 @@ from heedful.training.run_folder.checkpoints import (
 )
 from heedful.training.run_folder.folder import changed_keys, check_output_folder
 from helpers import slow_but
+from process_checks import equal, weights_of, write_teacher
 from tiny_runs import around, logged, saved_updates, tiny_recipe, tiny_tree
 
 END = 6
@@ -105,6 +106,44 @@ def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
     assert resumed.progress.update == stop
     resumed.run()
     assert_same(final(tmp_path / "run"), undisturbed(kind, make_loop, KINDS[kind], data))
+
+
+DROPPED = {"model.options.source_word_dropout": 0.1, "model.options.target_word_dropout": 0.1}
+DROPPED |= {"model.options.attention_dropout": 0.1, "model.options.activation_dropout": 0.1}
+RECURRENT = {"model.options": {"model_type": "heed_rnn", "hidden_size": 32, "embedding_size": 16, "dropout": 0.2}}
+RECURRENT["model.options"] |= {"source_word_dropout": 0.1, "target_word_dropout": 0.1}
+SEVERAL = {
+    "data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko", "tag": "bt"}},
+    "data.temperature": 2.0,
+    "data.augmentation": {"lower_case": 0.2, "typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
+}
+R_DROP = {"optimization.r_drop": 5.0}
+OVERFITTING = {
+    "all": R_DROP | DROPPED | SEVERAL,
+    "student": R_DROP | {"optimization.mixed_precision": "bf16"},
+    "recurrent student": R_DROP | RECURRENT,
+}
+FEW = {"data.train": "builtin:train:80"}
+
+
+@pytest.mark.parametrize("kind", OVERFITTING)
+def test_a_run_stopped_in_an_epoch_and_after_one_goes_on_bit_for_bit(kind, make_loop, tmp_path):
+    changes, found = FEW | OVERFITTING[kind] | {"optimization.token_budget": 700}, []
+    corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
+    names = ["train/loss", "train/r_drop"]
+    if kind != "all":
+        changes |= write_teacher(tmp_path / "teacher", corpus.tokenizers, FEW["data.train"])
+        names.append("train/distillation")
+    epoch = len(list(corpus.updates(0)))
+    assert epoch >= 2
+    for stops in ((), (1, epoch + 1)):
+        folder = tmp_path / str(len(stops))
+        for number, stop in enumerate((*stops, epoch + 2)):
+            make_loop({**changes, "optimization.max_updates": stop, "resume": bool(number)}, folder, corpus).run()
+        found.append((weights_of(folder, epoch + 2), [logged(folder, name) for name in names]))
+    assert found[0][1] == found[1][1]
+    assert [len(values) for values in found[0][1]] == [epoch + 2] * len(names)
+    assert equal(found[0][0], found[1][0])
 
 
 def half_precision_loop(corpus, folder, changes):

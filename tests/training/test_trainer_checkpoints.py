@@ -12,10 +12,10 @@ from test_checkpoints import flip_a_bit
 from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 
-from full_disk import FileTooLarge
 from heedful import HeedSeq2SeqTrainer
 from heedful.training.run_folder.checkpoints import MANIFEST, find_damage
 from heedful.training.trainer import saving
+from tiny_runs import full_disk
 from trainer_runs import fresh_model, make_trainer, same_weights, trained
 
 OPTIONS = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 6}
@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tmp_pa
     trainer.state.global_step = 1
     trained(HeedSeq2SeqTrainer, tmp_path, **{**OPTIONS, "max_steps": 2})
     trainer.create_optimizer_and_scheduler(6)
-    with pytest.raises(OSError, match=r"checkpoint-1 could not be written: .* unharmed"), FileTooLarge(600):
+    with pytest.raises(OSError, match=r"checkpoint-1 could not be written: .* unharmed"), full_disk(600):
         trainer._save_checkpoint(trainer.model, None)
     assert names(tmp_path) == ["checkpoint-2"]
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed
@@ -37,7 +37,7 @@ from heedful.training.run import train
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
 from row_lengths import padding_share
-from tiny_runs import SIZES, logged, tiny_recipe
+from tiny_runs import SIZES, around, logged, tiny_recipe
 
 END = 5  # updates; an epoch has four
 NO_DROPOUT = {"model.options.dropout": 0.0, "optimization.max_grad_norm": 1.0}
@@ -149,9 +149,9 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
 
 
 def distilled(folder: Path, corpus, accelerator) -> dict:
-    """Train with a teacher, stop and go on; return the losses of a run without dropout too."""
+    """Train with a teacher and a moving average, stop and go on; return the losses of a run without dropout too."""
     changes = {**R_DROP, "optimization.distillation": str(folder.parent / "teacher")}
-    is_exact = resumes(folder, changes, corpus, accelerator, 3)
+    is_exact = resumes(folder, changes | AVERAGED, corpus, accelerator, 1, 4)
     with_stand_in_for_dropout(make_loop(folder / "alone", changes, corpus, accelerator)).run()
     return {"exact": is_exact, "losses": losses_of(folder / "alone")}
 
@@ -313,14 +313,12 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
         return make_loop(folder / name, changes, corpus, accelerator)
 
     late = make("late", {"optimization.max_minutes": 5.0})
-    train_on = late._train_on
 
-    def be_late(update):
+    def be_late():
         if accelerator.process_index == 1 and late.progress.update == 2:
             late._started -= 3600
-        train_on(update)
 
-    late._train_on = be_late
+    around(late, "_train_on", before=be_late)
     patient = make("patient", {"validation.every_updates": 1, "validation.patience": 2})
     # The processes do not see the same values; those of the main process count.
     values = iter([3.0, 2.0, 2.5, 2.6, 1.0] if accelerator.is_main_process else [9.0, 8.0, 7.0, 6.0, 5.0, 4.0])
@@ -384,16 +382,9 @@ def as_on_gpus(folder: Path, corpus, accelerator) -> dict:
         ahead(),
     ):
         small = make("small", {"optimization.shrink_token_budget": True})
-        accumulate, sizes = small.engine.accumulate, []
-
-        def run_out_of_memory_once(micro_batches, *args, **kwargs):
-            sizes.append(len(micro_batches))
-            if accelerator.process_index == 1 and len(sizes) == 1:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            return accumulate(micro_batches, *args, **kwargs)
-
-        with patch.object(small.engine, "accumulate", run_out_of_memory_once):
-            small.run()
+        errors = chain([torch.OutOfMemoryError("CUDA out of memory.")] * accelerator.process_index, repeat(None))
+        around(small.engine, "accumulate", before=Mock(side_effect=errors))
+        small.run()
     return {
         **{f"{name}_losses": logged(folder / name, "train/loss") for name in ("straight", "told", "small")},
         "end": end,
@@ -444,7 +435,6 @@ def main(folder: Path) -> None:
     recipe = tiny_recipe(folder / "plain", PLAIN)
     accelerator = make_accelerator(recipe.optimization)
     corpus = prepare_corpus(recipe, folder / "plain" / "tokenizer", accelerator)
-    measured["resumed"] = resumes(folder / "resumed", AVERAGED, corpus, accelerator, 1, 4)
     checks = {"distilled": distilled, "number": goes_on_with_another_number, "sharded": sharded}
     checks |= {"shrunk": shrinks_together, "skipped": skips_together, "padding": padding}
     checks |= {"ends": ends_together, "gpus": as_on_gpus}

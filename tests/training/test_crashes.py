@@ -2,7 +2,7 @@
 
 import itertools
 import json
-import logging
+import multiprocessing
 import os
 import random
 import resource
@@ -41,78 +41,49 @@ CHANGES |= {"checkpoints.every_updates": 1, "checkpoints.keep_last": 3, "validat
 CHANGES |= {"validation.sentences": 2, "checkpoints.keep_best": 2, "decoding.max_length": 8}
 
 
-def attempt(folder: Path, updates: int) -> tuple[int, int]:
-    """Start the run or go on with it; return the process, and a pipe that says when training begins, or ends."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writing)
-        return child, reading
-    code = 1
-    run = TrainingLoop.run
-
-    def run_and_report(loop):
-        os.write(writing, b"!")
-        return run(loop)
-
+def train_and_report(folder: Path, updates: int, begun) -> None:
+    torch.set_num_threads(1)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    around(TrainingLoop, "run", before=begun.set)
     try:
-        torch.set_num_threads(1)
-        TrainingLoop.run = run_and_report
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
-        AcceleratorState._reset_state(reset_partial_state=True)
         train(tiny_recipe(folder, {**CHANGES, "optimization.max_updates": updates, "resume": True}))
-        code = 0
     except TrainingInterrupted:
-        code = 130
-    finally:
-        os._exit(code)
+        sys.exit(130)
 
 
-def finish(folder: Path, updates: int) -> tuple[int, float]:
-    """Let the run come to its end; return the exit code and the seconds from the beginning of training."""
-    child, pipe = attempt(folder, updates)
-    os.read(pipe, 1)
-    begun = time.perf_counter()
-    os.close(pipe)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.perf_counter() - begun
+def attempt(folder: Path, updates: int) -> tuple:
+    """Start the run or go on with it; return the process, and what is set when training begins."""
+    fork = multiprocessing.get_context("fork")
+    begun = fork.Event()
+    process = fork.Process(target=train_and_report, args=(folder, updates, begun))
+    process.start()
+    return process, begun
 
 
-def end_at_a_random_moment(folder: Path, updates: int, number: int, seconds: float, draw: random.Random) -> dict:
-    """Start an attempt, send it a signal, and return what it was doing."""
-    child, pipe = attempt(folder, updates)
+def finish(folder: Path, updates: int) -> float:
+    """Let the run come to its end; return the seconds from the beginning of training."""
+    process, begun = attempt(folder, updates)
+    assert begun.wait(100)
+    start = time.perf_counter()
+    process.join()
+    assert process.exitcode == 0
+    return time.perf_counter() - start
+
+
+def end_at_a_random_moment(folder: Path, updates: int, number: int, seconds: float, draw: random.Random) -> tuple:
+    """Start an attempt and send it a signal; return its exit code, and whether it was saving, and over."""
+    process, begun = attempt(folder, updates)
     checkpoints = folder / "checkpoints"
     if draw.random() < 0.9:  # else while it loads
-        os.read(pipe, 1)
+        assert begun.wait(100)
     time.sleep(draw.uniform(0, seconds))
     if number == signal.SIGKILL and draw.random() < 0.3:  # while it saves, if the run is not over
         deadline = time.perf_counter() + 2
         while time.perf_counter() < deadline and not any(checkpoints.glob("*.partial")):
             time.sleep(0.0005)
-    os.kill(child, number)
-    signalled = time.perf_counter()
-    _, status = os.waitpid(child, 0)
-    os.close(pipe)
-    return {
-        "signal": number,
-        "code": os.waitstatus_to_exitcode(status),
-        "seconds": time.perf_counter() - signalled,
-        "was_saving": any(checkpoints.glob("*.partial")),
-        "finished": (folder / "model" / "metrics.json").is_file(),
-    }
-
-
-def end_again_and_again(folder: Path, kills: int, updates: int, seed: int) -> list[dict]:
-    """Train one run undisturbed, and one that is ended that many times; return what it was doing each time."""
-    code, seconds = finish(folder / "undisturbed", updates)
-    assert code == 0
-    draw, ends = random.Random(seed), []
-    while len(ends) < kills:
-        number = signal.SIGTERM if len(ends) % 4 == 3 else signal.SIGKILL
-        # Short enough that the run is still going on at the last kill.
-        ends.append(end_at_a_random_moment(folder / "killed", updates, number, 1.5 * seconds / kills, draw))
-    code, _ = finish(folder / "killed", updates)
-    assert code == 0
-    return ends
+    os.kill(process.pid, number)
+    process.join(30)  # long before a cluster would lose its patience
+    return process.exitcode, any(checkpoints.glob("*.partial")), (folder / "model" / "metrics.json").is_file()
 
 
 @pytest.mark.timeout(1200)
@@ -120,21 +91,22 @@ def end_again_and_again(folder: Path, kills: int, updates: int, seed: int) -> li
     ("kills", "updates", "seed"), [(3, 6, 3), *(pytest.param(20, 30, seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
 def test_a_run_that_is_killed_at_random_moments_ends_like_one_that_is_not(tmp_path, kills, updates, seed):
-    ends = end_again_and_again(tmp_path, kills, updates, seed)
+    seconds, draw, ends = finish(tmp_path / "undisturbed", updates), random.Random(seed), []
+    for kill in range(kills):
+        number = signal.SIGTERM if kill % 4 == 3 else signal.SIGKILL
+        # Short enough that the run is still going on at the last kill.
+        ends.append(end_at_a_random_moment(tmp_path / "killed", updates, number, 1.5 * seconds / kills, draw))
+        # A signal that finds the run in training ends it politely; one that comes after its end finds no process.
+        codes = (-signal.SIGKILL,) if number == signal.SIGKILL else (130, -signal.SIGTERM, 0)
+        assert ends[-1][0] in codes or ends[-1] == (0, False, True)
+    finish(tmp_path / "killed", updates)
     assert equal(*(load_file(tmp_path / name / "model/model.safetensors") for name in ("killed", "undisturbed")))
     for name in ("train/loss", "train/gradient_norm", "validation/loss", "validation/chrf"):
         assert logged(tmp_path / "killed", name) == logged(tmp_path / "undisturbed", name), name
     metrics = [(tmp_path / name / "model/metrics.json").read_text() for name in ("killed", "undisturbed")]
     assert metrics[0] == metrics[1]
-    for end in ends:
-        # A signal that finds the run in training ends it politely, long before a cluster would lose its patience; one
-        # that comes after its end finds a process that has exited.
-        codes = (-signal.SIGKILL,) if end["signal"] == signal.SIGKILL else (130, -signal.SIGTERM, 0)
-        assert end["code"] in codes or (end["finished"] and end["code"] == 0)
-        assert end["seconds"] < 30
-    assert len(ends) == kills
-    assert sum(not end["finished"] for end in ends) >= min(kills - 2, 4)
-    assert kills < 20 or any(end["was_saving"] for end in ends)
+    assert sum(not is_over for *_, is_over in ends) >= min(kills - 2, 4)
+    assert kills < 20 or any(was_saving for _, was_saving, _ in ends)
 
 
 def fill_the_disk_at(monkeypatch, updates):
@@ -150,26 +122,19 @@ def fill_the_disk_at(monkeypatch, updates):
 
 
 def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypatch, caplog):
-    changes = {"checkpoints.every_updates": 1, "optimization.max_updates": 3}
+    """And at the end it is an error, and the run can be resumed."""
+    changes = {"checkpoints.every_updates": 1, "optimization.max_updates": 4}
     make_loop(changes, tmp_path / "straight").run()
-    fill_the_disk_at(monkeypatch, {2})
-    with caplog.at_level(logging.WARNING, logger="heedful"):
-        make_loop(changes).run()
+    with monkeypatch.context() as patch:
+        fill_the_disk_at(patch, {2, 4})
+        with pytest.raises(OSError, match="update-00000004 could not be written: "):
+            make_loop(changes).run()
     assert "update-00000002 could not be written: " in caplog.text
     assert "Earlier checkpoints are unharmed, and training goes on." in caplog.text
     assert saved_updates(tmp_path / "run") == [1, 3]
     assert find_damage(checkpoint_path(tmp_path / "run/checkpoints", 1)) is None
-    assert equal(*(weights_of(tmp_path / name, 3) for name in ("run", "straight")))
-
-
-def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_run_can_be_resumed(make_loop, tmp_path, monkeypatch):
-    changes = {"checkpoints.every_updates": 2, "optimization.max_updates": 3}
-    fill_the_disk_at(monkeypatch, {3})
-    with pytest.raises(OSError, match="update-00000003 could not be written: "):
-        make_loop(changes).run()
-    assert saved_updates(tmp_path / "run") == [2]
-    monkeypatch.undo()
-    assert make_loop({**changes, "resume": True}).run().update == 3
+    make_loop({**changes, "resume": True}).run()
+    assert equal(*(weights_of(tmp_path / name, 4) for name in ("run", "straight")))
 
 
 def test_a_validation_without_a_checkpoint_is_not_remembered_as_the_best(make_loop, monkeypatch, tmp_path):

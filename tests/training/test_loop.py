@@ -1,19 +1,27 @@
-"""The loop: its schedule, its validations, what it keeps and publishes, and what ends it."""
+"""The loop: its schedule, its validations, what it logs, keeps and publishes, and what ends it."""
 
 import itertools
+import json
 import logging
 import math
 import os
+import re
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.data.micro_batches import split_update
 from heedful.fast_paths_heed import runs_known_code
-from heedful.training.loop import validation
+from heedful.training.loop import feed, validation
+from heedful.training.loop import loop as loop_module
+from heedful.training.loop.monitoring import RunLog, training_values
 from heedful.training.loop.schedule import learning_rate, make_optimizer
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.objectives.moving_average import MovingAverage
@@ -28,7 +36,11 @@ from heedful.training.run_folder.checkpoints import (
     load_progress,
     published_checkpoints,
 )
-from process_checks import equal, weights_of
+from heedful.training.run_folder.progress import Progress, new_window
+from heedful.training.speed import throughput
+from heedful.training.speed.throughput import operations_of_pairs
+from process_checks import equal, rows_of, weights_of
+from row_lengths import padding_share
 from tiny_runs import around, logged, saved_updates, tiny_recipe
 
 
@@ -61,24 +73,6 @@ def test_a_run_may_be_resumed_before_it_began_and_after_its_end(make_loop, tmp_p
     assert "nothing is left to train: the run has ended, after 2 updates" in caplog.text
     assert saved_updates(folder) == [2]
     assert equal(weights_of(folder, 2), before)
-
-
-def test_a_damaged_newest_checkpoint_is_replaced_by_the_resumed_run(make_loop, tmp_path):
-    folder = tmp_path / "run"
-    make_loop({"checkpoints.every_updates": 3}).run()
-    expected = weights_of(folder, 6)
-    damaged = checkpoint_path(folder / "checkpoints", 6)
-    content = bytearray((damaged / "model.safetensors").read_bytes())
-    content[-5] ^= 0x40
-    (damaged / "model.safetensors").write_bytes(content)
-    half_written = folder / "checkpoints" / ".update-00000007.abcdefgh.partial"
-    half_written.mkdir()
-    loop = make_loop({"checkpoints.every_updates": 3, "resume": True})
-    assert loop.progress.update == 3
-    loop.run()
-    assert find_damage(damaged) is None
-    assert equal(weights_of(folder, 6), expected)
-    assert not half_written.exists()
 
 
 def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not_keep_the_run_from_saving(make_loop, tmp_path):
@@ -129,14 +123,6 @@ def test_the_last_weights_are_validated_before_the_best_is_chosen(make_loop, mon
     assert loop.run().best == progress.best
 
 
-def test_patience_ends_the_run_after_so_many_validations_without_improvement(make_loop, monkeypatch):
-    values = iter([3.0, 2.0, 2.5, 2.1, 1.0])
-    monkeypatch.setattr(validation, "validation_loss", lambda *_: next(values))
-    changes = {"optimization.max_updates": 50, "validation.every_updates": 2, "validation.patience": 2}
-    progress = make_loop(changes).run()
-    assert (progress.update, progress.best) == (8, [(2.0, 4)])
-
-
 @pytest.mark.parametrize(("select", "best"), [("chrf", (30.0, 2)), ("token_error_rate", (10.0, 1))])
 def test_scores_are_better_when_higher_and_error_rates_when_lower(make_loop, monkeypatch, select, best):
     changes = {"validation.every_updates": 1, "validation.sentences": 2, "validation.select": select}
@@ -164,25 +150,12 @@ def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corp
     assert losses[0] == pytest.approx(total / count, rel=1e-5)
 
 
-def test_a_stream_gives_every_pair_once_an_epoch_and_trains(make_loop, corpus, tmp_path):
-    changes = {"data.streaming": True, "data.pool_size": 70, "tokenizer.path": None}
+def test_a_stream_gives_the_rows_of_the_corpus_in_every_epoch_and_counts_them(corpus, tmp_path):
+    changes = {"data.streaming": True, "data.pool_size": 70}
     streamed = prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "tokenizer")
-
-    def rows_of(data, epoch):
-        buckets = [bucket for update in data.updates(epoch) for bucket in update]
-        for bucket in buckets:
-            longest = [max(len(row[side]) for row in bucket) for side in ("input_ids", "labels")]
-            assert len(bucket) * sum(longest) <= 2000
-        return sorted((*row["input_ids"], -1, *row["labels"]) for bucket in buckets for row in bucket)
-
     assert streamed.pairs is None
-    assert len(rows_of(streamed, 0)) == corpus.pairs
-    assert rows_of(streamed, 0) == rows_of(streamed, 1) == rows_of(corpus, 0)
+    assert sorted(rows_of(streamed, 0)) == sorted(rows_of(streamed, 1)) == sorted(rows_of(corpus, 0))
     assert streamed.pairs == corpus.pairs  # as it was read to its end
-    changes |= {"optimization.max_updates": 10, "optimization.learning_rate": 0.012}
-    assert make_loop(changes, data=streamed).run().update == 10
-    losses = logged(tmp_path / "run", "train/loss")
-    assert losses[-1] < 0.85 * losses[0]
 
 
 def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one_autocast(make_loop, monkeypatch):
@@ -356,3 +329,121 @@ def test_adamw_decays_matrices_and_no_vector():
     assert type(optimizer) is torch.optim.AdamW
     decays = {parameter: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
     assert decays == {model.weight: 0.1, model.bias: 0.0}
+
+
+def test_values_are_ratios_of_the_sums():
+    window = new_window() | {"loss": 30.0, "target_tokens": 20.0, "tokens": 36.0, "padded_tokens": 40.0}
+    window |= {"gradient_norm": 5.0, "updates": 2.0, "seconds": 4.0, "waiting_seconds": 1.0}
+    assert training_values(window) == {
+        "train/loss": 1.5,
+        "train/perplexity": pytest.approx(math.exp(1.5)),
+        "train/gradient_norm": 2.5,
+        "train/target_tokens_per_s": 5.0,
+        "train/padding_share": pytest.approx(0.1),
+        "train/waiting_share": 0.25,
+    }
+    values = training_values(new_window())  # no update at all
+    assert "train/target_tokens_per_s" in values
+    assert not {"train/loss", "train/perplexity", "train/gradient_norm"} & values.keys()
+    assert all(math.isfinite(value) for value in values.values())
+
+
+def test_every_value_is_logged_and_the_gradients_norm_is_that_before_clipping(make_loop, tmp_path):
+    norms, changes = {}, {"optimization.token_budget": 500, "optimization.max_updates": 3}
+    for limit in (None, 0.01):
+        loop = make_loop(changes | {"optimization.max_grad_norm": limit}, tmp_path / str(limit))
+        weights, found = list(loop.engine.model.parameters()), norms.setdefault(limit, [])
+
+        def look(weights=weights, found=found):
+            found.append(torch.cat([weight.grad.flatten() for weight in weights]).norm().item())
+
+        around(loop.engine.optimizer, "step", before=look)
+        loop.run()
+    assert norms[0.01] == pytest.approx([0.01] * 3, rel=1e-3)
+    free, clipped = (logged(tmp_path / name, "train/gradient_norm") for name in ("None", "0.01"))
+    assert free == pytest.approx(norms[None], rel=1e-5)
+    assert clipped[0] == pytest.approx(free[0], rel=1e-6)
+    names = "perplexity", "learning_rate", "target_tokens_per_s", "padding_share", "waiting_share", "skipped_updates"
+    values = {name: logged(tmp_path / "None", f"train/{name}") for name in (*names, "loss")}
+    assert {name: len(found) for name, found in values.items()} == dict.fromkeys(values, 3)
+    assert values["perplexity"] == pytest.approx([math.exp(loss) for loss in values["loss"]])
+
+
+def test_values_over_several_updates_are_those_of_all_their_tokens(make_loop, tmp_path):
+    changes = {"optimization.token_budget": 500, "optimization.max_updates": 3}
+    loop = make_loop(changes, tmp_path / "single")
+    rows, batches, counts = [], [], []
+    for update in list(loop.corpus.updates(0))[:3]:
+        counts.append(sum(len(row["labels"]) for bucket in update for row in bucket))
+        for part in split_update(update, loop.token_budget, loop.accelerator.num_processes)[0]:
+            batches.append(range(len(rows), len(rows) + len(part)))
+            rows += part
+    loop.run()
+    make_loop(changes | {"logging.every_updates": 3}, tmp_path / "several").run()
+    losses = logged(tmp_path / "single", "train/loss")
+    mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
+    assert len(set(counts)) > 1
+    assert logged(tmp_path / "several", "train/loss") == [pytest.approx(mean, rel=1e-9)]
+    padding = padding_share(batches, *([len(row[side]) for row in rows] for side in ("input_ids", "labels")))
+    assert padding > 0.01
+    assert logged(tmp_path / "several", "train/padding_share") == [pytest.approx(padding)]
+
+
+def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
+    clock = SimpleNamespace(now=0.0)
+
+    def taking(seconds, function):
+        return lambda *given: setattr(clock, "now", clock.now + seconds) or function(*given)
+
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(feed, "collate", taking(3, feed.collate))
+    loop = make_loop({"optimization.max_updates": 2})
+    monkeypatch.setattr(loop.engine, "step", taking(1, loop.engine.step))
+    loop.run()
+    shares = logged(tmp_path / "run", "train/waiting_share")
+    assert len(shares) == 2
+    assert all(0.7 < share < 1 for share in shares)  # 3 seconds of 4 with one micro-batch, more with several
+
+
+def test_a_log_is_rewound_to_an_update(tmp_path):
+    log = RunLog(tmp_path / "log.jsonl", Accelerator(cpu=True), model=None)
+    log.rewind(Progress(update=3))
+    for update, name in itertools.product((1, 2, 3), ("train/loss", "validation/loss")):
+        log.write(Progress(update=update), {name: 1.0})
+    log.file.write_text(log.file.read_text() + '{"update": 2, "tra')
+    log.rewind(Progress(update=2, validated_update=1))
+    lines = [json.loads(line) for line in log.file.read_text().splitlines()]
+    found = [(line["update"], *[name for name in line if "/" in name]) for line in lines]
+    assert found == [(1, "train/loss"), (1, "validation/loss"), (2, "train/loss")]
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_multiplied_with():
+    layers, width, inner, vocabulary = 2, 16, 24, 50
+    stack = {"layers": layers, "ffn_dim": inner, "attention_heads": 2}
+    sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in stack.items()}
+    for options in ({}, {"tie_output_embeddings": False}, {"position_encoding": "learned"}):
+        model = HeedForConditionalGeneration(HeedConfig(vocab_size=vocabulary, d_model=width, **sizes, **options))
+        of_source = layers * (4 * width**2 + 2 * width * inner) + 2 * layers * width**2
+        of_target = layers * (6 * width**2 + 2 * width * inner) + width * vocabulary
+        assert operations_of_pairs(model, 30, 20) == 6 * (30 * of_source + 20 * of_target)
+
+
+def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(make_loop, monkeypatch, tmp_path):
+    monkeypatch.setattr(throughput, "peak_operations", lambda device: 1e12)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1.25 * 2**30)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    loop = make_loop({"optimization.max_updates": 2})
+    of_log = SimpleNamespace(device=torch.device("cuda"), num_processes=1, is_main_process=True)
+    of_log.log = loop.accelerator.log
+    loop.log.accelerator = of_log
+    write, told = loop.log.write_training, []
+    monkeypatch.setattr(loop.log, "write_training", lambda *given: told.append(write(*given)) or told[-1])
+    loop.run()
+    shares = logged(tmp_path / "run", "train/model_flops_utilization")
+    assert len(shares) == 2
+    speeds = logged(tmp_path / "run", "train/target_tokens_per_s")
+    per_token = operations_of_pairs(loop.engine.network, 0, 1)
+    assert all(share > speed * per_token / 1e12 for share, speed in zip(shares, speeds, strict=True))
+    assert logged(tmp_path / "run", "train/peak_memory_gib") == [1.25] * 2
+    assert re.fullmatch(r"loss \d.\d+, [\d,]+ target tokens/s, \d+% of the card's peak, 1.2 GiB, waits \d+%", told[-1])

@@ -297,28 +297,21 @@ def wait_for(path: Path, processes: list) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (signal.SIGKILL, "Another process of this run has ended, so this one ends too"),
-        pytest.param(signal.SIGSTOP, "Process 1 of this run has given no sign of life for 30", marks=pytest.mark.slow),
-    ],
-)
-def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(tmp_path, make_loop, number, message):
+def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(tmp_path, make_loop):
     changes = {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5}
     recipe = tiny_recipe(tmp_path / "run", changes)
     (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     processes = forked.start(2, tmp_path, train_by_script, tmp_path / "recipe.yaml")
     try:
         wait_for(tmp_path / "run/checkpoints/update-00000005", processes)
-        os.kill(processes[1].pid, number)
+        processes[1].kill()
         processes[0].join(60)
     finally:
         for process in processes:
             process.kill()
     assert processes[0].exitcode == 1
     said = forked.told(tmp_path, 0).read_text()
-    assert f"heedful: {message}" in said
+    assert "heedful: Another process of this run has ended, so this one ends too" in said
     assert "Traceback" not in said
     # Another number of processes goes on from the same place.
     loop = make_loop({**changes, "resume": True})

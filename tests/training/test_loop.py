@@ -1,7 +1,6 @@
 """The loop: its schedule, its validations, what it logs, keeps and publishes, and what ends it."""
 
 import itertools
-import json
 import logging
 import math
 import os
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -21,7 +19,7 @@ from heedful.data.micro_batches import split_update
 from heedful.fast_paths_heed import runs_known_code
 from heedful.training.loop import feed, validation
 from heedful.training.loop import loop as loop_module
-from heedful.training.loop.monitoring import RunLog, training_values
+from heedful.training.loop.monitoring import training_values
 from heedful.training.loop.schedule import learning_rate, make_optimizer
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.objectives.moving_average import MovingAverage
@@ -36,7 +34,7 @@ from heedful.training.run_folder.checkpoints import (
     load_progress,
     published_checkpoints,
 )
-from heedful.training.run_folder.progress import Progress, new_window
+from heedful.training.run_folder.progress import new_window
 from heedful.training.speed import throughput
 from heedful.training.speed.throughput import operations_of_pairs
 from process_checks import equal, rows_of, weights_of
@@ -403,19 +401,6 @@ def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
     shares = logged(tmp_path / "run", "train/waiting_share")
     assert len(shares) == 2
     assert all(0.7 < share < 1 for share in shares)  # 3 seconds of 4 with one micro-batch, more with several
-
-
-def test_a_log_is_rewound_to_an_update(tmp_path):
-    log = RunLog(tmp_path / "log.jsonl", Accelerator(cpu=True), model=None)
-    log.rewind(Progress(update=3))
-    for update, name in itertools.product((1, 2, 3), ("train/loss", "validation/loss")):
-        log.write(Progress(update=update), {name: 1.0})
-    log.file.write_text(log.file.read_text() + '{"update": 2, "tra')
-    log.rewind(Progress(update=2, validated_update=1))
-    lines = [json.loads(line) for line in log.file.read_text().splitlines()]
-    found = [(line["update"], *[name for name in line if "/" in name]) for line in lines]
-    assert found == [(1, "train/loss"), (1, "validation/loss"), (2, "train/loss")]
-    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_multiplied_with():

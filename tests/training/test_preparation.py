@@ -57,7 +57,7 @@ def test_what_is_held_out_empty_or_too_long_is_not_trained_on(files, tmp_path):
     assert len(corpus.validation) == 1
 
 
-def test_the_tokenizer_is_trained_once_and_then_loaded(files, tmp_path):
+def test_the_tokenizer_is_trained_once_and_then_loaded_and_a_given_one_used(files, tmp_path, corpus):
     folder = tmp_path / "tokenizer"
     first = prepare_corpus(tiny_recipe(tmp_path, files), folder).tokenizers
     changed = (folder / "tokenizer.json").stat().st_mtime_ns
@@ -66,15 +66,10 @@ def test_the_tokenizer_is_trained_once_and_then_loaded(files, tmp_path):
     assert second.source.get_vocab() == first.source.get_vocab()
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
     prepare_corpus(tiny_recipe(tmp_path, files), tmp_path / "other", Mock(is_main_process=False))
-    assert not (tmp_path / "other").exists()
-
-
-def test_a_given_tokenizer_is_used(files, tmp_path, corpus):
     corpus.tokenizers.save_pretrained(tmp_path / "given")
     recipe = tiny_recipe(tmp_path, {**files, "tokenizer.path": str(tmp_path / "given")})
-    prepared = prepare_corpus(recipe, tmp_path / "tokenizer")
-    assert len(prepared.tokenizers.source) == 400
-    assert not (tmp_path / "tokenizer").exists()
+    assert len(prepare_corpus(recipe, tmp_path / "other").tokenizers.source) == 400
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_tokenizer_may_be_trained_from_the_first_pairs(files, tmp_path):

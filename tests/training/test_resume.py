@@ -17,6 +17,7 @@ from heedful.training.loop.loop import TrainingLoop, seed_of_update
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.processes.signals import TrainingInterrupted
+from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.checkpoints import (
     checkpoint_path,
     find_damage,
@@ -370,6 +371,7 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
     with pytest.raises(ValueError, match=must):
         check_output_folder(tiny_recipe(tmp_path / "run", {**changes, "allow_changes": True}))
     shutil.rmtree(tmp_path / "run/checkpoints")  # nor is a run without one resumed as another
+    (tmp_path / "run/recipe.yaml").write_text(to_yaml(tiny_recipe(tmp_path / "run")))
     with pytest.raises(ValueError, match=r"`tokenizer.vocab_size` must be as in the run .*\(400\), but is 500"):
         check_output_folder(tiny_recipe(tmp_path / "run", changes))
 

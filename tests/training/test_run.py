@@ -21,7 +21,7 @@ from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import make_recipe, read_recipe
 from heedful.training.run import train
 from heedful.training.run_folder.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
-from helpers import CODE, assert_refused
+from helpers import assert_refused
 from process_checks import equal
 from tiny_runs import logged, tiny_recipe
 
@@ -53,11 +53,6 @@ def test_the_folders_of_the_run_and_of_its_model_hold_all_it_takes(finished):
     assert finished.progress.update == len(logged(folder, "train/loss")) == 6
     assert len(logged(folder, "validation/loss")) == len(logged(folder, "validation/chrf")) == 2
     assert logged(folder, "update") == sorted(logged(folder, "update"))
-    assert {path.name for path in finished.folder.iterdir()} == {
-        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-        *("recipe.yaml", "metrics.json", "heed_checksums.json"),
-        *CODE,
-    }
     assert make_recipe(yaml.safe_load((finished.folder / "recipe.yaml").read_text())) == finished.recipe
     written = json.loads((finished.folder / "generation_config.json").read_text())
     assert (written["num_beams"], written["length_penalty"], written["max_length"]) == (2, 0.6, 24)

@@ -1,10 +1,12 @@
 """What `HeedSeq2SeqTrainer` saves and pushes is whole, checked when it is loaded, or absent, kills included."""
 
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from pkgutil import resolve_name
@@ -148,31 +150,24 @@ KILLS = [
 
 def train_and_be_killed(folder, target: str, calls: int) -> None:
     """Train in a process of its own that is killed in the middle of its second save."""
-    child = os.fork()
-    if child:
-        _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status)
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return
-    try:
-        left = [calls]
-        save = HeedSeq2SeqTrainer._save_checkpoint
+    save, original, left = HeedSeq2SeqTrainer._save_checkpoint, resolve_name(target), [calls]
 
-        def die(*args, **kwargs):
-            left[0] -= 1
-            return os.kill(os.getpid(), signal.SIGKILL) if left[0] < 0 else original(*args, **kwargs)
+    def die(*args, **kwargs):
+        left[0] -= 1
+        return os.kill(os.getpid(), signal.SIGKILL) if left[0] < 0 else original(*args, **kwargs)
 
-        def save_and_die(trainer, *args):
-            if trainer.state.global_step < 4:
-                return save(trainer, *args)
-            with patch(target, die):
-                return save(trainer, *args)
+    def save_and_die(trainer, *args):
+        with patch(target, die) if trainer.state.global_step >= 4 else nullcontext():
+            return save(trainer, *args)
 
-        original = resolve_name(target)
+    def train():
         with patch.object(HeedSeq2SeqTrainer, "_save_checkpoint", save_and_die):
             run(folder, save_total_limit=1)
-    finally:
-        os._exit(1)
+
+    process = multiprocessing.get_context("fork").Process(target=train)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("target", "calls"), KILLS)

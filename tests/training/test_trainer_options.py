@@ -46,19 +46,6 @@ RANDOM = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random",
 both = pytest.mark.parametrize("kind", TRAINERS)
 
 
-@both
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_accumulated_updates_are_those_of_one_batch(kind, smoothing, tmp_path):
-    def run(size: int, parts: int):
-        settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
-        return trained(kind, tmp_path, label_smoothing_factor=smoothing, **settings)
-
-    whole = run(6, 1)
-    for split in (run(2, 3), run(4, 2)):
-        assert logged(split) == pytest.approx(logged(whole), rel=1e-5)
-        assert logged(split, "grad_norm") == pytest.approx(logged(whole, "grad_norm"), rel=1e-4)
-
-
 def smoothed_loss(smoothing: float) -> float:
     """Return the loss of the fresh model over all pairs."""
     batch = collator()(encoded_pairs())
@@ -67,11 +54,16 @@ def smoothed_loss(smoothing: float) -> float:
 
 
 @both
-def test_labels_are_smoothed_once(kind, tmp_path):
-    for of_config, factor, used in ((0.1, 0.0, 0.1), (0.1, 0.3, 0.3), (0.0, 0.3, 0.3)):
-        model = fresh_model(label_smoothing=of_config)
-        trainer = trained(kind, tmp_path, model, label_smoothing_factor=factor, max_steps=1)
-        assert logged(trainer) == [pytest.approx(smoothed_loss(used), rel=1e-5)]
+def test_labels_are_smoothed_once_however_an_update_is_accumulated(kind, tmp_path):
+    for of_config, factor, used in ((0.1, 0.0, 0.1), (0.1, 0.3, 0.3), (0.0, 0.3, 0.3), (0.0, 0.0, 0.0)):
+        norms = []
+        for size, parts in ((6, 1), (2, 3), (4, 2)):
+            split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts, "max_steps": 1}
+            model = fresh_model(label_smoothing=of_config)
+            trainer = trained(kind, tmp_path, model, label_smoothing_factor=factor, **split)
+            assert logged(trainer) == [pytest.approx(smoothed_loss(used), rel=1e-5)]
+            norms += logged(trainer, "grad_norm")
+        assert norms == pytest.approx(norms[:1] * 3, rel=1e-4)
 
 
 def test_the_evaluation_loss_is_smoothed_by_transformers_trainer_which_needs_a_collator_with_the_model(tmp_path):
@@ -414,35 +406,25 @@ def one_loss_per_pair(model) -> list[float]:
 
 @pytest.mark.parametrize("by_batch", [False, True])
 @pytest.mark.parametrize("size", [1, 4])
-def test_metrics_are_given_sources_and_the_loss_of_every_pair(size, by_batch, tmp_path):
+def test_metrics_are_given_sources_and_the_loss_of_every_pair_and_summed_up_over_batches(size, by_batch, tmp_path):
     model = fresh_model().eval()
-    losses, sources = [], []
+    losses, sources, seen = [], [], []
 
     def note(results, compute_result=True):
         losses.extend(float(loss) for loss in results.losses)
         inputs = results.inputs["input_ids"] if by_batch else results.inputs
         sources.extend([int(i) for i in row if i > 0] for row in inputs)
-        return {"count": len(results.predictions)}
-
-    options = {"include_for_metrics": ["inputs", "loss"], "batch_eval_metrics": by_batch}
-    options |= {"per_device_eval_batch_size": size}
-    make_trainer(HeedSeq2SeqTrainer, tmp_path, model, {"compute_metrics": note}, **options).evaluate()
-    assert losses == pytest.approx(one_loss_per_pair(model), rel=1e-5)
-    assert sources == [row["input_ids"] for row in encoded_pairs()]
-
-
-@both
-def test_metrics_are_summed_up_over_batches(kind, tmp_path):
-    seen = []
-
-    def count(results, compute_result):
         seen.append((len(results.predictions), compute_result))
         return {"count": sum(number for number, _ in seen)} if compute_result else {}
 
-    options = {"batch_eval_metrics": True, "predict_with_generate": True, "per_device_eval_batch_size": 4}
-    trainer = make_trainer(kind, tmp_path, given={"compute_metrics": count}, **options)
+    options = {"include_for_metrics": ["inputs", "loss"], "batch_eval_metrics": by_batch}
+    options |= {"per_device_eval_batch_size": size, "predict_with_generate": by_batch}
+    trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, model, {"compute_metrics": note}, **options)
     assert trainer.evaluate()["eval_count"] == 6
-    assert seen == [(4, False), (2, True)]
+    batches = {1: [(1, False)] * 5 + [(1, True)], 4: [(4, False), (2, True)]}
+    assert seen == (batches[size] if by_batch else [(6, True)])
+    assert losses == pytest.approx(one_loss_per_pair(model), rel=1e-5)
+    assert sources == [row["input_ids"] for row in encoded_pairs()]
 
 
 @both
@@ -536,13 +518,12 @@ def on_the_left():
 
 
 @both
-@pytest.mark.parametrize("with_model", [False, True])
-def test_labels_may_not_be_padded_on_the_left(kind, with_model, tmp_path):
+def test_labels_may_not_be_padded_on_the_left(kind, tmp_path):
     collate, model = on_the_left(), fresh_model()
     assert collate(encoded_pairs())["labels"][-2, 0] == -100
-    collate.model = model if with_model else None
-    with pytest.raises(ValueError, match="`labels` must be padded on the right"):
-        trained(kind, tmp_path, model, {"data_collator": collate})
+    for collate.model in (None, model):
+        with pytest.raises(ValueError, match="`labels` must be padded on the right"):
+            trained(kind, tmp_path, model, {"data_collator": collate})
 
 
 @both

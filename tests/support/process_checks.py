@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain, repeat
@@ -243,41 +242,31 @@ def sharded(folder: Path, corpus, accelerator) -> dict:
     }
 
 
-def spoil_forward(loop: TrainingLoop, accelerator, spoil: Callable) -> None:
-    """Let the second process call a function with each batch and what a loop's network makes of it."""
-    network = accelerator.unwrap_model(loop.engine.model)
-    forward = network.forward
-
-    def spoilt(**batch):
-        output = forward(**batch)
-        if accelerator.process_index == 1:
-            spoil(batch, output)
-        return output
-
-    network.forward = spoilt
+def run_out_of_memory_once(loop: TrainingLoop, accelerator) -> TrainingLoop:
+    """Let memory run out in the second process alone."""
+    errors = chain([torch.OutOfMemoryError("CUDA out of memory.")] * accelerator.process_index, repeat(None))
+    around(loop.engine, "backward", before=Mock(side_effect=errors))
+    return loop
 
 
 def shrinks_together(folder: Path, corpus, accelerator) -> dict:
-    """Let memory run out in the second process alone."""
-
-    def limit(batch, output):
-        if batch["input_ids"].numel() + batch["labels"].numel() > 400:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
     loop = make_loop(folder, {**NO_DROPOUT, "optimization.shrink_token_budget": True}, corpus, accelerator)
-    spoil_forward(loop, accelerator, limit)
-    return {"budget": loop.run().token_budget, "losses": logged(folder, "train/loss")}
+    budget = run_out_of_memory_once(loop, accelerator).run().token_budget
+    return {"budget": budget, "losses": logged(folder, "train/loss")}
 
 
 def skips_together(folder: Path, corpus, accelerator) -> dict:
     """Let the loss of the second process alone be not a number, once."""
-
-    def spoil(batch, output):
-        if loop.progress.update == 2:
-            output.loss = output.loss * float("nan")
-
     loop = make_loop(folder, {"optimization.skip_nonfinite_updates": 1}, corpus, accelerator)
-    spoil_forward(loop, accelerator, spoil)
+    forward = loop.engine.network.forward
+
+    def spoilt(**batch):
+        output = forward(**batch)
+        if accelerator.process_index == 1 and loop.progress.update == 2:
+            output.loss = output.loss * float("nan")
+        return output
+
+    loop.engine.network.forward = spoilt
     progress = loop.run()
     total = sum(weight.double().sum().item() for weight in loop.engine.network.parameters())
     return {"update": progress.update, "skipped": progress.skipped_updates, "sum": total}
@@ -382,9 +371,7 @@ def as_on_gpus(folder: Path, corpus, accelerator) -> dict:
         ahead(),
     ):
         small = make("small", {"optimization.shrink_token_budget": True})
-        errors = chain([torch.OutOfMemoryError("CUDA out of memory.")] * accelerator.process_index, repeat(None))
-        around(small.engine, "accumulate", before=Mock(side_effect=errors))
-        small.run()
+        run_out_of_memory_once(small, accelerator).run()
     return {
         **{f"{name}_losses": logged(folder / name, "train/loss") for name in ("straight", "told", "small")},
         "end": end,

@@ -418,7 +418,7 @@ def test_metrics_are_given_sources_and_the_loss_of_every_pair_and_summed_up_over
         return {"count": sum(number for number, _ in seen)} if compute_result else {}
 
     options = {"include_for_metrics": ["inputs", "loss"], "batch_eval_metrics": by_batch}
-    options |= {"per_device_eval_batch_size": size, "predict_with_generate": by_batch}
+    options |= {"per_device_eval_batch_size": size, "predict_with_generate": True}
     trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, model, {"compute_metrics": note}, **options)
     assert trainer.evaluate()["eval_count"] == 6
     batches = {1: [(1, False)] * 5 + [(1, True)], 4: [(4, False), (2, True)]}

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from unittest.mock import patch
 
 import pytest
-from test_checkpoints import flip_a_bit
+from test_resume import flip_a_bit
 from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 

@@ -154,7 +154,9 @@ def body_of(make_loop, changes, processes=1, is_sharded=False, packs=True):
     return compilation.body_of(network, loop.settings, fake_gpu(processes), is_sharded, packs)
 
 
-def test_auto_compiles_on_a_gpu_where_a_run_is_long_enough(make_loop, monkeypatch, caplog):
+def test_auto_compiles_whole_weights_on_a_gpu_where_a_run_is_long_enough_and_graphs_for_one_process(
+    make_loop, monkeypatch, caplog
+):
     monkeypatch.setattr(compilation, "peak_operations", lambda device: 989e12)
     caplog.set_level(logging.INFO)
     for changes, message in (
@@ -168,11 +170,7 @@ def test_auto_compiles_on_a_gpu_where_a_run_is_long_enough(make_loop, monkeypatc
         body = body_of(make_loop, {f"optimization.{name}": value for name, value in changes.items()})
         assert message in caplog.text
         assert (body is not None) == ("the step is compiled" in message)
-
-
-def test_graphs_are_for_one_process_and_few_shapes_and_shards_are_not_compiled(make_loop, monkeypatch, caplog):
     monkeypatch.setattr(compilation, "peak_operations", lambda device: None)
-    caplog.set_level(logging.INFO)
     long = {"optimization.max_updates": 20_000}
     assert not body_of(make_loop, long, processes=2).uses_graphs
     for more, reason in (({"is_sharded": True}, "weights are sharded"), ({"packs": False}, "rows are padded")):

@@ -189,7 +189,6 @@ TOO_LARGE = [
     ({"model.options.dropout": "0.1"}, "`model.options.dropout` must be float or int, but is '0.1' instead"),
     ({"model.options.d_model": "64"}, "`model.options.d_model` must be int, but is '64' instead"),
     ({"model.options.model_type": "bart"}, "`model.options.model_type` must be heed or heed_rnn"),
-    ({"model.options.vocab_size": 9}, "`model.options.vocab_size` must be left to the tokenizer"),
 ]
 
 

@@ -97,13 +97,8 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(finished, tmp
     check_output_folder(tiny_recipe(tmp_path))  # which is empty
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    another = {"seed": 2, "data.train": "builtin:train:200", "data.cleaning.max_ratio": 3, "tokenizer.vocab_size": 390}
-    another |= {"model.options.dropout": 0.2}
     cases = [
-        *(
-            ((finished.recipe.folder, {**CHANGES, key: value, "resume": True}), f"`{key}` must be as in the run that")
-            for key, value in another.items()
-        ),
+        ((finished.recipe.folder, {**CHANGES, "seed": 2, "resume": True}), "`seed` must be as in the run that"),
         ((finished.recipe.folder, {}), r"`output` must be an empty folder.*resume=true.*overwrite=true.*output="),
         (("file", {"overwrite": True}), r"`output` must be a folder, but .*file is a file"),
         (("file/run", {}), "`output` must be a folder that can be made"),

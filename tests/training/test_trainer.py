@@ -298,9 +298,11 @@ def test_what_would_be_ignored_or_break_a_promise_is_refused(column):
     with pytest.raises(ValueError, match="`model` must be trained with the cross-entropy of its labels alone"):
         column.trainer(model_of("prophetnet", PROPHET)).train()  # with that of the next two tokens
     trainer = column.trainer(options=tokens)
-    trainer.train_dataset = trainer_process.Stream(trainer.train_dataset)
-    with pytest.raises(ValueError, match="`train_dataset` must have a length"):
-        trainer.train()
+    of_texts = "rows with `input_ids` and `labels`"
+    for rows, must in ((trainer_process.Stream(trainer.train_dataset), "a length"), (ROWS["texts"], of_texts)):
+        trainer.train_dataset = rows
+        with pytest.raises(ValueError, match=f"`train_dataset` must have {must}"):
+            trainer.train()
     with pytest.raises(ValueError, match="`labels` must hold at least one label"):
         column.trainer().evaluate([{"input_ids": [5, 2], "labels": [-100, -100]}])
     column.rows["training"] = [{**row, "labels": [-100] * len(row["labels"])} for row in column.rows["training"]]
@@ -362,13 +364,6 @@ def test_rows_of_any_kind_train_as_encoded_ones_do(rows, tmp_path):
     losses = {kind: logged(trained(kind, tmp_path, given=given, **options)) for kind in TRAINERS}
     assert losses[HeedSeq2SeqTrainer] == logged(trained(HeedSeq2SeqTrainer, tmp_path, **options))
     assert losses[HeedSeq2SeqTrainer] == pytest.approx(losses[Seq2SeqTrainer], rel=1e-5)
-
-
-def test_updates_of_tokens_need_rows_whose_lengths_can_be_seen(tmp_path):
-    given = {"train_dataset": ROWS["texts"], "data_collator": collator(), "tokens_per_update": 90}
-    options = {"per_device_train_batch_size": 8, "train_sampling_strategy": "random"}
-    with pytest.raises(ValueError, match="`train_dataset` must have rows with `input_ids` and `labels`"):
-        trained(HeedSeq2SeqTrainer, tmp_path, given=given, **options)
 
 
 def shuffled():

@@ -255,18 +255,23 @@ def shrinks_together(folder: Path, corpus, accelerator) -> dict:
     return {"budget": budget, "losses": logged(folder, "train/loss")}
 
 
-def skips_together(folder: Path, corpus, accelerator) -> dict:
-    """Let the loss of the second process alone be not a number, once."""
-    loop = make_loop(folder, {"optimization.skip_nonfinite_updates": 1}, corpus, accelerator)
+def spoil(loop: TrainingLoop, updates: set[int]) -> None:
+    """Let the loss of some updates be not a number."""
     forward = loop.engine.network.forward
 
     def spoilt(**batch):
         output = forward(**batch)
-        if accelerator.process_index == 1 and loop.progress.update == 2:
+        if loop.progress.update + 1 in updates:
             output.loss = output.loss * float("nan")
         return output
 
     loop.engine.network.forward = spoilt
+
+
+def skips_together(folder: Path, corpus, accelerator) -> dict:
+    """Let the loss of the second process alone be not a number, once."""
+    loop = make_loop(folder, {"optimization.skip_nonfinite_updates": 1}, corpus, accelerator)
+    spoil(loop, {3} if accelerator.process_index == 1 else set())
     progress = loop.run()
     total = sum(weight.double().sum().item() for weight in loop.engine.network.parameters())
     return {"update": progress.update, "skipped": progress.skipped_updates, "sum": total}
@@ -335,16 +340,21 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     return ends
 
 
-def padding(folder: Path, corpus, accelerator) -> dict:
-    """Return the padding that is logged, what it is by the rows that each process got, and the last update's seed."""
-    loop = make_loop(folder, {"logging.every_updates": 3, "optimization.max_updates": 3}, corpus, accelerator)
+def share_of_padding(loop: TrainingLoop, updates: int) -> float:
+    """Return the share of padding in the first updates, by the rows that each process gets."""
     rows, batches = [], []
-    for update in list(corpus.updates(0))[:3]:
-        for part in chain(*split_update(update, loop.token_budget, accelerator.num_processes)):
+    for update in list(loop.corpus.updates(0))[:updates]:
+        for part in chain(*split_update(update, loop.token_budget, loop.accelerator.num_processes)):
             batches.append(range(len(rows), len(rows) + len(part)))
             rows += part
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
-    share = padding_share([batch for batch in batches if batch], *lengths)
+    return padding_share([batch for batch in batches if batch], *lengths)
+
+
+def padding(folder: Path, corpus, accelerator) -> dict:
+    """Return the padding that is logged, what it is, and the last update's seed."""
+    loop = make_loop(folder, {"logging.every_updates": 3, "optimization.max_updates": 3}, corpus, accelerator)
+    share = share_of_padding(loop, 3)
     loop.run()
     return {"logged": logged(folder, "train/padding_share"), "share": share, "seed": torch.initial_seed()}
 

@@ -29,7 +29,7 @@ from heedful.training.recipe_file import to_yaml
 from heedful.training.run import train
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage
-from process_checks import equal, weights_of
+from process_checks import equal, spoil, weights_of
 from tiny_runs import around, full_disk, logged, saved_updates, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -163,18 +163,6 @@ def test_a_log_that_cannot_be_written_ends_no_run(make_loop, tmp_path, caplog):
     make_loop({"resume": True})
     rewritten = map(json.loads, (tmp_path / "run/log.jsonl").read_text().splitlines())
     assert [line["update"] for line in rewritten] == [1, 2, 5, 6]
-
-
-def spoil(loop, updates):
-    forward = loop.engine.model.forward
-
-    def spoilt(**batch):
-        output = forward(**batch)
-        if loop.progress.update + 1 in updates:
-            output.loss = output.loss * float("nan")
-        return output
-
-    loop.engine.model.forward = spoilt
 
 
 def test_an_update_that_is_not_a_number_is_skipped_and_counted_where_the_recipe_says_so(make_loop, caplog, tmp_path):

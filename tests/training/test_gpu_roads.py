@@ -1,7 +1,6 @@
 """How a GPU trains, tried on the CPU: a compiled body, rows end to end, updates made ahead, results read late."""
 
 import logging
-import math
 import random
 import signal
 import threading
@@ -28,7 +27,7 @@ from heedful.training.speed import compilation
 from heedful.training.speed.compilation import CompiledBody
 from heedful.training.speed.end_to_end import laid_end_to_end
 from heedful.training.speed.made_ahead import AHEAD, made_ahead
-from process_checks import equal, weights_of
+from process_checks import equal, spoil, weights_of
 from rows_attention import varlen_attn
 from tiny_runs import around, logged, saved_updates
 
@@ -154,9 +153,7 @@ def body_of(make_loop, changes, processes=1, is_sharded=False, packs=True):
     return compilation.body_of(network, loop.settings, fake_gpu(processes), is_sharded, packs)
 
 
-def test_auto_compiles_whole_weights_on_a_gpu_where_a_run_is_long_enough_and_graphs_for_one_process(
-    make_loop, monkeypatch, caplog
-):
+def test_auto_compiles_where_a_run_is_long_enough_and_into_graphs_in_one_process(make_loop, monkeypatch, caplog):
     monkeypatch.setattr(compilation, "peak_operations", lambda device: 989e12)
     caplog.set_level(logging.INFO)
     for changes, message in (
@@ -275,14 +272,6 @@ def test_what_is_made_ahead_ends_with_its_reader_who_does_not_wait_for_it():
 def late(loop):
     loop.engine.decides_on_device = True
     return loop
-
-
-def spoil(loop, updates):
-    def poison():
-        if loop.progress.update + 1 in updates:
-            next(iter(loop.engine.parameters)).grad[0, 0] = math.nan
-
-    around(loop.engine, "accumulate", after=poison)
 
 
 def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(make_loop, tmp_path, caplog):

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.micro_batches import split_update
 from heedful.fast_paths_heed import runs_known_code
 from heedful.training.loop import feed, validation
 from heedful.training.loop import loop as loop_module
@@ -37,8 +36,7 @@ from heedful.training.run_folder.checkpoints import (
 from heedful.training.run_folder.progress import new_window
 from heedful.training.speed import throughput
 from heedful.training.speed.throughput import operations_of_pairs
-from process_checks import equal, rows_of, weights_of
-from row_lengths import padding_share
+from process_checks import equal, rows_of, share_of_padding, weights_of
 from tiny_runs import around, logged, saved_updates, tiny_recipe
 
 
@@ -366,17 +364,13 @@ def test_logged_values_are_those_of_all_tokens_and_the_gradients_norm_is_that_be
     assert {name: len(found) for name, found in values.items()} == dict.fromkeys(values, 3)
     assert values["perplexity"] == pytest.approx([math.exp(loss) for loss in values["loss"]])
     # And of several updates those of all their tokens.
-    rows, batches, counts = [], [], []
-    for update in list(loop.corpus.updates(0))[:3]:
-        counts.append(sum(len(row["labels"]) for bucket in update for row in bucket))
-        for part in split_update(update, loop.token_budget, loop.accelerator.num_processes)[0]:
-            batches.append(range(len(rows), len(rows) + len(part)))
-            rows += part
+    updates = list(loop.corpus.updates(0))[:3]
+    counts = [sum(len(row["labels"]) for bucket in update for row in bucket) for update in updates]
     make_loop(changes | {"logging.every_updates": 3}, tmp_path / "several").run()
     mean = sum(loss * count for loss, count in zip(values["loss"], counts, strict=True)) / sum(counts)
     assert len(set(counts)) > 1
     assert logged(tmp_path / "several", "train/loss") == [pytest.approx(mean, rel=1e-9)]
-    padding = padding_share(batches, *([len(row[side]) for row in rows] for side in ("input_ids", "labels")))
+    padding = share_of_padding(loop, 3)
     assert padding > 0.01
     assert logged(tmp_path / "several", "train/padding_share") == [pytest.approx(padding)]
 

@@ -26,8 +26,8 @@ from heedful.training.trainer import saving
 from helpers import CODE
 from hub_stand_in import HubStandIn
 from tiny_runs import full_disk
-from trainer_hub import PUSHES
 from trainer_runs import (
+    PUSHES,
     SEPARATE,
     SOURCES,
     TRAINERS,
@@ -250,7 +250,7 @@ def test_a_token_that_no_text_would_give_is_told(tmp_path):
 def repositories(tmp_path_factory):
     """What a process that takes the stand-in for the Hub has pushed there."""
     folder = tmp_path_factory.mktemp("pushed")
-    script = Path(__file__).parents[1] / "support" / "trainer_hub.py"
+    script = Path(__file__).parents[1] / "support" / "trainer_runs.py"
     with HubStandIn() as hub:
         environment = os.environ | hub.environment(folder / "caches")
         process = subprocess.run(

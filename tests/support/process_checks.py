@@ -242,16 +242,17 @@ def sharded(folder: Path, corpus, accelerator) -> dict:
     }
 
 
-def run_out_of_memory_once(loop: TrainingLoop, accelerator) -> TrainingLoop:
-    """Let memory run out in the second process alone."""
-    errors = chain([torch.OutOfMemoryError("CUDA out of memory.")] * accelerator.process_index, repeat(None))
+def run_out_of_memory(loop: TrainingLoop, accelerator, after: int) -> TrainingLoop:
+    """Let memory run out in the second process alone, once, after so many micro-batches."""
+    errors = [torch.OutOfMemoryError("CUDA out of memory.")] * accelerator.process_index
+    errors = chain([None] * after, errors, repeat(None))
     around(loop.engine, "backward", before=Mock(side_effect=errors))
     return loop
 
 
 def shrinks_together(folder: Path, corpus, accelerator) -> dict:
     loop = make_loop(folder, {**NO_DROPOUT, "optimization.shrink_token_budget": True}, corpus, accelerator)
-    budget = run_out_of_memory_once(loop, accelerator).run().token_budget
+    budget = run_out_of_memory(loop, accelerator, after=1).run().token_budget
     return {"budget": budget, "losses": logged(folder, "train/loss")}
 
 
@@ -381,7 +382,7 @@ def as_on_gpus(folder: Path, corpus, accelerator) -> dict:
         ahead(),
     ):
         small = make("small", {"optimization.shrink_token_budget": True})
-        run_out_of_memory_once(small, accelerator).run()
+        run_out_of_memory(small, accelerator, after=0).run()
     return {
         **{f"{name}_losses": logged(folder / name, "train/loss") for name in ("straight", "told", "small")},
         "end": end,

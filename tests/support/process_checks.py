@@ -1,16 +1,17 @@
-"""What two processes are put through together; every function is called by both, and returns what JSON can hold."""
+"""What every process of test_multiprocess.py does; each function returns what JSON can hold, `main` writes it."""
 
+import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
+import torch.distributed
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
@@ -27,14 +28,22 @@ from heedful.training.loop import feed, validation
 from heedful.training.loop.feed import Feed
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.schedule import make_optimizer
+from heedful.training.loop.validation import translate_on_ranks, validation_loss
 from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from heedful.training.processes.signals import TrainingInterrupted
+from heedful.training.run import train
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
 from row_lengths import padding_share
-from tiny_runs import SIZES, logged, tiny_recipe
+from tiny_runs import SIZES, around, logged, tiny_recipe
 
-NO_DROPOUT = {"model.options.dropout": 0.0}
+END = 5  # updates; an epoch has four
+NO_DROPOUT = {"model.options.dropout": 0.0, "optimization.max_grad_norm": 1.0}
+# With this budget an update is several micro-batches.
+PLAIN = {**NO_DROPOUT, "optimization.token_budget": 700, "optimization.max_updates": END, "decoding.bootstrap": 40}
+PLAIN |= {"validation.every_updates": 2, "validation.sentences": 5, "validation.max_new_tokens": 24}
+PLAIN |= {"data.test": {"small": "builtin:test:7"}, "decoding.max_length": 12}
 STREAM = {"data.streaming": True, "data.pool_size": 70}
 R_DROP = {"optimization.r_drop": 5.0}
 # Everything against overfitting, most of which draws random numbers or leaves something out.
@@ -42,7 +51,6 @@ REGULAR = {**R_DROP, "model.options.source_word_dropout": 0.1}
 AVERAGED = {"optimization.ema_decay": 0.5, "checkpoints.publish": "ema", "validation.every_updates": 3}
 SEVERAL = {"data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko"}}}
 SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}}
-END = 5  # updates; an epoch has four
 
 
 def write_teacher(folder: Path, tokenizers: TokenizerPair, pairs: str = "builtin:train:300") -> dict:
@@ -62,7 +70,7 @@ def with_teacher(corpus, recipe):
 
 def make_loop(folder: Path, changes: dict, corpus, accelerator) -> TrainingLoop:
     recipe = tiny_recipe(folder, {"optimization.token_budget": 700, "optimization.max_updates": END, **changes})
-    recipe.folder.mkdir(exist_ok=True)
+    recipe.folder.mkdir(exist_ok=True, parents=True)
     return TrainingLoop(recipe, with_teacher(corpus, recipe), accelerator)
 
 
@@ -76,26 +84,14 @@ def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> boo
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """Return the largest relative difference of a weight."""
-    assert ours.keys() == theirs.keys()
-    return max(((ours[name] - theirs[name]).norm() / theirs[name].norm()).item() for name in theirs)
-
-
-def resumes(folder: Path, changes: dict, corpus, accelerator, stops: tuple[int, ...]) -> list[int]:
-    """Return after which updates a run may be stopped and goes on to the same weights, losses and averages."""
-    straight = folder / "straight"
-    folder.mkdir(exist_ok=True)
-    make_loop(straight, changes, corpus, accelerator).run()
-    exact = []
-    for stop in stops:
-        resumed = folder / f"resumed-{stop}"
-        make_loop(resumed, {**changes, "optimization.max_updates": stop}, corpus, accelerator).run()
-        make_loop(resumed, {**changes, "resume": True}, corpus, accelerator).run()
-        ours, theirs = ([*all_tensors(run), logged(run, "train/loss")] for run in (resumed, straight))
-        if ours[-1] == theirs[-1] and all(map(equal, ours[:-1], theirs[:-1])):
-            exact.append(stop)
-    return exact
+def resumes(folder: Path, changes: dict, corpus, accelerator, *stops: int) -> bool:
+    """Return whether a run that is stopped after these updates goes on to the same weights, losses and averages."""
+    for name, ends in (("straight", [END]), ("stopped", [*stops, END])):
+        for end in ends:
+            more = {"optimization.max_updates": end, "resume": end != ends[0]}
+            make_loop(folder / name, {**changes, **more}, corpus, accelerator).run()
+    ours, theirs = ([*all_tensors(folder / name), losses_of(folder / name)] for name in ("stopped", "straight"))
+    return ours[-1] == theirs[-1] and all(map(equal, ours[:-1], theirs[:-1]))
 
 
 def all_tensors(run: Path) -> list[dict[str, torch.Tensor]]:
@@ -126,36 +122,47 @@ def with_stand_in_for_dropout(loop: TrainingLoop) -> TrainingLoop:
     return loop
 
 
+@contextmanager
+def ahead():
+    """Make updates ahead, as for GPUs; give the names of the threads that make them."""
+    threads = set()
+    with (
+        patch.object(Feed, "is_ahead", True),
+        patch.object(feed, "pinned", lambda tensors: threads.add(threading.current_thread().name) or tensors),
+    ):
+        yield threads
+
+
 def regular(folder: Path, accelerator: Accelerator) -> dict:
     """Train on a stream with everything against overfitting, stop in its second epoch and go on."""
-    folder.mkdir(exist_ok=True)
     corpus = prepare_corpus(tiny_recipe(folder, {**REGULAR, **STREAM}), folder / "tokenizer", accelerator)
     with patch("heedful.data.epochs.streaming.CHUNK", 32):
         rows = rows_of(corpus, 1)
-    exact = resumes(folder / "whole", {**REGULAR, **STREAM}, corpus, accelerator, (4,))
+    is_exact = resumes(folder, {**REGULAR, **STREAM}, corpus, accelerator, 4)
     # Without dropout that differs between the processes the losses are those of one.
-    with_stand_in_for_dropout(make_loop(folder / "rows", {**R_DROP, **STREAM}, corpus, accelerator)).run()
-    losses = [logged(folder / "rows", name) for name in ("train/loss", "train/r_drop")]
-    mixed = prepare_corpus(tiny_recipe(folder, SEVERAL), folder / "tagged", accelerator)
-    return {"rows": rows, "exact": exact, "losses": losses, "mixed": list(mixed.updates(1))}
+    with ahead() as threads:  # which is not for a stream that processes read together
+        with_stand_in_for_dropout(make_loop(folder / "rows", {**R_DROP, **STREAM}, corpus, accelerator)).run()
+    mixed = list(prepare_corpus(tiny_recipe(folder, SEVERAL), folder / "tagged", accelerator).updates(1))
+    found = {"rows": rows, "exact": is_exact, "losses": losses_of(folder / "rows"), "mixed": mixed}
+    return {**found, "threads": list(threads)}
 
 
-def distilled(folder: Path, corpus, accelerator, teacher: Path) -> dict:
-    """Train with a teacher, stop and go on; tell the losses of a run without dropout too."""
-    changes = {"optimization.distillation": str(teacher), "optimization.r_drop": 5.0}
-    exact = resumes(folder, changes, corpus, accelerator, (3,))
+def distilled(folder: Path, corpus, accelerator) -> dict:
+    """Train with a teacher and a moving average, stop and go on; return the losses of a run without dropout too."""
+    changes = {**R_DROP, "optimization.distillation": str(folder.parent / "teacher")}
+    is_exact = resumes(folder, changes | AVERAGED, corpus, accelerator, 1, 4)
     with_stand_in_for_dropout(make_loop(folder / "alone", changes, corpus, accelerator)).run()
-    return {"exact": exact, "losses": losses_of(folder / "alone")}
+    return {"exact": is_exact, "losses": losses_of(folder / "alone")}
 
 
 def losses_of(folder: Path) -> list[list[float]]:
     return [logged(folder, f"train/{name}") for name in ("loss", "r_drop", "distillation")]
 
 
-def goes_on_with_another_number(folder: Path, corpus, accelerator, alone: Path) -> dict:
+def goes_on_with_another_number(folder: Path, corpus, accelerator) -> dict:
     """Go on with a run that one process began, and begin one that one process will go on with."""
-    changes = {**NO_DROPOUT, "resume": True}
-    loop = make_loop(alone, changes, corpus, accelerator)
+    alone = folder.parent / "alone"
+    loop = make_loop(alone, {**NO_DROPOUT, "resume": True}, corpus, accelerator)
     before = loop.progress.update
     loop.run()
     make_loop(folder, {**NO_DROPOUT, "optimization.max_updates": 3}, corpus, accelerator).run()
@@ -208,70 +215,64 @@ def sharded(folder: Path, corpus, accelerator) -> dict:
     """Train with sharded weights; compare with weights that are not, and exchange checkpoints with them."""
     from transformers import AutoModelForSeq2SeqLM
 
-    folder.mkdir(exist_ok=True)
-    changes = {**NO_DROPOUT, "validation.every_updates": 2, "validation.sentences": 5}
-    changes |= {"optimization.max_grad_norm": 1.0}
-    make_loop(folder / "whole", changes, corpus, accelerator).run()
+    whole = folder.parent / "plain"
     with sharding(accelerator):
-        loop = make_loop(folder / "parts", changes, corpus, accelerator)
+        loop = make_loop(folder / "parts", PLAIN, corpus, accelerator)
         weights = list(loop.engine.model.parameters())
         shares = [weight.to_local().numel() / weight.numel() for weight in weights if isinstance(weight, DTensor)]
         loop.run()
-        exact = resumes(folder / "resume", {**REGULAR, **AVERAGED}, corpus, accelerator, (3,))
-    # What one process without sharding began, sharded processes go on with, and the other way round.
+        is_exact = resumes(folder, {**REGULAR, **AVERAGED}, corpus, accelerator, 3)
+    # What processes without sharding began, sharded ones go on with, and the other way round.
     for end in (3, 4, END):
         more = {**NO_DROPOUT, "optimization.max_updates": end, "resume": end > 3}
         with sharding(accelerator) if end == 4 else nullcontext():
             make_loop(folder / "mixed", more, corpus, accelerator).run()
     checkpoint = checkpoint_path(folder / "parts/checkpoints", END)
     names = "train/loss", "train/gradient_norm", "validation/loss", "validation/chrf"
+    ours, theirs = weights_of(folder / "parts"), weights_of(whole)
     return {
         "parameters": len(weights),
         "shares": shares,
-        "exact": exact,
-        "logged": {name: [logged(folder / run, name) for run in ("whole", "parts")] for name in names},
+        "exact": is_exact,
+        "logged": {name: [logged(run, name) for run in (whole, folder / "parts")] for name in names},
         "class": type(AutoModelForSeq2SeqLM.from_pretrained(checkpoint)).__name__,
-        "difference": difference(weights_of(folder / "parts"), weights_of(folder / "whole")),
+        "difference": max(((ours[name] - weight).norm() / weight.norm()).item() for name, weight in theirs.items()),
         "mixed_losses": logged(folder / "mixed", "train/loss"),
         "files": sorted(path.name for path in checkpoint.iterdir()),
     }
 
 
-def spoil_forward(loop: TrainingLoop, accelerator, spoil: Callable) -> None:
-    """Let the second process call a function with each batch and what a loop's network makes of it."""
-    network = accelerator.unwrap_model(loop.engine.model)
-    forward = network.forward
-
-    def spoilt(**batch):
-        output = forward(**batch)
-        if accelerator.process_index == 1:
-            spoil(batch, output)
-        return output
-
-    network.forward = spoilt
+def run_out_of_memory(loop: TrainingLoop, accelerator, after: int) -> TrainingLoop:
+    """Let memory run out in the second process alone, once, after so many micro-batches."""
+    errors = [torch.OutOfMemoryError("CUDA out of memory.")] * accelerator.process_index
+    errors = chain([None] * after, errors, repeat(None))
+    around(loop.engine, "backward", before=Mock(side_effect=errors))
+    return loop
 
 
 def shrinks_together(folder: Path, corpus, accelerator) -> dict:
-    """Let memory run out in the second process alone."""
-
-    def limit(batch, output):
-        if batch["input_ids"].numel() + batch["labels"].numel() > 400:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
     loop = make_loop(folder, {**NO_DROPOUT, "optimization.shrink_token_budget": True}, corpus, accelerator)
-    spoil_forward(loop, accelerator, limit)
-    return {"budget": loop.run().token_budget, "losses": logged(folder, "train/loss")}
+    budget = run_out_of_memory(loop, accelerator, after=1).run().token_budget
+    return {"budget": budget, "losses": logged(folder, "train/loss")}
+
+
+def spoil(loop: TrainingLoop, updates: set[int]) -> None:
+    """Let the loss of some updates be not a number."""
+    forward = loop.engine.network.forward
+
+    def spoilt(**batch):
+        output = forward(**batch)
+        if loop.progress.update + 1 in updates:
+            output.loss = output.loss * float("nan")
+        return output
+
+    loop.engine.network.forward = spoilt
 
 
 def skips_together(folder: Path, corpus, accelerator) -> dict:
     """Let the loss of the second process alone be not a number, once."""
-
-    def spoil(batch, output):
-        if loop.progress.update == 2:
-            output.loss = output.loss * float("nan")
-
     loop = make_loop(folder, {"optimization.skip_nonfinite_updates": 1}, corpus, accelerator)
-    spoil_forward(loop, accelerator, spoil)
+    spoil(loop, {3} if accelerator.process_index == 1 else set())
     progress = loop.run()
     total = sum(weight.double().sum().item() for weight in loop.engine.network.parameters())
     return {"update": progress.update, "skipped": progress.skipped_updates, "sum": total}
@@ -306,16 +307,13 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     def make(name: str, changes: dict) -> TrainingLoop:
         return make_loop(folder / name, changes, corpus, accelerator)
 
-    folder.mkdir(exist_ok=True)
     late = make("late", {"optimization.max_minutes": 5.0})
-    train_on = late._train_on
 
-    def be_late(update):
+    def be_late():
         if accelerator.process_index == 1 and late.progress.update == 2:
             late._started -= 3600
-        train_on(update)
 
-    late._train_on = be_late
+    around(late, "_train_on", before=be_late)
     patient = make("patient", {"validation.every_updates": 1, "validation.patience": 2})
     # The processes do not see the same values; those of the main process count.
     values = iter([3.0, 2.0, 2.5, 2.6, 1.0] if accelerator.is_main_process else [9.0, 8.0, 7.0, 6.0, 5.0, 4.0])
@@ -343,16 +341,21 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     return ends
 
 
-def padding(folder: Path, corpus, accelerator) -> dict:
-    """Return the padding that is logged, what it is by the rows that each process got, and the last update's seed."""
-    loop = make_loop(folder, {"logging.every_updates": 3, "optimization.max_updates": 3}, corpus, accelerator)
+def share_of_padding(loop: TrainingLoop, updates: int) -> float:
+    """Return the share of padding in the first updates, by the rows that each process gets."""
     rows, batches = [], []
-    for update in list(corpus.updates(0))[:3]:
-        for part in chain(*split_update(update, loop.token_budget, accelerator.num_processes)):
+    for update in list(loop.corpus.updates(0))[:updates]:
+        for part in chain(*split_update(update, loop.token_budget, loop.accelerator.num_processes)):
             batches.append(range(len(rows), len(rows) + len(part)))
             rows += part
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
-    share = padding_share([batch for batch in batches if batch], *lengths)
+    return padding_share([batch for batch in batches if batch], *lengths)
+
+
+def padding(folder: Path, corpus, accelerator) -> dict:
+    """Return the padding that is logged, what it is, and the last update's seed."""
+    loop = make_loop(folder, {"logging.every_updates": 3, "optimization.max_updates": 3}, corpus, accelerator)
+    share = share_of_padding(loop, 3)
     loop.run()
     return {"logged": logged(folder, "train/padding_share"), "share": share, "seed": torch.initial_seed()}
 
@@ -366,69 +369,75 @@ def as_on_gpus(folder: Path, corpus, accelerator) -> dict:
         loop.engine.decides_on_device = True
         return loop
 
-    folder.mkdir(exist_ok=True)
     compiler = torch.compile
-    with (
-        patch.object(torch, "compile", lambda function, **_: compiler(function, dynamic=True, backend="eager")),
-        patch.object(Feed, "is_ahead", True),
-        patch.object(feed, "pinned", dict),
-    ):
-        straight = make("straight", {})
-        straight.run()
+    # What resumes is not traced as well: that takes seconds for each run.
+    with patch.object(torch, "compile", lambda function, **_: function), ahead():
+        make("straight", {}).run()
         told = make("told", {})
         kept = tell_to_stop(told, told, "_read_results", accelerator)
         end = message_of(told.run)
         make("told", {"resume": True}).run()
+    with (
+        patch.object(torch, "compile", lambda function, **_: compiler(function, dynamic=True, backend="eager")),
+        ahead(),
+    ):
         small = make("small", {"optimization.shrink_token_budget": True})
-        accumulate, sizes = small.engine.accumulate, []
-
-        def run_out_of_memory_once(micro_batches, *args, **kwargs):
-            sizes.append(len(micro_batches))
-            if accelerator.process_index == 1 and len(sizes) == 1:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            return accumulate(micro_batches, *args, **kwargs)
-
-        with patch.object(small.engine, "accumulate", run_out_of_memory_once):
-            small.run()
-    ends = [weights_of(folder / name) for name in ("straight", "told")]
+        run_out_of_memory(small, accelerator, after=0).run()
     return {
-        "losses": logged(folder / "straight", "train/loss"),
-        "told_losses": logged(folder / "told", "train/loss"),
-        "small_losses": logged(folder / "small", "train/loss"),
+        **{f"{name}_losses": logged(folder / name, "train/loss") for name in ("straight", "told", "small")},
         "end": end,
         "kept": kept,
-        "resumed": all(torch.equal(weight, ends[1][name]) for name, weight in ends[0].items()),
-        "is_compiled": straight.engine.body is not None,
+        "resumed": equal(*(weights_of(folder / name) for name in ("straight", "told"))),
+        "is_compiled": small.engine.body is not None,
     }
 
 
-def threads_of_a_stream(folder: Path, corpus, accelerator) -> list[str]:
-    """Return which threads read a stream together with other processes, for GPUs, when its end is known."""
-    assert sum(1 for _ in corpus.updates(0))
-    threads = []
-    with (
-        patch.object(Feed, "is_ahead", True),
-        patch.object(feed, "pinned", lambda tensors: threads.append(threading.current_thread().name) or tensors),
-    ):
-        make_loop(folder, STREAM | {"optimization.max_updates": 2}, corpus, accelerator).run()
-    return threads
+def losses_of_single_rows(folder: Path, accelerator) -> list[float]:
+    """Train on updates of one pair each, which leave every process but one without rows."""
+    # Adam does not mind a gradient half as long; with this epsilon its step is nearly proportional to the gradient.
+    changes = {**PLAIN, "optimization.epsilon": 1e3, "optimization.learning_rate": 300.0}
+    changes |= {"optimization.tokens_per_update": 1, "optimization.max_grad_norm": None}
+    corpus = prepare_corpus(tiny_recipe(folder / "lonely", changes), folder / "plain" / "tokenizer")
+    assert [len(bucket) for bucket in next(iter(corpus.updates(0)))] == [1]
+    make_loop(folder / "lonely", changes, corpus, accelerator).run()
+    return logged(folder / "lonely", "train/loss")
 
 
-def all_checks(folder: Path, corpus, accelerator) -> dict:
-    """Put the processes through everything; each entry of the result is what one function above returned."""
-    streamed = prepare_corpus(tiny_recipe(folder / "streamed", STREAM), folder / "tokenizer-of-streams", accelerator)
-    calls = {
-        "resumed": (resumes, AVERAGED, corpus, accelerator, (1, 4)),
-        "threads": (threads_of_a_stream, streamed, accelerator),
-        "distilled": (distilled, corpus, accelerator, folder / "teacher"),
-        "number": (goes_on_with_another_number, corpus, accelerator, folder / "alone"),
-        "stream": (stream, accelerator),
-        "regular": (regular, accelerator),
-        "sharded": (sharded, corpus, accelerator),
-        "shrunk": (shrinks_together, corpus, accelerator),
-        "skipped": (skips_together, corpus, accelerator),
-        "padding": (padding, corpus, accelerator),
-        "ends": (ends_together, corpus, accelerator),
-        "gpus": (as_on_gpus, corpus, accelerator),
+def measure(folder: Path) -> dict:
+    """Train, validate and translate; return all that must not depend on the number of processes."""
+    recipe = tiny_recipe(folder / "plain", PLAIN)
+    # A finished run dissolves its processes' group, and these have more to do.
+    with patch.object(Accelerator, "end_training"):
+        result = train(recipe)
+    accelerator = make_accelerator(recipe.optimization)
+    translator = Translator.from_pretrained(result.folder, "cpu")
+    sources = [pair["source"] for pair in result.corpus.validation_pairs[:9]]
+    loss = validation_loss(translator.model, result.corpus.validation, 300, accelerator)
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    losses = *logged(folder / "plain", "validation/loss"), result.metrics["validation"]["loss"], loss
+    return {
+        "processes": [accelerator.num_processes, result.processes, world],
+        "training_losses": logged(folder / "plain", "train/loss"),
+        "validation_losses": losses,
+        "scores": [*logged(folder / "plain", "validation/chrf"), result.metrics["small"]["chrf"]],
+        "count": result.metrics["small"]["count"],
+        "translations": translate_on_ranks(translator, sources, accelerator, max_new_tokens=12),
+        "target_tokens": result.progress.target_tokens,
+        "losses_of_single_rows": losses_of_single_rows(folder, accelerator),
     }
-    return {name: check(folder / name, *given) for name, (check, *given) in calls.items()}
+
+
+def main(folder: Path) -> None:
+    """Measure, and put the processes through all checks; each entry is what one function above returned."""
+    measured = measure(folder)
+    recipe = tiny_recipe(folder / "plain", PLAIN)
+    accelerator = make_accelerator(recipe.optimization)
+    corpus = prepare_corpus(recipe, folder / "plain" / "tokenizer", accelerator)
+    checks = {"distilled": distilled, "number": goes_on_with_another_number, "sharded": sharded}
+    checks |= {"shrunk": shrinks_together, "skipped": skips_together, "padding": padding}
+    checks |= {"ends": ends_together, "gpus": as_on_gpus}
+    measured |= {name: check(folder / name, corpus, accelerator) for name, check in checks.items()}
+    measured |= {
+        name: check(folder / name, accelerator) for name, check in {"stream": stream, "regular": regular}.items()
+    }
+    (folder / f"result-{torch.distributed.get_rank()}.json").write_text(json.dumps(measured))

@@ -1,7 +1,9 @@
 """Recipes of runs that take a second, and what several test files do with them."""
 
 import json
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -56,6 +58,17 @@ def around(owner, name: str, before: Callable[[], object] | None = None, after: 
         return result
 
     setattr(owner, name, call)
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """End every file that is written at a size, as at the end of a disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def saved_updates(folder: Path) -> list[int]:

@@ -1,7 +1,7 @@
 """How a GPU trains, tried on the CPU: a compiled body, rows end to end, updates made ahead, results read late."""
 
 import logging
-import math
+import random
 import signal
 import threading
 import time
@@ -11,8 +11,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
+from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.micro_batches import split_update
 from heedful.training import model_of_recipe
 from heedful.training.loop import feed
@@ -22,8 +25,9 @@ from heedful.training.loop.feed import Feed
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.speed import compilation
 from heedful.training.speed.compilation import CompiledBody
+from heedful.training.speed.end_to_end import laid_end_to_end
 from heedful.training.speed.made_ahead import AHEAD, made_ahead
-from process_checks import equal, weights_of
+from process_checks import equal, spoil, weights_of
 from rows_attention import varlen_attn
 from tiny_runs import around, logged, saved_updates
 
@@ -149,7 +153,7 @@ def body_of(make_loop, changes, processes=1, is_sharded=False, packs=True):
     return compilation.body_of(network, loop.settings, fake_gpu(processes), is_sharded, packs)
 
 
-def test_auto_compiles_on_a_gpu_where_a_run_is_long_enough(make_loop, monkeypatch, caplog):
+def test_auto_compiles_where_a_run_is_long_enough_and_into_graphs_in_one_process(make_loop, monkeypatch, caplog):
     monkeypatch.setattr(compilation, "peak_operations", lambda device: 989e12)
     caplog.set_level(logging.INFO)
     for changes, message in (
@@ -163,15 +167,11 @@ def test_auto_compiles_on_a_gpu_where_a_run_is_long_enough(make_loop, monkeypatc
         body = body_of(make_loop, {f"optimization.{name}": value for name, value in changes.items()})
         assert message in caplog.text
         assert (body is not None) == ("the step is compiled" in message)
-
-
-def test_graphs_are_for_one_process_and_few_shapes_and_shards_are_not_compiled(make_loop, monkeypatch, caplog):
     monkeypatch.setattr(compilation, "peak_operations", lambda device: None)
-    caplog.set_level(logging.INFO)
     long = {"optimization.max_updates": 20_000}
     assert not body_of(make_loop, long, processes=2).uses_graphs
-    for given, reason in (({"is_sharded": True}, "weights are sharded"), ({"packs": False}, "rows are padded")):
-        assert body_of(make_loop, long, **given) is None
+    for more, reason in (({"is_sharded": True}, "weights are sharded"), ({"packs": False}, "rows are padded")):
+        assert body_of(make_loop, long, **more) is None
         assert f"the step is not compiled: {reason}" in caplog.text
 
 
@@ -274,14 +274,6 @@ def late(loop):
     return loop
 
 
-def spoil(loop, updates):
-    def poison():
-        if loop.progress.update + 1 in updates:
-            next(iter(loop.engine.parameters)).grad[0, 0] = math.nan
-
-    around(loop.engine, "accumulate", after=poison)
-
-
 def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(make_loop, tmp_path, caplog):
     changes = {"optimization.skip_nonfinite_updates": 1, "logging.every_updates": 2, "optimization.max_updates": 4}
     loops = make_loop(changes, folder=tmp_path / "waiting"), late(make_loop(changes))
@@ -355,3 +347,51 @@ def test_many_models_of_one_process_are_compiled(quick_compiler):
     for _ in range(20):
         CompiledBody(Doubling())(input_ids=ids, decoder_input_ids=ids.clone())
     assert counters["stats"]["unique_graphs"] == 20
+
+
+PAD, START = 0, 1
+TOKENS = st.lists(st.integers(3, 99), min_size=1, max_size=300)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=20), budget=st.sampled_from([8, 2000, 100_000]))
+def test_each_row_is_there_with_its_positions_and_what_stands_before_its_labels(rows, budget):
+    batch = laid_end_to_end([{"input_ids": source, "labels": target} for source, target in rows], budget, PAD, START)
+    packing, real = batch["packing"], [sum(map(len, side)) for side in zip(*rows, strict=True)]
+    bounds = packing.source.bounds.tolist(), packing.states.bounds.tolist()
+    for number, (source, target) in enumerate(rows):
+        own, other = (slice(*each[number : number + 2]) for each in bounds)
+        assert batch["input_ids"][0, own].tolist() == source
+        assert batch["labels"][0, other].tolist() == target
+        assert batch["decoder_input_ids"][0, other].tolist() == [START, *target[:-1]]
+        assert packing.source.positions[0, own].tolist() == list(range(len(source)))
+        assert packing.states.positions[0, other].tolist() == list(range(len(target)))
+    assert (batch["input_ids"][0, real[0] :] == PAD).all()
+    assert (batch["labels"][0, real[1] :] == -100).all()
+    sides = (packing.source, batch["input_ids"], real[0]), (packing.states, batch["labels"], real[1])
+    for side, ids, count in sides:
+        lengths = side.bounds.diff()
+        assert side.shape == ids.shape
+        assert (side.bounds[-1], side.bounds.dtype) == (ids.shape[1], torch.int32)
+        assert 0 <= lengths.min() <= lengths.max() <= side.longest
+        assert ids.shape[1] % 64 == 0
+        assert 16 <= ids.shape[1] - count < 2048 + 16
+    # Where a row has a token on one side it has one on the other: no query is without a key.
+    assert ((packing.source.bounds.diff() > 0) == (packing.states.bounds.diff() > 0)).all()
+
+
+def test_an_epoch_has_few_shapes_and_little_that_fills_up():
+    draw = random.Random(0)
+    source = [max(2, int(draw.lognormvariate(2.6, 0.5))) for _ in range(20_000)]
+    target = [max(2, int(length * draw.uniform(0.7, 1.4))) for length in source]
+    shapes, computed, padded = set(), 0, set()
+    batches = UpdateBatches(source, target, BatchingSettings(8192))
+    for epoch in range(3):
+        for (bucket,) in batches.epoch(epoch):
+            rows = [{"input_ids": [5] * source[row], "labels": [6] * target[row]} for row in bucket]
+            batch = laid_end_to_end(rows, 8192, PAD, START)
+            shapes.add((batch["input_ids"].shape[1], batch["labels"].shape[1], len(batch["packing"].source.bounds)))
+            computed += batch["input_ids"].numel() + batch["labels"].numel()
+            padded.add((len(bucket), max(source[row] for row in bucket), max(target[row] for row in bucket)))
+    assert computed < 1.1 * 3 * (sum(source) + sum(target))
+    assert 4 * len(shapes) < len(padded)

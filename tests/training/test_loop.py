@@ -1,18 +1,42 @@
+"""The loop: its schedule, its validations, what it logs, keeps and publishes, and what ends it."""
+
+import itertools
 import logging
 import math
 import os
+import re
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.fast_paths_heed import runs_known_code
-from heedful.training.loop import validation
+from heedful.training.loop import feed, validation
+from heedful.training.loop import loop as loop_module
+from heedful.training.loop.monitoring import training_values
+from heedful.training.loop.schedule import learning_rate, make_optimizer
 from heedful.training.loop.validation import METRICS, validation_loss
+from heedful.training.objectives.moving_average import MovingAverage
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
-from process_checks import equal, weights_of
+from heedful.training.recipe import OptimizationRecipe
+from heedful.training.run import train
+from heedful.training.run_folder.checkpoints import (
+    checkpoint_path,
+    find_damage,
+    list_checkpoints,
+    load_progress,
+    published_checkpoints,
+)
+from heedful.training.run_folder.progress import new_window
+from heedful.training.speed import throughput
+from heedful.training.speed.throughput import operations_of_pairs
+from process_checks import equal, rows_of, share_of_padding, weights_of
 from tiny_runs import around, logged, saved_updates, tiny_recipe
 
 
@@ -45,24 +69,6 @@ def test_a_run_may_be_resumed_before_it_began_and_after_its_end(make_loop, tmp_p
     assert "nothing is left to train: the run has ended, after 2 updates" in caplog.text
     assert saved_updates(folder) == [2]
     assert equal(weights_of(folder, 2), before)
-
-
-def test_a_damaged_newest_checkpoint_is_replaced_by_the_resumed_run(make_loop, tmp_path):
-    folder = tmp_path / "run"
-    make_loop({"checkpoints.every_updates": 3}).run()
-    expected = weights_of(folder, 6)
-    damaged = checkpoint_path(folder / "checkpoints", 6)
-    content = bytearray((damaged / "model.safetensors").read_bytes())
-    content[-5] ^= 0x40
-    (damaged / "model.safetensors").write_bytes(content)
-    half_written = folder / "checkpoints" / ".update-00000007.abcdefgh.partial"
-    half_written.mkdir()
-    loop = make_loop({"checkpoints.every_updates": 3, "resume": True})
-    assert loop.progress.update == 3
-    loop.run()
-    assert find_damage(damaged) is None
-    assert equal(weights_of(folder, 6), expected)
-    assert not half_written.exists()
 
 
 def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not_keep_the_run_from_saving(make_loop, tmp_path):
@@ -113,14 +119,6 @@ def test_the_last_weights_are_validated_before_the_best_is_chosen(make_loop, mon
     assert loop.run().best == progress.best
 
 
-def test_patience_ends_the_run_after_so_many_validations_without_improvement(make_loop, monkeypatch):
-    values = iter([3.0, 2.0, 2.5, 2.1, 1.0])
-    monkeypatch.setattr(validation, "validation_loss", lambda *_: next(values))
-    changes = {"optimization.max_updates": 50, "validation.every_updates": 2, "validation.patience": 2}
-    progress = make_loop(changes).run()
-    assert (progress.update, progress.best) == (8, [(2.0, 4)])
-
-
 @pytest.mark.parametrize(("select", "best"), [("chrf", (30.0, 2)), ("token_error_rate", (10.0, 1))])
 def test_scores_are_better_when_higher_and_error_rates_when_lower(make_loop, monkeypatch, select, best):
     changes = {"validation.every_updates": 1, "validation.sentences": 2, "validation.select": select}
@@ -148,25 +146,12 @@ def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corp
     assert losses[0] == pytest.approx(total / count, rel=1e-5)
 
 
-def test_a_stream_gives_every_pair_once_an_epoch_and_trains(make_loop, corpus, tmp_path):
-    changes = {"data.streaming": True, "data.pool_size": 70, "tokenizer.path": None}
+def test_a_stream_gives_the_rows_of_the_corpus_in_every_epoch_and_counts_them(corpus, tmp_path):
+    changes = {"data.streaming": True, "data.pool_size": 70}
     streamed = prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "tokenizer")
-
-    def rows_of(data, epoch):
-        buckets = [bucket for update in data.updates(epoch) for bucket in update]
-        for bucket in buckets:
-            longest = [max(len(row[side]) for row in bucket) for side in ("input_ids", "labels")]
-            assert len(bucket) * sum(longest) <= 2000
-        return sorted((*row["input_ids"], -1, *row["labels"]) for bucket in buckets for row in bucket)
-
     assert streamed.pairs is None
-    assert len(rows_of(streamed, 0)) == corpus.pairs
-    assert rows_of(streamed, 0) == rows_of(streamed, 1) == rows_of(corpus, 0)
+    assert sorted(rows_of(streamed, 0)) == sorted(rows_of(streamed, 1)) == sorted(rows_of(corpus, 0))
     assert streamed.pairs == corpus.pairs  # as it was read to its end
-    changes |= {"optimization.max_updates": 10, "optimization.learning_rate": 0.012}
-    assert make_loop(changes, data=streamed).run().update == 10
-    losses = logged(tmp_path / "run", "train/loss")
-    assert losses[-1] < 0.85 * losses[0]
 
 
 def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one_autocast(make_loop, monkeypatch):
@@ -208,3 +193,230 @@ def test_the_loop_asks_for_no_logits(make_loop):
     )
     loop.run()
     assert set(kept) == {False}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_average_is_the_weighted_sum_of_all_weights_there_were_in_float32(dtype):
+    layer = torch.nn.Linear(2, 1, bias=False).to(dtype)
+    average = MovingAverage(layer, decay=0.5)
+    assert average.weights["weight"].dtype == torch.float32
+    expected = layer.weight.detach().clone().float()
+    for number in range(1, 30):
+        with torch.no_grad():
+            layer.weight += number
+        average.update(number)
+        decay = min(0.5, (1 + number) / (10 + number))
+        expected = decay * expected + (1 - decay) * layer.weight.detach().float()
+        torch.testing.assert_close(average.weights["weight"], expected)
+    assert decay == 0.5
+
+
+def test_a_run_gives_the_average_the_number_of_its_update(make_loop):
+    loop = make_loop({"optimization.ema_decay": 0.9, "checkpoints.publish": "ema", "optimization.max_updates": 1})
+    before = {name: weight.detach().clone() for name, weight in loop.engine.model.named_parameters()}
+    loop.run()
+    averages = loop.engine.moving_average.weights
+    for name, weight in loop.engine.model.named_parameters():
+        torch.testing.assert_close(averages[name], 2 / 11 * before[name] + 9 / 11 * weight.detach())
+
+
+AVERAGED = {"optimization.ema_decay": 0.6, "checkpoints.publish": "ema", "validation.every_updates": 3}
+
+
+def test_validation_measures_the_average_and_leaves_the_weights_alone(make_loop, corpus, tmp_path):
+    loop, plain = make_loop(AVERAGED), make_loop({"validation.every_updates": 3}, tmp_path / "plain")
+    loop.run()
+    plain.run()
+    network, of_all = loop.engine.network, (corpus.validation, 1000)
+    measured = logged(tmp_path / "run", "validation/loss")[-1]
+    by_hand = validation_loss(network, *of_all, loop.accelerator)
+    assert abs(measured - by_hand) > 1e-3
+    assert logged(tmp_path / "plain", "validation/loss")[-1] == pytest.approx(by_hand, rel=1e-6)
+    assert logged(tmp_path / "plain", "train/loss") == logged(tmp_path / "run", "train/loss")
+    network.load_state_dict(loop.engine.moving_average.weights, strict=False)
+    assert validation_loss(network, *of_all, loop.accelerator) == pytest.approx(measured, rel=1e-6)
+
+
+def test_the_published_weights_are_the_moving_average_where_the_recipe_says_so(tmp_path):
+    recipe = tiny_recipe(tmp_path / "run", AVERAGED)
+    result = train(recipe)
+    published = load_file(result.folder / "model.safetensors")
+    path = checkpoint_path(tmp_path / "run/checkpoints", 6)
+    average = load_file(path / "training_state/moving_average.safetensors")
+    assert equal(published, average)
+    assert not equal(load_file(path / "model.safetensors"), average)
+
+
+def test_the_last_checkpoints_and_the_best_are_kept_and_those_published_that_the_recipe_says(tmp_path, monkeypatch):
+    values = itertools.chain([5.0, 4.0, 1.0, 6.0, 2.0, 7.0], itertools.repeat(8.0))
+    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
+    changes = {"optimization.max_updates": 7, "validation.every_updates": 1, "checkpoints.every_updates": 2}
+    changes |= {"checkpoints.keep_best": 2, "checkpoints.keep_last": 2}
+    for publish, updates in {"average_best": (3, 5), "average": (6, 7), "best": (3,), "last": (7,)}.items():
+        changes |= {"checkpoints.publish": publish, "resume": publish != "average_best"}
+        result = train(tiny_recipe(tmp_path / "run", changes))
+        assert result.progress.best == [(1.0, 3), (2.0, 5)]
+        paths = dict(list_checkpoints(tmp_path / "run/checkpoints"))
+        # The two newest are the regular one of update 6 and the end of the run; two others had the best losses.
+        assert list(paths) == [3, 5, 6, 7]
+        assert [find_damage(path) for path in paths.values()] == [None] * 4
+        weights = [load_file(paths[update] / "model.safetensors") for update in updates]
+        exact = {"rtol": 0, "atol": 0} if len(updates) == 1 else {}
+        for name, weight in load_file(result.folder / "model.safetensors").items():
+            torch.testing.assert_close(weight, sum(each[name] for each in weights) / len(weights), **exact)
+
+
+def settings(schedule, **changes):
+    return OptimizationRecipe(**{"schedule": schedule, "max_updates": 1000, "warmup_updates": 100, **changes})
+
+
+@given(st.integers(1, 10**6), st.integers(1, 4096), st.integers(1, 20_000), st.floats(1e-3, 10))
+def test_the_papers_schedule_is_equation_3(update, d_model, warmup, factor):
+    paper = settings("paper", warmup_updates=warmup, learning_rate=factor)
+    expected = factor * d_model**-0.5 * min(update**-0.5, update * warmup**-1.5)
+    assert learning_rate(update, paper, d_model) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_papers_base_model_peaks_at_update_4000_with_seven_ten_thousandths():
+    paper = OptimizationRecipe(max_updates=100_000)
+    rates = {update: learning_rate(update, paper, 512) for update in range(1, 12_001)}
+    assert max(rates, key=rates.get) == 4000
+    assert rates[4000] == pytest.approx(6.98771e-4, rel=1e-5)
+    assert rates[1] == pytest.approx(rates[4000] / 4000)
+
+
+SHAPES = {  # 300 updates after the warm-up, and at the end
+    "inverse_sqrt": (0.5, math.sqrt(0.1)),
+    "constant": (1.0, 1.0),
+    "linear": (2 / 3, 0.0),
+    "cosine": (0.75, 0.0),
+}
+
+
+def test_all_other_schedules_rise_linearly_and_have_their_own_shapes_after_the_warm_up():
+    for schedule, (after, end) in SHAPES.items():
+        rates = [learning_rate(update, settings(schedule, learning_rate=0.5), 512) for update in (1, 50, 99, 100)]
+        assert rates == pytest.approx([0.005, 0.25, 0.495, 0.5])
+        assert learning_rate(400, settings(schedule), 512) == pytest.approx(after)
+        assert learning_rate(1000, settings(schedule), 512) == pytest.approx(end, abs=1e-12)
+        assert learning_rate(5000, settings(schedule), 512) <= end + 1e-12
+
+
+def test_without_warm_up_the_first_update_has_the_highest_rate():
+    for schedule in ("paper", *SHAPES):
+        rates = [learning_rate(update, settings(schedule, warmup_updates=0), 1) for update in range(1, 1000)]
+        assert rates[0] == max(rates) == pytest.approx(1.0, abs=2e-3)
+        assert min(rates) >= 0
+
+
+def test_adam_has_the_papers_constants():
+    model = torch.nn.Linear(3, 2)
+    model.weight.requires_grad_(False)
+    optimizer = make_optimizer(model, OptimizationRecipe(max_updates=1))
+    assert type(optimizer) is torch.optim.Adam
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.9, 0.98)}
+    assert {group["eps"] for group in optimizer.param_groups} == {1e-9}
+    assert [group["params"] for group in optimizer.param_groups] == [[model.bias]]  # frozen weights are left out
+
+
+def test_adamw_decays_matrices_and_no_vector():
+    model = torch.nn.Linear(3, 2)
+    optimizer = make_optimizer(model, OptimizationRecipe(optimizer="adamw", weight_decay=0.1, max_updates=1))
+    assert type(optimizer) is torch.optim.AdamW
+    decays = {parameter: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    assert decays == {model.weight: 0.1, model.bias: 0.0}
+
+
+def test_values_are_ratios_of_the_sums():
+    window = new_window() | {"loss": 30.0, "target_tokens": 20.0, "tokens": 36.0, "padded_tokens": 40.0}
+    window |= {"gradient_norm": 5.0, "updates": 2.0, "seconds": 4.0, "waiting_seconds": 1.0}
+    assert training_values(window) == {
+        "train/loss": 1.5,
+        "train/perplexity": pytest.approx(math.exp(1.5)),
+        "train/gradient_norm": 2.5,
+        "train/target_tokens_per_s": 5.0,
+        "train/padding_share": pytest.approx(0.1),
+        "train/waiting_share": 0.25,
+    }
+    values = training_values(new_window())  # no update at all
+    assert "train/target_tokens_per_s" in values
+    assert not {"train/loss", "train/perplexity", "train/gradient_norm"} & values.keys()
+    assert all(math.isfinite(value) for value in values.values())
+
+
+def test_logged_values_are_those_of_all_tokens_and_the_gradients_norm_is_that_before_clipping(make_loop, tmp_path):
+    norms, changes = {}, {"optimization.token_budget": 500, "optimization.max_updates": 3}
+    for limit in (0.01, None):
+        loop = make_loop(changes | {"optimization.max_grad_norm": limit}, tmp_path / str(limit))
+        weights, found = list(loop.engine.model.parameters()), norms.setdefault(limit, [])
+
+        def look(weights=weights, found=found):
+            found.append(torch.cat([weight.grad.flatten() for weight in weights]).norm().item())
+
+        around(loop.engine.optimizer, "step", before=look)
+        loop.run()
+    assert norms[0.01] == pytest.approx([0.01] * 3, rel=1e-3)
+    free, clipped = (logged(tmp_path / name, "train/gradient_norm") for name in ("None", "0.01"))
+    assert free == pytest.approx(norms[None], rel=1e-5)
+    assert clipped[0] == pytest.approx(free[0], rel=1e-6)
+    names = "perplexity", "learning_rate", "target_tokens_per_s", "padding_share", "waiting_share", "skipped_updates"
+    values = {name: logged(tmp_path / "None", f"train/{name}") for name in (*names, "loss")}
+    assert {name: len(found) for name, found in values.items()} == dict.fromkeys(values, 3)
+    assert values["perplexity"] == pytest.approx([math.exp(loss) for loss in values["loss"]])
+    # And of several updates those of all their tokens.
+    updates = list(loop.corpus.updates(0))[:3]
+    counts = [sum(len(row["labels"]) for bucket in update for row in bucket) for update in updates]
+    make_loop(changes | {"logging.every_updates": 3}, tmp_path / "several").run()
+    mean = sum(loss * count for loss, count in zip(values["loss"], counts, strict=True)) / sum(counts)
+    assert len(set(counts)) > 1
+    assert logged(tmp_path / "several", "train/loss") == [pytest.approx(mean, rel=1e-9)]
+    padding = share_of_padding(loop, 3)
+    assert padding > 0.01
+    assert logged(tmp_path / "several", "train/padding_share") == [pytest.approx(padding)]
+
+
+def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
+    clock = SimpleNamespace(now=0.0)
+
+    def taking(seconds, function):
+        return lambda *given: setattr(clock, "now", clock.now + seconds) or function(*given)
+
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(feed, "collate", taking(3, feed.collate))
+    loop = make_loop({"optimization.max_updates": 2})
+    monkeypatch.setattr(loop.engine, "step", taking(1, loop.engine.step))
+    loop.run()
+    shares = logged(tmp_path / "run", "train/waiting_share")
+    assert len(shares) == 2
+    assert all(0.7 < share < 1 for share in shares)  # 3 seconds of 4 with one micro-batch, more with several
+
+
+def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_multiplied_with():
+    layers, width, inner, vocabulary = 2, 16, 24, 50
+    stack = {"layers": layers, "ffn_dim": inner, "attention_heads": 2}
+    sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in stack.items()}
+    for options in ({}, {"tie_output_embeddings": False}, {"position_encoding": "learned"}):
+        model = HeedForConditionalGeneration(HeedConfig(vocab_size=vocabulary, d_model=width, **sizes, **options))
+        of_source = layers * (4 * width**2 + 2 * width * inner) + 2 * layers * width**2
+        of_target = layers * (6 * width**2 + 2 * width * inner) + width * vocabulary
+        assert operations_of_pairs(model, 30, 20) == 6 * (30 * of_source + 20 * of_target)
+
+
+def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(make_loop, monkeypatch, tmp_path):
+    monkeypatch.setattr(throughput, "peak_operations", lambda device: 1e12)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1.25 * 2**30)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    loop = make_loop({"optimization.max_updates": 2})
+    of_log = SimpleNamespace(device=torch.device("cuda"), num_processes=1, is_main_process=True)
+    of_log.log = loop.accelerator.log
+    loop.log.accelerator = of_log
+    write, told = loop.log.write_training, []
+    monkeypatch.setattr(loop.log, "write_training", lambda *given: told.append(write(*given)) or told[-1])
+    loop.run()
+    shares = logged(tmp_path / "run", "train/model_flops_utilization")
+    assert len(shares) == 2
+    speeds = logged(tmp_path / "run", "train/target_tokens_per_s")
+    per_token = operations_of_pairs(loop.engine.network, 0, 1)
+    assert all(share > speed * per_token / 1e12 for share, speed in zip(shares, speeds, strict=True))
+    assert logged(tmp_path / "run", "train/peak_memory_gib") == [1.25] * 2
+    assert re.fullmatch(r"loss \d.\d+, [\d,]+ target tokens/s, \d+% of the card's peak, 1.2 GiB, waits \d+%", told[-1])

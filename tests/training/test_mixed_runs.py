@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from heedful import TokenizerPair
+from heedful import HeedConfig, TokenizerPair
+from heedful.data.mixture import AugmentationRules
 from heedful.data.sources import read_pairs
 from heedful.diagnosis.doctor import diagnose
 from heedful.training.preparation import prepare_corpus
@@ -224,3 +225,15 @@ def test_files_and_columns_of_parts_are_those_beside_the_recipe(tmp_path, monkey
     assert (part.train, part.source, part.target, part.tag) == ("recipes/b.tsv", "1", "2", "bt")
     assert read_recipe("recipes/mine.yaml", ["data.mixture.b.train=b.tsv"]).data.mixture["b"].train == "b.tsv"
     assert read_recipe("recipes/mine.yaml", ["data.folder=x"]).data.parts["data.mixture.b"].train == "x/b.tsv"
+
+
+def test_the_keys_of_the_guide_exist(tmp_path):
+    rows = re.findall(r"^\| (`.*?) \|", GUIDE, re.MULTILINE)
+    keys = [key for row in rows for key in re.findall(r"`(\S+?)[:`]", row)]
+    assert len(keys) >= 10
+    for key in keys:
+        part, _, name = key.rpartition(".")
+        if part in ("optimization", "tokenizer"):
+            assert hasattr(getattr(tiny_recipe(tmp_path), part), name)
+        else:
+            assert hasattr(HeedConfig(), name) or hasattr(AugmentationRules(), name)

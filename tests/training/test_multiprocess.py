@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 import forked
-import process_run
+import process_checks
 from heedful.training.loop.loop import seed_of_update
 from heedful.training.preparation import prepare_corpus
 from process_checks import (
@@ -38,14 +38,8 @@ def two(tmp_path_factory, corpus):
     begun, accelerator = {**NO_DROPOUT, "optimization.max_updates": 3}, Accelerator(cpu=True)
     make_loop(folder / "alone", begun, corpus, accelerator).run()
     write_teacher(folder / "teacher", corpus.tokenizers)
-    forked.run(2, folder, process_run.main, folder)
+    forked.run(2, folder, process_checks.main, folder)
     return folder, [json.loads((folder / f"result-{rank}.json").read_text()) for rank in (0, 1)]
-
-
-@pytest.fixture
-def checks(two):
-    """What came of `all_checks` in each process."""
-    return [measured["checks"] for measured in two[1]]
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +47,14 @@ def one(tmp_path_factory):
     AcceleratorState._reset_state(reset_partial_state=True)
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("one")
-    return folder, process_run.measure(folder)
+    return folder, process_checks.measure(folder)
 
 
 def test_there_are_two_processes_of_which_one_writes_for_both(two, one):
-    for measured in two[1]:
-        assert [measured[name] for name in measured if name.startswith("processes")] == [2, 2, 2]
-    assert one[1]["processes"] == one[1]["processes_of_torch"] == 1
+    assert [measured["processes"] for measured in (*two[1], one[1])] == [[2] * 3, [2] * 3, [1] * 3]
     names = {path.name for path in (two[0] / "plain").iterdir()}
     assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model"}
-    assert len((two[0] / "plain/log.jsonl").read_text().splitlines()) == END + 1
+    assert len((two[0] / "plain/log.jsonl").read_text().splitlines()) == END + 2
 
 
 def test_training_losses_are_the_same(two, one):
@@ -87,37 +79,33 @@ def test_translations_and_scores_are_the_same_and_in_order(two, one):
         assert measured["count"] == 7
 
 
-def test_two_processes_resume_bit_for_bit_after_any_update(checks):
-    assert [check["resumed"] for check in checks] == [[1, 4]] * 2
-
-
-def test_what_regularizes_resumes_bit_for_bit_and_draws_the_same_rows_on_every_process(checks, tmp_path):
+def test_what_regularizes_resumes_bit_for_bit_and_draws_the_same_rows_on_every_process(two, tmp_path):
     corpus = prepare_corpus(tiny_recipe(tmp_path, {**REGULAR, **STREAM}), tmp_path / "tokenizer")
     rows = rows_of(corpus, 1)
     mixed = list(prepare_corpus(tiny_recipe(tmp_path, SEVERAL), tmp_path / "tagged").updates(1))
     alone = make_loop(tmp_path / "rows", {**R_DROP, **STREAM}, corpus, Accelerator(cpu=True))
     with_stand_in_for_dropout(alone).run()
-    for check in checks:
-        assert check["regular"]["exact"] == [4]
+    for check in two[1]:
+        assert check["regular"]["exact"]
         assert check["regular"]["rows"] == rows
         assert check["regular"]["mixed"] == mixed
-        for name, losses in zip(("train/loss", "train/r_drop"), check["regular"]["losses"], strict=True):
-            assert losses == pytest.approx(logged(tmp_path / "rows", name), rel=1e-4)
+        for losses, expected in zip(check["regular"]["losses"], losses_of(tmp_path / "rows"), strict=True):
+            assert losses == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_teacher_is_followed_by_two_processes_as_by_one_and_resumed_bit_for_bit(checks, two, corpus, tmp_path):
-    changes = {"optimization.distillation": str(two[0] / "teacher"), "optimization.r_drop": 5.0}
+def test_two_processes_follow_a_teacher_as_one_does_and_resume_bit_for_bit_after_any_update(two, corpus, tmp_path):
+    changes = {**R_DROP, "optimization.distillation": str(two[0] / "teacher")}
     with_stand_in_for_dropout(make_loop(tmp_path / "alone", changes, corpus, Accelerator(cpu=True))).run()
-    for check in checks:
-        assert check["distilled"]["exact"] == [3]
+    for check in two[1]:
+        assert check["distilled"]["exact"]
         for losses, alone in zip(check["distilled"]["losses"], losses_of(tmp_path / "alone"), strict=True):
             assert losses == pytest.approx(alone, rel=1e-4)
 
 
-def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, checks, corpus):
-    straight = one[1]["no_dropout_losses"]
+def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, corpus):
+    straight = one[1]["training_losses"]
     assert len(straight) == END
-    for check in checks:
+    for check in two[1]:
         assert check["number"]["before"] == 3
         assert check["number"]["losses"] == pytest.approx(straight, rel=1e-5)
     changes = {**NO_DROPOUT, "resume": True}
@@ -128,7 +116,7 @@ def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, che
     assert logged(folder, "train/loss") == pytest.approx(straight, rel=1e-5)
 
 
-def test_a_stream_is_encoded_in_shares_and_comes_whole_to_every_process(two, checks, tmp_path):
+def test_a_stream_is_encoded_in_shares_and_comes_whole_to_every_process(two, tmp_path):
     recipe = tiny_recipe(tmp_path, {**STREAM, "data.max_source_tokens": 30, "data.train": "builtin:train:301"})
     alone = prepare_corpus(recipe, two[0] / "stream" / "tokenizer")
     expected = rows_of(alone, 0)
@@ -136,15 +124,15 @@ def test_a_stream_is_encoded_in_shares_and_comes_whole_to_every_process(two, che
     too_long = kept - len(expected)
     assert too_long > 10
     assert len(expected) > 100
-    for check in checks:
+    for check in two[1]:
         assert (check["stream"]["rows"], check["stream"]["too_long"]) == (expected, too_long)
-    shares = [check["stream"]["encoded"] for check in checks]
+    shares = [check["stream"]["encoded"] for check in two[1]]
     assert sum(shares) == kept
     assert max(shares) <= kept / 2 + 32
 
 
-def test_sharded_weights_are_in_parts_and_train_to_the_same(checks):
-    for rank, check in enumerate(checks):
+def test_sharded_weights_are_in_parts_and_train_to_the_same(two):
+    for rank, check in enumerate(two[1]):
         sharded = check["sharded"]
         assert len(sharded["shares"]) == sharded["parameters"] > 20
         assert max(sharded["shares"]) <= 0.75
@@ -155,30 +143,30 @@ def test_sharded_weights_are_in_parts_and_train_to_the_same(checks):
         assert sharded["difference"] < 1e-4
 
 
-def test_a_checkpoint_of_sharded_weights_is_an_ordinary_folder_and_resumes_bit_for_bit(checks):
-    for check in checks:
+def test_a_checkpoint_of_sharded_weights_is_an_ordinary_folder_and_resumes_bit_for_bit(two):
+    for check in two[1]:
         sharded = check["sharded"]
         assert sharded["class"] == "HeedForConditionalGeneration"
         assert {"model.safetensors", "config.json", "tokenizer.json", "modeling_heed.py"} <= set(sharded["files"])
-        assert sharded["exact"] == [3]
+        assert sharded["exact"]
 
 
-def test_sharded_and_whole_runs_go_on_with_each_other(checks, one):
+def test_sharded_and_whole_runs_go_on_with_each_other(two, one):
     """And memory that runs out in one process shrinks the budget of both."""
-    assert [check["shrunk"]["budget"] for check in checks] == [350, 350]
-    for check in checks:
+    assert [check["shrunk"]["budget"] for check in two[1]] == [350, 350]
+    for check in two[1]:
         for losses in (check["sharded"]["mixed_losses"], check["shrunk"]["losses"]):
-            assert losses == pytest.approx(one[1]["no_dropout_losses"], rel=1e-5)
+            assert losses == pytest.approx(one[1]["training_losses"], rel=1e-5)
 
 
-def test_an_update_that_is_spoilt_in_one_process_is_skipped_by_both(checks):
-    assert [check["skipped"]["skipped"] for check in checks] == [1, 1]
-    assert [check["skipped"]["update"] for check in checks] == [END, END]
-    assert checks[0]["skipped"]["sum"] == checks[1]["skipped"]["sum"]
+def test_an_update_that_is_spoilt_in_one_process_is_skipped_by_both(two):
+    assert [check["skipped"]["skipped"] for check in two[1]] == [1, 1]
+    assert [check["skipped"]["update"] for check in two[1]] == [END, END]
+    assert two[1][0]["skipped"]["sum"] == two[1][1]["skipped"]["sum"]
 
 
-def test_whatever_ends_a_run_is_decided_once_for_all_processes(checks):
-    for check in checks:
+def test_whatever_ends_a_run_is_decided_once_for_all_processes(two):
+    for check in two[1]:
         assert check["ends"]["late"] == 3
         assert check["ends"]["patient"] == 4
         assert check["ends"]["told"] == "stopped after update 3; continue with resume=true"
@@ -187,23 +175,25 @@ def test_whatever_ends_a_run_is_decided_once_for_all_processes(checks):
         assert "a weight is not finite" in check["ends"]["poisoned"]
 
 
-def test_gpus_train_compiled_on_updates_made_ahead_and_stop_together_one_update_late(checks, one):
-    mean = sum(one[1]["no_dropout_losses"]) / END
-    for check in checks:
+def test_gpus_train_compiled_on_updates_made_ahead_and_stop_together_one_update_late(two, one):
+    mean = sum(one[1]["training_losses"]) / END
+    for check in two[1]:
         found = check["gpus"]
         assert found["is_compiled"]
-        assert found["losses"] == [pytest.approx(mean, rel=2e-3)]  # a mean over tokens, not over updates
+        assert found["straight_losses"] == [pytest.approx(mean, rel=2e-3)]  # a mean over tokens, not over updates
         # Told in update 2, before the third is taken; heard when its result is read, which is during the fourth.
         assert found["end"] == "stopped after update 4; continue with resume=true"
         assert found["kept"][:3] == [1, 1, 1]
         assert found["resumed"]
-        assert found["told_losses"] == found["losses"]  # the checkpoint knows the fourth update's too
-        assert found["small_losses"] == pytest.approx(found["losses"], rel=1e-5)  # warmed up in too little memory
+        assert found["told_losses"] == found["straight_losses"]  # the checkpoint knows the fourth update's too
+        assert found["small_losses"] == pytest.approx(
+            found["straight_losses"], rel=1e-5
+        )  # warmed up in too little memory
 
 
-def test_the_padding_of_all_processes_is_logged_and_each_draws_its_own_random_numbers(checks):
-    assert [check["padding"]["seed"] for check in checks] == [seed_of_update(1, 2, rank) for rank in (0, 1)]
-    for check in checks:
+def test_the_padding_of_all_processes_is_logged_and_each_draws_its_own_random_numbers(two):
+    assert [check["padding"]["seed"] for check in two[1]] == [seed_of_update(1, 2, rank) for rank in (0, 1)]
+    for check in two[1]:
         assert check["padding"]["logged"] == [pytest.approx(check["padding"]["share"])]
         assert check["padding"]["share"] > 0.01
-        assert set(check["threads"]) == {"MainThread"}  # which read a stream
+        assert check["regular"]["threads"] == ["MainThread"]  # which read a stream

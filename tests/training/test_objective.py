@@ -1,5 +1,6 @@
-"""R-Drop and distillation are what their papers define, in both forms, and keep the promises of the contract."""
+"""R-Drop and distillation are what their papers define, keep the promises of the contract, and teach a student."""
 
+import shutil
 from itertools import chain, product, repeat
 from unittest.mock import Mock
 
@@ -9,12 +10,20 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from heedful.data.micro_batches import MicroBatch
+from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
+from heedful.data.micro_batches import MicroBatch, collate
+from heedful.data.sources import read_pairs
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.diagnosis.doctor import diagnose
+from heedful.diagnosis.estimate import dry_run
 from heedful.loss_heed import OutputLoss
 from heedful.training.model_of_recipe import check_model
 from heedful.training.objectives.objective import Objective
-from helpers import tiny_model
-from process_checks import with_stand_in_for_dropout
+from heedful.training.preparation import prepare_corpus
+from heedful.training.recipe_file import read_recipe, to_yaml
+from heedful.training.speed.end_to_end import laid_end_to_end
+from helpers import assert_refused, tiny_model
+from process_checks import with_stand_in_for_dropout, write_teacher
 from tiny_runs import around, logged, tiny_recipe
 
 R_DROP = {"optimization.r_drop": 5.0}
@@ -194,3 +203,92 @@ def test_a_model_without_dropout_is_refused_before_anything_is_read(make_loop, t
     for weight in (0, float("inf")):
         with pytest.raises(ValueError, match=f"`optimization.r_drop` must be above 0 and finite, but is {weight}"):
             tiny_recipe(tmp_path, {"optimization.r_drop": weight})
+
+
+def test_a_student_comes_nearer_to_its_teacher_the_more_weight_it_has(make_loop, tmp_path, distillation):
+    distances = []
+    for weight in (0.01, 1.0):
+        changes = {**distillation, "optimization.distillation_weight": weight, "optimization.max_updates": 8}
+        make_loop(changes, tmp_path / str(weight)).run()
+        added, loss = (logged(tmp_path / str(weight), f"train/{name}")[-1] for name in ("distillation", "loss"))
+        distances.append(loss + added / weight)  # CE(teacher)
+    assert distances[1] < distances[0] - 0.1
+
+
+def test_what_the_teacher_says_lies_at_its_label_however_rows_are_laid(corpus, distillation):
+    teacher = TeacherTokens(distillation["optimization.distillation"])
+    rows = [teacher.with_tokens(corpus.rows[number]) for number in range(20)]
+    for batch in (collate(rows, 0), laid_end_to_end(rows, 700, 0, 1)):
+        found = teacher_tensors(rows, batch["labels"])
+        is_label = batch["labels"] != -100
+        for name, values in found.items():
+            expected = torch.cat([torch.from_numpy(row[name].astype("float32")) for row in rows])
+            expected = expected / expected.sum(-1, keepdim=True) if "prob" in name else expected
+            assert torch.allclose(values[is_label].float(), expected, atol=1e-3)
+        assert found["teacher_probabilities"][is_label].sum(-1) == pytest.approx(1, abs=1e-6)
+        assert not found["teacher_probabilities"][~is_label].any()
+    assert teacher_tensors([corpus.rows[0]], batch["labels"]) == {}  # as the row by which DDP builds its buckets
+
+
+def test_dry_run_and_doctor_know_the_teacher(tmp_path, distillation, corpus):
+    corpus.tokenizers.save_pretrained(tmp_path / "tokenizer")
+    changes = {**distillation, "tokenizer": {"path": str(tmp_path / "tokenizer")}, "optimization.max_minutes": 1.0}
+    assert "distillation_weight: 0.5" in str(dry_run(tiny_recipe(tmp_path / "run", changes)))
+    assert not diagnose(tiny_recipe(tmp_path / "run", changes)).has_errors
+    (finding, *_) = diagnose(tiny_recipe(tmp_path / "run", {**changes, "data.train": "builtin:train:301"})).findings
+    assert (finding.level, finding.check, finding.where) == ("error", "distillation", "optimization.distillation")
+
+
+def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, distillation, corpus):
+    folder = shutil.copytree(distillation["optimization.distillation"], tmp_path / "teacher")
+    changes = {"optimization.distillation": str(folder)}
+    corpus.tokenizers.save_pretrained(tmp_path / "tokenizer")
+
+    def prepare(tokenizer="tokenizer", **more):
+        return prepare_corpus(tiny_recipe(tmp_path / "run", {**changes, **more}), tmp_path / tokenizer)
+
+    expected = prepare().fingerprint
+    assert expected.startswith(corpus.fingerprint)
+    with pytest.raises(ValueError, match=r"must be of all training pairs, but lacks '.+' with '.+'"):
+        prepare(**{"data.train": "builtin:train:301"})
+    pairs = read_pairs("builtin:train:200", "ko", "en")
+    other = train_tokenizers(pairs["source"], pairs["target"], vocab_size=400)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"must be of the student's tokenizer, but is not: set `tokenizer.path`"):
+        prepare("other")
+    with pytest.raises(ValueError, match="must be of the student's tokenizer"):
+        check_model(tiny_recipe(tmp_path / "run", changes), other)  # before the corpus is read
+    # Another teacher of the same pairs makes it another run.
+    write_teacher(tmp_path / "second", corpus.tokenizers, "builtin:train:310")
+    assert prepare(**{"optimization.distillation": str(tmp_path / "second")}).fingerprint != expected
+    whole, unreadable = (folder / "tokens.npy").read_bytes(), "what `heedful distill-tokens` wrote, but is not"
+    for damaged, message in (
+        (whole[:-2] + b"\x00\x01", "as it was written, but is damaged or changed"),
+        (whole[:-9], unreadable),
+        (None, f"{unreadable}: FileNotFoundError"),
+    ):
+        (folder / "tokens.npy").unlink()
+        if damaged is not None:
+            (folder / "tokens.npy").write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"`optimization.distillation` \(.+teacher\) must be {message}"):
+            prepare()
+        (folder / "tokens.npy").touch()
+
+
+def test_settings_that_a_teacher_excludes_are_named_and_it_is_found_beside_the_recipe(tmp_path):
+    teacher, weight = {"optimization.distillation": "tokens"}, "optimization.distillation_weight"
+    noisy = {"data.augmentation": {"typos": 0.1}}
+    tagged = {"data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}}
+    cases = [
+        ({weight: 0.3}, f"`{weight}` must be 0.5 where"),
+        ({**teacher, weight: 0.0}, "must be above 0 and at most 1, but is 0.0"),
+        ({**teacher, weight: 1.1}, "must be above 0 and at most 1, but is 1.1"),
+        ({**teacher, **noisy}, "`data.augmentation` must be empty where .+ {'typos': 0.1}"),
+        ({**teacher, **tagged}, "`data.mixture.x.tag` must be empty where .+, but is bt"),
+        ({**teacher, "data.streaming": True}, "`data.streaming` must be false where .+, but is True instead"),
+    ]
+    assert_refused(cases, lambda changes: tiny_recipe(tmp_path, changes))
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "recipe.yaml").write_text(to_yaml(tiny_recipe(tmp_path, {**teacher, weight: 0.7})))
+    assert read_recipe(tmp_path / "recipe.yaml").optimization.distillation == str(tmp_path / "tokens")
+    assert read_recipe(tmp_path / "recipe.yaml", ["optimization.distillation=x"]).optimization.distillation == "x"

@@ -13,16 +13,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.evaluation.metrics import score_translations
 from heedful.inference.translation import Translator
 from heedful.publishing.run_card import write_run_card
 from heedful.training import run
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.processes.devices import make_accelerator
-from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
+from heedful.training.recipe_file import make_recipe, read_recipe
 from heedful.training.run import train
 from heedful.training.run_folder.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
-from helpers import CODE, assert_refused
+from helpers import assert_refused
 from process_checks import equal
 from tiny_runs import logged, tiny_recipe
 
@@ -54,24 +53,9 @@ def test_the_folders_of_the_run_and_of_its_model_hold_all_it_takes(finished):
     assert finished.progress.update == len(logged(folder, "train/loss")) == 6
     assert len(logged(folder, "validation/loss")) == len(logged(folder, "validation/chrf")) == 2
     assert logged(folder, "update") == sorted(logged(folder, "update"))
-    assert {path.name for path in finished.folder.iterdir()} == {
-        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-        *("recipe.yaml", "metrics.json", "heed_checksums.json"),
-        *CODE,
-    }
     assert make_recipe(yaml.safe_load((finished.folder / "recipe.yaml").read_text())) == finished.recipe
     written = json.loads((finished.folder / "generation_config.json").read_text())
     assert (written["num_beams"], written["length_penalty"], written["max_length"]) == (2, 0.6, 24)
-
-
-def test_a_run_is_the_same_when_repeated_and_of_another_seed_another(finished, tmp_path):
-    again = train(tiny_recipe(tmp_path / "again", CHANGES))
-    assert equal(*(load_file(result.folder / "model.safetensors") for result in (again, finished)))
-    assert again.metrics == finished.metrics
-    other = train(tiny_recipe(tmp_path / "other", {"seed": 2, "optimization.max_updates": 1}))
-    losses = [logged(result.recipe.folder, "train/loss") for result in (finished, again, other)]
-    assert losses[0] == losses[1]
-    assert losses[0][:1] != losses[2]
 
 
 def test_metrics_are_those_of_the_published_model(finished):
@@ -113,13 +97,8 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(finished, tmp
     check_output_folder(tiny_recipe(tmp_path))  # which is empty
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    another = {"seed": 2, "data.train": "builtin:train:200", "data.cleaning.max_ratio": 3, "tokenizer.vocab_size": 390}
-    another |= {"model.options.dropout": 0.2}
     cases = [
-        *(
-            ((finished.recipe.folder, {**CHANGES, key: value, "resume": True}), f"`{key}` must be as in the run that")
-            for key, value in another.items()
-        ),
+        ((finished.recipe.folder, {**CHANGES, "seed": 2, "resume": True}), "`seed` must be as in the run that"),
         ((finished.recipe.folder, {}), r"`output` must be an empty folder.*resume=true.*overwrite=true.*output="),
         (("file", {"overwrite": True}), r"`output` must be a folder, but .*file is a file"),
         (("file/run", {}), "`output` must be a folder that can be made"),
@@ -201,6 +180,7 @@ def test_overwriting_moves_an_earlier_run_aside_with_everything_in_its_folder(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.1", "run.2", "run.replaced"]
     assert (left / "log.jsonl").read_text() == (tmp_path / "run.1/b.txt").read_text() == "mine"
     assert len(logged(folder, "train/loss")) == result.progress.update == 1
+    assert logged(folder, "train/loss") != logged(aside, "train/loss")[:1]  # of another seed
     assert "is now in" not in caplog.text  # it was moved by the recipe with the mistake
 
 
@@ -226,15 +206,7 @@ def test_what_overwriting_does_is_said_and_what_it_cannot_move_refused(finished,
     assert (tmp_path / "disk/run.1/model/config.json").is_file()
 
 
-def test_a_run_without_a_checkpoint_is_not_resumed_as_another_either(tmp_path):
-    recipe = tiny_recipe(tmp_path, {"resume": True})
-    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
-    check_output_folder(recipe)
-    with pytest.raises(ValueError, match=r"`tokenizer.vocab_size` must be as in the run .*\(400\), but is 390"):
-        check_output_folder(tiny_recipe(tmp_path, {"resume": True, "tokenizer.vocab_size": 390}))
-
-
-def test_a_resumed_run_may_go_on_for_longer_and_publishes_anew(finished, tmp_path):
+def test_a_resumed_run_may_go_on_for_longer_and_publishes_what_an_undisturbed_one_does(finished, tmp_path):
     folder = tmp_path / "run"
     first = train(tiny_recipe(folder, {**CHANGES, "checkpoints.publish": "best", "optimization.max_updates": 2}))
     # It has ended before its first validation, so that its best weights are its last.
@@ -287,8 +259,3 @@ def test_training_goes_on_from_a_published_model(finished, tmp_path):
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-7)
     assert not (tmp_path / "run" / "tokenizer").exists()
     assert list((tmp_path / "run" / "trackers").rglob("events.out.tfevents.*"))
-
-
-def test_a_model_that_has_hardly_a_right_word_gets_its_intervals_all_the_same():
-    scores = score_translations(["", "the", "", ""], ["a b c d e f"] * 4, bootstrap=40)
-    assert scores["chrf_interval"][0] == 0 < scores["chrf_interval"][1]

@@ -1,4 +1,4 @@
-"""The guide to fine-tuning runs as it is written, and prints what it shows."""
+"""The guides to fine-tuning and to training in Python run as they are written, and print what they show."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from heedful.publishing.hub import check_folder, read_card
 from memorised import PAIRS, SHOWN, memorised_model
 from trainer_runs import joint_tokenizers
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "finetune.md"
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 # A block of Python and, right behind it, what it prints, if anything.
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", re.DOTALL)
 
@@ -44,15 +44,16 @@ def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(
     place, capsys, monkeypatch, heedful_command
 ):
     transformers_logging.disable_progress_bar()
-    blocks = BLOCK.findall(GUIDE.read_text(encoding="utf-8"))
-    assert len(blocks) == GUIDE.read_text(encoding="utf-8").count("```python") == 5
+    text = (GUIDES / "finetune.md").read_text(encoding="utf-8")
+    blocks = BLOCK.findall(text)
+    assert len(blocks) == text.count("```python") == 5
     names = {}
     for code, expected in blocks:
         exec(code, names)
         lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("{")]  # Trainer's log
         assert "".join(f"{line}\n" for line in lines) == expected
     exact = {}
-    for command in re.findall(r"^heedful (evaluate .*?)(?: > .*)?$", GUIDE.read_text("utf-8"), flags=re.MULTILINE):
+    for command in re.findall(r"^heedful (evaluate .*?)(?: > .*)?$", text, flags=re.MULTILINE):
         arguments = shlex.split(command)
         code, output, errors = heedful_command(*arguments, *({"--json"} - {*arguments}))
         assert not code, errors
@@ -63,7 +64,7 @@ def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(
         **{("model", "known.tsv"): 100, ("model", "new.tsv"): 0},
         **{("finetuned", "known.tsv"): 100, ("finetuned", "new.tsv"): 100},
     }
-    (card,) = re.findall(r"^heedful (card .*)$", GUIDE.read_text("utf-8"), flags=re.MULTILINE)
+    (card,) = re.findall(r"^heedful (card .*)$", text, flags=re.MULTILINE)
     assert heedful_command(*shlex.split(card))[0] == 0
     folder = place / "runs" / "finetuned"
     check_folder(folder)
@@ -71,3 +72,35 @@ def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(
     assert (found["exact_match"], found["character_error_rate"]) == (100, 0)
     names["trainer"].create_model_card(language=["ko", "en"], license="apache-2.0")
     check_folder(folder)
+
+
+@pytest.fixture
+def cell(tmp_path, monkeypatch):
+    """Run a cell in a kernel such as a notebook has; return what it wrote on standard output and on standard error."""
+    manager = pytest.importorskip("jupyter_client.manager")
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    (tmp_path / "work").mkdir()
+    kernel, client = manager.start_new_kernel(cwd=str(tmp_path / "work"))
+
+    def run(code):
+        messages = []
+        reply = client.execute_interactive(code, timeout=120, output_hook=messages.append)["content"]
+        assert reply["status"] == "ok", "\n".join(reply["traceback"])
+        streams = [message["content"] for message in messages if message["msg_type"] == "stream"]
+        return tuple("".join(s["text"] for s in streams if s["name"] == name) for name in ("stdout", "stderr"))
+
+    yield run
+    client.stop_channels()
+    kernel.shutdown_kernel(now=True)
+
+
+@pytest.mark.slow
+def test_the_page_on_training_in_python_prints_in_a_notebook_what_it_says_it_prints(cell):
+    text = (GUIDES / "train_in_python.md").read_text(encoding="utf-8")
+    blocks = BLOCK.findall(text)
+    assert len(blocks) == text.count("```python") >= 5
+    for code, shown in blocks:
+        printed, told = cell(code)
+        assert printed == shown, code
+        assert ("update/s" in told and "100%" in told) == ("train(recipe)" in code), told

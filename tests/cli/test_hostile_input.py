@@ -185,7 +185,7 @@ def test_a_hostile_folder_is_refused_by_name(place, spoil, message, how):
             road(place / "model")
 
 
-def test_no_command_takes_the_users_text_for_an_answer(place, heedful_command):
+def test_no_command_takes_the_users_text_for_an_answer(place, refused):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
     languages = ["--source", "ko", "--target", "en"]
     for name, *more in (
@@ -194,9 +194,7 @@ def test_no_command_takes_the_users_text_for_an_answer(place, heedful_command):
         ["evaluate", "--data", "builtin:test:2", *languages],
         ["score", "builtin:test:2", *languages],
     ):
-        code, output, errors = heedful_command(name, place / "model", *more)
-        assert (code, output) == (2, ""), name
-        assert "needs code of its own" in errors
+        assert "needs code of its own" in refused(name, place / "model", *more)
 
 
 def test_who_trusts_a_tokenizer_says_so_and_gets_it(place):
@@ -377,6 +375,9 @@ def test_verifying_runs_no_code_that_lies_elsewhere(place):
         change(folder / "config.json", auto_map=dict.fromkeys(("AutoConfig", "AutoModelForSeq2SeqLM"), reference))
         assert check_remote_code(folder, tiny_model()).level == "skipped"
     (folder / "config.json").write_text(sound)
+    custom_generate(place)
+    assert check_remote_code(folder, tiny_model()).level == "skipped"
+    shutil.rmtree(folder / "custom_generate")
     change(folder / "adapter_config.json", base_model_name_or_path=str(place / "outside"))
     assert check_remote_code(folder, tiny_model()).level == "skipped"
 
@@ -481,18 +482,12 @@ def test_who_saves_anew_by_any_road_is_not_locked_out(place):
     assert changed_files(folder, "weights") == changed_files(folder, "tokenizer") == []
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_folder_of_old_has_no_checksums_and_loads(place):
-    (place / "model" / CHECKSUMS_FILE).unlink()
-    assert Translator.from_pretrained(place / "model")
-    assert check_files(place / "model").level == "skipped"
-
-
 def test_weights_are_readable_by_whoever_may_read_the_config(whole):
     modes = {path.name: path.stat().st_mode for path in whole.iterdir()}
     assert modes[WEIGHTS] == modes["config.json"] == modes["tokenizer.json"]
 
 
+@pytest.mark.filterwarnings("error", "ignore:.*cut off")
 def test_the_hubs_cache_is_no_link_out_of_the_folder(whole, tmp_path):
     snapshot, blobs = (tmp_path / "models--a--b" / name for name in ("snapshots/0123", "blobs"))
     blobs.mkdir(parents=True)
@@ -502,7 +497,7 @@ def test_the_hubs_cache_is_no_link_out_of_the_folder(whole, tmp_path):
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
         if path.name.startswith("tokenizer"):
             (snapshot / "target_tokenizer" / path.name).symlink_to(f"../../../blobs/{number}")
-    (snapshot / CHECKSUMS_FILE).unlink()
+    (snapshot / CHECKSUMS_FILE).unlink()  # as in a folder of old
     assert Translator.from_pretrained(snapshot).translate(["네."])
     (tmp_path / "latest").symlink_to(snapshot)
     assert load_model(tmp_path / "latest")

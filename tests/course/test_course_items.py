@@ -121,7 +121,7 @@ COMMANDS = {
 }
 
 
-def test_the_commands_of_the_table_run_here_and_its_studies_in_their_tests(tmp_path, heedful_command, monkeypatch):
+def test_the_commands_of_the_table_run_here_and_its_studies_in_their_tests(tmp_path, printed, monkeypatch):
     named = {command for item in ITEMS for command in re.findall(r"`(heedful [^`]+)`", item.what)}
     studies = {command.split()[2] for command in named - COMMANDS.keys()}
     assert len(studies) >= 15
@@ -134,6 +134,5 @@ def test_the_commands_of_the_table_run_here_and_its_studies_in_their_tests(tmp_p
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
     untrained_folder(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    for command, (arguments, printed) in COMMANDS.items():
-        code, output, errors = heedful_command(*arguments)
-        assert (code, printed in output) == (0, True), f"{command}: {errors}"
+    for command, (arguments, shown) in COMMANDS.items():
+        assert shown in printed(*arguments), command

@@ -2,12 +2,9 @@
 
 import pickle
 import re
-import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from heedful import Translator
@@ -26,7 +23,7 @@ from helpers import assert_refused, tiny_model
 from memorised import memorised_model
 from tiny_runs import tiny_recipe
 
-FAMILY, FLAGS = "\U0001f469\u200d\U0001f467", "\U0001f1f0\U0001f1f7\U0001f1fa\U0001f1f8"
+FAMILY = "\U0001f469\u200d\U0001f467"
 WORDS = ["hamid", "한글 밥", f"e\u0301 {FAMILY}\r\n"]
 SOUNDS = ["HH AH0 M IY1 D", "Z SH", "V UH2"]
 
@@ -61,32 +58,7 @@ def test_a_number_keeps_the_most_frequent_characters_in_a_fixed_order():
     assert every.source.convert_ids_to_tokens([260, 261, 262]) == ["b", "a", "c"]
 
 
-HARD = st.text(
-    st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(FAMILY + FLAGS + "가\u0301\r\n <sx0>"))
-)
 PAIRS = {algorithm: train(algorithm) for algorithm in ("character", "jamo")}
-
-
-@pytest.mark.parametrize("algorithm", PAIRS)
-@settings(max_examples=80, deadline=None)
-@given(HARD)
-def test_any_text_comes_back_and_becomes_no_control_token(algorithm, text):
-    pair = PAIRS[algorithm]
-    (ids,) = pair.encode_target([text])
-    assert min(ids[:-1], default=4) >= 4
-    assert pair.decode_target([ids]) == [unicodedata.normalize("NFC", text)]
-
-
-@pytest.mark.parametrize("algorithm", PAIRS)
-def test_published_tokenizers_decode_alone(algorithm, tmp_path):
-    PAIRS[algorithm].save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    text = f"한글 <s> <0x41> {FLAGS}"
-    ids = tokenizer(text)["input_ids"]
-    assert ids == PAIRS[algorithm].encode_source([text])[0]
-    decoded = tokenizer.decode(ids, skip_special_tokens=True)
-    assert unicodedata.normalize("NFC", decoded) == text
-    assert (decoded == text) is (algorithm == "character")  # jamo are put together by `decode_target`
 
 
 def test_either_side_has_an_algorithm_of_its_own(tmp_path):

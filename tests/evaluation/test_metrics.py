@@ -1,5 +1,6 @@
 """Scores of translations: the numbers, their signatures and intervals, and the mistakes that are caught."""
 
+import multiprocessing
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 
 from heedful.evaluation import metrics
 from heedful.evaluation.metrics import METRICS, affordable_metrics, score_translations, scores_table, wilson_interval
+from heedful.evaluation.translation_metric import TranslationMetric
 from helpers import assert_refused
 
 PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park today.", "고양이가 매트 위에 앉았다.", "Yes"]
@@ -150,3 +152,74 @@ def test_a_bar_counts_the_sentences_of_ter(monkeypatch):
     monkeypatch.setattr(metrics, "tqdm", bar)
     score_translations(PREDICTIONS, REFERENCES, metrics=("ter",))
     assert counted[-len(PREDICTIONS) :] == [(text, len(PREDICTIONS)) for text in PREDICTIONS]
+
+
+# As an `evaluate.Metric`
+
+
+THREE, WANTED = PREDICTIONS[:3], REFERENCES[:3]
+
+
+@pytest.fixture
+def metric(tmp_path):
+    return TranslationMetric(cache_dir=str(tmp_path))
+
+
+def whole(*given, **settings):
+    scores = score_translations(*given, **settings)
+    return scores | {"score": scores["bleu"]}  # as sacrebleu's own metric calls it
+
+
+def test_batches_give_the_scores_of_the_whole_and_references_may_be_nested_and_mixed(metric):
+    metric.add_batch(predictions=THREE[:2], references=WANTED[:2])
+    metric.add(prediction=THREE[2], reference=WANTED[2])
+    assert metric.compute() == whole(THREE, WANTED)
+    nested = [[WANTED[0], "A cat."], [WANTED[1]], [WANTED[2], "고양이"]]
+    metric.add_batch(predictions=THREE[:1], references=nested[:1])
+    metric.add_batch(predictions=THREE[1:], references=[WANTED[1], nested[2]])
+    assert metric.compute() == whole(THREE, nested)
+
+
+def test_settings_reach_the_scores(metric):
+    chosen = ("bleu", "token_error_rate")
+    settings = {"tokenize": "char", "lowercase": True, "bootstrap": 40, "metrics": chosen, "ignore": "[.]"}
+    scores = metric.compute(predictions=THREE, references=WANTED, **settings)
+    assert scores == whole(THREE, WANTED, **settings)
+    # Without BLEU there is no `score`; and what was computed before is forgotten.
+    scores = metric.compute(predictions=THREE[:1], references=WANTED[:1], metrics=["chrf"])
+    assert set(scores) == {"chrf", "chrf_signature", "count"}
+    assert scores["count"] == 1
+
+
+def test_a_wrong_batch_is_named_and_an_empty_one_changes_nothing(metric):
+    metric.add_batch(predictions=[], references=[])
+    cases = [((["a", "b"], ["a"]), "2 predictions and 1 references")]
+    cases += [(("a", ["a"]), "must be lists"), ((["a"], "a"), "must be lists")]
+    assert_refused(cases, lambda given: metric.add_batch(predictions=given[0], references=given[1]))
+    metric.add_batch(predictions=THREE, references=WANTED)
+    assert metric.compute()["count"] == 3
+
+
+def _score_every_second_sentence(process_id, folder, barrier):
+    metric = TranslationMetric(num_process=2, process_id=process_id, experiment_id="pair", cache_dir=folder)
+    metric.add_batch(predictions=THREE[process_id::2], references=WANTED[process_id::2])
+    barrier.wait(timeout=200)
+    return metric.compute()
+
+
+def _expect_no_scores(*arguments):
+    assert _score_every_second_sentence(*arguments) is None
+
+
+@pytest.mark.slow  # a new process imports for half a minute
+@pytest.mark.multiprocess
+def test_two_processes_give_the_scores_of_one(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(2)
+    other = context.Process(target=_expect_no_scores, args=(1, str(tmp_path), barrier))
+    other.start()
+    scores = _score_every_second_sentence(0, str(tmp_path), barrier)
+    other.join(timeout=60)
+    assert other.exitcode == 0
+    # The order of sentences differs, the corpus does not.
+    assert scores == whole(THREE[::2] + THREE[1:2], WANTED[::2] + WANTED[1:2])

@@ -55,18 +55,6 @@ def keys_of(kind, prefix=""):
             yield prefix + entry.name
 
 
-@pytest.fixture
-def printed(heedful_command):
-    """Run a command that ends well, and return what it prints."""
-
-    def run(*arguments):
-        code, output, errors = heedful_command(*arguments)
-        assert code == 0, errors
-        return output
-
-    return run
-
-
 def test_every_recipe_and_size_is_listed_with_a_sentence_and_printed(printed):
     names = {path.stem for path in RECIPES} | {path.parent.name for path in MODELS}
     assert names >= {"quickstart", "multi30k-de-en", "base", "big", "small"}

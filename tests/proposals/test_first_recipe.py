@@ -257,14 +257,13 @@ def test_what_strangers_call_things_stays_text_in_a_recipe(tmp_path):
         assert len(path.read_text().splitlines()) == len(plain.read_text().splitlines())
 
 
-def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, heedful_command, monkeypatch):
+def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, printed, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for side, name in enumerate(("my corpus.xaa", "corpus.xbb")):
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
     arguments = ["--data", "my corpus.xaa", "--data", "corpus.xbb", "--source", "ko", "--target", "en"]
-    code, output, _ = heedful_command("init", *arguments)
-    first, *_, last = output.splitlines()
-    assert (code, last) == (0, "Now: heedful train 'my corpus.yaml'")
+    first, *_, last = printed("init", *arguments).splitlines()
+    assert last == "Now: heedful train 'my corpus.yaml'"
     assert first.startswith("60 pairs in my corpus.xaa and corpus.xbb, source 'ko', target 'en'")
     recipe = read_recipe(tmp_path / "my corpus.yaml")
     assert recipe.data.locations.train == [str(tmp_path / "my corpus.xaa"), str(tmp_path / "corpus.xbb")]

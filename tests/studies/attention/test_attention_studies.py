@@ -28,11 +28,6 @@ from heedful.studies.study import Lab
 from helpers import tiny_model
 
 
-def test_one_score_of_three_keeps_the_known_weights():
-    for others, count, percent in ((0, 10, "69.1"), (0, 100, "16.9"), (1, 10, "45.1"), (1, 100, "6.9")):
-        assert f"{100 * dilution.kept_weight(3, others, count):.1f}" == percent
-
-
 @given(st.floats(-20, 20), st.floats(-20, 20), st.integers(2, 300))
 def test_the_kept_weight_is_torchs_softmax(score, others, count):
     scores = torch.full((count,), others, dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -26,12 +27,18 @@ def test_sources_are_one_to_three_neighbouring_sentences_and_none_is_lost():
     assert {sum(mark in "?." for mark in target) for _, target in joined} == {1, 2, 3}
 
 
-def test_reversal_pairs_are_reversed_as_long_as_asked_for_and_repeatable():
-    pairs = dependence.reversed_sequences(7, 300, seed=3)
-    lengths = {len(source.split()) for source, _ in pairs}
-    assert lengths == set(range(1, 8))
+LETTERS = partial(positions.reversed_letters, (2, 4), 200)
+
+
+@pytest.mark.parametrize(
+    ("make", "lengths"), [(LETTERS, {2, 3, 4}), (partial(dependence.reversed_sequences, 7, 300), {*range(1, 8)})]
+)
+def test_reversal_is_reversed_as_long_as_asked_for_and_repeatable(make, lengths):
+    pairs = make(seed=3)
+    assert {len(source.split()) for source, _ in pairs} == lengths
     assert all(target.split() == source.split()[::-1] for source, target in pairs)
-    assert pairs == dependence.reversed_sequences(7, 300, seed=3) != dependence.reversed_sequences(7, 300, seed=4)
+    assert pairs == make(seed=3) != make(seed=4)
+    assert make is not LETTERS or len(set(pairs)) == 200  # never twice the same
 
 
 def test_sequences_are_grouped_by_their_number_of_symbols():
@@ -100,15 +107,6 @@ def test_the_matrix_is_a_rotation_and_two_shifts_are_one():
     assert torch.allclose(matrix @ positions.shift_matrix(5, 16), positions.shift_matrix(12, 16))
     outside = matrix.masked_fill(torch.block_diag(*[torch.ones(2, 2, dtype=torch.bool)] * 8), 0)
     assert not outside.any()
-
-
-def test_reversal_is_reversed_never_twice_the_same_and_as_long_as_asked():
-    pairs = positions.reversed_letters((2, 4), 200, 1)
-    assert len(set(pairs)) == 200
-    assert all(source.split()[::-1] == target.split() for source, target in pairs)
-    assert {len(source.split()) for source, _ in pairs} == {2, 3, 4}
-    assert positions.reversed_letters((2, 4), 50, 1) == pairs[:50]
-    assert positions.reversed_letters((2, 4), 50, 2) != pairs[:50]
 
 
 START, END, VOCABULARY = 1, 2, 12

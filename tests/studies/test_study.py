@@ -3,6 +3,7 @@
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from heedful.data.sources import read_pairs
 from heedful.figures import bars, lines, save_figure
 from heedful.studies.catalogue import NAMES, find_study
 from heedful.studies.pairs import write_pairs
-from heedful.studies.report import Outcome, Table, filled_findings, render_report
+from heedful.studies.report import Outcome, Table, figure_file, filled_findings, render_report
 from heedful.studies.study import Lab, Study, run_study
 from heedful.studies.training import checksum_of, study_recipe, train_model
 
@@ -263,3 +264,67 @@ def test_options_without_a_study_are_an_error():
     for option in (["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]):
         with pytest.raises(ValueError, match="name of a study must be given"):
             app(["study", *option], standalone_mode=False)
+
+
+# What docs/studies tells is what the studies found
+
+
+FOLDER = Path(__file__).parents[2] / "docs" / "studies"
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
+
+
+def numbers(text: str) -> set[str]:
+    """Return the numbers that were measured: those with a decimal point and percentages, without those of sections."""
+    text = re.sub(r"[Ss]ections? \d[\d.]*", "", text)
+    return {number for number in NUMBER.findall(text) if "." in number} | set(re.findall(r"(\d+) ?%", text))
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")}
+
+
+def test_every_study_has_results_and_a_row_of_the_index(committed):
+    assert committed.keys() == set(NAMES)
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"| [{name}]({name}.md) | {find_study(name).question} |" not in index] == []
+
+
+def test_a_document_is_the_report_of_its_results_and_words_without_other_numbers(committed):
+    for name, found in committed.items():
+        report = render_report(found)
+        page = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+        assert page.startswith(report + "\n## What it shows\n"), name
+        words = page.removeprefix(report)
+        assert len(words.split()) > 40
+        assert numbers(words) <= numbers(report), name
+
+
+def test_results_are_those_of_the_study_as_it_is_and_its_findings_quote_every_number(committed):
+    for name, found in committed.items():
+        study = find_study(name)
+        assert (found["study"], found["question"]) == (study.name, study.question)
+        assert found["findings"] == list(study.findings)
+        assert [table["name"] for table in found["tables"]] == list(study.tables)
+        for table, words in zip(found["tables"], study.tables.values(), strict=True):
+            assert Table.of("", "", words["columns"], table["rows"]).columns == table["columns"]
+        assert list(found["figures"]) == list(study.figures)
+        assert found["command"].startswith(f"heedful study {study.name} --seed {found['seed']}")
+        for one in found["trainings"]:
+            assert {key for key, value in study.changes.items() if one["changes"][key] != value} <= set(DIFFERS)
+        for finding in found["findings"]:  # quotes every number
+            assert not {number for number in numbers(re.sub(r"\{[^}]*\}", "", finding)) if "." in number}, finding
+
+
+# Keys that a study sets for all its trainings and changes for some.
+DIFFERS = (
+    *("data.train", "data.folder", "data.test", "data.validation", "data.source", "data.target"),
+    *("tokenizer.algorithm", "tokenizer.vocab_size", "optimization.learning_rate", "optimization.max_updates"),
+)
+
+
+def test_every_figure_is_there_and_small(committed):
+    for name, found in committed.items():
+        files = [FOLDER / figure_file(name, figure) for figure in found["figures"]]
+        assert all(file.stat().st_size < 300_000 for file in files)
+        assert set(files) == set(FOLDER.glob(f"{name}-*.svg"))

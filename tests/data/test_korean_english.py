@@ -160,18 +160,6 @@ def test_a_korean_sentence_has_one_english_and_an_english_one_at_most_one_korean
         assert korean_of.setdefault((english, choices[-1]), korean) == korean
 
 
-def test_text_is_tidy(train):
-    for pair in train[:20_000]:
-        for text in pair.values():
-            assert unicodedata.is_normalized("NFC", text)
-            assert text.split(" ") == text.split()
-            assert text[-1] in ".?"
-            assert text[:-1].isprintable()
-        assert pair["ko"][-1] == pair["en"][-1]
-        assert 2 <= len(pair["ko"].split()) <= 10
-        assert 3 <= len(pair["en"].split()) <= 14
-
-
 def test_every_pattern_and_both_styles_occur_and_every_sentence_is_in_the_split_of_its_combinations(drawn):
     assert {pattern.name for pattern, _ in drawn} == {pattern.name for pattern in patterns()}
     assert {choices[-1] for _, choices in drawn} == {PLAIN, POLITE}

@@ -44,8 +44,7 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
         (PLAN, {limit: value}, [("warning", "optimization.max_updates")], ["after 600 updates", f"`{limit}`", "44 %"])
         for limit, value in (("optimization.max_epochs", 6), ("optimization.max_minutes", 5))
     ),
-    (PLAN, {"optimization.max_epochs": 60}, [], []),
-    (PLAN, {"optimization.max_minutes": 50}, [], []),
+    (PLAN, {"optimization.max_epochs": 60, "optimization.max_minutes": 50}, [], []),
     (PLAN, {"optimization.schedule": "constant", "optimization.max_epochs": 6}, [], []),
     (RunPlan(updates_per_epoch=4), {}, [("warning", "optimization.max_updates")], ["250 times"]),
     (RunPlan(updates_per_epoch=5), {}, [], []),

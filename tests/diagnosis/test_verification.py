@@ -396,8 +396,6 @@ def test_a_mistake_of_the_user_is_named_in_one_line(refused, bare, tmp_path):
     (broken / "model.safetensors").write_bytes(b"123")
     for arguments, expected in (
         ([tmp_path / "nothing"], "must be a folder with a model, but does not exist"),
-        ([tmp_path], "has no config.json"),
-        ([tmp_path / "empty.txt"], "must be a folder with a model, but is a file"),
         ([tmp_path / "gpt2"], "an encoder-decoder is needed, but 'gpt2' is none"),
         ([bare, "--data", tmp_path / "empty.txt"], "has none"),
         ([bare, "--device", "cuda:99"], "`--device`"),

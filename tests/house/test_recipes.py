@@ -17,15 +17,7 @@ from heedful import HeedForConditionalGeneration
 from heedful.proposals.first_recipe import comments_of
 from heedful.training.model_of_recipe import config_of
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import (
-    MODEL_TYPES,
-    find_known,
-    make_recipe,
-    read_config,
-    read_recipe,
-    sizes,
-    to_yaml,
-)
+from heedful.training.recipe_file import MODEL_TYPES, find_known, make_recipe, read_config, read_recipe, sizes, to_yaml
 from helpers import slow_but
 
 CONFIGURATION = Path(__file__).parents[2] / "configuration"

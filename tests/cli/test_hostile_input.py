@@ -344,9 +344,6 @@ def test_the_state_of_a_run_is_no_pickle_that_runs(place):
         load_state(place / "model")
 
 
-# What is checked and what is pushed
-
-
 def test_code_elsewhere_is_not_what_is_pushed(place):
     path = place / "model" / "config.json"
     sound = path.read_text()
@@ -404,9 +401,6 @@ def test_what_a_recipe_names_runs_no_code(place):
     cases = [(f"{key}={place / 'model'}", "needs code of its own") for key in ("tokenizer.path", "model.start_from")]
     cases += [(f"data.train={place / name}", "must be a file of a known kind") for name in ("pairs.pkl", "evil.py")]
     assert_refused(cases, lambda override: train(recipe, override))
-
-
-# Checksums
 
 
 def in_shards(folder):
@@ -499,8 +493,6 @@ def test_the_hubs_cache_is_no_link_out_of_the_folder(whole, tmp_path):
     (tmp_path / "latest").symlink_to(snapshot)
     assert load_model(tmp_path / "latest")
 
-
-# Terminals
 
 CODES = "a\x1b[2Jb\x07c\x9bd\re\tf\x7f\x00g\n"
 SHOWN = "a\\u001b[2Jb\\u0007c\\u009bd\\u000de\tf\\u007f\\u0000g\n"

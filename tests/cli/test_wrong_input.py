@@ -108,9 +108,6 @@ def test_a_command_names_them_in_one_line(folder, refused):
         assert WEIGHT in refused(command, folder, *arguments).splitlines()[0], command
 
 
-# What is no mistake
-
-
 def test_what_is_asked_for_is_no_mistake(whole, tmp_path):
     for damage in ("missing", "extra", "more layers"):
         folder = shutil.copytree(whole, tmp_path / damage)
@@ -157,9 +154,6 @@ def test_a_token_of_the_hub_is_never_written_nor_copied(whole, tmp_path):
     assert pickle.loads(pickle.dumps(model)).hub_access.token is None
 
 
-# Numbers that are none
-
-
 @pytest.mark.parametrize(("road", "value"), each_once(ROADS, [math.nan, math.inf, -math.inf], [check_folder]))
 def test_weights_that_are_no_numbers_are_named(folder, road, value):
     change_weights(folder, lambda weights: weights[WEIGHT].view(-1)[7:8].fill_(value))
@@ -172,9 +166,6 @@ def test_large_and_small_numbers_are_numbers(tokenizers):
         model = ending_model(vocab_size=272).to(dtype)
         torch.nn.init.constant_(model.model.encoder.layers[0].feed_forward.fc1.weight, torch.finfo(dtype).max)
         assert pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu")
-
-
-# Files and folders
 
 
 def test_a_file_in_the_place_of_a_folder_and_a_broken_generation_config_are_named(folder, tmp_path):
@@ -207,9 +198,6 @@ def test_types_of_the_config_are_told_whole_and_a_stack_alone_is_not_made_up_fro
         load_model(folder)
 
 
-# Models and tokenizers that do not fit
-
-
 def test_the_pipeline_wants_an_encoder_decoder_that_generates_and_no_streamer_with_a_strategy(tokenizers, whole):
     def made(model):
         return pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu")
@@ -238,9 +226,6 @@ def test_of_two_tokenizers_neither_is_replaced_by_the_other_but_one_can_be_saved
     for road in roads:
         with pytest.raises(FileNotFoundError, match=TARGET_FOLDER):
             road(tmp_path)
-
-
-# Ways of decoding
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

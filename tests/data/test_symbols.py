@@ -101,9 +101,6 @@ def test_a_vocabulary_of_the_most_frequent_words_is_open_and_transformers_alone_
         tokenizer("Z zh")
 
 
-# In recipes and commands
-
-
 def pairs_file(path, pairs):
     write_text(path, "".join(f"{source}\t{target}\n" for source, target in pairs))
     return str(path)

@@ -81,9 +81,6 @@ def heedful(heedful_command):
     return partial(heedful_command, "verify")
 
 
-# Sound models
-
-
 def test_a_sound_model_passes_every_check(printed, folder):
     lines = printed("verify", folder).splitlines()
     table = lines[lines.index("") + 1 :]
@@ -139,9 +136,6 @@ def test_two_tokenizers_of_a_kind_each_are_both_tried():
     assert (swapped.level, swapped.figure) == ("FAIL", 2), swapped
 
 
-# Models of others
-
-
 def marian():
     return MarianMTModel(MarianConfig(**SIZES, pad_token_id=98, decoder_start_token_id=98))
 
@@ -180,9 +174,6 @@ def test_a_tokenizer_that_takes_text_for_control_tokens_is_caught(tokenizers):
     finding = checks.check_special_text(TokenizerPair(plain, plain))
     assert finding.level == "FAIL"
     assert "<s>" in finding.message
-
-
-# Planted defects
 
 
 @pytest.fixture
@@ -341,9 +332,6 @@ def test_an_error_of_the_model_and_logits_that_are_no_numbers_fail(model):
     assert (finding.level, finding.figure, finding.message) == ("FAIL", None, "RuntimeError: no such kernel")
 
 
-# Code in the folder
-
-
 def test_code_that_is_not_the_installed_package_runs_only_when_trusted_and_is_compared(folder, tmp_path):
     marker, model = tmp_path / "ran", HeedForConditionalGeneration.from_pretrained(folder).eval()
     path = folder / "positions_heed.py"
@@ -367,9 +355,6 @@ def test_code_that_needs_the_package_is_caught(folder):
     finding = checks.check_remote_code(folder, model, trust_remote_code=True)
     assert finding.level == "FAIL"
     assert "import of heedful halted" in finding.message
-
-
-# The command
 
 
 def test_the_results_are_json_on_demand(heedful, tmp_path):

@@ -364,9 +364,6 @@ def test_confusions_are_counted_and_the_commonest_stands_first_and_is_shown_with
     assert "none" in confusions_table(commonest_confusions(["a"], [["a"]], ["x"], 9, lowercase=False))
 
 
-# The command
-
-
 @pytest.fixture(scope="module")
 def knowing(tmp_path_factory):
     """A folder with a model that knows the pairs by heart, and the pairs with other targets, these among the rest."""

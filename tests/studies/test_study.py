@@ -300,7 +300,7 @@ def test_a_document_is_the_report_of_its_results_and_words_without_other_numbers
         assert numbers(words) <= numbers(report), name
 
 
-def test_results_are_those_of_the_study_as_it_is_and_its_findings_quote_every_number(committed):
+def test_results_are_those_of_the_study_as_it_is_with_every_figure_and_its_findings_quote_every_number(committed):
     for name, found in committed.items():
         study = find_study(name)
         assert (found["study"], found["question"]) == (study.name, study.question)
@@ -314,6 +314,9 @@ def test_results_are_those_of_the_study_as_it_is_and_its_findings_quote_every_nu
             assert {key for key, value in study.changes.items() if one["changes"][key] != value} <= set(DIFFERS)
         for finding in found["findings"]:  # quotes every number
             assert not {number for number in numbers(re.sub(r"\{[^}]*\}", "", finding)) if "." in number}, finding
+        files = [FOLDER / figure_file(name, figure) for figure in found["figures"]]
+        assert all(file.stat().st_size < 300_000 for file in files)
+        assert set(files) == set(FOLDER.glob(f"{name}-*.svg"))
 
 
 # Keys that a study sets for all its trainings and changes for some.
@@ -321,10 +324,3 @@ DIFFERS = (
     *("data.train", "data.folder", "data.test", "data.validation", "data.source", "data.target"),
     *("tokenizer.algorithm", "tokenizer.vocab_size", "optimization.learning_rate", "optimization.max_updates"),
 )
-
-
-def test_every_figure_is_there_and_small(committed):
-    for name, found in committed.items():
-        files = [FOLDER / figure_file(name, figure) for figure in found["figures"]]
-        assert all(file.stat().st_size < 300_000 for file in files)
-        assert set(files) == set(FOLDER.glob(f"{name}-*.svg"))

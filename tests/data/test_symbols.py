@@ -13,7 +13,6 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.samples import make_sample
 from heedful.diagnosis.verification import check_round_trip, check_special_text
-from heedful.files import write_text
 from heedful.pipeline_heed import HeedText2TextPipeline, HeedTranslationPipeline
 from heedful.publishing.exports import comparison
 from heedful.publishing.web.web_export import check_pattern
@@ -21,7 +20,7 @@ from heedful.symbols_heed import UnknownSymbol, symbols_of
 from heedful.training.preparation import prepare_corpus
 from helpers import assert_refused, tiny_model
 from memorised import memorised_model
-from tiny_runs import tiny_recipe
+from tiny_runs import table_file, tiny_recipe
 
 FAMILY = "\U0001f469\u200d\U0001f467"
 WORDS = ["hamid", "한글 밥", f"e\u0301 {FAMILY}\r\n"]
@@ -101,19 +100,14 @@ def test_a_vocabulary_of_the_most_frequent_words_is_open_and_transformers_alone_
         tokenizer("Z zh")
 
 
-def pairs_file(path, pairs):
-    write_text(path, "".join(f"{source}\t{target}\n" for source, target in pairs))
-    return str(path)
-
-
 @pytest.fixture
 def sounds(tmp_path):
     """Return what a recipe of words and their sounds says, with a test that has a sound of its own."""
     known = [("ab", "A B"), ("ba", "B A"), ("abb", "A B B"), ("bab", "B A B")]
     where = {
-        "data.train": pairs_file(tmp_path / "train.tsv", known * 10),
-        "data.validation": pairs_file(tmp_path / "validation.tsv", [("aab", "A A B")]),
-        "data.test": {"other": pairs_file(tmp_path / "test.tsv", [("aa", "A A"), ("ac", "A ZH")])},
+        "data.train": table_file(tmp_path / "train.tsv", known * 10),
+        "data.validation": table_file(tmp_path / "validation.tsv", [("aab", "A A B")]),
+        "data.test": {"other": table_file(tmp_path / "test.tsv", [("aa", "A A"), ("ac", "A ZH")])},
     }
     own = {"algorithm": "character", "vocab_size": None, "joint": False, "target_algorithm": "word"}
     return where | {"data.source": "1", "data.target": "2"} | {f"tokenizer.{key}": own[key] for key in own}
@@ -146,7 +140,7 @@ def test_a_symbol_that_a_given_tokenizer_lacks_is_named_in_training_data(sounds,
     given = train_tokenizers(["ab"], ["A"], algorithm=("character", "word"), vocab_size=None, joint=False)
     given.save_pretrained(tmp_path / "given")
     own = {key: sounds[key] for key in ("data.train", "data.source", "data.target")}
-    own |= {"data.validation": pairs_file(tmp_path / "few.tsv", [("aa", "A A")])}
+    own |= {"data.validation": table_file(tmp_path / "few.tsv", [("aa", "A A")])}
     own |= {"tokenizer.path": str(tmp_path / "given")}
     streamed = prepared(tmp_path, own | {"data.streaming": True}, "a")
     with pytest.raises(ValueError, match=r"^'ab' → 'A B': each symbol must be one of the 1 of the target's"):
@@ -157,7 +151,7 @@ def test_a_symbol_that_a_given_tokenizer_lacks_is_named_in_training_data(sounds,
 
 
 def test_symbols_of_pairs_that_are_held_out_of_the_training_data_are_known(sounds, tmp_path):
-    once = pairs_file(tmp_path / "once.tsv", [(f"{number}", f"S{number}") for number in range(60)])
+    once = table_file(tmp_path / "once.tsv", [(f"{number}", f"S{number}") for number in range(60)])
     changes = sounds | {"data.train": once, "data.validation": None, "data.test": {}}
     corpus = prepared(tmp_path, changes)
     assert len(symbols_of(corpus.tokenizers.target)) == 60 > corpus.pairs
@@ -241,7 +235,7 @@ def test_exports_name_what_they_cannot_take(symbols):
 def test_evaluate_names_the_pair_of_an_unknown_symbol(translator, symbols, tmp_path, heedful_command):
     for each in (translator.model, symbols):
         each.save_pretrained(tmp_path / "model")
-    data = pairs_file(tmp_path / "data.tsv", [("a b", "X"), ("c", "Y Z")])
+    data = table_file(tmp_path / "data.tsv", [("a b", "X"), ("c", "Y Z")])
     arguments = ["evaluate", tmp_path / "model", "--data", data, "--source", "1", "--target", "2"]
     told = "`--data`, pair 2: each symbol must be one of the 2 of the target's vocabulary"
     assert told in heedful_command(*arguments)[2]

@@ -1,7 +1,5 @@
 """Checks on the length of a run: each is given a recipe with exactly its defect, and one without."""
 
-import pytest
-
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
 from tiny_runs import tiny_recipe
 
@@ -15,18 +13,6 @@ SOUND = {
     "validation.patience": 5,
 }
 PLAN = RunPlan(updates_per_epoch=100, seconds_per_update=0.5)
-
-
-@pytest.fixture
-def findings(tmp_path):
-    """Run the checks on the sound recipe with changes; return (level, key) of each finding, and the texts."""
-
-    def check(plan=PLAN, **changes):
-        recipe = tiny_recipe(tmp_path / "run", {**SOUND, **changes})
-        found = list(check_run_length(recipe, plan, 32))
-        return [(finding.level, finding.where) for finding in found], " ".join(finding.message for finding in found)
-
-    return check
 
 
 PAPER = {"optimization.schedule": "paper", "optimization.learning_rate": 1.0}
@@ -58,28 +44,28 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
         *(PLAN, {"checkpoints.every_updates": 2000}),
         *([("warning", "checkpoints.every_updates")], ["nothing is averaged"]),
     ),
+    (  # a warm-up that the data end first
+        *(PLAN, {"optimization.max_epochs": 3, "optimization.warmup_updates": 400}),
+        [("error", "optimization.warmup_updates"), ("warning", "validation.patience")],
+        ["after 300 updates (`optimization.max_epochs`)"],
+    ),
+    (  # what the speed of this machine decides is no error
+        *(PLAN, {"optimization.max_minutes": 0.5, "validation.patience": None}),
+        [("warning", f"{key}_updates") for key in ("optimization.warmup", "validation.every", "checkpoints.every")],
+        ["by the speed measured here"],
+    ),
+    (
+        *(RunPlan(updates_per_epoch=1), {}),  # an update larger than the data
+        [("warning", f"optimization.{key}") for key in ("tokens_per_update", "max_updates")],
+        ["always sees the same pairs"],
+    ),
     (PLAN, {"validation.patience": 9}, [], []),
     (PLAN, {"validation.patience": 10}, [("warning", "validation.patience")], []),
 ]
 
 
-def test_a_sound_run_gives_no_finding_and_what_is_wrong_is_named_by_its_key(findings):
+def test_a_sound_run_gives_no_finding_and_what_is_wrong_is_named_by_its_key(tmp_path):
     for plan, changes, expected, texts in CASES:
-        found, told = findings(plan, **changes)
-        assert found == expected, (plan, changes)
-        assert all(text in told for text in texts), told
-
-
-def test_a_warm_up_that_the_data_end_first_is_an_error(findings):
-    found, told = findings(**{"optimization.max_epochs": 3, "optimization.warmup_updates": 400})
-    assert ("error", "optimization.warmup_updates") in found
-    assert ("warning", "optimization.max_updates") not in found  # one cause, one finding
-    assert "after 300 updates (`optimization.max_epochs`)" in told
-
-
-def test_what_the_speed_of_this_machine_decides_is_no_error_and_an_update_larger_than_the_data_a_warning(findings):
-    found, told = findings(**{"optimization.max_minutes": 0.5, "validation.patience": None})
-    assert {level for level, _ in found} == {"warning"}
-    assert "by the speed measured here" in told
-    found, _ = findings(plan=RunPlan(updates_per_epoch=1))
-    assert ("warning", "optimization.tokens_per_update") in found
+        found = list(check_run_length(tiny_recipe(tmp_path / "run", {**SOUND, **changes}), plan, 32))
+        assert [(finding.level, finding.where) for finding in found] == expected, (plan, changes)
+        assert all(text in " ".join(finding.message for finding in found) for text in texts), found

@@ -110,11 +110,8 @@ def test_a_study_that_fails_or_gives_what_cannot_be_written_leaves_nothing(tmp_p
     with pytest.raises(error, match=message):
         run_study(Lab(Study("wrong", "?", run, data="none")), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_output_that_exists_is_an_error_before_anything_runs(tmp_path):
     with pytest.raises(ValueError, match="`--output` must be a folder that does not exist yet"):
-        run_study(Lab(Study("fails", "?", fails, data="none")), tmp_path)
+        run_study(Lab(Study("fails", "?", fails, data="none")), tmp_path)  # before anything runs
 
 
 def test_a_figure_is_drawn_to_the_same_bytes_and_long_names_lie_beside_their_bars_and_not_over_each_other(tmp_path):
@@ -248,6 +245,9 @@ def test_data_and_settings_that_a_study_cannot_use_are_errors():
         Lab(find_study("ladder"))
     with pytest.raises(ValueError, match="but is dilutoin instead; did you mean dilution"):
         find_study("dilutoin")
+    for option in (["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]):
+        with pytest.raises(ValueError, match="name of a study must be given"):
+            app(["study", *option], standalone_mode=False)
 
 
 def test_every_study_has_its_module_a_recipe_and_a_question_which_the_command_lists(capsys):
@@ -258,12 +258,6 @@ def test_every_study_has_its_module_a_recipe_and_a_question_which_the_command_li
         assert study.question.endswith("?")
         assert line.endswith(study.question)
         assert study_recipe(dict(study.changes)).name == "study"
-
-
-def test_options_without_a_study_are_an_error():
-    for option in (["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]):
-        with pytest.raises(ValueError, match="name of a study must be given"):
-            app(["study", *option], standalone_mode=False)
 
 
 # What docs/studies tells is what the studies found

@@ -1,7 +1,7 @@
 """Recipes of runs that take a second, and what several test files do with them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import yaml
@@ -74,3 +74,9 @@ def recipe_file(folder: Path, changes: dict | None = None) -> Path:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(tiny_tree(folder / "run", changes), allow_unicode=True), encoding="utf-8")
     return path
+
+
+def table_file(path: Path, rows: Iterable[Iterable[str]], separator: str = "\t") -> str:
+    """Write rows as a table, and return its path."""
+    path.write_text("".join(separator.join(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)

@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -265,7 +266,7 @@ def test_the_exponent_is_that_of_the_upper_half():
     assert exponent(above[:2]) is None
 
 
-def test_layers_take_turns_and_medians_are_given(monkeypatch):
+def test_layers_take_turns_medians_are_given_and_threads_come_back_even_after_an_error(monkeypatch):
     order = []
 
     def seconds_of(layer, states):
@@ -286,14 +287,7 @@ def test_layers_take_turns_and_medians_are_given(monkeypatch):
             seconds = [1 + place + number * len(KINDS) + turn * whole for turn in range(3)]
             summaries = [1000 * summary(seconds) for summary in (statistics.median, min, max)]
             assert found[kind][length] == (*summaries, 3)
-
-
-def test_threads_come_back_after_an_error(monkeypatch):
-    def fail(layer, states):
-        raise MemoryError
-
-    monkeypatch.setattr(measurement, "held_bytes", fail)
-    torch.set_num_threads(2)
+    monkeypatch.setattr(measurement, "held_bytes", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         measure(TINY, LENGTHS, 1, 0)
     assert torch.get_num_threads() == 2

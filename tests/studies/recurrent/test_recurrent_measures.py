@@ -16,7 +16,7 @@ from heedful.studies.recurrent.equal_models import recurrent_models
 from heedful.studies.training import study_recipe
 
 
-def test_all_models_have_about_the_parameters_of_the_transformer():
+def test_models_have_about_the_parameters_of_the_transformer_and_differ_in_cell_attention_and_width_alone():
     options = study_recipe(dict(find_study("cells").changes)).model.options
     with torch.device("meta"):
         transformer = HeedForConditionalGeneration(HeedConfig(**options, vocab_size=2000)).num_parameters()
@@ -24,13 +24,12 @@ def test_all_models_have_about_the_parameters_of_the_transformer():
             fields = {key: value for key, value in changes["model.options"].items() if key != "model_type"}
             model = HeedRNNForConditionalGeneration(HeedRNNConfig(**fields, vocab_size=2000))
             assert model.num_parameters() == pytest.approx(transformer, rel=0.01), name
-
-
-def test_nothing_but_cell_attention_and_width_differs():
-    models = list(recurrent_models().values())
-    recipes = [one.pop("model.options") | one for one in models]
-    differing = {key for recipe in recipes for key in recipe if recipe[key] != recipes[0][key]}
-    assert differing == {"cell", "attention", "hidden_size"}
+    recipes = [one.pop("model.options") | one for one in recurrent_models().values()]
+    assert {key for one in recipes for key in one if one[key] != recipes[0][key]} == {
+        "cell",
+        "attention",
+        "hidden_size",
+    }
 
 
 WORDS = [f"w{number}" for number in range(200)]

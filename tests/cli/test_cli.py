@@ -34,7 +34,7 @@ LEARNING = {
     "optimization.max_updates": 1,  # until the command line says more
     "optimization.tokens_per_update": 3000,
     "validation.every_updates": 50,
-    "checkpoints.every_updates": 120,
+    "checkpoints.every_updates": 170,
     "decoding.max_length": 40,
 }
 
@@ -43,7 +43,7 @@ LEARNING = {
 def trained(tmp_path_factory):
     """A finished `heedful train`, with the process's answer and the folder of the run."""
     folder = tmp_path_factory.mktemp("trained")
-    settings = ["optimization.max_updates=175", "seed=3", "publish.also=[transformers]"]
+    settings = ["optimization.max_updates=210", "seed=3", "publish.also=[transformers]"]
     command = [sys.executable, "-m", "heedful", "train", recipe_file(folder, LEARNING), *settings]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=280)
@@ -68,7 +68,7 @@ def test_training_learns_and_tells_what_it_made(trained):
     lines = finished.stdout.splitlines()
     told = ["validation", "unseen", lines[2], "model", "card", "learning curve", "as a class of transformers' own"]
     assert [line.split(":")[0] for line in lines] == told
-    assert lines[2].startswith("175 updates")
+    assert lines[2].startswith("210 updates")
     assert lines[3:5] == [f"model: {run / 'model'}", f"card: {run / 'model' / 'README.md'}"]
     assert "3000 training pairs" in finished.stderr
 
@@ -93,7 +93,7 @@ def test_the_published_folder_has_a_card_a_picture_and_the_recipe(model):
     assert (model / "learning_curve.png").is_file()
     assert "tiny" in (model / "README.md").read_text(encoding="utf-8")
     written = yaml.safe_load((model / "recipe.yaml").read_text())
-    assert (written["optimization"]["max_updates"], written["seed"]) == (175, 3)  # as the command line said
+    assert (written["optimization"]["max_updates"], written["seed"]) == (210, 3)  # as the command line said
 
 
 def test_what_the_run_was_to_publish_besides_lies_beside_the_model(trained):

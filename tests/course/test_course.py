@@ -165,9 +165,7 @@ def test_the_commands_that_the_course_names_exist():
     assert known["attention"] - {""} <= {name.lstrip("-") for each in attention.params for name in each.opts}
 
 
-# Each of the 54 items is opened or run: its pages, its cells in both languages, its commands
-
-
+# Each of the 54 items is opened or run: its pages, its cells in both languages, its commands.
 MARK = re.compile(r"^<!-- items: ([\d, ]+) -->\n\n", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)]+)\)")
 

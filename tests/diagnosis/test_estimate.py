@@ -238,9 +238,7 @@ def test_two_processes_print_one_estimate_for_two(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# The meter of memory
-
-
+# The meter of memory.
 def test_bytes_are_those_held_at_once():
     with HeldBytes() as memory:
         first = torch.zeros(100)  # 400 bytes

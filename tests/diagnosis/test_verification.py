@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 from types import MethodType
 from unittest.mock import Mock
@@ -74,11 +73,6 @@ def bare(folder, monkeypatch):
         path.unlink()
     monkeypatch.setattr(checks, "MODEL_CHECKS", ())
     return folder
-
-
-@pytest.fixture
-def heedful(heedful_command):
-    return partial(heedful_command, "verify")
 
 
 def test_a_sound_model_passes_every_check(printed, folder):
@@ -275,13 +269,13 @@ def test_a_weight_that_is_not_saved_or_loads_in_another_way_is_caught(model):
     assert "fc1.bias" in finding.message
 
 
-def test_a_tensor_missing_from_the_file_one_too_many_and_one_of_another_shape_are_named(heedful, bare):
+def test_a_tensor_missing_from_the_file_one_too_many_and_one_of_another_shape_are_named(heedful_command, bare):
     tensors = load_file(bare / "model.safetensors")
     lost, short = (f"model.decoder.layers.0.cross_attn.{name}_proj.weight" for name in "qk")
     del tensors[lost]
     tensors |= {"extra": torch.zeros(2), short: torch.zeros(8, 32)}
     save_file(tensors, bare / "model.safetensors", {"format": "pt"})
-    code, output, errors = heedful(bare, "--json")
+    code, output, errors = heedful_command("verify", bare, "--json")
     assert (code, "Traceback" in errors) == (1, False)
     finding = next(each for each in json.loads(output)["verdicts"] if each["check"] == "weights complete")
     assert finding["figure"] == 3
@@ -302,11 +296,11 @@ def test_special_ids_and_vocabularies_that_differ_are_named(tokenizers):
     assert "source vocabulary: 400 tokens in the tokenizer, 410 rows in the model" in finding.message
 
 
-def test_a_tokenizer_with_another_padding_id_or_a_broken_one_is_a_failed_check(heedful, bare):
+def test_a_tokenizer_with_another_padding_id_or_a_broken_one_is_a_failed_check(heedful_command, bare):
     path = bare / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "pad_token": "<unk>"}))
-    code, output, _ = heedful(bare)
+    code, output, _ = heedful_command("verify", bare)
     assert code == 1
     assert "pad_token_id: 0 in the config, 0 in the generation config, 3 in the tokenizer" in output
     (bare / "tokenizer.json").write_text("{}")
@@ -357,9 +351,9 @@ def test_code_that_needs_the_package_is_caught(folder):
     assert "import of heedful halted" in finding.message
 
 
-def test_the_results_are_json_on_demand(heedful, tmp_path):
+def test_the_results_are_json_on_demand(heedful_command, tmp_path):
     marian().save_pretrained(tmp_path)
-    code, output, _ = heedful(tmp_path, "--json", "--device", "cpu")
+    code, output, _ = heedful_command("verify", tmp_path, "--json", "--device", "cpu")
     report = json.loads(output)
     assert (code, report["passed"]) == (1, False)
     found = {finding["check"]: finding for finding in report["verdicts"]}

@@ -12,12 +12,11 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
-from heedful import HeedConfig, HeedForConditionalGeneration, Translator, compare_translations
-from heedful.data.tokenizer_training import train_tokenizers
+from heedful import Translator, compare_translations
 from heedful.evaluation.comparison import ComparisonSettings, comparison_table
 from heedful.evaluation.metrics import METRICS, score_translations
 from heedful.inference.translation import Translation
-from helpers import assert_refused
+from helpers import assert_refused, untrained_folder
 
 WORDS = ["the", "cat", "a", "dog", "sees", "runs", "in", "park", "and", "she", "reads", "no", "books", "today"]
 QUICK = ComparisonSettings(resamples=100, trials=200, seed=7)
@@ -204,10 +203,7 @@ def place(tmp_path, references, systems, monkeypatch):
     write_pairs(tmp_path, [{"source": f"Satz {number}.", "target": text} for number, text in enumerate(references)])
     for name, (texts,) in systems.items():
         (tmp_path / f"{name}.txt").write_text("".join(text + "\n" for text in texts))
-    tokenizers = train_tokenizers(["Satz 0123456789"], references, vocab_size=300)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": len(tokenizers.source)}
-    for each in (HeedForConditionalGeneration(HeedConfig(**sizes, **tokenizers.special_ids())), tokenizers):
-        each.save_pretrained(tmp_path / "model")
+    untrained_folder(tmp_path / "model")
     return tmp_path
 
 

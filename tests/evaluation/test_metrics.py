@@ -159,9 +159,7 @@ def test_a_bar_counts_the_sentences_of_ter(monkeypatch):
     assert counted[-len(PREDICTIONS) :] == [(text, len(PREDICTIONS)) for text in PREDICTIONS]
 
 
-# As an `evaluate.Metric`
-
-
+# As an `evaluate.Metric`.
 THREE, WANTED = PREDICTIONS[:3], REFERENCES[:3]
 
 
@@ -230,9 +228,7 @@ def test_two_processes_give_the_scores_of_one(tmp_path):
     assert scores == whole(THREE[::2] + THREE[1:2], WANTED[::2] + WANTED[1:2])
 
 
-# Error rates against a plain count of edits, what scores ignore, and the commonest confusions
-
-
+# Error rates against a plain count of edits, what scores ignore, and the commonest confusions.
 def plain_distance(one: list[str], other: list[str]) -> int:
     """Count the fewest edits between two sequences, as the textbook does."""
     row = list(range(len(other) + 1))

@@ -133,8 +133,6 @@ def test_the_page_of_installation_says_what_every_extra_is_for_and_no_other_is_n
 
 # What the quickstart's model says, of which these tests name each line that differs after `make quickstart`:
 #     .venv/bin/python -m pytest tests/house/test_docs.py -m ""
-
-
 MODEL = ROOT / "runs" / "quickstart" / "model"
 # A block of Python and, right behind it, what it prints; a command of the shell and what stands below it.
 PYTHON = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)

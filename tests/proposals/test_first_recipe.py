@@ -5,6 +5,7 @@ import io
 import json
 import re
 from itertools import permutations
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ PAIRS = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 60)]
 
 def write(data, output, *columns, **named):
     """Write a first recipe, and return its path and what was told."""
-    return SimpleNamespace(told=write_first_recipe(data, output, *columns, **named), path=output)
+    return SimpleNamespace(told=write_first_recipe(Path(data), output, *columns, **named), path=output)
 
 
 # Words and their sounds: of the source single words, of the target few symbols.
@@ -226,7 +227,7 @@ def test_numbers_of_columns_of_a_table_with_names_become_these_and_what_may_be_n
     assert written.told[0].startswith("60 pairs")
     assert "columns 2 and 4: the first line has the names" in written.told[0]
     assert written.told[1].startswith(f"first pair: '{PAIRS[0][0]}'")
-    table_file(data, rows[1:], ",")
+    table_file(tmp_path / "a.csv", rows[1:], ",")
     written = write(data, tmp_path / "b.yaml", "2", "4")
     assert (read_recipe(written.path).data.source, written.told[0][:8]) == ("2", "60 pairs")
     data = table_file(tmp_path / "a.tsv", [("Satz A", "Satz B"), *((english, english[::-1]) for english in ENGLISH)])

@@ -260,9 +260,7 @@ def test_every_study_has_its_module_a_recipe_and_a_question_which_the_command_li
         assert study_recipe(dict(study.changes)).name == "study"
 
 
-# What docs/studies tells is what the studies found
-
-
+# What docs/studies tells is what the studies found.
 FOLDER = Path(__file__).parents[2] / "docs" / "studies"
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 

@@ -1,9 +1,11 @@
 """Table 1: its layers against their equations, its formulas against what torch counts, and time, memory and paths."""
 
 import itertools
+import json
 import math
 import statistics
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -14,11 +16,15 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from heedful.studies.complexity import measurement, reach
+from heedful.studies.catalogue import find_study
+from heedful.studies.complexity import complexity, measurement, reach
+from heedful.studies.complexity.complexity import NAMES, PAPER, Measurements, outcome_of
 from heedful.studies.complexity.counts import Sizes, operations, path_length, sequential_steps, term_of_table_1
 from heedful.studies.complexity.layers import ConvolutionalLayer, SelfAttentionLayer, make_layer
-from heedful.studies.complexity.measurement import KINDS, exponent, held_bytes, measure
+from heedful.studies.complexity.measurement import KINDS, Cost, exponent, held_bytes, machine, measure
+from heedful.studies.study import Lab
 from helpers import assert_near, sentences, shake, tiny_model
+from small_studies import SMALLEST, rows_of
 
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.convolution}
 SMALL = {"d_model": 24, "heads": 3, "neighbourhood": 5, "kernel_width": 3, "cell": "lstm"}
@@ -312,3 +318,94 @@ def test_a_call_is_timed_in_seconds_of_one_call(monkeypatch):
     # Looks after the 1st, 2nd, 3rd and 4th call, which is the first at 20 ms; one more when it has ended.
     assert len(calls) == 4
     assert seconds == pytest.approx(0.025 / 4)
+
+
+# The study: its settings, the earlier command, and what its page says.
+PAGE = Path(__file__).parents[2] / "docs" / "studies" / "complexity"
+STUDY = find_study("complexity")
+QUICK = SMALLEST["complexity"].settings
+OUT_OF_RANGE = {
+    "d_model": ["0"],
+    "heads": ["0", "3", "", "1.5"],
+    "neighbourhood": ["0"],
+    "rounds": ["0", "a"],
+    "kernel_width": ["1", "4", "-3"],
+    "lengths": ["8,16", "8,8,16", "16,8,32", "1,2,3", "", "a", "1,,2", "1 2"],
+    "reach_lengths": ["1", "9,5", "9,257"],
+    "cell": ["transformer"],
+}
+
+
+def test_the_settings_are_those_of_the_command():
+    assert Lab(STUDY, changed=["lengths=64, 128,256"]).settings()["lengths"] == [64, 128, 256]
+    assert Lab(STUDY).settings() == STUDY.settings
+    assert machine()["processor"]
+
+
+def test_a_setting_out_of_range_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setattr(complexity, "measure", lambda *arguments: pytest.fail("must not be reached"))
+    for name, values in OUT_OF_RANGE.items():
+        for value in values:
+            with pytest.raises(ValueError, match=rf"`{name}` must .* instead\."):
+                STUDY.run(Lab(STUDY, changed=[*QUICK, f"{name}={value}"]))
+    with pytest.raises(ValueError, match=r"must be those of the study complexity \(d_model, .*\), but one is width"):
+        Lab(STUDY, changed=["width=3"])
+
+
+def test_the_earlier_command_runs_the_study_and_says_so(heedful_command, printed, refused, tmp_path):
+    options = [f"--{setting.replace('_', '-')}" for setting in QUICK]
+    code, output, errors = heedful_command("complexity", "--cell", "gru", *options, "--json")
+    assert code == 0, errors
+    assert f"heedful study complexity --seed 0 cell=gru {' '.join(QUICK)}\n" in errors
+    results = json.loads(output)
+    assert (results["study"], results["seed"]) == ("complexity", 0)
+    output = printed("complexity", *options, "--output", tmp_path / "out")
+    assert output.rstrip() == (tmp_path / "out" / "report.md").read_text(encoding="utf-8").rstrip()
+    assert "`heads` must divide `d_model`, but they are 7 and 512" in refused("complexity", "--heads", 7)
+    assert "Each option must have a value, but --rounds has none." in refused("complexity", "--rounds")
+    assert "complexity" not in printed("--help").replace("study", "")
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return json.loads(PAGE.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def test_the_page_was_made_by_today_s_formulas_at_the_default_settings(committed):
+    assert committed["command"] == "heedful study complexity --seed 0"
+    rows = rows_of(committed)
+    assert [row[0] for row in rows["time"]] == STUDY.settings["lengths"]
+    assert [row[0] for row in rows["paths"]] == ["formula", *STUDY.settings["reach_lengths"]]
+    sizes = Sizes(
+        **{name: STUDY.settings[name] for name in ("d_model", "heads", "neighbourhood", "kernel_width", "cell")}
+    )
+    for kind, row in zip(PAPER, rows["counts"], strict=True):
+        assert row[4] == operations(kind, 4096, sizes) / 1e6
+    assert "not" not in str(rows["paths"])
+
+
+def test_what_the_page_says_is_so(committed):
+    rows = rows_of(committed)
+    growth = {name: row for name, *row in rows["growth"]}
+    assert all(growth[NAMES[kind]][3] < 1.05 for kind in PAPER)
+    assert all(growth[NAMES[kind]][3] > 1.8 for kind in ("plain", "masked"))
+    time = dict(zip(KINDS, list(zip(*rows["time"], strict=True))[1:], strict=True))
+    assert time["additive"][5:] == ("–", "–")
+    assert time["additive"][4] > 30 * time["plain"][4]  # dot products are faster in practice, section 3.2.1
+    assert min(PAPER, key=lambda kind: time[kind][-1]) in ("restricted", "convolutional")
+    assert time["restricted"][-1] < time["masked"][-1] / 4
+    assert time["self_attention"][0] < time["recurrent"][0]
+    assert time["self_attention"][-1] > time["recurrent"][-1]
+
+
+def test_a_path_that_is_not_the_formula_s_and_costs_that_are_missing_are_shown_as_such():
+    sizes = Sizes(16, 2, 4, 3, "lstm")
+    costs = {kind: {n: Cost(1.0 * n, 1.0, 9.0, n) for n in (8, 16, 32)} for kind in KINDS}
+    del costs["additive"][32]
+    paths = {kind: {5: 5} for kind in reach.KINDS}
+    rows = outcome_of(Measurements(sizes, costs, paths, {}), rounds=1).rows
+    *_, path_row = rows["paths"]
+    assert path_row == (5, "5 (not 1)", "5 (not 1)", 5, "5 (not 4)", "5 (not 2)", "5 (not 2)")
+    assert rows["time"][-1] == (32, *[32.0] * 6, "–")
+    *_, additive = rows["growth"]
+    assert (additive[1], additive[-1]) == ("–", "–")  # a growth needs three lengths

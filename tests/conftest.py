@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
+from importlib.util import find_spec
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # The figures of the tests are the CPU's; the processes that they start inherit this.
@@ -30,8 +31,47 @@ CACHES = os.environ["HF_HOME"]
 torch.set_num_threads(1)
 
 
+# Packages of extras: a test of one that is not installed is skipped.
+OPTIONAL = (
+    "ctranslate2",
+    "ipykernel",
+    "jupytext",
+    "koreanize_matplotlib",
+    "matplotlib",
+    "mkdocs",
+    "nbclient",
+    "num2words",
+)
+OPTIONAL += ("onnx", "onnxruntime", "onnxscript", "optuna", "peft", "sentencepiece", "tensorboard", "torchao")
+ABSENT = "|".join(name for name in OPTIONAL if find_spec(name) is None)
+MISSING = re.compile(rf"No module named '({ABSENT})\b|({ABSENT}) must be installed: pip install 'heedful")
+
+
 def pytest_unconfigure():
     shutil.rmtree(CACHES, ignore_errors=True)
+
+
+def missing_extra(text):
+    """Return the package of an extra that is not installed, if a text says that it is needed."""
+    found = MISSING.search(text) if ABSENT else None
+    return found and (found[1] or found[2])
+
+
+def skipped_without_extra(report, place):
+    """Return a failed report as skipped where what failed is the import of a package that is not installed."""
+    if report.failed and (extra := missing_extra(str(report.longrepr))) is not None:
+        report.outcome, report.longrepr = "skipped", (str(place), None, f"Skipped: {extra} is not there")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    return skipped_without_extra((yield), collector.path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    return skipped_without_extra((yield), item.path)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,6 +99,8 @@ def heedful_command(monkeypatch, capsys):
         with pytest.raises(SystemExit) as ended:
             cli.main()
         output = capsys.readouterr()
+        if (extra := missing_extra(output.err)) is not None:
+            pytest.skip(f"{extra} is not there")
         return ended.value.code or 0, output.out, output.err
 
     yield run

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from heedful.configuration_heed import HeedConfig
-from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
+from memorised import memorised_model, saved_in
 
 PAIRS = {
     "고양이가 잔다.": "The cat sleeps.",
@@ -28,26 +27,7 @@ def tokenizers() -> TokenizerPair:
 
 @pytest.fixture(scope="session")
 def model(tokenizers) -> HeedForConditionalGeneration:
-    torch.manual_seed(0)
-    config = HeedConfig(
-        **{"vocab_size": 290, "d_model": 48, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "dropout": 0.0},
-        **{"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
-        **{"norm_placement": "pre", **tokenizers.special_ids()},
-    )
-    model = HeedForConditionalGeneration(config)
-    rows = [
-        {"input_ids": source, "labels": target}
-        for source, target in zip(
-            tokenizers.encode_source(list(PAIRS)), tokenizers.encode_target(list(PAIRS.values())), strict=True
-        )
-    ]
-    batch = collate(rows, config.pad_token_id)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(120):
-        model(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.eval()
+    return memorised_model(tokenizers, PAIRS, norm_placement="pre")
 
 
 @pytest.fixture
@@ -61,13 +41,20 @@ def training_model(model, monkeypatch):
 
 
 @pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were drawn; nothing is written."""
+    figures = []
+    monkeypatch.setattr(
+        "heedful.inference.attention.drawing._save", lambda figure, path: figures.append(figure) or path
+    )
+    return figures
+
+
+@pytest.fixture
 def pairs() -> dict[str, str]:
     return PAIRS
 
 
 @pytest.fixture(scope="module")
 def folder(model, tokenizers, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    model.save_pretrained(folder)
-    tokenizers.save_pretrained(folder)
-    return folder
+    return saved_in(tmp_path_factory.mktemp("model"), model, tokenizers)

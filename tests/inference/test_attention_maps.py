@@ -1,15 +1,15 @@
 """All attention of one pair, of every kind of model, whatever computes attention otherwise."""
 
+import copy
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers import AutoModelForSeq2SeqLM, BartConfig, MarianConfig
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator, prepare_for_inference
 from heedful.attention_heed import HeedAttention
@@ -19,11 +19,11 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention import recording
 from heedful.inference.attention.labels import shown_words, token_labels, token_words
 from heedful.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
-from heedful.inference.attention.measures import attention_entropy, attention_rollout
+from heedful.inference.attention.measures import attention_entropy
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
-from pretrained_checkpoints import ENGLISH, KOREAN
-from pretrained_checkpoints import marian as saved_marian
+from helpers import assert_error, assert_refused
+from pretrained_checkpoints import ENGLISH, KOREAN, marian
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
 KINDS = ["cross", "encoder", "decoder"]
@@ -35,21 +35,8 @@ SIZES = {
 }
 
 
-def marian(tokenizers, **options):
-    return MarianMTModel(MarianConfig(**SIZES, **tokenizers.special_ids(), **options)).eval()
-
-
-def bart(tokenizers, **options):
-    config = BartConfig(**SIZES, max_position_embeddings=64, **tokenizers.special_ids(), **options)
-    return BartForConditionalGeneration(config).eval()
-
-
-@pytest.fixture
-def kernels(model):
-    """Set the model's attention function, and give the weights that `eager` computes."""
-    former = model.config._attn_implementation
-    yield model.set_attn_implementation
-    model.set_attn_implementation(former)
+def other_model(config, tokenizers, **options):
+    return AutoModelForSeq2SeqLM.from_config(config(**SIZES, **tokenizers.special_ids()), **options).eval()
 
 
 def assert_equal(found, expected):
@@ -72,43 +59,39 @@ def test_every_kind_layer_and_head_is_there_with_the_models_own_weights(model, t
         np.testing.assert_array_equal(one.weights, maps.weights[kind][0, 3])
         np.testing.assert_allclose(maps.map(kind).weights, maps.weights[kind][1].mean(axis=0), atol=1e-7)
         assert one.weights.shape == (len(one.target_tokens), len(one.source_tokens))
-
-
-def test_one_map_is_the_one_among_all(model, tokenizers):
-    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
-    for kind in KINDS:
-        for layer, head in ((0, 1), (-1, None)):
+        np.testing.assert_allclose(expected.sum(axis=-1), 1, atol=1e-5)
+        assert min(np.abs(expected[0] - expected[1]).max(), np.abs(expected[:, 0] - expected[:, 1]).max()) > 1e-3
+        for layer, head in ((0, 1), (-1, None), (-2, None)):
             alone = attention_map(model, tokenizers, SOURCE, TARGET, layer, head, kind)
             among = maps.map(kind, layer, head)
             np.testing.assert_allclose(alone.weights, among.weights, atol=1e-6)
             assert (alone.source_tokens, alone.target_tokens) == (among.source_tokens, among.target_tokens)
+            assert alone.kind == kind
+    assert np.triu(maps.weights["decoder"], k=1).max() == 0
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
-def test_the_attention_function_does_not_matter_and_stays(model, tokenizers, kernels, kernel):
+def test_the_attention_function_does_not_matter_and_stays(model, tokenizers, kernel):
     expected = attention_maps(model, tokenizers, SOURCE, TARGET)
-    kernels(kernel)
+    model = copy.deepcopy(model)
+    model.set_attn_implementation(kernel)
     assert_equal(attention_maps(model, tokenizers, SOURCE, TARGET), expected)
     assert model.config._attn_implementation == kernel
 
 
-@pytest.mark.parametrize("make", [marian, bart])
-def test_other_models_are_set_to_eager_for_the_duration(tokenizers, make):
-    model = make(tokenizers, attn_implementation="sdpa")
+@pytest.mark.parametrize("config", [MarianConfig, BartConfig])
+def test_other_models_are_set_to_eager_for_the_duration(tokenizers, config):
+    model = other_model(config, tokenizers, attn_implementation="sdpa").train()
+    model.get_encoder().eval()  # every part keeps its mode
+    modes = {name: module.training for name, module in model.named_modules()}
     found = attention_maps(model, tokenizers, SOURCE, TARGET)
+    assert {name: module.training for name, module in model.named_modules()} == modes
     parts = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
     assert set(parts) == {"sdpa"}
     model.set_attn_implementation("eager")
     assert_equal(found, attention_maps(model, tokenizers, SOURCE, TARGET))
     assert found.kinds == KINDS
     np.testing.assert_allclose(found.weights["cross"].sum(axis=-1), 1, atol=1e-5)
-
-
-def test_the_former_attention_function_comes_back_after_an_error(tokenizers, monkeypatch):
-    model = marian(tokenizers, attn_implementation="sdpa")
-    with pytest.raises(ValueError, match="`layer` must be between -2 and 1, but is 5"):
-        attention_map(model, tokenizers, SOURCE, TARGET, layer=5)
-    assert model.config._attn_implementation == "sdpa"
 
 
 def test_translators_native_decoders_and_prepared_models_have_the_models_attention(model, tokenizers):
@@ -135,14 +118,6 @@ def test_only_what_is_asked_is_computed_and_kept(model, tokenizers, monkeypatch)
     assert len(dropped) == 4
 
 
-def test_every_part_of_the_model_keeps_its_mode(tokenizers):
-    model = marian(tokenizers).train()
-    model.get_encoder().eval()
-    before = {name: module.training for name, module in model.named_modules()}
-    attention_maps(model, tokenizers, SOURCE, TARGET)
-    assert {name: module.training for name, module in model.named_modules()} == before
-
-
 def test_a_restricted_neighbourhood_counts_in_the_share_of_entropy(tokenizers):
     config = HeedConfig(**SIZES, encoder_neighbourhood=2, decoder_neighbourhood=1, **tokenizers.special_ids())
     model = HeedForConditionalGeneration(config).eval()
@@ -156,12 +131,14 @@ def test_a_restricted_neighbourhood_counts_in_the_share_of_entropy(tokenizers):
         np.testing.assert_allclose(attention_entropy(maps, kind).share, 1, atol=1e-5)
 
 
-def test_no_hook_is_left_behind_also_by_a_pass_that_fails(model, tokenizers, monkeypatch):
+def test_a_pass_that_fails_leaves_no_hook_and_the_former_attention_function(model, tokenizers, monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
-    with pytest.raises(ValueError, match="`layer`"):
-        attention_map(model, tokenizers, SOURCE, TARGET, layer=9)
+    other = other_model(MarianConfig, tokenizers, attn_implementation="sdpa")
+    for each in (model, other):
+        assert_error("`layer`", attention_map, each, tokenizers, SOURCE, TARGET, layer=9)
+    assert other.config._attn_implementation == "sdpa"
     attention_map(model, tokenizers, SOURCE, TARGET, layer=0)
     monkeypatch.setattr(model.get_decoder().layers[1].feed_forward, "forward", fail)
     with pytest.raises(MemoryError):
@@ -170,64 +147,35 @@ def test_no_hook_is_left_behind_also_by_a_pass_that_fails(model, tokenizers, mon
     assert recording._without_weights not in hooks
 
 
-def test_kinds_are_those_asked_for(model, tokenizers):
+def test_kinds_are_those_asked_for_and_empty_sequences_are_named(model, tokenizers):
     assert attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["decoder", "cross"]).kinds == ["cross", "decoder"]
     maps = attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross"])
-    with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
-        maps.map("encoder")
+    assert_error("`kind` must be one of cross, but is 'encoder'", maps.map, "encoder")
     with pytest.raises(ValueError, match="`kind` must be cross, encoder or decoder, but is 'self'"):
         attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["self"])
-    with pytest.raises(ValueError, match="`kinds` must name at least one"):
-        attention_maps(model, tokenizers, SOURCE, TARGET, kinds=[])
-
-
-WRONG = (
-    ({"layer": 2}, "`layer` must be between -2 and 1, but is 2"),
-    ({"layer": -3}, "`layer` must be between -2 and 1, but is -3"),
-    ({"head": 4}, "`head` must be between 0 and 3, but is 4"),
-    ({"head": -1}, "`head` must be between 0 and 3, but is -1"),
-)
+    assert_error("`kinds` must name at least one", attention_maps, model, tokenizers, SOURCE, TARGET, kinds=[])
+    for ids, side in ((([], [5, 2]), "source"), (([5, 2], []), "target")):
+        assert_error(f"{side} must have at least one token", attention_maps_of_ids, model, tokenizers, *ids)
+    assert_error("`source` must be a sentence, but is ' '", attention_maps, model, tokenizers, " ")
 
 
 def test_a_layer_or_head_that_does_not_exist_is_an_error(model, tokenizers):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
-    for (arguments, message), kind in product(WRONG, KINDS):
-        for look in (partial(maps.map, kind), partial(attention_map, model, tokenizers, SOURCE, TARGET, kind=kind)):
-            with pytest.raises(ValueError, match=message):
-                look(**arguments)
-    with pytest.raises(ValueError, match="`layer` must be between -2 and 1"):
-        maps.steps("cross", 2)
-    with pytest.raises(ValueError, match="`head` must be between 0 and 3"):
-        maps.steps("cross", 0, 4)
+    wrong = [({"layer": layer}, f"`layer` must be between -2 and 1, but is {layer}") for layer in (2, -3)]
+    wrong += [({"head": head}, f"`head` must be between 0 and 3, but is {head}") for head in (4, -1)]
+    for kind in KINDS:
+        alone = partial(attention_map, model, tokenizers, SOURCE, TARGET, kind=kind)
+        for look in (partial(maps.map, kind), alone, partial(maps.steps, kind)):
+            assert_refused(wrong, lambda arguments, look=look: look(**arguments))
 
 
 def test_a_target_language_is_led_by_its_tag():
     words = train_tokenizers(["개가 달린다"], ["the dog"], vocab_size=None, algorithm="word", languages=["en", "fr"])
-    model = marian(words)
+    model = other_model(MarianConfig, words)
     maps = attention_maps(model, words, "개가 달린다", "the dog", target_language="fr")
     assert maps.source_tokens == ["<2fr>", "▁개가", "▁달린다", "</s>"]
     assert maps.source_words == [None, 0, 1, None]
-    with pytest.raises(ValueError, match="language"):
-        attention_maps(model, words, "개가 달린다", "the dog")
-
-
-class Recurrent(torch.nn.Module):
-    """What a recurrent model gives: cross-attention of one layer and one head, if any, and no self-attention."""
-
-    def __init__(self, tokenizers, attends: bool):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.config = MarianConfig(vocab_size=290, **tokenizers.special_ids())
-        self.attends = attends
-        self.device = torch.device("cpu")
-
-    def get_encoder(self):
-        return lambda input_ids, **_: BaseModelOutput(last_hidden_state=torch.zeros(*input_ids.shape, 4))
-
-    def forward(self, encoder_outputs, decoder_input_ids, **_):
-        shape = 1, 1, decoder_input_ids.shape[1], encoder_outputs.last_hidden_state.shape[1]
-        weights = torch.randn(shape).softmax(-1)
-        return Seq2SeqLMOutput(logits=None, cross_attentions=(weights,) if self.attends else None)
+    assert_error("language", attention_maps, model, words, "개가 달린다", "the dog")
 
 
 def recurrent(tokenizers, **options):
@@ -239,72 +187,29 @@ def recurrent(tokenizers, **options):
 @pytest.mark.parametrize("attention", ["dot", "scaled_dot", "general", "additive"])
 def test_a_recurrent_model_has_its_cross_attention(tokenizers, attention):
     model = recurrent(tokenizers, attention=attention, bidirectional=False)
-    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
+    maps = attention_maps(Translator(model, tokenizers), tokenizers, SOURCE, TARGET)
+    source, target = tokenizers.encode_source([SOURCE]), tokenizers.encode_target([TARGET])
     with torch.no_grad():
-        outputs = model(
-            input_ids=torch.tensor(tokenizers.encode_source([SOURCE])),
-            labels=torch.tensor(tokenizers.encode_target([TARGET])),
-            output_attentions=True,
-        )
-    assert maps.kinds == ["cross"]
+        outputs = model(input_ids=torch.tensor(source), labels=torch.tensor(target), output_attentions=True)
+    assert (maps.kinds, maps.layers("cross"), maps.heads("cross")) == (["cross"], 1, 1)
     np.testing.assert_allclose(maps.weights["cross"], torch.cat(outputs.cross_attentions).numpy(), atol=1e-6)
     assert maps.weights["cross"].shape == (1, 1, len(maps.target_tokens), len(maps.source_tokens))
-    with pytest.raises(ValueError, match="`kind` must be one that the model has, but is 'encoder' instead"):
-        attention_map(model, tokenizers, SOURCE, TARGET, kind="encoder")
-
-
-def test_rollout_of_a_recurrent_model_names_what_it_lacks(tokenizers):
-    maps = attention_maps(Translator(recurrent(tokenizers), tokenizers), tokenizers, SOURCE, TARGET)
-    with pytest.raises(ValueError, match="Rollout to the source must have the encoder's self-attention"):
-        attention_rollout(maps)
-
-
-def test_a_recurrent_model_without_attention_is_an_error(tokenizers):
-    model = recurrent(tokenizers, attention="none", input_feeding=False)
-    with pytest.raises(ValueError, match="its config's `attention` is 'none' instead"):
-        attention_maps(model, tokenizers, SOURCE, TARGET)
-
-
-def test_a_model_with_cross_attention_alone_has_that_kind(tokenizers):
-    model = Recurrent(tokenizers, attends=True)
-    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
-    assert maps.kinds == ["cross"]
-    assert (maps.layers("cross"), maps.heads("cross")) == (1, 1)
-    assert attention_map(model, tokenizers, SOURCE, TARGET, layer=0, head=0).weights.shape == maps.map().weights.shape
     for kind in ("encoder", "decoder"):
-        with pytest.raises(ValueError, match=f"`kind` must be one that the model has, but is '{kind}' instead"):
-            attention_map(model, tokenizers, SOURCE, TARGET, kind=kind)
-        with pytest.raises(ValueError, match=f"`kind` must be one that the model has, but is '{kind}' instead"):
-            attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross", kind])
-    with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 1"):
-        attention_map(model, tokenizers, SOURCE, TARGET, layer=1)
-    with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 1"):
-        maps.map(layer=1)
+        message = f"`kind` must be one that the model has, but is '{kind}' instead"
+        assert_error(message, attention_map, model, tokenizers, SOURCE, TARGET, kind=kind)
+        assert_error(message, attention_maps, model, tokenizers, SOURCE, TARGET, kinds=["cross", kind])
+    for look in (partial(attention_map, model, tokenizers, SOURCE, TARGET), maps.map):
+        assert_error("`layer` must be between -1 and 0, but is 1", look, layer=1)
 
 
-def test_a_model_that_does_not_attend_is_an_error(tokenizers):
-    model = Recurrent(tokenizers, attends=False)
-    with pytest.raises(ValueError, match="`model` must give its attention weights, but gives none"):
-        attention_maps(model, tokenizers, SOURCE, TARGET)
-    model.config.attention = "none"
+def test_a_model_without_attention_is_an_error(tokenizers, monkeypatch):
+    model = recurrent(tokenizers, attention="none", input_feeding=False)
     for look in (attention_maps, attention_map):
-        with pytest.raises(ValueError, match="its config's `attention` is 'none' instead"):
-            look(model, tokenizers, SOURCE, TARGET)
-
-
-def test_words_are_what_stands_between_spaces(tokenizers):
-    ids = tokenizers.encode_source(["고양이가  잔다. a"])[0]
-    words = token_words(tokenizers.source, ids)
-    assert words[-1] is None
-    assert {word for word in words if word is not None} == {0, 1, 2}
-    assert [word for word in words if word is not None] == sorted(word for word in words if word is not None)
-    by_word = [[id_ for id_, word in zip(ids, words, strict=True) if word == number] for number in range(3)]
-    assert [tokenizers.source.decode(part).strip() for part in by_word] == ["고양이가", "잔다.", "a"]
-
-
-def test_unknown_words_are_words():
-    words = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=100, algorithm="word")
-    assert token_words(words.target, words.encode_target(["the cat runs"])[0]) == [0, 1, 2, None]
+        assert_error("its config's `attention` is 'none' instead", look, model, tokenizers, SOURCE, TARGET)
+    other = recurrent(tokenizers)
+    monkeypatch.setattr(other, "forward", lambda **_: Seq2SeqLMOutput())
+    with pytest.raises(ValueError, match="`model` must give its attention weights, but gives none"):
+        attention_maps(other, tokenizers, SOURCE, TARGET)
 
 
 @settings(max_examples=40, deadline=None)
@@ -316,12 +221,15 @@ def test_every_word_of_any_script_gets_tokens_in_order(tokenizers, words):
     assert set(found) == set(range(len(words)))
 
 
-def test_empty_sequences_are_named(model, tokenizers):
-    for ids, side in ((([], [5, 2]), "source"), (([5, 2], []), "target")):
-        with pytest.raises(ValueError, match=f"{side} must have at least one token"):
-            attention_maps_of_ids(model, tokenizers, *ids)
-    with pytest.raises(ValueError, match="`source` must be a sentence, but is ' '"):
-        attention_maps(model, tokenizers, " ")
+def test_words_are_what_stands_between_spaces(tokenizers):
+    (ids,) = tokenizers.encode_source(["고양이가  잔다. a"])
+    words, pieces = token_words(tokenizers.source, ids), {}
+    for id_, word in zip(ids, words, strict=True):
+        pieces.setdefault(word, []).append(id_)
+    texts = [tokenizers.source.decode(pieces[word]).strip() for word in (0, 1, 2)]
+    assert (texts, words[-1], len(pieces)) == (["고양이가", "잔다.", "a"], None, 4)
+    pair = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=100, algorithm="word")
+    assert token_words(pair.target, pair.encode_target(["the cat runs"])[0]) == [0, 1, 2, None]
 
 
 @pytest.mark.parametrize(
@@ -338,9 +246,11 @@ def test_words_are_shown_whole_and_scripts_without_spaces_by_their_tokens(tokeni
     assert shown.labels == [*words, "</s>"]
     assert shown.of_tokens == sorted(shown.of_tokens)
     assert len(shown.of_tokens) == len(ids)
+    broken = tokenizers.source("네").input_ids[0]
+    assert shown_words(tokenizers.source, [broken, 2]) == (["‹EB›", "</s>"], [0, 1])
 
 
-def test_words_of_sentencepiece_and_tags_are_shown_without_their_marks():
+def test_words_are_shown_without_the_marks_of_sentencepiece_tags_and_characters_letter_by_letter(tmp_path):
     texts = ["고양이가 잔다.", "개가 달린다."]
     pair = train_tokenizers(texts, texts, vocab_size=290, algorithm="unigram", languages=["en"])
     ids = pair.encode_source(["고양이가 zz 달린다."], target_language="en")[0]
@@ -348,24 +258,13 @@ def test_words_of_sentencepiece_and_tags_are_shown_without_their_marks():
     assert shown_words(pair.source, ids).labels == ["<2en>", "고양이가", "zz", "달린다.", "</s>"]
     words = train_tokenizers(texts, texts, vocab_size=100, algorithm="word")
     assert shown_words(words.source, words.encode_source(["고양이가 zz"])[0]).labels == ["고양이가", "<unk>", "</s>"]
-
-
-def test_a_single_word_of_a_tokenizer_of_characters_is_shown_letter_by_letter():
     dates = ["2021-03-03", "1 March 2021"]
     pair = train_tokenizers(dates, dates, vocab_size=300, algorithm="character")
     shown = [shown_words(pair.target, pair.encode_target([text])[0]).labels for text in dates]
     assert shown == [[*dates[0], "</s>"], ["1", "March", "2021", "</s>"]]
     pieces = train_tokenizers(dates, dates, vocab_size=265)
     assert shown_words(pieces.target, pieces.encode_target(dates)[0]).labels == [dates[0], "</s>"]
-
-
-def test_a_broken_character_is_shown_by_its_bytes(tokenizers):
-    first = tokenizers.source("네").input_ids[0]
-    assert shown_words(tokenizers.source, [first, 2]) == (["‹EB›", "</s>"], [0, 1])
-
-
-def test_marians_own_tokenizer_is_shown_in_words(tmp_path):
-    model = saved_marian(tmp_path / "marian")
+    model = marian(tmp_path / "marian")
     pair = TokenizerPair.from_pretrained(model)
     source, target = KOREAN[0], ENGLISH[0]
     assert shown_words(pair.source, pair.encode_source([source])[0]).labels == [*source.split(), "</s>"]

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from chromium import EXECUTABLE, Chromium
+from chromium import needs_chromium, opened
 from heedful.inference.attention import drawing
 from heedful.inference.attention.labels import Words
 from heedful.inference.attention.maps import AttentionMaps, attention_maps
 from heedful.inference.attention.measures import attention_rollout, scores_between_words
 from heedful.inference.attention.recording import HeadStates
 from heedful.inference.attention.report import write_attention_report
+from helpers import assert_refused
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 SOURCE = ["القطة", "▁صغيرة", HOSTILE, "</s>"]
 TARGET = ["고양이", "▁छोटी", "▁😀", ".", "</s>"]
-
-needs_chromium = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
 
 
 def random_maps(source, target, layers=2, heads=3, kinds=("cross", "encoder", "decoder")):
@@ -51,7 +50,10 @@ def unpacked(text, *shape):
     return np.frombuffer(base64.b64decode(text), dtype="<u2").reshape(shape) / 10_000
 
 
-def test_the_page_holds_all_weights_to_four_digits(maps, tmp_path):
+def test_the_page_holds_all_weights_to_four_digits_of_words_or_tokens(maps, tmp_path):
+    tokens = [f"▁token{i}" for i in range(30)]  # of a base model
+    base = write_attention_report(random_maps(tokens, tokens, layers=6, heads=8), tmp_path / "page.html")
+    assert base.stat().st_size < 600_000
     data = data_of(write_attention_report(maps, tmp_path / "page.html"))
     assert data["source"]["tokens"] == SOURCE
     for kind, weights in maps.weights.items():
@@ -59,9 +61,6 @@ def test_the_page_holds_all_weights_to_four_digits(maps, tmp_path):
         np.testing.assert_allclose(unpacked(found["weights"], *weights.shape), weights, atol=0.500001e-4)
         rolled = attention_rollout(maps, kind).weights
         np.testing.assert_allclose(unpacked(found["rollout"], *rolled.shape), rolled, atol=0.500001e-4)
-
-
-def test_the_page_shows_words_or_tokens(maps, tmp_path):
     shown = replace(maps, source_shown=Words(["고양이가", "잔다.", "</s>"], [0, 0, 1, 2]))
     data = data_of(write_attention_report(shown, tmp_path / "page.html"))
     assert data["source"]["tokens"] == ["고양이가", "잔다.", "</s>"]
@@ -75,59 +74,32 @@ def test_the_page_shows_words_or_tokens(maps, tmp_path):
     assert data == data_of(write_attention_report(maps, tmp_path / "page.html"))
 
 
-def test_hostile_tokens_and_titles_end_no_element(maps, tmp_path):
+def test_hostile_tokens_end_no_element_no_place_is_named_and_directions_are_of_first_letters(maps, tmp_path):
     page = write_attention_report(maps, tmp_path / "page.html", title=f"{HOSTILE} {{{{data}}}}").read_text("utf-8")
     assert "<img" not in page
     assert page.count("</script>") == 2
     assert page.count('"kinds":{') == 1
     assert "&lt;img src=x onerror=alert(1)&gt; {{data}}</title>" in page
-
-
-def test_directions_are_those_of_the_first_letters(maps, tmp_path):
+    page = write_attention_report(maps, tmp_path / "page.html").read_text("utf-8")
+    assert re.findall(r"https?:|url\(|@import|<script src|<link(?! rel=\"icon\" href=\"data:,\")", page) == []
+    assert "default-src 'none'" in page
     controls = random_maps(["<2en>", "القطة"], ["صغيرة", "b"])  # control tokens have none
     for shown, expected in ((maps, ["rtl", "ltr", "ltr"]), (controls, ["rtl", "rtl", "rtl"])):
         data = data_of(write_attention_report(shown, tmp_path / "page.html"))
         assert [data[name]["direction"] for name in ("source", "target", "fed")] == expected
 
 
-def test_thirty_tokens_of_a_base_model_take_less_than_a_megabyte_and_a_half(tmp_path):
-    tokens = [f"▁token{i}" for i in range(30)]
-    path = write_attention_report(random_maps(tokens, tokens, layers=6, heads=8), tmp_path / "page.html")
-    assert path.stat().st_size < 600_000
-
-
-def test_the_page_names_no_place_on_the_network(maps, tmp_path):
-    page = write_attention_report(maps, tmp_path / "page.html").read_text("utf-8")
-    assert re.findall(r"https?:|url\(|@import|<script src|<link(?! rel=\"icon\" href=\"data:,\")", page) == []
-    assert "default-src 'none'" in page
-
-
 def test_wrong_arguments_write_nothing(maps, tmp_path):
-    for name, arguments, message in (
-        ("page.html", {"layer": 2}, "`layer` must be between -2 and 1"),
-        ("page.html", {"head": 3}, "`head` must be between 0 and 2"),
-        ("page.html", {"kind": "self"}, "`kind` must be one of cross, encoder, decoder, but is 'self'"),
-        ("page.htm", {}, r"`path` must end in one of \.html, but is .*page\.htm "),
-        ("nowhere/page.html", {}, "nowhere does not exist"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            write_attention_report(maps, tmp_path / name, **arguments)
+    cases = [
+        ({"layer": 2}, "`layer` must be between -2 and 1"),
+        ({"head": 3}, "`head` must be between 0 and 2"),
+        ({"kind": "self"}, "`kind` must be one of cross, encoder, decoder, but is 'self'"),
+        ({"path": tmp_path / "page.htm"}, r"`path` must end in one of \.html, but is .*page\.htm "),
+        ({"path": tmp_path / "nowhere/page.html"}, "nowhere does not exist"),
+    ]
+    given = {"maps": maps, "path": tmp_path / "page.html"}
+    assert_refused(cases, lambda wrong: write_attention_report(**given | wrong), (ValueError, FileNotFoundError))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_page_that_fails_half_way_leaves_the_former_one(maps, tmp_path, monkeypatch):
-    path = tmp_path / "page.html"
-    path.write_text("former")
-
-    def fail(place, text, **_):
-        place.write_bytes(b"half")
-        raise OSError("The disk is full.")
-
-    monkeypatch.setattr("pathlib.Path.write_text", fail)
-    with pytest.raises(OSError, match="full"):
-        write_attention_report(maps, path)
-    assert [place.name for place in tmp_path.iterdir()] == ["page.html"]
-    assert path.read_bytes() == b"former"
 
 
 # In the browser
@@ -135,9 +107,8 @@ def test_a_page_that_fails_half_way_leaves_the_former_one(maps, tmp_path, monkey
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    browser = Chromium(tmp_path_factory.mktemp("chromium"))
-    yield browser
-    browser.close()
+    with opened(tmp_path_factory.mktemp("chromium") / "profile") as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -150,7 +121,8 @@ def page(browser, maps, tmp_path):
     assert browser.complaints() == []
 
 
-TEXTS = "[...document.querySelectorAll('{} bdi')].map(e => e.textContent)"
+# Of the rows from some row on, so many, of a canvas.
+PIXELS = "(c => [...c.getContext('2d').getImageData(0, {}, c.width, {}).data])(document.querySelector('{}'))"
 
 
 def token(side, index):
@@ -195,12 +167,9 @@ def test_hovering_a_word_shades_what_it_looks_at_and_writes_the_numbers(page, ma
         page.move_to(token("rows", row))
         assert_shows(shown(page, "columns"), maps.map("cross").weights[row])
     best = np.argsort(-maps.map("cross").weights[0])
-    lines = page.run(
-        "[...document.querySelectorAll('#detail li')].map(e => [e.querySelector('bdi').textContent, "
-        "e.lastChild.textContent])"
-    )
-    assert [label for label, _ in lines] == [SOURCE[i] for i in best]
-    np.testing.assert_allclose([float(n) for _, n in lines], maps.map("cross").weights[0][best], atol=1e-4)
+    assert page.texts("#detail li bdi") == [SOURCE[i] for i in best]
+    lines = page.run("[...document.querySelectorAll('#detail li')].map(e => e.lastChild.textContent)")
+    np.testing.assert_allclose([*map(float, lines)], maps.map("cross").weights[0][best], atol=1e-4)
     page("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
     assert [number for number, _, _ in shown(page, "columns")] == [""] * len(SOURCE)
     page.move_to(token("columns", 1))  # a word of the source shows which words look at it
@@ -208,7 +177,14 @@ def test_hovering_a_word_shades_what_it_looks_at_and_writes_the_numbers(page, ma
 
 
 @needs_chromium
-def test_kinds_layers_and_heads_are_chosen(page, maps):
+def test_kinds_layers_and_heads_are_chosen_also_by_their_small_maps_which_look_like_their_weights(page, maps):
+    page.click('document.querySelector(\'.head[data-layer="1"][data-head="2"]\')')
+    for canvas in (".head[aria-pressed=true] canvas", "#map canvas"):
+        pixels = page.run(PIXELS.format(0, "c.height", canvas))
+        reds = np.array(pixels).reshape(len(TARGET), len(SOURCE), 4)[..., 0]
+        np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 2]) * (0x1E - 255), atol=1.5)
+    page.move_to(token("rows", 4))
+    assert_shows(shown(page, "columns"), maps.weights["cross"][1, 2, 4])
     for kind in ("cross", "encoder", "decoder"):
         choose(page, "kinds", kind)
         choose(page, "layers", "0")
@@ -219,21 +195,7 @@ def test_kinds_layers_and_heads_are_chosen(page, maps):
         page.move_to(token("rows", 3))
         assert_shows(shown(page, "columns"), attention_rollout(maps, kind).weights[3])
         for side, labels in (("columns", maps.map(kind).source_tokens), ("rows", maps.map(kind).target_tokens)):
-            assert page.run(TEXTS.format(f"#{side}")) == page.run(TEXTS.format(f"#map .{side}")) == labels
-
-
-@needs_chromium
-def test_a_small_map_chooses_its_head_and_maps_look_like_their_weights(page, maps):
-    page.click('document.querySelector(\'.head[data-layer="1"][data-head="2"]\')')
-    for canvas in (".head[aria-pressed=true] canvas", "#map canvas"):
-        pixels = page.run(
-            "(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
-            f"(document.querySelector('{canvas}'))"
-        )
-        reds = np.array(pixels).reshape(len(TARGET), len(SOURCE), 4)[..., 0]
-        np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 2]) * (0x1E - 255), atol=1.5)
-    page.move_to(token("rows", 4))
-    assert_shows(shown(page, "columns"), maps.weights["cross"][1, 2, 4])
+            assert page.texts(f"#{side} bdi") == page.texts(f"#map .{side} bdi") == labels
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +211,7 @@ def scored():
     return replace(maps, states=states)
 
 
-def test_the_page_holds_all_scores_and_what_is_masked(scored, tmp_path):
+def test_the_page_holds_all_scores_what_is_masked_and_means_between_words(scored, tmp_path):
     data = data_of(write_attention_report(scored, tmp_path / "page.html"))
     for kind in scored.kinds:
         found, scores = data["kinds"][kind]["scores"], scored.scores(kind)
@@ -259,9 +221,6 @@ def test_the_page_holds_all_scores_and_what_is_masked(scored, tmp_path):
         assert ((parts == -32_768) == is_masked).all()
         numbers = parts[~is_masked] / 32_767 * found["largest"]
         np.testing.assert_allclose(numbers, scores[~is_masked], atol=found["largest"] / 32_767)
-
-
-def test_between_words_stands_the_mean_of_the_scores_that_are_not_masked():
     scores = np.array([[1, -np.inf, -np.inf], [2, 3, -np.inf], [4, 5, 6]])
     rows, columns = Words(["a", "b"], [0, 0, 1]), Words(["c", "d"], [0, 0, 1])
     np.testing.assert_array_equal(scores_between_words(scores, rows, columns), [[2, -np.inf], [4.5, 6]])
@@ -272,13 +231,10 @@ def test_scores_are_shown_in_place_of_weights_and_as_dots(browser, scored, tmp_p
     browser.open(write_attention_report(scored, tmp_path / "page.html", kind="decoder", layer=0, head=1))
     choose(browser, "numbers", "scores")
     browser.move_to(token("rows", 1))
-    texts = browser.run("[...document.querySelectorAll('#columns small')].map(e => e.textContent)")
     first, second, _ = scored.scores("decoder")[0, 1, 1]
-    assert texts == [f"{first:.2f}", f"{second:.2f}", "−∞"]
+    assert browser.texts("#columns small") == [f"{first:.2f}", f"{second:.2f}", "−∞"]
     assert "raw scores" in browser.run("document.getElementById('map-note').textContent")
-    pixels = browser.run(
-        "(c => [...c.getContext('2d').getImageData(0, 48, c.width, 48).data])(document.querySelector('#map canvas'))"
-    )
+    pixels = browser.run(PIXELS.format(48, 48, "#map canvas"))
     inked = (np.array(pixels).reshape(48, 3, 48, 4)[..., 3] > 127).sum(axis=(0, 2))
     largest = np.abs(np.where(np.isinf(scored.scores("decoder")), 0, scored.scores("decoder"))).max()
     areas = [math.pi * (0.48 * 48) ** 2 * abs(score) / largest for score in (first, second)]
@@ -302,30 +258,29 @@ def test_the_page_is_in_korean_too_and_keeps_what_was_chosen(page, maps):
     korean = page.run(words)
     assert "Point at a word" in english
     assert "가리키거나" in korean
-    said = [token for label in ("columns", "rows") for token in page.run(TEXTS.format(f"#{label}"))]
-    for each in [*said, "English"]:
+    for each in [*page.texts("#columns bdi"), *page.texts("#rows bdi"), "English"]:
         korean = korean.replace(each, "")
     assert re.findall("[A-Za-z]{2,}", korean) == ["Tab", "Esc"]
-    assert page.run("document.querySelector('#map canvas').ariaLabel").startswith(
-        "교차 어텐션, 층 0, 헤드 평균의 히트맵"
-    )
+    label = page.run("document.querySelector('#map canvas').ariaLabel")
+    assert label.startswith("교차 어텐션, 층 0, 헤드 평균의 히트맵")
     assert_shows(shown(page, "columns"), maps.map("cross", 0).weights[1])
     page.run("find('language').value = 'en'; find('language').dispatchEvent(new Event('change'))")
     assert page.run(words) == english
 
 
 @needs_chromium
-def test_a_click_keeps_a_word_and_escape_lets_go(page, maps):
-    page.click(token("rows", 1))
-    page.move_to(token("rows", 3))
-    assert_shows(shown(page, "columns"), maps.map("cross").weights[1])
-    assert page.run(f"{token('rows', 1)}.getAttribute('aria-pressed')") == "true"
-    page.press("Escape")
-    assert [number for number, _, _ in shown(page, "columns")] == [""] * len(SOURCE)
-
-
-@needs_chromium
-def test_the_keyboard_reaches_every_word_in_reading_order(page, maps):
+def test_everything_to_operate_has_a_name_and_a_reading_order(page, maps):
+    # A page without scores offers none.
+    assert page.run("document.getElementById('numbers-shown').hidden") is True
+    assert page.run("document.getElementById('numbers').children.length") == 0
+    nameless = page.run(
+        "[...document.querySelectorAll('button, input, canvas, [role=group]')].filter(e => !e.closest('[aria-hidden]')"
+        " && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')).length"
+    )
+    assert nameless == 0
+    for side, is_to_left in (("columns", True), ("rows", False)):
+        places = [page.run(f"{token(side, i)}.getBoundingClientRect().x") for i in range(3)]
+        assert places == sorted(places, reverse=is_to_left)
     page.run(f"{token('columns', 0)}.focus()")
     page.press("ArrowLeft")  # the source is read from the right to the left
     assert page.run("document.activeElement.getAttribute('aria-label')") == SOURCE[1]
@@ -341,19 +296,30 @@ def test_the_keyboard_reaches_every_word_in_reading_order(page, maps):
 
 
 @needs_chromium
-def test_everything_to_operate_has_a_name(page):
-    # A page without scores offers none.
-    assert page.run("document.getElementById('numbers-shown').hidden") is True
-    assert page.run("document.getElementById('numbers').children.length") == 0
-    nameless = page.run(
-        "[...document.querySelectorAll('button, input, canvas, [role=group]')].filter(e => !e.closest('[aria-hidden]')"
-        " && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')).length"
-    )
-    assert nameless == 0
+def test_what_was_pointed_at_is_marked_in_the_map_and_a_click_keeps_it_until_escape(page, maps):
+    marked = "['left', 'top', 'width', 'height'].map(name => parseInt(document.querySelector('.band').style[name]))"
+    for side, index, band, label in (
+        ("rows", 2, [0, 48, 24 * len(SOURCE), 24], TARGET[2]),
+        ("columns", 1, [24, 0, 24, 24 * len(TARGET)], SOURCE[1]),
+    ):
+        page.move_to(token(side, index))
+        assert page.run(marked) == band
+        assert page.texts("#map .on") == [label]
+    page.click(token("rows", 1))
+    page.move_to(token("rows", 3))
+    assert_shows(shown(page, "columns"), maps.map("cross").weights[1])
+    assert page.run(f"{token('rows', 1)}.getAttribute('aria-pressed')") == "true"
+    page.press("Escape")
+    assert [number for number, _, _ in shown(page, "columns")] == [""] * len(SOURCE)
 
 
 @needs_chromium
-def test_the_map_follows_the_mouse(page, maps):
+def test_a_click_on_the_map_keeps_a_row_and_one_on_its_edge_nothing(page, maps):
+    page.run(
+        "(c => { const b = c.getBoundingClientRect(); c.dispatchEvent(new MouseEvent('click', "
+        "{clientX: b.x + 5, clientY: b.bottom})); })(document.querySelector('#map canvas'))"
+    )
+    assert page.run("state.pinned") is False
     page.run("document.querySelector('#map canvas').scrollIntoView({block: 'center'})")
     x, y = page.run("(b => [b.x, b.y])(document.querySelector('#map canvas').getBoundingClientRect())")
     place = {"x": x + 1.5 * 24, "y": y + 2.5 * 24}
@@ -365,42 +331,6 @@ def test_the_map_follows_the_mouse(page, maps):
         page("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
     page.move_to(token("rows", 0))
     assert_shows(shown(page, "columns"), maps.map("cross").weights[2])
-
-
-@needs_chromium
-def test_the_map_marks_what_is_pointed_at(page):
-    marked = "['left', 'top', 'width', 'height'].map(name => parseInt(document.querySelector('.band').style[name]))"
-    for side, index, band, label in (
-        ("rows", 2, [0, 48, 24 * len(SOURCE), 24], TARGET[2]),
-        ("columns", 1, [24, 0, 24, 24 * len(TARGET)], SOURCE[1]),
-    ):
-        page.move_to(token(side, index))
-        assert page.run(marked) == band
-        assert page.run("[...document.querySelectorAll('#map .on')].map(e => e.textContent)") == [label]
-
-
-@needs_chromium
-def test_stacks_of_different_depths_each_begin_with_their_last_layer(browser, tmp_path):
-    deep, flat = random_maps(["a", "b"], ["x", "y", "z"], layers=4), random_maps(["a", "b"], ["x", "y", "z"], layers=1)
-    maps = replace(flat, weights={**flat.weights, "encoder": deep.weights["encoder"]})
-    browser.open(write_attention_report(maps, tmp_path / "page.html", kind="encoder"))
-    choose(browser, "kinds", "decoder")
-    browser.move_to(token("rows", 2))
-    assert_shows(shown(browser, "columns"), maps.map("decoder").weights[2])
-    choose(browser, "layers", "rollout")
-    choose(browser, "kinds", "encoder")
-    browser.move_to(token("rows", 1))
-    assert_shows(shown(browser, "columns"), maps.map("encoder").weights[1])
-    assert browser.complaints() == []
-
-
-@needs_chromium
-def test_a_click_on_the_edge_of_the_map_keeps_nothing(page):
-    page.run(
-        "(c => { const b = c.getBoundingClientRect(); c.dispatchEvent(new MouseEvent('click', "
-        "{clientX: b.x + 5, clientY: b.bottom})); })(document.querySelector('#map canvas'))"
-    )
-    assert page.run("state.pinned") is False
 
 
 @needs_chromium
@@ -431,15 +361,12 @@ def test_hostile_tokens_are_text_and_nothing_is_fetched(page, tmp_path):
 
 
 @needs_chromium
-def test_right_to_left_words_stand_from_right_to_left(page):
-    places = [page.run(f"{token('columns', i)}.getBoundingClientRect().x") for i in range(3)]
-    assert places == sorted(places, reverse=True)
-    places = [page.run(f"{token('rows', i)}.getBoundingClientRect().x") for i in range(3)]
-    assert places == sorted(places)
-
-
-@needs_chromium
-def test_a_recurrent_models_page_has_its_only_map(browser, tmp_path):
+def test_pages_begin_with_what_was_asked_for_whatever_the_stacks(browser, maps, tmp_path):
+    browser.open(write_attention_report(maps, tmp_path / "page.html", kind="decoder", layer=0, head=2))
+    chosen = browser.run("[...document.querySelectorAll('input:checked')].map(e => e.nextSibling.textContent)")
+    assert chosen == ["decoder", "0", "2"]
+    browser.move_to(token("rows", 1))
+    assert_shows(shown(browser, "columns"), maps.weights["decoder"][0, 2, 1])
     maps = random_maps(["a", "b"], ["x", "y", "z"], layers=1, heads=1, kinds=("cross",))
     browser.open(write_attention_report(maps, tmp_path / "page.html"))
     labels = browser.run(
@@ -449,27 +376,24 @@ def test_a_recurrent_models_page_has_its_only_map(browser, tmp_path):
     browser.move_to(token("rows", 2))
     assert_shows(shown(browser, "columns"), maps.weights["cross"][0, 0, 2])
     assert browser.complaints() == []
-
-
-@needs_chromium
-def test_the_page_begins_with_what_was_asked_for(browser, maps, tmp_path):
-    browser.open(write_attention_report(maps, tmp_path / "page.html", kind="decoder", layer=0, head=2))
-    assert browser.run("[...document.querySelectorAll('input:checked')].map(e => e.nextSibling.textContent)") == [
-        "decoder",
-        "0",
-        "2",
-    ]
+    deep, flat = random_maps(["a", "b"], ["x", "y", "z"], layers=4), random_maps(["a", "b"], ["x", "y", "z"], layers=1)
+    maps = replace(flat, weights={**flat.weights, "encoder": deep.weights["encoder"]})
+    browser.open(write_attention_report(maps, tmp_path / "page.html", kind="encoder"))
+    choose(browser, "kinds", "decoder")
+    browser.move_to(token("rows", 2))
+    assert_shows(shown(browser, "columns"), maps.map("decoder").weights[2])
+    choose(browser, "layers", "rollout")
+    choose(browser, "kinds", "encoder")
     browser.move_to(token("rows", 1))
-    assert_shows(shown(browser, "columns"), maps.weights["decoder"][0, 2, 1])
+    assert_shows(shown(browser, "columns"), maps.map("encoder").weights[1])
+    assert browser.complaints() == []
 
 
-def test_every_row_of_a_grid_is_labelled_in_a_font_that_has_korean(model, tokenizers, tmp_path, monkeypatch):
+def test_every_row_of_a_grid_is_labelled_in_a_font_that_has_korean(model, tokenizers, tmp_path, drawn):
     pytest.importorskip("koreanize_matplotlib")
-    figures = []
-    monkeypatch.setattr(drawing, "_save", lambda figure, path: figures.append(figure) or path)
     maps = attention_maps(model, tokenizers, "개가 공원에서 달린다.", kinds=["encoder"])
     drawing.draw_attention_grid(maps, tmp_path / "grid.png", kind="encoder")
     heads = maps.heads("encoder")
-    families = [axes.get_yticklabels()[0].get_family() for axes in figures[0].axes[::heads]]
+    families = [axes.get_yticklabels()[0].get_family() for axes in drawn[0].axes[::heads]]
     assert len(families) == maps.layers("encoder") == 2
-    assert families[0] == families[1] == figures[0].axes[-1].get_xticklabels()[0].get_family()
+    assert families[0] == families[1] == drawn[0].axes[-1].get_xticklabels()[0].get_family()

@@ -8,18 +8,13 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from heedful import (
-    HeedConfig,
-    HeedForConditionalGeneration,
-    HeedRNNConfig,
-    HeedRNNForConditionalGeneration,
-    attention_maps,
-)
+from heedful import HeedForConditionalGeneration, attention_maps
 from heedful.inference.attention import drawing
 from heedful.inference.attention.maps import AttentionMap, AttentionSteps
 from heedful.inference.attention.measures import steps_lines
 from heedful.inference.attention.recording import record_attention, recorded_heads
 from heedful.studies.attention.single_heads import attention_modules
+from helpers import assert_error, tiny_config, tiny_rnn
 
 SOURCE, TARGET = "개가 공원에서 달린다.", "The dog runs in the park."
 KINDS = ["cross", "encoder", "decoder"]
@@ -35,9 +30,8 @@ VARIANTS = [
 
 def made(tokenizers, **options):
     torch.manual_seed(1)
-    sizes = {"vocab_size": 290, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16}
-    sizes |= {"decoder_ffn_dim": 16, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    return HeedForConditionalGeneration(HeedConfig(**sizes, **tokenizers.special_ids(), **options)).eval()
+    config = tiny_config(vocab_size=290, **tokenizers.special_ids(), **options)
+    return HeedForConditionalGeneration(config).eval()
 
 
 def softmax(scores):
@@ -77,38 +71,29 @@ def test_one_query_at_a_time_gives_the_same_as_all_at_once(model, tokenizers, ki
         np.testing.assert_allclose(weights @ steps.value[:end], steps.output[row], atol=1e-5)
 
 
-def test_later_tokens_have_minus_infinity_in_the_decoder_alone(model, tokenizers):
+def test_one_layer_is_recorded_where_it_is_asked_for_and_later_tokens_have_minus_infinity(model, tokenizers):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
     for kind in KINDS:
         scores = maps.scores(kind)
         later = np.triu(np.ones(scores.shape[-2:], dtype=bool), 1) & (kind == "decoder")
         np.testing.assert_array_equal(np.isinf(scores), np.broadcast_to(later, scores.shape))
-
-
-def test_only_the_layer_that_is_asked_for_is_recorded_and_no_hook_stays(model, tokenizers):
     with recorded_heads(model, ["cross"], -1) as states:
         attention_maps(model, tokenizers, SOURCE, TARGET)
     assert {kind: len(layers) for kind, layers in states.items()} == {"cross": 1}
     attention_maps(model, tokenizers, SOURCE, TARGET)
     assert len(states["cross"]) == 1
-    with (
-        pytest.raises(ValueError, match="`layer` must be between -2 and 1, but is 2"),
-        recorded_heads(model, KINDS, 2),
-    ):
-        pass
+    with pytest.raises(ValueError, match="`layer` must be between -2 and 1, but is 2"):
+        recorded_heads(model, KINDS, 2).__enter__()
 
 
 def test_other_models_have_no_steps(tokenizers):
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, **tokenizers.special_ids()}
     marian = MarianConfig(d_model=16, encoder_layers=1, decoder_layers=1, vocab_size=290, **heads)
-    recurrent = HeedRNNConfig(embedding_size=16, hidden_size=16, vocab_size=290, **tokenizers.special_ids())
-    for other in (MarianMTModel(marian), HeedRNNForConditionalGeneration(recurrent)):
+    for other in (MarianMTModel(marian), tiny_rnn(vocab_size=290, **tokenizers.special_ids())):
         maps = attention_maps(other, tokenizers, SOURCE, TARGET, kinds=["cross"])
         for look in (maps.steps, lambda maps=maps: maps.scores("cross")):
-            with pytest.raises(ValueError, match="The model must be a Heed Transformer to show its scores"):
-                look()
-        with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
-            maps.steps("encoder")
+            assert_error("The model must be a Heed Transformer to show its scores", look)
+        assert_error("`kind` must be one of cross, but is 'encoder'", maps.steps, "encoder")
 
 
 @pytest.mark.parametrize("options", [{"share_layers": True}, {"position_encoding": "t5"}])
@@ -122,8 +107,7 @@ def test_models_whose_scores_are_not_told_show_the_weights_of_every_layer(tokeni
     assert not states
     expected = record_attention(model, [5, 6, 7], [1, 5], ["encoder"])["encoder"][1]
     assert torch.equal(found["encoder"][0], expected)
-    with pytest.raises(ValueError, match=r"to show its scores, without relative positions .* shared layers"):
-        maps.steps("encoder")
+    assert_error(r"to show its scores, without relative positions .* shared layers", maps.steps, "encoder")
 
 
 def test_columns_stand_below_each_other_beside_korean_letters():
@@ -135,19 +119,11 @@ def test_columns_stand_below_each_other_beside_korean_letters():
     assert lines[start + 1 : start + 4] == ["       나무     a", "나무   1.00    −∞", "a     -2.50  3.00"]
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """The pictures that were drawn; nothing is written."""
-    drawn = []
-    monkeypatch.setattr(drawing, "_save", lambda figure, path: drawn.append(figure) or path)
-    return drawn
-
-
 @pytest.mark.parametrize("layer", [None, 1])
-def test_the_grid_draws_scores_as_dots_below_the_weights(model, tokenizers, tmp_path, figures, layer):
+def test_the_grid_draws_scores_as_dots_below_the_weights(model, tokenizers, tmp_path, drawn, layer):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
     drawing.draw_attention_grid(maps, tmp_path / "a.png", "decoder", layer, tokens=True, scores=True)
-    (figure,) = figures
+    (figure,) = drawn
     layers = [0, 1] if layer is None else [layer]
     axes = np.array(figure.axes).reshape(len(layers), 2, 4)
     for (row, number), head in product(enumerate(layers), range(4)):
@@ -161,13 +137,13 @@ def test_the_grid_draws_scores_as_dots_below_the_weights(model, tokenizers, tmp_
         np.testing.assert_array_equal(dots.get_offsets(), np.argwhere(seen)[:, ::-1])
 
 
-def test_scores_are_written_where_there_is_room(model, tokenizers, tmp_path, monkeypatch, figures):
+def test_scores_are_written_where_there_is_room(model, tokenizers, tmp_path, monkeypatch, drawn):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
     count = len(maps.target_tokens)
     for room in (count, count - 1):
         monkeypatch.setattr(drawing, "NUMBERED", room)
         drawing.draw_attention_grid(maps, tmp_path / "a.png", "decoder", 0, tokens=True, scores=True)
-    small, large = ([text.get_text() for text in figure.axes[4].texts] for figure in figures)
+    small, large = ([text.get_text() for text in figure.axes[4].texts] for figure in drawn)
     expected = [f"{score:.1f}".replace("-inf", "−∞") for score in maps.scores("decoder")[0, 0].flat]
     assert small == expected
     assert large == []

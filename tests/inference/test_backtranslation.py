@@ -3,22 +3,20 @@
 import collections
 import gzip
 import json
-import re
-import shlex
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from guides import assert_named, commands_of, python_of, run_commands, text_of
 from heedful import BackTranslation, SeededSampling, Translator
-from heedful.cli import main as cli
 from heedful.data.sources import read_pairs
 from heedful.inference.teaching.back_translation import LOOP, noised
 from helpers import assert_refused
+from memorised import saved_in
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "backtranslate.md").read_text(encoding="utf-8")
+GUIDE = text_of("backtranslate")
 
 
 @pytest.fixture
@@ -28,41 +26,35 @@ def lines(pairs) -> list[str]:
     return [*texts, " ".join(texts[:3]), *texts[::-1], " ".join(texts)]
 
 
-def hot(**settings) -> BackTranslation:
-    return BackTranslation("sampling", temperature=1.5, **settings)
-
-
 @pytest.mark.parametrize(
-    ("method", "engine"), [("sampling", "native"), ("sampling", "generate"), ("noised", "native")]
+    ("making", "engines"),
+    [
+        (partial(BackTranslation, "sampling", temperature=1.5), ("native", "generate")),
+        (partial(BackTranslation, "noised", num_beams=2), ("native",)),
+    ],
+    ids=["sampling", "noised"],
 )
 def test_what_is_random_follows_from_the_seed_and_the_line_and_not_from_the_batch(
-    model, tokenizers, lines, method, engine
+    model, tokenizers, lines, making, engines
 ):
-    translator = Translator(model, tokenizers, engine=engine)
-    make = hot if method == "sampling" else lambda seed: BackTranslation("noised", num_beams=2, seed=seed)
-    settings = {"max_new_tokens": 40}
-    expected = list(make(seed=3).pairs(translator, lines, **settings))
-    for batches in ({"token_budget": 1}, {"token_budget": 60, "chunk_size": 5}):
-        assert list(make(seed=3).pairs(translator, lines, **settings, **batches)) == expected
-    assert list(make(seed=4).pairs(translator, lines, **settings)) != expected
+    def made(seed, engine=engines[0], **batches):
+        translator = Translator(model, tokenizers, engine=engine)
+        return list(making(seed=seed).pairs(translator, lines, max_new_tokens=30, **batches))
+
+    expected = made(3)
+    for engine in engines:
+        for batches in ({"token_budget": 1}, {"token_budget": 60, "chunk_size": 5}):
+            assert made(3, engine, **batches) == expected
+    assert made(4) != expected
     assert len(expected) > 7
-    made = collections.defaultdict(list)
+    sources = collections.defaultdict(set)
     for row in expected:
-        made[row["target"]].append(row["source"])
+        sources[row["target"]].add(row["source"])
     # The same text in another line has other numbers.
-    assert any(len({*sources}) > 1 for sources in made.values())
+    assert any(len(texts) > 1 for texts in sources.values())
 
 
-def test_both_engines_draw_the_same(model, tokenizers, lines):
-    drawn = [
-        [best.token_ids for (best,) in Translator(model, tokenizers, engine).translate_lines(lines, sampling=sampling)]
-        for engine in ("native", "generate")
-        for sampling in [SeededSampling(seed=5, top_k=3)]
-    ]
-    assert drawn[0] == drawn[1]
-
-
-def test_tokens_are_drawn_with_the_models_probabilities(model, tokenizers):
+def test_tokens_are_drawn_with_the_models_probabilities_and_scored_by_them(model, tokenizers, lines):
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).expand(4000, 4)
     for settings, kept in (({}, 4), ({"temperature": 2.0}, 4), ({"top_k": 2}, 2)):
         (processor,) = SeededSampling(seed=1, **settings).processors(range(4000))
@@ -71,9 +63,6 @@ def test_tokens_are_drawn_with_the_models_probabilities(model, tokenizers):
         found = torch.tensor([counts[token] / 4000 for token in range(4)])
         assert found[:kept].tolist() == pytest.approx(expected.tolist(), abs=0.03)
         assert found[kept:].sum() == 0
-
-
-def test_a_drawn_translation_has_the_score_of_its_tokens(model, tokenizers, lines):
     translator = Translator(model, tokenizers)
     found = [best for (best,) in translator.translate_lines(lines, sampling=SeededSampling(seed=2, temperature=0.7))]
     scores = translator.score_pairs(zip(lines, (best.text for best in found), strict=True))
@@ -82,7 +71,7 @@ def test_a_drawn_translation_has_the_score_of_its_tokens(model, tokenizers, line
     assert [one.score for one, _ in same] == pytest.approx([other.per_token for _, other in same], abs=1e-5)
 
 
-def test_noise_deletes_replaces_and_moves_words_as_often_and_far_as_the_paper_says():
+def test_noise_and_loops_are_as_often_and_far_as_the_paper_says():
     words = [f"w{place}" for place in range(50)]
     found = [noised(" ".join(words), 1, number).split() for number in range(200)]
     assert sum(map(len, found)) / 10_000 == pytest.approx(0.9, abs=0.02)
@@ -94,6 +83,10 @@ def test_noise_deletes_replaces_and_moves_words_as_often_and_far_as_the_paper_sa
         moves += [abs(sorted(places).index(place) - index) for index, place in enumerate(places)]
     assert max(moves) == 3
     assert noised("", 1, 1) == ""
+    for text in ("no no no no", "a b a b a b a b c", "x a b c d a b c d a b c d a b c d"):
+        assert LOOP.search(text + " ")
+    for text in ("no no no", "na nano nano nano", "a b a b a b a c", "1 11 11 11 1"):
+        assert not LOOP.search(text + " ")
 
 
 def test_beam_and_greedy_are_the_translators_own_and_useless_lines_are_left_out(model, tokenizers, pairs):
@@ -107,13 +100,6 @@ def test_beam_and_greedy_are_the_translators_own_and_useless_lines_are_left_out(
     making = BackTranslation("greedy")
     with pytest.warns(UserWarning, match="cut off at 6 tokens"):
         assert len(list(making.pairs(translator, list(pairs), max_new_tokens=6))) == 8 - making.left_out < 8
-
-
-def test_a_loop_is_some_words_four_times_on_end():
-    for text in ("no no no no", "a b a b a b a b c", "x a b c d a b c d a b c d a b c d"):
-        assert LOOP.search(text + " ")
-    for text in ("no no no", "na nano nano nano", "a b a b a b a c", "1 11 11 11 1"):
-        assert not LOOP.search(text + " ")
 
 
 def test_settings_that_would_be_ignored_or_cannot_be_are_named(model, tokenizers, monkeypatch):
@@ -130,24 +116,21 @@ def test_settings_that_would_be_ignored_or_cannot_be_are_named(model, tokenizers
     ]
     assert_refused(cases, lambda settings: BackTranslation(**settings))
     translator = Translator(model, tokenizers)
-    for settings in ({"num_beams": 2}, {"split": True}):
-        with pytest.raises(ValueError, match="`sampling` must come with one beam"):
-            translator.translate_lines([], sampling=SeededSampling(), **settings)
+    cases = [(given, "`sampling` must come with one beam") for given in ({"num_beams": 2}, {"split": True})]
+    assert_refused(cases, lambda given: translator.translate_lines([], sampling=SeededSampling(), **given))
     monkeypatch.setattr(model.generation_config, "do_sample", True)
     with pytest.raises(ValueError, match="`do_sample` of the generation config must be False for beam"):
         list(BackTranslation().pairs(translator, ["네."]))
-    assert len(list(hot(seed=1).pairs(translator, ["네."]))) <= 1
+    assert len(list(BackTranslation("sampling").pairs(translator, ["네."]))) <= 1
 
 
 @pytest.fixture
 def backtranslate(model, tokenizers, tmp_path, heedful_command):
     """Run `heedful backtranslate` on the model; return its exit code, output and errors."""
-    model.save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
-    return partial(heedful_command, "backtranslate", tmp_path / "model")
+    return partial(heedful_command, "backtranslate", saved_in(tmp_path / "model", model, tokenizers))
 
 
-def test_the_command_writes_pairs_that_can_be_trained_on(backtranslate, pairs, tmp_path):
+def test_the_command_writes_pairs_that_can_be_trained_on_and_leaves_out_a_broken_line(backtranslate, pairs, tmp_path):
     (tmp_path / "texts.txt").write_text("".join(f"{text}\n\n" for text in pairs), encoding="utf-8")
     path = tmp_path / "pairs.jsonl.gz"
     code, output, errors = backtranslate(tmp_path / "texts.txt", "-o", path)
@@ -156,9 +139,6 @@ def test_the_command_writes_pairs_that_can_be_trained_on(backtranslate, pairs, t
     expected = [{"source": text, "target": target} for target, text in pairs.items()]
     assert list(read_pairs(str(path), "source", "target")) == expected
     assert [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()] == expected
-
-
-def test_a_compressed_file_is_read_and_a_broken_line_is_no_target(backtranslate, pairs, tmp_path):
     lines = [text.encode() for text in pairs]
     (tmp_path / "texts.txt.gz").write_bytes(gzip.compress(b"\n".join([lines[0], lines[1] + b"\xff", lines[2]])))
     with pytest.warns(UserWarning, match="Line 2 must be UTF-8, .*: the line is left out"):
@@ -171,43 +151,31 @@ def test_a_compressed_file_is_read_and_a_broken_line_is_no_target(backtranslate,
 
 
 def test_wrong_use_is_told_and_leaves_no_file(backtranslate, pairs, tmp_path):
-    texts = tmp_path / "texts.txt"
+    texts, lines, out = tmp_path / "texts.txt", tmp_path / "a.jsonl", tmp_path / "pairs.jsonl"
     texts.write_text("\n\n", encoding="utf-8")
-    (tmp_path / "a.jsonl").write_text("{}\n", encoding="utf-8")
-    for arguments, message in (
+    lines.write_text("{}\n", encoding="utf-8")
+    cases = [
         ([texts, "-o", tmp_path / "pairs.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
-        ([tmp_path / "none", "-o", tmp_path / "pairs.jsonl"], "`TEXTS` must be a file of sentences"),
-        ([tmp_path / "a.jsonl", "-o", tmp_path / "pairs.jsonl"], "`TEXTS` must be a file of target sentences"),
-        ([tmp_path / "a.jsonl", "-o", tmp_path / "a.jsonl"], "`--output` must be another file than those that are"),
-        (
-            [texts, "-o", tmp_path / "pairs.jsonl", "--top-k", 3],
-            "`--top-k` is for sampling, and must be left out of beam",
-        ),
-        ([texts, "-o", tmp_path / "pairs.jsonl"], "but all 2 are left out"),
+        ([tmp_path / "none", "-o", out], "`TEXTS` must be a file of sentences"),
+        ([lines, "-o", out], "`TEXTS` must be a file of target sentences"),
+        ([lines, "-o", lines], "`--output` must be another file than those that are"),
+        ([texts, "-o", out, "--top-k", 3], "`--top-k` is for sampling, and must be left out of beam"),
+        ([texts, "-o", out], "but all 2 are left out"),
         ([texts, "-o", tmp_path / "new" / "deep" / "pairs.jsonl"], "but all 2 are left out"),
-    ):
-        code, output, errors = backtranslate(*arguments)
-        assert (code, output) == (2, ""), arguments
-        assert message in errors
-        assert "Traceback" not in errors
-        assert {path.name for path in tmp_path.iterdir()} == {"model", "texts.txt", "a.jsonl"}
+    ]
+    assert_named(backtranslate, cases)
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "texts.txt", "a.jsonl"}
 
 
-def test_the_commands_and_the_python_of_the_guide_run(model, tokenizers, pairs, tmp_path, monkeypatch, capsys):
+def test_the_commands_and_the_python_of_the_guide_run(
+    model, tokenizers, pairs, tmp_path, monkeypatch, capsys, heedful_command
+):
     monkeypatch.chdir(tmp_path)
-    model.save_pretrained("runs/backward/model")
-    tokenizers.save_pretrained("runs/backward/model")
+    saved_in("runs/backward/model", model, tokenizers)
     Path("texts.txt").write_text("".join(f"{text}\n" for text in pairs), encoding="utf-8")
-    commands = re.findall(r"^heedful (.*)$", GUIDE, flags=re.MULTILINE)
-    assert len(commands) == 3
-    for command in commands:
-        monkeypatch.setattr(sys, "argv", ["heedful", *shlex.split(command)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert not ended.value.code, command
+    assert len(run_commands(heedful_command, commands_of(GUIDE))) == 3
     drawn = [json.loads(line) for line in Path("drawn.jsonl").read_text(encoding="utf-8").splitlines()]
-    capsys.readouterr()
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+    (code,) = python_of(GUIDE)
     found = {}
     exec(code, found)
     assert found["pairs"] == drawn

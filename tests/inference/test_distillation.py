@@ -1,9 +1,6 @@
 """What a student learns from: a teacher's translations, chosen and kept by rule, and its most probable tokens."""
 
 import json
-import re
-import shlex
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +8,8 @@ import pytest
 import sacrebleu
 import torch
 
+from guides import assert_named, commands_of, run_commands, text_of
 from heedful import BeamSearch, HeedForConditionalGeneration, TokenizerPair, Translator
-from heedful.cli import main as cli
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
 from heedful.data.micro_batches import collate
@@ -21,9 +18,11 @@ from heedful.data.sources import read_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.teaching.back_translation import SequenceDistillation
 from heedful.inference.teaching.distillation import write_teacher_tokens
+from helpers import assert_error, tiny_model
+from memorised import saved_in
 from tiny_runs import SIZES
 
-GUIDE = (Path(__file__).parents[2] / "docs/guides/low_resource.md").read_text(encoding="utf-8")
+SECTION = text_of("low_resource").split("## A student of a larger model")[1].split("\n## ")[0]
 REFERENCE = "The dog eats an apple."
 
 
@@ -53,8 +52,7 @@ def test_an_ensemble_translates_as_its_models_do_together(model, other, tokenize
         assert [each.score for each in translations] == pytest.approx(plain.sequences_scores.tolist(), abs=1e-5)
     alone = Translator(model, tokenizers).translate(list(pairs), num_beams=3, num_return_sequences=2)
     assert [each.text for row in alone for each in row] != [each.text for row in found for each in row]
-    with pytest.raises(ValueError, match="`ensemble` must be of models with"):
-        Translator(model, tokenizers, engine="native", ensemble=[other])
+    assert_error("`ensemble` must be of models with", Translator, model, tokenizers, engine="native", ensemble=[other])
     with pytest.raises(ValueError, match=r"left out to score pairs, .+, but are generate, float32 and 1 models"):
         ensemble.score_pairs([("a", "b")])
 
@@ -106,14 +104,11 @@ def test_the_most_probable_tokens_are_those_of_the_mean_of_the_teachers(
 
 def test_a_teacher_of_two_languages_knows_both_directions(tmp_path, pairs):
     tokenizers = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=300, languages=("ko", "en"))
-    config = {"vocab_size": len(tokenizers.source), **tokenizers.special_ids(), **SIZES}
-    config = HeedForConditionalGeneration.config_class(**config)
-    teacher = Translator(HeedForConditionalGeneration(config).eval(), tokenizers)
+    teacher = Translator(tiny_model(vocab_size=len(tokenizers.source), **tokenizers.special_ids()), tokenizers)
     texts = [{"source": source, "target": target} for source, target in pairs.items()]
     write_teacher_tokens(tmp_path / "teacher", teacher, texts, ("en", "ko"))
-    rows = EncodedPairs(
-        PairEncoder(tokenizers, heads=[tokenizers.head("en"), tokenizers.head("ko")]).rows(both_ways(texts))
-    )
+    encoder = PairEncoder(tokenizers, heads=[tokenizers.head("en"), tokenizers.head("ko")])
+    rows = EncodedPairs(encoder.rows(both_ways(texts)))
     assert len(rows) == 16
     TeacherTokens(tmp_path / "teacher").check(tokenizers, rows)
 
@@ -135,66 +130,49 @@ def distill(model, other, tokenizers, pairs, tmp_path, monkeypatch, heedful_comm
     """Run `heedful distill` in a folder with two teachers and pairs; return its exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
     for name, each in (("teacher", model), ("other", other)):
-        each.save_pretrained(f"runs/{name}/model")
-        tokenizers.save_pretrained(f"runs/{name}/model")
-    lines = [f"{source}\t{target}\n" for source, target in pairs.items()]
-    Path("pairs.tsv").write_text("".join(lines), encoding="utf-8")
+        saved_in(f"runs/{name}/model", each, tokenizers)
+    Path("pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs.items()), encoding="utf-8")
     return partial(heedful_command, "distill")
 
 
-def test_wrong_use_is_told_and_leaves_nothing(distill, pairs):
+def test_wrong_use_is_told_and_leaves_nothing(distill, other, pairs):
     texts = [text[::-1] for pair in pairs.items() for text in pair]
-    stranger = train_tokenizers(texts, texts, vocab_size=290)
-    HeedForConditionalGeneration.from_pretrained("runs/other/model").save_pretrained("runs/stranger")
-    stranger.save_pretrained("runs/stranger")
+    saved_in("runs/stranger", other, train_tokenizers(texts, texts, vocab_size=290))
     data = ["runs/teacher/model", "--data", "pairs.tsv", "--source", "1", "--target", "2", "-o"]
     token = [*data, "new", "--level", "token"]  # the spelling of the version before
-    before = {*Path().rglob("*")}
-    for arguments, message in (
+    cases = [
         ([*data, "new.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
         ([*data, "new.jsonl", "--top-k", 3], "No such option: --top-k"),
         ([*data, "new.jsonl", "--closest", 6], "`--num-beams` must be at least 6, but is 5"),
         ([*data, "new.jsonl", "--closest", 1], "`--closest` must be at least 2, but is 1"),
         ([*data, "new.jsonl", "--num-beams", 0], "`--num-beams` must be at least 1, but is 0"),
         ([*data, "new.jsonl", "--to", "de"], "`--to` must be one of none"),
-        ([*token, "--num-beams", 3], "No such option: --num-beams"),
-        ([*token, "--closest", 3], "No such option: --closest"),
-        ([*token, "--max-new-tokens", 3], "No such option: --max-new-tokens"),
-        ([*token, "--to", "de"], "No such option: --to"),
         ([*token, "--top-k", 0], "`--top-k` must be at least 1, but is 0"),
         ([*data, "runs", "--level", "token"], "`--output` must be a folder that does not exist yet"),
-        (
-            ["runs/stranger", *token],
-            "`TEACHER` must all have one tokenizer, but those of runs/stranger and runs/teach",
-        ),
-    ):
-        code, output, errors = distill(*arguments)
-        assert (code, output) == (2, ""), arguments
-        assert message in errors
-        assert "Traceback" not in errors
-        assert {*Path().rglob("*")} == before
+        (["runs/stranger", *token], "`TEACHER` must all have one tokenizer, but those of runs/stranger and runs/tea"),
+    ]
+    options = ("--num-beams", "--closest", "--max-new-tokens", "--to")
+    cases += [([*token, option, 3], f"No such option: {option}") for option in options]
+    before = {*Path().rglob("*")}
+    assert_named(distill, cases)
+    assert {*Path().rglob("*")} == before
 
 
-def test_the_commands_of_the_guide_run(distill, pairs, monkeypatch, capsys, fresh_accelerate):
-    section = GUIDE.split("## A student of a larger model")[1].split("\n## ")[0]
-    commands = re.findall(r"^heedful (.*)$", section, flags=re.MULTILINE)
+def test_the_commands_of_the_guide_run(distill, heedful_command, fresh_accelerate):
+    commands = commands_of(SECTION, r"[\w-]+")
     assert [command.split()[0] for command in commands] == ["distill", "train", "distill-tokens", "train"]
+    data = {"train": "pairs.tsv", "validation": "pairs.tsv", "source": "1", "target": "2"}
     recipe = {
         "name": "student",
-        "data": {"train": "pairs.tsv", "validation": "pairs.tsv", "source": "1", "target": "2"},
+        "data": {**data, "cleaning": {"drop_overlap": False}},
         "model": {"options": {**SIZES, "dropout": 0.1}},
         "optimization": {"max_updates": 2, "tokens_per_update": 500, "device": "cpu"},
         "decoding": {"bootstrap": 0, "max_length": 12},
         "logging": {"every_updates": 1},
         "overwrite": True,
     }
-    recipe["data"]["cleaning"] = {"drop_overlap": False}
     Path("pairs.yaml").write_text(json.dumps(recipe))
-    for command in commands:
-        monkeypatch.setattr(sys, "argv", ["heedful", *shlex.split(command)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert not ended.value.code, capsys.readouterr().err
+    run_commands(heedful_command, commands)
     assert [*read_pairs("distilled.jsonl.gz", "1", "2")] == [*read_pairs("pairs.tsv", "1", "2")]
     log = [json.loads(line) for line in Path("runs/student/log.jsonl").read_text().splitlines()]
     assert all(log[number]["train/distillation"] for number in (0, 1))

@@ -6,10 +6,11 @@ from functools import partial
 import pytest
 import torch
 
+from guides import assert_named
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention.embeddings import neighbourhoods, plane, word_states
 from heedful.inference.attention.labels import token_labels
-from helpers import tiny_model, tiny_rnn
+from helpers import assert_error, tiny_model, tiny_rnn
 
 SENTENCE = "개가 공원에서 달린다."
 
@@ -40,35 +41,34 @@ def test_a_word_of_several_tokens_is_their_mean(follow, model, tokenizers):
     torch.testing.assert_close(found.vectors[1:], states_of(model, ids)[:, places].mean(dim=1))
 
 
-def test_the_embedding_of_a_word_is_the_same_in_every_sentence_and_its_states_are_not(follow):
+def test_a_whole_word_comes_before_the_beginning_of_another_with_one_embedding_in_every_sentence(
+    follow, model, tokenizers
+):
     sentences = "그녀는 책을 읽는다.", "나는 사과를 먹는다. 나는 책을 먹는다."
     one, other = (follow("책을", sentence).vectors for sentence in sentences)
     assert torch.equal(one[0], other[0])
     assert all((left - right).norm() > 0.05 for left, right in zip(one[1:], other[1:], strict=True))
-
-
-def test_a_whole_word_comes_before_the_beginning_of_another(follow, model, tokenizers):
     found = follow(" a ", "an a")
     (ids,) = tokenizers.encode_source(["an a"])
     assert len(found.pieces) == 1
     torch.testing.assert_close(found.vectors[1:], states_of(model, ids)[:, -2])  # the last before </s>
-
-
-def test_the_beginning_of_a_word_is_enough_and_its_inside_is_not(follow):
     assert "".join(follow("고양이", "고양이가 잔다.").pieces).replace("…", "") == "고양이"
-    with pytest.raises(ValueError, match="must be in the sentence"):
-        follow("양이", "고양이가 잔다.")
+    assert_error("must be in the sentence", follow, "양이", "고양이가 잔다.")
 
 
-def test_the_tag_of_a_language_comes_first():
+def test_the_tag_of_a_language_comes_first_and_a_word_is_no_neighbour_of_its_embedding():
     words = train_tokenizers(["개가 달린다"], ["the dog"], vocab_size=None, algorithm="word", languages=["en", "fr"])
     model = tiny_model(vocab_size=len(words.source), **words.special_ids())
     found = word_states(model, words, "달린다", "개가 달린다", "fr")
     assert found.pieces == ["▁달린다"]
     (ids,) = words.encode_source(["개가 달린다"], "fr")
     torch.testing.assert_close(found.vectors[1:], states_of(model, ids)[:, 2])
-    with pytest.raises(ValueError, match="`target_language`"):
-        word_states(model, words, "달린다")
+    assert_error("`target_language`", word_states, model, words, "달린다")
+    words = train_tokenizers(["개가 빨리 달린다"], ["the dog"], vocab_size=None, algorithm="word", languages=["en"])
+    model = tiny_model(vocab_size=len(words.source), **words.special_ids())
+    (found,) = neighbourhoods(model, words, [word_states(model, words, "달린다")], count=9)
+    assert {token.text for token in found[0].tokens} == {"개가", "빨리", "the", "dog"}
+    assert found[0].tokens[0].cosine < 0.99
 
 
 def test_neighbours_are_the_nearest_texts_and_not_the_word_itself(follow, model, tokenizers):
@@ -78,10 +78,10 @@ def test_neighbours_are_the_nearest_texts_and_not_the_word_itself(follow, model,
     assert [len(found), found[0].own] == [3, pytest.approx(1)]
     for vector, near in zip(word.vectors, found, strict=True):
         cosines = torch.cosine_similarity(table, vector[None])
-        assert [token.cosine for token in near.tokens] == pytest.approx(
-            [float(token.embedding @ vector / vector.norm()) for token in near.tokens], abs=1e-6
-        )
-        assert [token.cosine for token in near.tokens] == sorted((token.cosine for token in near.tokens), reverse=True)
+        values = [token.cosine for token in near.tokens]
+        expected = [float(token.embedding @ vector / vector.norm()) for token in near.tokens]
+        assert values == pytest.approx(expected, abs=1e-6)
+        assert values == sorted(values, reverse=True)
         texts = [token.text for token in near.tokens]
         assert len(texts) == len(set(texts)) > 50
         best = dict.fromkeys(texts, -1.0)
@@ -92,18 +92,9 @@ def test_neighbours_are_the_nearest_texts_and_not_the_word_itself(follow, model,
         assert best == pytest.approx({token.text: token.cosine for token in near.tokens}, abs=1e-6)
         assert not {"</s>", "<pad>", "", "고양이가"} & set(texts)
         assert not any("\ufffd" in text for text in texts)
-    assert found[1].own == pytest.approx(
-        torch.cosine_similarity(word.vectors[0], word.vectors[1], dim=0).item(), abs=1e-6
-    )
+    own = torch.cosine_similarity(word.vectors[0], word.vectors[1], dim=0).item()
+    assert found[1].own == pytest.approx(own, abs=1e-6)
     assert found[1].own < 0.99
-
-
-def test_the_word_itself_is_no_neighbour_of_its_embedding():
-    words = train_tokenizers(["개가 빨리 달린다"], ["the dog"], vocab_size=None, algorithm="word", languages=["en"])
-    model = tiny_model(vocab_size=len(words.source), **words.special_ids())
-    (found,) = neighbourhoods(model, words, [word_states(model, words, "달린다")], count=9)
-    assert {token.text for token in found[0].tokens} == {"개가", "빨리", "the", "dog"}
-    assert found[0].tokens[0].cosine < 0.99
 
 
 def test_the_plane_keeps_what_lies_in_a_plane():
@@ -118,12 +109,8 @@ def test_the_plane_keeps_what_lies_in_a_plane():
 
 def test_a_word_that_cannot_be_followed_and_a_recurrent_model_are_named(follow, tokenizers):
     lacking = f"`word` must be in the sentence, but is '개는' instead, which {SENTENCE!r} lacks."
-    for word, sentence, message in (
-        (" ", None, "`word` must be a word, but is ' ' instead."),
-        ("개는", SENTENCE, lacking),
-    ):
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-            follow(word, sentence)
+    assert_error(f"^{re.escape(lacking)}$", follow, "개는", SENTENCE)
+    assert_error(r"^`word` must be a word, but is ' ' instead\.$", follow, " ", None)
     with pytest.raises(ValueError, match="must be a Transformer, whose layers add to its embeddings, but is a recurr"):
         word_states(tiny_rnn(), tokenizers, "개가")
 
@@ -150,15 +137,8 @@ def test_the_picture_names_words_and_neighbours(heedful_command, folder, tmp_pat
     assert picture.count(">개가<") == 3
     nearest = output.splitlines()[2].split("  ")[-1].split()[0]
     assert f">{nearest}<" in picture
-
-
-def test_mistakes_are_named_without_a_traceback(heedful_command, folder):
-    for arguments, message in (
-        (["고양이", "--sentence", SENTENCE], "`word` must be in the sentence"),
+    wrong = [
         ([""], "`word` must be a word"),
         (["개가", "-o", "a.txt"], "`--output` must end in one of .png, .svg, .pdf"),
-    ):
-        code, output, errors = heedful_command("embeddings", folder, *arguments)
-        assert (code, output) == (2, "")
-        assert message in errors
-        assert "Traceback" not in errors
+    ]
+    assert_named(partial(heedful_command, "embeddings", folder), wrong)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from heedful.inference.attention.recording import record_gates
-from helpers import assert_near, tiny_model, tiny_rnn
+from helpers import assert_error, assert_near, tiny_model, tiny_rnn
 
 SOURCE, FED = [5, 6, 7, 8, 2], [1, 9, 10]
 NAMES = {"lstm": ["forget", "input", "output", "candidate"], "gru": ["reset", "update", "candidate"]}
@@ -78,5 +78,4 @@ def test_the_gates_of_the_decoder_make_its_states(kind, input_feeding):
 
 def test_models_without_gates_are_refused_by_name():
     for model, told in ((tiny_rnn(cell="rnn"), "rnn"), (tiny_model(), "none")):
-        with pytest.raises(ValueError, match=f"`cell` must be lstm or gru, .* but is {told} instead"):
-            record_gates(model, SOURCE)
+        assert_error(f"`cell` must be lstm or gru, .* but is {told} instead", record_gates, model, SOURCE)

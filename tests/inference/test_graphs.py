@@ -5,6 +5,7 @@ otherwise.
 """
 
 import copy
+import itertools
 import logging
 import pickle
 import warnings
@@ -12,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, CompileConfig, StaticCache
+from transformers import CompileConfig, PreTrainedModel, StaticCache
 
 from heedful import generation_heed
 from heedful.generation_heed import CachedGenerationMixin
@@ -23,7 +24,8 @@ from heedful.inference.strategies import graphs
 from heedful.inference.strategies.sampling import SeededSampling
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
-from helpers import VARIANTS, padded, sentences, tiny_model, tiny_rnn
+from helpers import VARIANTS, assert_error, padded, sentences, tiny_model, tiny_rnn
+from plain_strategies import model_of
 from row_lengths import natural_lengths
 
 SEARCHES = {
@@ -76,8 +78,7 @@ def check_same(found, expected):
         assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-5)
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("search", "batch"), itertools.product(SEARCHES, BATCHES))
 def test_graphs_find_the_tokens_of_plain_steps(on_gpu, search, batch):
     torch.manual_seed(2)
     model = tiny_model()
@@ -101,29 +102,20 @@ def test_graphs_find_them_in_every_variant_of_the_model(on_gpu, variant):
 
 
 def test_a_trained_models_translations_are_those_of_plain_steps(on_gpu, model, tokenizers, pairs):
-    model = copy.deepcopy(model)
-    translator = Translator(model, tokenizers, engine="generate")
-    found = translator.translate(list(pairs), num_beams=2)
+    found = Translator(copy.deepcopy(model), tokenizers, engine="generate").translate(list(pairs), num_beams=2)
     assert [best.text for best, *_ in found] == list(pairs.values())
     assert on_gpu
 
 
-@pytest.fixture
-def shapes(monkeypatch):
-    """Let nothing be searched; returns the shapes of the batches that were to be."""
-    seen = []
+def test_batches_of_sentences_as_they_come_have_few_shapes_within_the_models_positions(monkeypatch):
+    shapes, model, lengths = [], tiny_model(), dict(enumerate(natural_lengths(4000)[0]))
 
     def generate(model, input_ids, attention_mask, generation_config):
         assert input_ids.shape == attention_mask.shape
-        seen.append(tuple(input_ids.shape))
+        shapes.append(tuple(input_ids.shape))
         return input_ids
 
     monkeypatch.setattr(HeedForConditionalGeneration, "generate", generate)
-    return seen
-
-
-def test_batches_of_sentences_as_they_come_have_few_shapes(shapes):
-    model, lengths = tiny_model(), dict(enumerate(natural_lengths(4000)[0]))
     batches = list(token_batches(lengths, 4096))
     for batch in batches:
         inputs = pad_sources([[5] * lengths[number] for number in batch], 0, model.device)
@@ -134,9 +126,6 @@ def test_batches_of_sentences_as_they_come_have_few_shapes(shapes):
         assert longest <= length < longest + 32
     assert len(shapes) == len(batches) > 15
     assert len(set(shapes)) <= 5
-
-
-def test_a_source_is_not_padded_beyond_the_models_positions(shapes):
     for limit, length in ((12, 12), (39, 39), (40, 40), (41, 40)):
         model = tiny_model(position_encoding="learned", max_position_embeddings=limit)
         graphs.generate(model, pad_sources([[5] * 12], 0, model.device), settings_of(model))
@@ -160,32 +149,14 @@ def test_steps_are_counted_over_engines_and_graphs_begin_when_they_pay(on_gpu, m
     assert len(on_gpu) == 1
 
 
-def hooked(model):
-    model.model.decoder.register_forward_hook(lambda *_: None)
-
-
-def adapted(model):
-    layer = model.model.decoder.layers[0].feed_forward
-    layer.fc1 = type("Adapter", (torch.nn.Linear,), {"__module__": "users"})(*layer.fc1.weight.shape[::-1])
-
-
-def flexible(model):
-    model.set_attn_implementation("flex_attention")
-
-
-def quantized(model):
-    model.lm_head.weight = type("Quantized", (torch.nn.Parameter,), {})(model.lm_head.weight.detach())
-
-
-@pytest.mark.parametrize("change", [hooked, adapted, flexible, quantized])
-def test_graphs_step_aside_for_what_is_done_to_a_model(change):
-    model = tiny_model()
-    inputs, settings = pad_sources([[5, 6, 7]], 0, model.device), settings_of(model)
-    assert graphs.may_use_graphs(model, inputs, settings)
-    change(model)
-    assert not graphs.may_use_graphs(model, inputs, settings)
-
-
+ADAPTER = type("Adapter", (torch.nn.Linear,), {"__module__": "users"})
+QUANTIZED = type("Quantized", (torch.nn.Parameter,), {})
+CHANGES = {
+    "a hook": lambda model: model.model.decoder.register_forward_hook(lambda *_: None),
+    "an adapter": lambda model: setattr(model.model.decoder.layers[0].feed_forward, "fc1", ADAPTER(32, 64)),
+    "another kernel": lambda model: model.set_attn_implementation("flex_attention"),
+    "quantized weights": lambda model: setattr(model.lm_head, "weight", QUANTIZED(model.lm_head.weight.detach())),
+}
 ASIDE = {
     "sampling": {"do_sample": True},
     "stop_strings": {"stop_strings": "a"},
@@ -199,7 +170,7 @@ ASIDE = {
 }
 
 
-def test_graphs_step_aside_for_settings_that_padding_changes_or_a_user_has_chosen():
+def test_graphs_step_aside_for_what_is_done_to_a_model_and_for_settings_that_a_user_has_chosen():
     model = tiny_model()
     inputs = pad_sources([[5, 6, 7]], 0, model.device)
     assert graphs.may_use_graphs(model, inputs, settings_of(model))
@@ -207,22 +178,21 @@ def test_graphs_step_aside_for_settings_that_padding_changes_or_a_user_has_chose
         assert not graphs.may_use_graphs(model, inputs, settings_of(model, **changes)), name
     with prepare_for_inference(model):
         assert not graphs.may_use_graphs(model, inputs, settings_of(model))
+    for name, change in CHANGES.items():
+        other = tiny_model()
+        change(other)
+        assert not graphs.may_use_graphs(other, inputs, settings_of(other)), name
 
 
-def test_graphs_step_aside_for_ensembles_drawn_tokens_and_other_models(on_gpu):
+def test_graphs_step_aside_for_ensembles_drawn_tokens_other_models_and_on_the_cpu(on_gpu, monkeypatch):
     model, sources = tiny_model(), [[5, 6, 7]]
     settings = settings_of(model)
     GenerateEngine(model, [tiny_model(seed=1)]).search(sources, settings, 4096)
     GenerateEngine(model).search(sources, settings, 4096, SeededSampling(seed=1).processors)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 71, "max_position_embeddings": 64}
-    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    for other in (tiny_rnn(), BartForConditionalGeneration(BartConfig(**sizes)).eval()):
+    for other in (tiny_rnn(), model_of("bart")):
         inputs = pad_sources(sources, 0, other.device)
         assert not graphs.may_use_graphs(other, inputs, settings_of(other))
     assert not on_gpu
-
-
-def test_on_the_cpu_nothing_is_compiled(on_gpu, monkeypatch):
     for module in (generation_heed, engines):
         monkeypatch.setattr(module, "COMPILED_DEVICES", ("cuda",))
     model = tiny_model()
@@ -256,8 +226,7 @@ def test_what_is_wrong_with_a_call_or_interrupts_it_is_raised_and_is_no_failure_
     model = tiny_model()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        with pytest.raises(ValueError, match=r"^Token ids must be"):
-            GenerateEngine(model).search([[5, 10**6]], settings_of(model), 4096)
+        assert_error(r"^Token ids must be", GenerateEngine(model).search, [[5, 10**6]], settings_of(model), 4096)
         GenerateEngine(model).search([[5, 6]], settings_of(model), 4096)
         assert on_gpu
 
@@ -292,11 +261,7 @@ def counted(monkeypatch):
         captured.append(graph)
         return graph.forward
 
-    monkeypatch.undo()
-    for module in (generation_heed, engines):
-        monkeypatch.setattr(module, "COMPILED_DEVICES", ("cpu",))
-    monkeypatch.setattr(graphs, "_STEPS", WeakKeyDictionary())
-    monkeypatch.setattr(graphs, "STEPS_THAT_PAY", 0)
+    monkeypatch.setattr(HeedForConditionalGeneration, "get_compiled_call", PreTrainedModel.get_compiled_call)
     compiling = CompileConfig(fullgraph=True, dynamic=True, backend=run_as_it_is, mode=None)
     compiling._compile_all_devices = True
     monkeypatch.setattr(graphs, "COMPILING", compiling)
@@ -322,7 +287,9 @@ def test_a_step_is_compiled_a_handful_of_times_for_all_shapes_and_leaves_nothing
     assert torch.equal(other.lm_head.weight, model.lm_head.weight)
 
 
-def test_generate_compiles_the_step_of_beams_where_it_is_asked_to(counted):
+@pytest.mark.parametrize("compiled", ["on_gpu", pytest.param("counted", marks=pytest.mark.slow)])
+def test_generate_compiles_the_step_of_beams_where_it_is_asked_to(request, compiled):
+    counted = request.getfixturevalue(compiled)
     torch.manual_seed(2)
     model = tiny_model(encoder_layers=1, decoder_layers=1)
     source, mask = padded(sentences(9, 4, 1), "left")

@@ -1,7 +1,5 @@
 """Models from folders: what a user can get wrong, said in one sentence."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -9,23 +7,19 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from heedful.inference.loading import load_model, resolve_device
 from heedful.inference.translation import Translator
-from helpers import assert_refused, tiny_model
+from helpers import assert_error, assert_refused, change_json, tiny_model
+from memorised import saved_in
 
 
 @pytest.fixture
 def folder(model, tokenizers, tmp_path):
-    model.save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return saved_in(tmp_path / "model", model, tokenizers)
 
 
-def test_a_saved_model_translates_as_before(folder, model, tokenizers, pairs):
+def test_a_saved_model_translates_as_before_and_what_is_missing_is_named(folder, model, tokenizers, pairs, tmp_path):
     loaded = Translator.from_pretrained(folder, device="cpu")
     assert not loaded.model.training
     assert loaded.translate(list(pairs)) == Translator(model, tokenizers).translate(list(pairs))
-
-
-def test_what_is_missing_is_named(folder, tmp_path):
     cases = {
         "tokenizer_config.json": "tokenizer",
         "model.safetensors": r"has none of model\.safetensors",
@@ -33,49 +27,31 @@ def test_what_is_missing_is_named(folder, tmp_path):
     }
     for name, message in cases.items():
         (folder / name).unlink()
-        with pytest.raises(FileNotFoundError, match=message):
-            Translator.from_pretrained(folder)
+        assert_error(message, Translator.from_pretrained, folder, error=FileNotFoundError)
     with pytest.raises(FileNotFoundError, match="nowhere must be a folder with a model, or the id of a model"):
         Translator.from_pretrained(tmp_path / "nowhere")
 
 
-def test_broken_tokenizers_are_named(folder):
+def test_tokenizers_that_are_of_another_model_or_broken_are_named(folder):
+    change_json(folder / "config.json", eos_token_id=3)
+    assert_error(r"tokenizers in .*`eos_token_id` must be 2, but is 3", Translator.from_pretrained, folder)
     (folder / "tokenizer.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=f"tokenizers in {folder} cannot be used"):
-        Translator.from_pretrained(folder)
+    assert_error(f"tokenizers in {folder} cannot be used", Translator.from_pretrained, folder)
 
 
-def test_tokenizers_of_another_model_are_named(folder):
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(config | {"eos_token_id": 3}), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"tokenizers in .*`eos_token_id` must be 2, but is 3"):
-        Translator.from_pretrained(folder)
-
-
-def test_truncated_weights_are_named(folder):
+def test_weights_that_are_unknown_missing_or_truncated_are_named(folder):
     path = folder / "model.safetensors"
-    for kept in (20_000, 100, 5, 0):
-        path.write_bytes(path.read_bytes()[:kept])
-        with pytest.raises(ValueError, match=rf"The model in {folder} cannot be loaded: .*whole safetensors files"):
-            Translator.from_pretrained(folder)
-
-
-def test_missing_weights_are_not_made_up(folder):
-    path = folder / "model.safetensors"
+    save_file(load_file(path) | {"extra.weight": torch.zeros(2)}, path, metadata={"format": "pt"})
+    assert_error(r"unknown to the model, extra\.weight", load_model, folder)
     weights = load_file(path)
     name = next(name for name in sorted(weights) if "q_proj" in name)
     del weights[name]
     save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=f"weights in .* lack {name}"):
-        load_model(folder)
-
-
-def test_unknown_weights_are_not_dropped(folder):
-    path = folder / "model.safetensors"
-    save_file(load_file(path) | {"extra.weight": torch.zeros(2)}, path, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"unknown to the model, extra\.weight"):
-        load_model(folder)
+    assert_error(f"weights in .* lack {name}", load_model, folder)
+    for kept in (20_000, 100, 5, 0):
+        path.write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(ValueError, match=rf"The model in {folder} cannot be loaded: .*whole safetensors files"):
+            Translator.from_pretrained(folder)
 
 
 WRONG_CONFIGS = [
@@ -86,30 +62,23 @@ WRONG_CONFIGS = [
 ]
 
 
-def test_a_wrong_config_is_named(folder):
+def test_a_wrong_config_and_a_model_without_an_encoder_are_named(folder, tmp_path):
     path = folder / "config.json"
     assert_refused(WRONG_CONFIGS, lambda text: load_model(path.write_text(text, encoding="utf-8") and folder))
-
-
-def test_a_model_without_an_encoder_is_named(tmp_path):
     GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=20)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"The model in {tmp_path} cannot be loaded: .*GPT2Config"):
-        load_model(tmp_path)
+    assert_error(f"The model in {tmp_path} cannot be loaded: .*GPT2Config", load_model, tmp_path)
 
 
 def test_a_device_that_is_not_here_or_of_no_known_name_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"'cuda' instead .*0 cuda devices"):
-        resolve_device("cuda")
+    assert_error(r"'cuda' instead .*0 cuda devices", resolve_device, "cuda")
     assert resolve_device().type == "cpu"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert resolve_device("cuda:0") == torch.device("cuda:0")
-    with pytest.raises(ValueError, match=r"'cuda:1' instead .*1 cuda devices"):
-        resolve_device("cuda:1")
+    assert_error(r"'cuda:1' instead .*1 cuda devices", resolve_device, "cuda:1")
     for name in ("gpu", "meta", "cpu:x"):
-        with pytest.raises(ValueError, match=f"`device` must be cpu, cuda, cuda:N or mps, but is '{name}'"):
-            resolve_device(name)
+        assert_error(f"`device` must be cpu, cuda, cuda:N or mps, but is '{name}'", resolve_device, name)
 
 
 def test_settings_of_heedfuls_own_search_are_read_however_they_came_into_the_generation_config(tmp_path):

@@ -1,5 +1,6 @@
 """The native decoder gives the tokens of generate(), whatever the model, the batch and the settings."""
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,10 +13,11 @@ from transformers import LogitsProcessor, MaxTimeCriteria
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import heedful
-from heedful import HeedConfig, HeedForConditionalGeneration, prepare_for_inference
+from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.search import best_tokens
 from heedful.modeling_heed import HeedFeedForward
+from helpers import assert_error
 
 TINY = {
     **{"vocab_size": 90, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64},
@@ -80,24 +82,19 @@ def model():
     return make_model({})
 
 
+PENALTIES, ENDS = st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0]), st.sampled_from([True, False, "never"])
+SEARCH = st.fixed_dictionaries({"length_penalty": PENALTIES, "early_stopping": ENDS})
+
+
 @settings(max_examples=12, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    sentences=st.integers(1, 12),
-    beams=st.integers(1, 6),
-    returned=st.integers(1, 3),
-    length_penalty=st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0]),
-    early_stopping=st.sampled_from([True, False, "never"]),
-    max_new_tokens=st.integers(1, 40),
-)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 6), st.integers(1, 3), st.integers(1, 20), SEARCH)
 def test_every_setting_of_a_search_gives_the_tokens_and_scores_of_generate(
-    seed, sentences, beams, returned, length_penalty, early_stopping, max_new_tokens
+    seed, sentences, beams, returned, max_new_tokens, search
 ):
     model = make_model({}, seed=seed % 3)
     arguments = {"num_beams": beams, "max_new_tokens": max_new_tokens, "return_dict_in_generate": True}
     if beams > 1:
-        arguments |= {"length_penalty": length_penalty, "early_stopping": early_stopping}
-        arguments |= {"num_return_sequences": min(returned, beams), "output_scores": False}
+        arguments |= search | {"num_return_sequences": min(returned, beams), "output_scores": False}
     ours, theirs = both(model, make_batch(seed, sentences), **arguments)
     assert ours.sequences.shape == theirs.sequences.shape
     assert torch.equal(ours.sequences, theirs.sequences)
@@ -120,22 +117,10 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-def test_what_generate_does_to_the_next_token_happens_here_too(model, beams):
-    for arguments in SETTINGS:
+def test_what_generate_does_to_the_next_token_happens_here_too(model):
+    for beams, arguments in product((1, 3), SETTINGS):
         ours, theirs = both(model, make_batch(3), num_beams=beams, **arguments)
         assert torch.equal(ours, theirs), arguments
-
-
-def test_a_sentence_gets_the_same_tokens_alone_and_in_a_batch(model):
-    batch = make_batch(4, sentences=9)
-    with prepare_for_inference(model):
-        for beams in (1, 4):
-            for number, tokens in enumerate(model.generate(**batch, num_beams=beams)):
-                length = int(batch["attention_mask"][number].sum())
-                alone = model.generate(batch["input_ids"][number : number + 1, :length], num_beams=beams)[0]
-                assert tokens[: len(alone)].tolist() == alone.tolist()
-                assert set(tokens[len(alone) :].tolist()) <= {0}
 
 
 def test_int8_stays_close_to_float32():
@@ -164,27 +149,23 @@ UNREAD = [
 def test_what_only_generate_can_do_is_refused_by_name(model):
     decoder = NativeDecoder(model)
     for arguments, name in UNREAD:
-        with pytest.raises(ValueError, match=f"`{name}` must .* with the native decoder"):
+        why = ", which reads no source tokens, but" if name.startswith("encoder") else ""
+        with pytest.raises(ValueError, match=f"`{name}` must .* with the native decoder{why}"):
             model.generate(**make_batch(7), custom_generate=decoder, **arguments)
 
 
-def test_a_model_that_it_cannot_express_an_unknown_precision_and_another_model_are_refused_by_name(model):
+def test_a_model_or_precision_that_it_cannot_do_hooks_and_another_model_are_refused_by_name(model):
     with pytest.raises(ValueError, match="`attention_scoring` must be scaled_dot or dot"):
         NativeDecoder(make_model({"attention_scoring": "additive"}))
-    with pytest.raises(ValueError, match="`precision` must be one of float32, int8"):
-        NativeDecoder(model, "bfloat16")
+    assert_error("`precision` must be one of float32, int8", NativeDecoder, model, "bfloat16")
     decoder = NativeDecoder(make_model({}, seed=1))
     with pytest.raises(ValueError, match="must be the one that the NativeDecoder was made of"):
         model.generate(**make_batch(8), custom_generate=decoder)
-
-
-def test_a_model_whose_hooks_would_not_be_called_is_refused():
     model = make_model({})
     model(**make_batch(1), labels=make_batch(1)["input_ids"], output_attentions=True)  # leaves transformers' own hooks
     NativeDecoder(model)
     model.model.decoder.layers[0].register_forward_hook(lambda module, given, output: output * 0)
-    with pytest.raises(ValueError, match=r"must have no forward hooks .* model.decoder.layers.0 has one"):
-        NativeDecoder(model)
+    assert_error(r"must have no forward hooks .* model.decoder.layers.0 has one", NativeDecoder, model)
 
 
 def test_the_public_name_of_earlier_versions_works_with_a_warning():
@@ -192,43 +173,35 @@ def test_the_public_name_of_earlier_versions_works_with_a_warning():
         assert heedful.NativeDecoder is NativeDecoder
 
 
-def test_more_tokens_than_learned_positions_are_the_error_of_generate():
-    model = make_model({"position_encoding": "learned", "max_position_embeddings": 12})
-    for beams, decoding in product((1, 3), ({}, {"custom_generate": NativeDecoder(model)})):
-        with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
-            model.generate(**make_batch(1), num_beams=beams, max_new_tokens=20, eos_token_id=None, **decoding)
-    with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
-        NativeDecoder(model).encoded(torch.full((1, 13), 5))
-
-
 def test_sources_and_prompts_are_checked_as_the_model_does(model):
     decoder, batch = NativeDecoder(model), make_batch(1)
-    with pytest.raises(ValueError, match="Token ids must be at least 0 and below 90, but one is 95"):
-        decoder.encoded(torch.tensor([[95]]))
-    with pytest.raises(ValueError, match="Token ids must be at least 0 and below 90, but one is 95"):
-        model.generate(**batch, custom_generate=decoder, decoder_input_ids=torch.tensor([[1, 95]] * 7))
-    with pytest.raises(ValueError, match=r"`attention_mask` must have the shape of `input_ids`, \(2, 2\)"):
-        decoder.encoded(torch.tensor([[5, 6], [7, 8]]), torch.ones(1, 2, dtype=torch.long))
-    encoded = model.model.encoder(**batch)
+    search = partial(model.generate, custom_generate=decoder)
+    message = "Token ids must be at least 0 and below 90, but one is 95"
+    assert_error(message, decoder.encoded, torch.tensor([[95]]))
+    assert_error(message, search, **batch, decoder_input_ids=torch.tensor([[1, 95]] * 7))
+    message = r"`attention_mask` must have the shape of `input_ids`, \(2, 2\)"
+    assert_error(message, decoder.encoded, torch.tensor([[5, 6], [7, 8]]), torch.ones(1, 2, dtype=torch.long))
+    encoded, message = model.model.encoder(**batch), "`attention_mask` must leave a token of each source"
     batch["attention_mask"][2] = 0
-    with pytest.raises(ValueError, match="`attention_mask` must leave a token of each source"):
-        decoder.encoded(**batch)
-    with pytest.raises(ValueError, match="`attention_mask` must leave a token of each source"):
-        model.generate(encoder_outputs=encoded, attention_mask=batch["attention_mask"], custom_generate=decoder)
+    assert_error(message, decoder.encoded, **batch)
+    assert_error(message, search, encoder_outputs=encoded, attention_mask=batch["attention_mask"])
+    model = make_model({"position_encoding": "learned", "max_position_embeddings": 12})
+    decoder, message = NativeDecoder(model), r"must have at most 12 tokens .* but it has 13 instead"
+    for beams, decoding in product((1, 3), ({}, {"custom_generate": decoder})):
+        search = partial(model.generate, num_beams=beams, max_new_tokens=20, eos_token_id=None, **decoding)
+        assert_error(message, search, **make_batch(1))
+    assert_error(message, decoder.encoded, torch.full((1, 13), 5))
 
 
-def test_there_may_be_more_beams_than_tokens():
-    ours, theirs = both(
-        make_model({"vocab_size": 6}), {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}, num_beams=8
-    )
-    assert torch.equal(ours, theirs)
-
-
-def test_autocast_changes_nothing(model):
+def test_autocast_changes_nothing_and_there_may_be_more_beams_than_tokens(model):
     decoder, batch = NativeDecoder(model), make_batch(2)
     with torch.autocast("cpu", torch.bfloat16):
         tokens = model.generate(**decoder.encoded(**batch), custom_generate=decoder, num_beams=3)
     assert torch.equal(tokens, model.generate(**batch, num_beams=3))
+    ours, theirs = both(
+        make_model({"vocab_size": 6}), {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}, num_beams=8
+    )
+    assert torch.equal(ours, theirs)
 
 
 def add_in_place(model):
@@ -255,18 +228,11 @@ def test_weights_and_hooks_that_have_changed_since_are_noticed(change):
     model = make_model({})
     decoder = NativeDecoder(model)
     CHANGES[change](model)
-    with pytest.raises(ValueError, match="weights or modules have changed since"):
-        model.generate(**make_batch(9), custom_generate=decoder)
+    assert_error("weights or modules have changed since", model.generate, **make_batch(9), custom_generate=decoder)
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    sentences=st.integers(1, 3),
-    beams=st.integers(1, 4),
-    vocabulary=st.integers(1, 300),
-    count=st.integers(1, 12),
-    seed=st.integers(0, 1000),
-)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 300), st.integers(1, 12), st.integers(0, 1000))
 def test_the_best_tokens_are_those_of_a_full_sort(sentences, beams, vocabulary, count, seed):
     torch.manual_seed(seed)
     logits, scores = torch.randn(sentences * beams, vocabulary), torch.randn(sentences, beams)
@@ -297,6 +263,5 @@ def test_code_of_a_user_that_would_not_run_is_refused_and_noticed_later(what, mo
     decoder = NativeDecoder(model)
     assert decoder.is_current
     REPLACED[what](model, monkeypatch)
-    with pytest.raises(ValueError, match=r"must (be|have no)"):
-        NativeDecoder(model)
+    assert_error(r"must (be|have no)", NativeDecoder, model)
     assert not decoder.is_current

@@ -10,19 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from test_native_decoder import OPTIONS, make_batch, make_model
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-    LogitsProcessorList,
-    MinLengthLogitsProcessor,
-    SynthIDTextWatermarkingConfig,
-)
 
 from heedful import HeedForConditionalGeneration, prepare_for_inference
 from heedful.inference.native.compiled_network import CompiledNetwork
 from heedful.inference.native.network import NativeNetwork
-from helpers import needs_peft_of_transformers
+from helpers import assert_error, needs_peft_of_transformers
 
 
 @pytest.fixture
@@ -63,7 +57,7 @@ def test_the_tokens_of_generate_stay_the_same(options, steps):
         assert not steps
 
 
-def test_undone_twice_it_is_as_before_and_can_be_prepared_again(model):
+def test_a_model_that_cannot_be_prepared_is_left_as_it_was_and_undone_twice_it_is_as_before(model):
     prepared = prepare_for_inference(model)
     prepared.undo()
     prepared.undo()
@@ -72,6 +66,16 @@ def test_undone_twice_it_is_as_before_and_can_be_prepared_again(model):
     with prepare_for_inference(model, "int8") as again:
         prepared.undo()
         assert model.prepared is again
+    for options, message in (
+        ({"attention_scoring": "additive"}, "`attention_scoring`"),
+        ({"position_encoding": "t5"}, "`position_encoding`"),
+        ({}, "evaluation mode"),
+    ):
+        other = make_model(options).train(not options)
+        assert_error(message, prepare_for_inference, other)
+        assert other.prepared is None
+    prepare_for_inference(model)
+    assert_error("prepared already", prepare_for_inference, model, "int8")
 
 
 CALLS_FOR_GENERATE = {
@@ -97,12 +101,10 @@ def test_what_the_native_decoder_cannot_do_is_done_as_before(model, steps):
             found.append(result if isinstance(result, torch.Tensor) else result.sequences)
         assert torch.equal(*found), name
         assert "step" not in steps, name
-
-
-def test_a_source_of_padding_alone_is_read_as_before_alone_and_beside_others(model, steps):
     batch = make_batch(4)
     batch["attention_mask"][2] = 0
     before = model.generate(**batch)
+    steps.clear()
     with prepare_for_inference(model):
         assert torch.equal(model.generate(**batch), before)
         alone = model.generate(batch["input_ids"][2:3], attention_mask=batch["attention_mask"][2:3])[0]
@@ -112,7 +114,9 @@ def test_a_source_of_padding_alone_is_read_as_before_alone_and_beside_others(mod
 
 def test_a_streamer_is_fed_token_by_token_and_a_cache_that_is_handed_in_is_filled(model, steps):
     batch = {name: rows[:1] for name, rows in make_batch(4).items()}
-    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    cache = transformers.EncoderDecoderCache(
+        transformers.DynamicCache(config=model.config), transformers.DynamicCache(config=model.config)
+    )
     prepare_for_inference(model)
     streamed = []
     streamer = SimpleNamespace(put=streamed.append, end=lambda: streamed.append(None))
@@ -125,7 +129,7 @@ def test_a_streamer_is_fed_token_by_token_and_a_cache_that_is_handed_in_is_fille
 
 def test_generate_takes_what_it_took_before(model, steps):
     batch = make_batch(5)
-    processors = LogitsProcessorList([MinLengthLogitsProcessor(6, [2], device="cpu")])
+    processors = transformers.LogitsProcessorList([transformers.MinLengthLogitsProcessor(6, [2], device="cpu")])
     calls = [
         {"inputs": batch["input_ids"]},
         {**batch, "logits_processor": processors, "num_beams": 3, "num_return_sequences": 2},
@@ -139,20 +143,23 @@ def test_generate_takes_what_it_took_before(model, steps):
         steps.clear()
         assert torch.equal(model.generate(**call), expected)
         assert "step" in steps
+    embeddings = model.model.decoder.embed_tokens(torch.tensor([[1]] * 7))
+    with pytest.raises(ValueError, match="Exactly one of `input_ids` and `inputs_embeds`"):
+        model.generate(**make_batch(1), decoder_inputs_embeds=embeddings)
 
 
-def test_states_and_tokens_can_be_differentiated_through_later(model):
+@torch.no_grad()
+def test_the_encoder_takes_and_gives_what_its_modules_do(model):
     prepare_for_inference(model)
-    batch = make_batch(6)
-    tokens = model.generate(**batch, num_beams=2)
-    with torch.no_grad():
-        encoded = model.get_encoder()(**batch)
-    loss = model(attention_mask=batch["attention_mask"], encoder_outputs=encoded, labels=tokens).loss
-    loss.backward()
-    assert model.lm_head.weight.grad.abs().sum() > 0
+    ids, mask = make_batch(1).values()
+    encoder, expected = model.get_encoder(), model.get_encoder()(ids, mask).last_hidden_state
+    assert torch.equal(encoder(ids, mask, None)[0], expected)
+    assert isinstance(encoder(ids, mask, return_dict=False), tuple)
+    model.config.output_hidden_states = True
+    assert len(encoder(ids, mask).hidden_states) == model.config.encoder_layers + 1
 
 
-def test_gradients_attentions_and_training_use_the_modules(model, steps):
+def test_gradients_attentions_and_training_use_the_modules_and_states_can_be_differentiated_later(model, steps):
     prepare_for_inference(model)
     batch = make_batch(6)
     model.get_encoder()(**batch).last_hidden_state.sum().backward()
@@ -163,6 +170,12 @@ def test_gradients_attentions_and_training_use_the_modules(model, steps):
         model.generate(**batch)
     assert not steps
     assert list(model.get_encoder().named_parameters()) == list(model.model.encoder.named_parameters())
+    tokens = model.eval().generate(**batch, num_beams=2)
+    with torch.no_grad():
+        encoded = model.get_encoder()(**batch)
+    loss = model(attention_mask=batch["attention_mask"], encoder_outputs=encoded, labels=tokens).loss
+    loss.backward()
+    assert model.lm_head.weight.grad.abs().sum() > 0
 
 
 def test_changed_weights_are_packed_anew(model, steps):
@@ -212,6 +225,7 @@ def test_copies_and_saved_models_are_not_prepared(model, tmp_path):
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
+    assert type(copy.deepcopy(model.get_encoder())) is type(model.model.encoder)
     others = [
         copy.deepcopy(model),
         torch.load(buffer, weights_only=False),
@@ -233,22 +247,7 @@ def test_threads_may_generate_at_the_same_time(model):
     assert all(map(torch.equal, found, expected))
 
 
-def test_a_model_that_cannot_be_prepared_is_left_as_it_was(model):
-    for options, message in (
-        ({"attention_scoring": "additive"}, "`attention_scoring`"),
-        ({"position_encoding": "t5"}, "`position_encoding`"),
-        ({}, "evaluation mode"),
-    ):
-        other = make_model(options).train(not options)
-        with pytest.raises(ValueError, match=message):
-            prepare_for_inference(other)
-        assert other.prepared is None
-    prepare_for_inference(model)
-    with pytest.raises(ValueError, match="prepared already"):
-        prepare_for_inference(model, "int8")
-
-
-def test_models_of_other_types_go_on_with_what_was_encoded():
+def test_models_of_other_types_or_without_version_counters_go_on_with_what_was_encoded():
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         model, batch = make_model({}).to(dtype), make_batch(10)
         torch.manual_seed(3)
@@ -258,6 +257,11 @@ def test_models_of_other_types_go_on_with_what_was_encoded():
         with torch.no_grad():
             assert model.get_encoder()(**batch).last_hidden_state.dtype == dtype
             assert model(**batch, labels=batch["input_ids"]).loss.isfinite()
+    with torch.inference_mode():
+        model = make_model({})
+    before = model.generate(**make_batch(1))
+    with prepare_for_inference(model):
+        assert torch.equal(model.generate(**make_batch(1)), before)
 
 
 @needs_peft_of_transformers
@@ -276,25 +280,10 @@ def test_a_prefix_of_peft_is_not_left_out(model):
 
 
 def test_a_watermark_that_knows_its_rows_is_set_in_each(model):
-    settings = {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3)}
+    settings = {"watermarking_config": transformers.SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3)}
     settings |= {"eos_token_id": [2, *range(5, 40)]}
     batch = make_batch(1)
     before = [model.generate(**batch, **settings, num_beams=beams) for beams in (1, 3)]
     with prepare_for_inference(model):
         found = [model.generate(**batch, **settings, num_beams=beams) for beams in (1, 3)]
     assert all(map(torch.equal, found, before))
-
-
-def test_a_model_without_version_counters_can_be_prepared():
-    with torch.inference_mode():
-        model = make_model({})
-    before = model.generate(**make_batch(1))
-    with prepare_for_inference(model):
-        assert torch.equal(model.generate(**make_batch(1)), before)
-
-
-def test_two_kinds_of_prompt_are_the_error_of_generate(model):
-    embeddings = model.model.decoder.embed_tokens(torch.tensor([[1]] * 7))
-    prepare_for_inference(model)
-    with pytest.raises(ValueError, match="Exactly one of `input_ids` and `inputs_embeds`"):
-        model.generate(**make_batch(1), decoder_inputs_embeds=embeddings)

@@ -10,19 +10,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from heedful import (
-    HeedConfig,
-    HeedForConditionalGeneration,
-    HeedRNNConfig,
-    HeedRNNForConditionalGeneration,
-    Translator,
-    dual_cross_entropy,
-)
+from guides import assert_named
+from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration, Translator, dual_cross_entropy
 from heedful.data.encoding import EncodedPairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.scoring import PairScore
 from heedful.training.loop.validation import validation_loss
-from helpers import assert_refused
+from helpers import assert_refused, tiny_model
+from memorised import saved_in
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +64,7 @@ def test_scores_do_not_depend_on_the_batch_its_padding_or_the_rows_read_together
     assert list(translator.score_pairs(reversed(mixed), token_budget=1, chunk_size=3)) == alone[::-1]  # to the bit
 
 
-@pytest.mark.parametrize(("engine", "num_beams"), [("native", 3), ("generate", 1), ("generate", 3)])
+@pytest.mark.parametrize(("engine", "num_beams"), itertools.product(("native", "generate"), (1, 3)))
 def test_a_translations_score_is_its_pairs_divided_by_the_length_penalty(
     model, tokenizers, pairs, monkeypatch, engine, num_beams
 ):
@@ -83,10 +78,8 @@ def test_a_translations_score_is_its_pairs_divided_by_the_length_penalty(
 
 
 def test_the_mean_over_all_tokens_is_the_validation_loss(translator, tokenizers, mixed):
-    sources, targets = (
-        tokenizers.encode_source([s for s, _ in mixed]),
-        tokenizers.encode_target([t for _, t in mixed]),
-    )
+    sources, targets = (list(texts) for texts in zip(*mixed, strict=True))
+    sources, targets = tokenizers.encode_source(sources), tokenizers.encode_target(targets)
     rows = EncodedPairs({"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True))
     loss = validation_loss(translator.model, rows, 100, Accelerator(cpu=True))
     scores = list(translator.score_pairs(mixed))
@@ -145,13 +138,6 @@ def test_sources_longer_than_the_training_are_told_once_without_advice_on_transl
 
 
 @pytest.fixture
-def folder(model, tokenizers, tmp_path):
-    model.save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.fixture
 def score(heedful_command, folder):
     """Run `heedful score` on the model; return its exit code, output and errors."""
     return partial(heedful_command, "score", folder)
@@ -197,11 +183,10 @@ def test_json_lines_hold_the_pairs_too_also_compressed(score, tmp_path, pairs):
 
 
 def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
-    score, folder, recurrent, tokenizers, pairs, tmp_path, monkeypatch
+    score, heedful_command, folder, recurrent, tokenizers, pairs, tmp_path
 ):
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs.items()), encoding="utf-8")
-    recurrent.save_pretrained(tmp_path / "backward")
-    tokenizers.save_pretrained(tmp_path / "backward")
+    saved_in(tmp_path / "backward", recurrent, tokenizers)
     arguments = (tmp_path / "pairs.tsv", "--source", 1, "--target", 2)
     code, output, errors = score(*arguments, "--backward", tmp_path / "backward", "--json", "--tokens")
     assert code == 0, errors
@@ -217,34 +202,26 @@ def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
         f"8 pairs, {sum(map(len, tokenizers.encode_target(list(texts))))} {side} tokens"
         for side, texts in (("target", pairs.values()), ("source", pairs))
     ]
-
     both = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=300, languages=("ko", "en"))
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": len(both.source)}
-    both.save_pretrained(folder)
-    HeedForConditionalGeneration(HeedConfig(**sizes, **both.special_ids())).save_pretrained(folder)
-    code, output, errors = score(*arguments, "--to", "en", "--backward-to", "ko")
+    place = saved_in(tmp_path / "both", tiny_model(vocab_size=len(both.source), **both.special_ids()), both)
+    code, output, errors = heedful_command("score", place, *arguments, "--to", "en", "--backward-to", "ko")
     assert code == 0, errors
-    translator = Translator.from_pretrained(folder)
+    translator = Translator.from_pretrained(place)
     turned = translator.score_pairs([(target, source) for source, target in pairs.items()], target_language="ko")
     found = [float(row["backward_per_token"]) for row in table(output)]
     assert found == pytest.approx([each.per_token for each in turned], abs=1e-4)
-    assert score(*arguments, "--to", "en", "--backward-to", "fr")[0] == 2
+    assert heedful_command("score", place, *arguments, "--to", "en", "--backward-to", "fr")[0] == 2
 
 
-def test_a_bad_line_is_told_with_its_number_and_leaves_no_file(score, tmp_path, pairs):
+def test_a_bad_line_is_told_with_its_number_and_a_pair_that_is_too_long_has_empty_cells(
+    score, tmp_path, pairs, monkeypatch
+):
     lines = [json.dumps({"source": source, "target": target}) for source, target in pairs.items()]
     for bad, message in (("{", "line 9 is broken"), ('{"source": "a"}', "'target' must be text in every row")):
         (tmp_path / "pairs.jsonl").write_text("\n".join([*lines, bad]), encoding="utf-8")
-        code, output, errors = score(tmp_path / "pairs.jsonl", "-o", tmp_path / "scores.tsv")
-        assert (code, output) == (2, "")
-        assert message in errors
-        assert "Traceback" not in errors
+        assert_named(score, [((tmp_path / "pairs.jsonl", "-o", tmp_path / "scores.tsv"), message)])
         assert not (tmp_path / "scores.tsv").exists()
-    code, _, errors = score(tmp_path / "none.jsonl")
-    assert (code, "must be a file that exists" in errors) == (2, True)
-
-
-def test_a_pair_that_is_too_long_has_empty_cells(score, tmp_path, monkeypatch):
+    assert_named(score, [((tmp_path / "none.jsonl",), "must be a file that exists")])
     monkeypatch.setattr("heedful.inference.translation.MOST_SOURCE_TOKENS", 12)
     monkeypatch.setattr(Translator, "_longest_trained", lambda self: None)
     (tmp_path / "pairs.tsv").write_text(f"source\ttarget\n네.\tYes.\n네.\t{'No! ' * 9}\n", encoding="utf-8")

@@ -11,6 +11,7 @@ from heedful.inference.engines import pad_sources
 from heedful.inference.translation import Translator
 from heedful.training.publication import with_decoding
 from heedful.training.recipe import DecodingRecipe
+from helpers import assert_error
 
 PAPER = DecodingRecipe(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", tokens_beyond_source=50)
 
@@ -37,16 +38,13 @@ def asked_directly(translator, source, **strategy):
         )
 
 
-def test_a_translator_scores_by_the_penalty_of_the_generation_config(paper, pairs):
+def test_a_translator_scores_by_the_penalty_of_the_generation_config_which_is_not_the_power(paper, pairs):
     for source in pairs:
         found = paper.translate([source], num_return_sequences=4)[0]
         expected = asked_directly(paper, source, length_penalty_form="gnmt", tokens_beyond_source=50)
         assert [one.score for one in found] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
         ended = [row[1 : 1 + len(one.token_ids)] for row, one in zip(expected.sequences.tolist(), found, strict=True)]
         assert [list(one.token_ids) for one in found] == ended
-
-
-def test_the_penalty_of_gnmt_is_not_the_power(paper, pairs):
     power = asked_directly(paper, next(iter(pairs)), tokens_beyond_source=50)
     found = paper.translate([next(iter(pairs))])[0][0]
     assert abs(found.score - power.sequences_scores[0].item()) > 1e-3
@@ -66,23 +64,7 @@ def test_each_sentence_ends_at_its_own_limit_whatever_stands_beside_it(paper, pa
     assert not any(one.finished for one in found)
 
 
-def test_an_engine_that_cannot_read_the_settings_refuses_them(paper, tokenizers, pairs):
-    native = Translator(paper.model, tokenizers, engine="native")
-    with pytest.raises(ValueError, match="`length_penalty_form` must not be set with the native decoder"):
-        native.translate(list(pairs))
-
-
-def test_ctranslate2_refuses_the_settings(paper):
-    from heedful.inference.ctranslate2.engine import check_settings
-
-    config = GenerationConfig(eos_token_id=2, num_beams=4, early_stopping=True)
-    check_settings(config, paper.model.config)
-    config.tokens_beyond_source = 50
-    with pytest.raises(ValueError, match="`tokens_beyond_source` must not be set with CTranslate2, but is 50 instead"):
-        check_settings(config, paper.model.config)
-
-
-def test_generate_warns_of_settings_that_it_does_not_read_and_beam_search_reads_them(paper):
+def test_engines_that_cannot_read_the_settings_refuse_them_or_warn(paper, tokenizers, pairs):
     ids = torch.tensor([[15, 16, 17]])
     with pytest.warns(
         UserWarning, match=r"does not read `length_penalty_form` and `tokens_beyond_source`.*BeamSearch"
@@ -91,9 +73,15 @@ def test_generate_warns_of_settings_that_it_does_not_read_and_beam_search_reads_
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         paper.model.generate(ids, max_new_tokens=2, max_length=None, custom_generate=BeamSearch())
+    native = Translator(paper.model, tokenizers, engine="native")
+    assert_error("`length_penalty_form` must not be set with the native decoder", native.translate, list(pairs))
+    from heedful.inference.ctranslate2.engine import check_settings
 
-
-def test_a_form_given_twice_must_be_the_same(paper):
+    config = GenerationConfig(eos_token_id=2, num_beams=4, early_stopping=True)
+    check_settings(config, paper.model.config)
+    config.tokens_beyond_source = 50
+    with pytest.raises(ValueError, match="`tokens_beyond_source` must not be set with CTranslate2, but is 50 instead"):
+        check_settings(config, paper.model.config)
     with pytest.raises(ValueError, match=r"`length_penalty_form` must be given once, but is 'power'.*'gnmt'"):
         paper.model.generate(torch.tensor([[15, 16]]), custom_generate=BeamSearch(length_penalty_form="power"))
 

@@ -2,21 +2,20 @@
 
 import json
 import re
-import shlex
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.cli import main as cli
+from guides import commands_of, python_of, run_commands, text_of
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation import comparison
 from heedful.evaluation.error_rates import ERROR_RATES
+from helpers import tiny_model
+from memorised import saved_in
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "score_and_compare.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^heedful (\w+ .*)$", GUIDE, flags=re.MULTILINE)
+GUIDE = text_of("score_and_compare")
+COMMANDS = commands_of(GUIDE)
 
 
 @pytest.fixture
@@ -24,12 +23,9 @@ def place(model, tokenizers, pairs, tmp_path, monkeypatch):
     """A working directory with the models and files that the guide speaks of."""
     monkeypatch.chdir(tmp_path)
     for name in ("quickstart", "backward", "other"):
-        model.save_pretrained(f"runs/{name}/model")
-        tokenizers.save_pretrained(f"runs/{name}/model")
+        saved_in(f"runs/{name}/model", model, tokenizers)
     both = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=300, languages=("ko", "en"))
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": len(both.source)}
-    HeedForConditionalGeneration(HeedConfig(**sizes, **both.special_ids())).save_pretrained("runs/both/model")
-    both.save_pretrained("runs/both/model")
+    saved_in("runs/both/model", tiny_model(vocab_size=len(both.source), **both.special_ids()), both)
     table = "".join(f"{source}\t{target}\n" for source, target in pairs.items())
     lines = {"source": list(pairs), "target": list(pairs.values()), "seed1": list(pairs.values())}
     lines |= {name: [*pairs.values()][::-1] for name in ("seed2", "other1", "other2", "other3")}
@@ -42,17 +38,9 @@ def place(model, tokenizers, pairs, tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_every_command_of_the_guide_runs(place, monkeypatch, capsys, pairs):
+def test_every_command_of_the_guide_runs(place, heedful_command, pairs):
     assert len(COMMANDS) >= 11
-    printed = {}
-    for command in COMMANDS:
-        quick = ["--resamples", "40", "--trials", "40"] if command.startswith("compare ") else []
-        monkeypatch.setattr(sys, "argv", ["heedful", *shlex.split(command), *quick])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        assert not ended.value.code, (command, output.err)
-        printed[command] = output.out
+    printed = run_commands(heedful_command, COMMANDS, {"compare": ["--resamples", "40", "--trials", "40"]})
     told = printed["score runs/quickstart/model pairs.tsv"]
     assert told.splitlines()[0].split("\t") == ["log_probability", "per_token", "tokens"]
     scored = [json.loads(line) for line in Path("scored.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -67,19 +55,15 @@ def test_every_command_of_the_guide_runs(place, monkeypatch, capsys, pairs):
     assert "± " in printed[COMMANDS[-1]]
 
 
-def test_the_python_of_the_guide_runs(place, capsys, monkeypatch):
+def test_the_python_of_the_guide_runs_and_every_column_is_explained(place, capsys, monkeypatch):
     quick = partial(comparison.ComparisonSettings, resamples=40, trials=40)
     monkeypatch.setattr(comparison, "ComparisonSettings", quick)
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
-    for code in blocks:
+    for code in python_of(GUIDE):
         exec(code, {})
     first, second, compared = capsys.readouterr().out.splitlines()
     assert "</s>" in first
     assert float(first.split()[-1]) < float(second.split()[-1])
     assert float(compared.split()[0]) > 0
     assert compared.split()[1] == "2"
-
-
-def test_every_column_is_explained():
     for name in ("log_probability", "per_token", "tokens", "token_scores", "dual_cross_entropy", *ERROR_RATES):
         assert f"`{name}`" in GUIDE

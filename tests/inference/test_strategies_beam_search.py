@@ -2,19 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+import plain_strategies as plain
 from heedful import BeamSearch
-from heedful.inference.search_settings import length_penalty
-from heedful.inference.strategies.beams import coverage_penalty
 from heedful.inference.strategies.steps import average
 from heedful.versions_heed import CACHE, cache_of
-from helpers import ENDS, FIRST_WORD, PAD, START, VARIANTS, assert_near, each_once, padded, sentences, tiny_model
-from plain_strategies import KINDS, PlainBeamSearch, ask, assert_same, gnmt, model_of, without
+from helpers import ENDS, PAD, START, VARIANTS, assert_near, assert_refused, each_once, padded, sentences, tiny_model
+from plain_strategies import KINDS, LENGTHS, LIMIT, assert_same, contains, cut, decode, gnmt, model_of
 
-LENGTHS = (9, 2, 6)
-LIMIT = 8
 SETTINGS = {
     "four_beams": {"num_beams": 4},
     "n_best": {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.6},
@@ -25,35 +20,18 @@ SETTINGS = {
 }
 
 
-def cut(row):
-    """Cut a generated row behind its end token, or where padding begins."""
-    end = next((place for place, token in enumerate(row) if token in ENDS), len(row))
-    row = row[: end + 1]
-    while row[-1] == PAD:
-        row = row[:-1]
-    return row
-
-
-def decode(model, rows, strategy, side="right", **options):
-    """Return `(score, tokens)` of each returned hypothesis of a batch."""
-    ids, mask = padded(rows, side)
-    options = {"do_sample": False, "max_new_tokens": LIMIT, "return_dict_in_generate": True} | options
-    found = model.generate(ids, attention_mask=mask, custom_generate=strategy, **options)
-    return list(zip(found.sequences_scores.tolist(), map(cut, found.sequences.tolist()), strict=True))
-
-
 def each_alone(models, rows, averaged=None, **options):
     """Decode each sentence with the plainest implementation."""
     found = []
     for row in rows:
 
         def next_token(tokens, row=row):
-            asked = [ask(model, row, tokens) for model in models]
+            asked = [plain.ask(model, row, tokens) for model in models]
             if averaged is None:
                 return asked[0][:2]
             return averaged([log_probabilities for log_probabilities, *_ in asked]), asked[0][1]
 
-        found.append(PlainBeamSearch(next_token, **options).search())
+        found.append(plain.PlainBeamSearch(next_token, **options).search())
     return found
 
 
@@ -85,14 +63,7 @@ def test_without_options_it_is_the_beam_search_of_transformers(variant, setting)
     assert torch.equal(ours.encoder_attentions[-1], theirs.encoder_attentions[-1])
 
 
-def test_finished_rows_are_filled_with_padding():
-    model, (ids, mask) = tiny_model(), padded(sentences(9, 2, 6))
-    for beams in (1, 4):
-        rows = model.generate(ids, attention_mask=mask, max_length=13, num_beams=beams, custom_generate=BeamSearch())
-        assert {token for row in rows.tolist() for token in row[len(cut(row)) :]} == {PAD}
-
-
-def test_one_beam_is_greedy_search():
+def test_one_beam_is_greedy_search_and_finished_rows_are_filled_with_padding():
     model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
     options = {"attention_mask": mask, "max_length": 13, "do_sample": False}
     greedy = model.generate(ids, **options)
@@ -100,17 +71,17 @@ def test_one_beam_is_greedy_search():
     # With these a longer hypothesis would be looked for, but greedy search stops at its first.
     options |= {"length_penalty": 9.0, "early_stopping": "never"}
     assert torch.equal(model.generate(ids, custom_generate=BeamSearch(), **options), greedy)
+    for beams in (1, 4):
+        rows = model.generate(ids, attention_mask=mask, max_length=13, num_beams=beams, custom_generate=BeamSearch())
+        assert {token for row in rows.tolist() for token in row[len(cut(row)) :]} == {PAD}
 
 
 def test_the_transition_scores_of_a_hypothesis_add_up_to_its_score():
     model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
-    found = model.generate(
-        ids,
-        attention_mask=mask,
-        custom_generate=BeamSearch(length_penalty_form="gnmt"),
-        **{"num_beams": 4, "num_return_sequences": 4, "max_length": 13, "length_penalty": 0.6},
-        **{"return_dict_in_generate": True, "output_scores": True},
-    )
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_length": 13, "length_penalty": 0.6}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    strategy = BeamSearch(length_penalty_form="gnmt")
+    found = model.generate(ids, attention_mask=mask, custom_generate=strategy, **options)
     steps = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices)
     lengths = (found.beam_indices >= 0).sum(1)
     assert_near(steps.sum(1) / ((5 + lengths) / 6) ** 0.6, found.sequences_scores)
@@ -128,8 +99,7 @@ def test_gnmt_penalties_and_a_length_limit_by_source_equal_the_plainest_search(k
 
 
 def test_no_output_has_more_tokens_than_its_own_source_and_the_allowance():
-    rows = sentences(*LENGTHS)
-    found = decode(tiny_model(), rows, BeamSearch(tokens_beyond_source=1), eos_token_id=None, max_new_tokens=8)
+    found = decode(tiny_model(), sentences(*LENGTHS), BeamSearch(tokens_beyond_source=1), eos_token_id=None)
     assert [len(tokens) - 1 for _, tokens in found] == [8, 3, 7]
 
 
@@ -166,13 +136,10 @@ def test_an_ensemble_equals_the_plainest_search_over_averages(kind, averaging, c
 
 
 def test_an_ensemble_of_a_model_with_itself_is_the_model():
-    model, rows = tiny_model(), sentences(*LENGTHS)
-    alone = decode(model, rows, BeamSearch(), num_beams=4, num_return_sequences=4)
+    model, rows, options = tiny_model(), sentences(*LENGTHS), {"num_beams": 4, "num_return_sequences": 4}
     for averaging in ("probabilities", "log_probabilities"):
-        assert_same(
-            decode(model, rows, BeamSearch(models=[model], averaging=averaging), num_beams=4, num_return_sequences=4),
-            alone,
-        )
+        itself = decode(model, rows, BeamSearch(models=[model], averaging=averaging), **options)
+        assert_same(itself, decode(model, rows, BeamSearch(), **options))
 
 
 def test_an_ensemble_goes_on_with_padded_prompts_as_with_each_alone():
@@ -195,13 +162,10 @@ def test_options_of_all_kinds_work_together():
         **{"models": models[1:], "force_words_ids": [[20, 21]], "coverage_penalty": 0.2},
         **{"length_penalty_form": "gnmt", "tokens_beyond_source": 4},
     )
-    together = decode(models[0], rows, strategy, num_beams=4, num_return_sequences=4, length_penalty=0.6)
-    alone = [
-        entry
-        for row in rows
-        for entry in decode(models[0], [row], strategy, num_beams=4, num_return_sequences=4, length_penalty=0.6)
-    ]
-    assert_same(together, alone)
+    settings = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6}
+    together = decode(models[0], rows, strategy, **settings)
+    assert_same(together, [entry for row in rows for entry in decode(models[0], [row], strategy, **settings)])
+    assert all(contains(tokens, [20, 21]) for _, tokens in together)
 
 
 def test_a_prompt_and_embeddings_and_encoder_outputs_are_taken_as_generate_takes_them():
@@ -250,100 +214,36 @@ REFUSED = {
 
 
 def test_settings_that_cannot_be_combined_are_refused_by_name():
-    model = tiny_model()
-    for message, (own, given_to_generate) in REFUSED.items():
-        options = {"num_beams": 4, "max_new_tokens": 5} | given_to_generate
-        with pytest.raises(ValueError, match=message):
-            model.generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(**own), **options)
+    model, ids, usual = tiny_model(), torch.tensor([[20, 21]]), {"num_beams": 4, "max_new_tokens": 5}
+    cases = [(given, message) for message, given in REFUSED.items()]
+    assert_refused(
+        cases, lambda given: model.generate(ids, custom_generate=BeamSearch(**given[0]), **usual | given[1])
+    )
 
 
-def of_another_start():
-    member = tiny_model()
-    member.generation_config.decoder_start_token_id = 7
-    return member
-
-
-def test_a_model_that_cannot_choose_with_the_other_is_refused():
-    split = {"decoder_vocab_size": 71, "share_encoder_decoder_embeddings": False}
-    for member, message in (
-        (tiny_model(vocab_size=98), "target size 99"),
-        (tiny_model(**split), "target size 99"),
-        (tiny_model().train(), "evaluation mode"),
-        (of_another_start(), "start token 1, but is 7 instead"),
-    ):
-        with pytest.raises(ValueError, match=rf"`models\[0\]` must .*{message}"):
-            tiny_model().generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(models=[member]), num_beams=2)
-
-
-def test_an_ensemble_needs_the_tokens_of_the_source():
-    model = tiny_model()
-    strategy = BeamSearch(models=[tiny_model(seed=1)])
-    for given_source in (
-        {"inputs_embeds": torch.randn(1, 3, 32)},
-        {"encoder_outputs": model.get_encoder()(torch.tensor([[20, 21]]))},
-    ):
-        with pytest.raises(ValueError, match="`input_ids` must be given"):
-            model.generate(**given_source, custom_generate=strategy, num_beams=2)
-
-
-def test_a_coverage_penalty_without_attention_weights_is_refused():
-    model = model_of("marian")
-    model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match="attn_implementation='eager'"):
-        model.generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(coverage_penalty=0.2), num_beams=2)
-
-
-def test_more_hypotheses_than_there_are_is_an_error():
-    allowed = [[token] for token in range(99) if token != 50]
-    with pytest.raises(ValueError, match="`num_return_sequences` must be at most"):
-        tiny_model().generate(
-            torch.tensor([[20, 21]]),
-            custom_generate=BeamSearch(),
-            **{"num_beams": 3, "num_return_sequences": 3, "bad_words_ids": allowed},
-            **{"max_new_tokens": 1, "eos_token_id": 2},
-        )
-
-
-def test_a_filled_cache_is_refused():
-    model, ids = tiny_model(), torch.tensor([[20, 21]])
+def test_models_and_inputs_that_the_search_cannot_take_are_refused():
+    model, ids, other, eager = tiny_model(), torch.tensor([[20, 21]]), tiny_model(), model_of("marian")
+    other.generation_config.decoder_start_token_id = 7
+    split = tiny_model(decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
+    members = [(tiny_model(vocab_size=98), "target size 99"), (split, "target size 99")]
+    members += [(tiny_model().train(), "evaluation mode"), (other, "start token 1, but is 7 instead")]
+    cases = [((BeamSearch(models=[member]), {}), rf"`models\[0\]` must .*{message}") for member, message in members]
+    ensemble = BeamSearch(models=[tiny_model(seed=1)])
+    for source in ({"inputs_embeds": torch.randn(1, 3, 32)}, {"encoder_outputs": model.get_encoder()(ids)}):
+        cases.append(((ensemble, {"input_ids": None, **source}), "`input_ids` must be given"))
+    only = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 1, "eos_token_id": 2}
+    only["bad_words_ids"] = [[token] for token in range(99) if token != 50]
+    cases.append(((BeamSearch(), only), "`num_return_sequences` must be at most"))
     cache = cache_of(model(ids, decoder_input_ids=torch.tensor([[START, 30]]), use_cache=True))
-    with pytest.raises(ValueError, match=f"`{CACHE}` must be empty"):
-        model.generate(
-            ids, decoder_input_ids=torch.tensor([[START, 30, 31]]), past_key_values=cache, custom_generate=BeamSearch()
-        )
-
-
-@settings(deadline=None)
-@given(st.integers(1, 200), st.floats(0, 3))
-def test_the_length_penalty_is_that_of_gnmt(length, alpha):
-    assert length_penalty(length, alpha, "gnmt") == pytest.approx((5 + length) ** alpha / 6**alpha)
-    assert length_penalty(length, alpha, "power") == length**alpha
-    assert length_penalty(1, alpha, "gnmt") == 1.0
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(0.01, 3), min_size=1, max_size=8), st.floats(0, 2))
-def test_the_coverage_penalty_is_zero_where_all_is_attended_to(weights, beta):
-    coverage, mask = torch.tensor([weights], dtype=torch.float64), torch.ones(1, len(weights))
-    penalty = coverage_penalty(coverage, mask, beta).item()
-    assert penalty == pytest.approx(beta * sum(torch.tensor(min(w, 1.0)).log().item() for w in weights), abs=1e-5)
-    assert penalty <= 0
-    assert coverage_penalty(coverage, torch.zeros_like(mask), beta) == 0
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.floats(0.1, 5), min_size=2, max_size=4), st.integers(0, 1000))
-def test_the_average_of_probabilities_is_a_distribution(weights, seed):
-    generator = torch.Generator().manual_seed(seed)
-    each = [torch.randn(3, 7, generator=generator).log_softmax(-1) for _ in weights]
-    shares = [weight / sum(weights) for weight in weights]
-    assert_near(average(each, shares, "probabilities").exp().sum(-1), torch.ones(3))
-    assert (average(each, shares, "log_probabilities").exp().sum(-1) <= 1 + 1e-5).all()
+    filled = {"decoder_input_ids": torch.tensor([[START, 30, 31]]), "past_key_values": cache}
+    cases.append(((BeamSearch(), filled), f"`{CACHE}` must be empty"))
+    given = {"input_ids": ids, "num_beams": 2}
+    assert_refused(cases, lambda case: model.generate(custom_generate=case[0], **given | case[1]))
+    eager.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="attn_implementation='eager'"):
+        eager.generate(ids, custom_generate=BeamSearch(coverage_penalty=0.2), num_beams=2)
 
 
 def test_a_token_that_a_model_rules_out_is_no_number_gone_wrong():
     one = torch.tensor([[0.5, 0.5, 0.0]]).log()
-    both = average([one, one], [0.5, 0.5], "probabilities")
-    assert torch.equal(both, one)
-    assert torch.equal(without(one[0], [0]), torch.tensor([-torch.inf, one[0, 1], -torch.inf]))
-    assert FIRST_WORD not in ENDS
+    assert torch.equal(average([one, one], [0.5, 0.5], "probabilities"), one)

@@ -1,27 +1,18 @@
 """Forced words occur in every output, and the search for them equals the plainest one."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import plain_strategies as plain
 from heedful import BeamSearch
 from heedful.inference.strategies.constraints import ForcedWords, Progress
-from helpers import each_once, padded, sentences, tiny_model
-from plain_strategies import (
-    KINDS,
-    ask,
-    assert_same,
-    constrained_search,
-    contains,
-    missing,
-    model_of,
-    unmet,
-    without_padding,
-)
+from helpers import assert_error, each_once, sentences, tiny_model
+from plain_strategies import KINDS, LENGTHS, LIMIT, assert_same, contains, decode, missing, model_of, unmet
 
-LENGTHS = (9, 2, 6)
-LIMIT = 8
 WORDS = {
     "one_token": [[40]],
     "two_phrases": [[20, 21], [33]],
@@ -31,41 +22,30 @@ WORDS = {
 }
 
 
-def as_phrases(words):
-    return [[entry] if isinstance(entry[0], int) else entry for entry in words]
-
-
-def decode(model, rows, strategy, **options):
-    """Return `(score, tokens)` of each returned hypothesis."""
-    ids, mask = padded(rows)
-    options = {"do_sample": False, "max_new_tokens": LIMIT, "return_dict_in_generate": True} | options
-    found = model.generate(ids, attention_mask=mask, custom_generate=strategy, **options)
-    rows = without_padding(found.sequences)
-    return list(zip(found.sequences_scores.tolist(), rows, strict=True))
-
-
 @pytest.mark.parametrize(("kind", "name"), each_once(KINDS, WORDS, ["heed"]))
 def test_constrained_search_equals_the_plainest(kind, name):
     words, model, rows = WORDS[name], model_of(kind), sentences(*LENGTHS)
     cached = kind != "t5"
     ours = decode(model, rows, BeamSearch(force_words_ids=words), num_beams=4, use_cache=cached)
-    theirs = [
-        constrained_search(lambda tokens, row=row: ask(model, row, tokens), as_phrases(words), beams=4, limit=LIMIT)[0]
-        for row in rows
-    ]
+    phrases = [[entry] if isinstance(entry[0], int) else entry for entry in words]
+    asked = [partial(plain.ask, model, row) for row in rows]
+    theirs = [plain.constrained_search(ask, phrases, beams=4, limit=LIMIT)[0] for ask in asked]
     assert_same(ours, theirs)
-    assert not any(unmet(tokens, as_phrases(words)) for _, tokens in ours)
+    assert not any(unmet(tokens, phrases) for _, tokens in ours)
 
 
-def test_every_one_of_the_n_best_contains_the_words():
+def test_every_one_of_the_n_best_contains_the_words_which_may_fill_the_whole_output():
     model, rows = tiny_model(), sentences(*LENGTHS)
     found = decode(model, rows, BeamSearch(force_words_ids=[[20, 21]]), num_beams=6, num_return_sequences=6)
     assert len(found) == 18
     assert all(contains(tokens, [20, 21]) for _, tokens in found)
     assert len({tuple(tokens) for _, tokens in found[:6]}) == 6
+    all_of_it = BeamSearch(force_words_ids=[[20, 21], [22], [23, 24, 25, 26, 27]])
+    found = decode(tiny_model(), sentences(4), all_of_it, num_beams=2)
+    assert sorted(found[0][1][1:]) == list(range(20, 28))
 
 
-def test_each_sentence_may_have_words_of_its_own():
+def test_each_sentence_may_have_words_of_its_own_or_none():
     model, rows = tiny_model(), sentences(*LENGTHS)
     words = [[[20, 21]], [], [[[30], [31]]]]
     together = decode(model, rows, BeamSearch(sentence_force_words_ids=words), num_beams=4)
@@ -76,33 +56,14 @@ def test_each_sentence_may_have_words_of_its_own():
     assert_same(together, alone)
     assert contains(together[0][1], [20, 21])
     assert {30, 31} & set(together[2][1])
-
-
-def test_no_words_for_any_sentence_is_the_plain_search():
-    model, rows = tiny_model(), sentences(*LENGTHS)
     forced = decode(model, rows, BeamSearch(sentence_force_words_ids=[[], [], []]), num_beams=4)
     assert_same(forced, decode(model, rows, BeamSearch(), num_beams=4))
-
-
-def test_words_can_be_forced_on_an_ensemble_with_the_penalty_of_gnmt():
-    models, rows = [tiny_model(seed=seed) for seed in (0, 1)], sentences(*LENGTHS)
-    strategy = BeamSearch(force_words_ids=[[20, 21]], models=models[1:], length_penalty_form="gnmt")
-    found = decode(models[0], rows, strategy, num_beams=4, length_penalty=0.6)
-    assert all(contains(tokens, [20, 21]) for _, tokens in found)
-    assert_same(found, [decode(models[0], [row], strategy, num_beams=4, length_penalty=0.6)[0] for row in rows])
-
-
-def test_words_that_fill_the_whole_output_are_found():
-    found = decode(
-        tiny_model(), sentences(4), BeamSearch(force_words_ids=[[20, 21], [22], [23, 24, 25, 26, 27]]), num_beams=2
-    )
-    assert sorted(found[0][1][1:]) == list(range(20, 28))
 
 
 PHRASES = st.lists(st.lists(st.integers(14, 24), min_size=1, max_size=3, unique=True), min_size=1, max_size=2)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 @given(st.lists(PHRASES, min_size=1, max_size=3, unique_by=str), st.integers(2, 5), st.integers(0, 3))
 def test_whatever_the_words_they_occur_in_the_output(words, beams, seed):
     torch.manual_seed(seed)
@@ -149,19 +110,11 @@ REFUSED = {
 }
 
 
-def test_words_that_make_no_sense_are_refused_by_name():
+def test_words_that_make_no_sense_or_do_not_fit_are_refused_by_name():
     model = tiny_model()
     for message, words in REFUSED.items():
-        with pytest.raises(ValueError, match=message):
-            decode(model, sentences(4), BeamSearch(**words), num_beams=3)
-
-
-def test_a_length_limit_by_source_counts_for_the_words_too():
+        assert_error(message, decode, model, sentences(4), BeamSearch(**words), num_beams=3)
     strategy = BeamSearch(force_words_ids=[[20, 21, 22, 23]], tokens_beyond_source=1)
-    with pytest.raises(ValueError, match="longest output, 3 tokens"):
-        decode(tiny_model(), sentences(5, 2), strategy, num_beams=3)
-
-
-def test_words_that_other_settings_forbid_are_an_error():
+    assert_error("longest output, 3 tokens", decode, tiny_model(), sentences(5, 2), strategy, num_beams=3)
     with pytest.raises(ValueError, match=r"`force_words_ids` of sentence 0 must be possible within 8"):
         decode(tiny_model(), sentences(4), BeamSearch(force_words_ids=[[20]]), num_beams=3, bad_words_ids=[[20]])

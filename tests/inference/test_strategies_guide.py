@@ -1,18 +1,17 @@
 """The guide to decoding says what the package does."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
+from guides import python_of, text_of
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
+from memorised import saved_in
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "decoding.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+GUIDE = text_of("decoding")
+BLOCKS = python_of(GUIDE)
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +19,13 @@ def folders(tmp_path_factory):
     """Two folders like the ones that two runs leave, untrained."""
     pairs = list(korean_english_pairs("train", 300))
     tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=400)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 80}
     found = {}
     for seed, name in enumerate(("runs/quickstart/model", "runs/other/model")):
         torch.manual_seed(seed)
-        sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 80}
         model = HeedForConditionalGeneration(HeedConfig(vocab_size=400, **sizes))
-        found[name] = tmp_path_factory.mktemp("run")
-        model.save_pretrained(found[name])
-        tokenizers.save_pretrained(found[name])
+        model.generation_config.max_length = 60
+        found[name] = saved_in(tmp_path_factory.mktemp("run"), model, tokenizers)
     return found
 
 
@@ -50,9 +48,6 @@ def test_the_python_of_the_guide_runs_and_keeps_its_promises(folders, capsys):
     assert tokenizer.decode(woman) == " woman"
     for row in names["found"].sequences.tolist():
         assert any(row[start : start + len(woman)] == woman for start in range(len(row)))
-
-
-def test_every_strategy_of_the_package_is_in_the_guide():
     import heedful
 
     homes = [name for name, home in heedful._HOMES.items() if home.startswith("heedful.inference.strategies")]

@@ -5,7 +5,6 @@ import functools
 import logging
 import pickle
 import threading
-import warnings
 from itertools import product
 
 import numpy as np
@@ -23,7 +22,7 @@ from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.teaching.back_translation import BackTranslation
 from heedful.inference.translation import Translation, Translator
 from heedful.pipeline_heed import HeedTranslationPipeline, position_limit
-from helpers import assert_refused
+from helpers import assert_error, assert_refused, tiny_model
 
 
 @pytest.fixture
@@ -44,19 +43,28 @@ def texts_of(results):
     return [[translation.text for translation in translations] for translations in results]
 
 
+@pytest.mark.filterwarnings("error")
 def test_translations_come_in_the_order_of_the_sentences(translator, pairs):
-    assert texts_of(translator.translate(list(pairs))) == [[text] for text in pairs.values()]
+    found = translator.translate(list(pairs))
+    assert texts_of(found) == [[text] for text in pairs.values()]
+    assert all(result[0].finished for result in found)
     backwards = list(reversed(pairs))
     assert texts_of(translator.translate(backwards)) == [[pairs[text]] for text in backwards]
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_results_do_not_depend_on_the_batch(translator, pairs, num_beams):
+def test_results_do_not_depend_on_the_batch_or_on_the_parts_that_are_scored(translator, pairs, monkeypatch, num_beams):
     together = translator.translate(list(pairs), num_beams=num_beams)
     alone = translator.translate(list(pairs), num_beams=num_beams, token_budget=1)
-    for one, other in zip(together, alone, strict=True):
-        assert one[0].text == other[0].text
-        assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
+    monkeypatch.setattr("heedful.inference.engines.LOGITS_BUDGET", 1)
+    in_parts = translator.translate(list(pairs), num_beams=num_beams)
+    for (one,), *others in zip(together, alone, in_parts, strict=True):
+        for (other,) in others:
+            assert one.text == other.text
+            assert one.score == pytest.approx(other.score, abs=1e-5)
+    inputs = pad_sources([[5, 6, 2], [7]], 0, torch.device("cpu"))
+    assert inputs["input_ids"].tolist() == [[5, 6, 2], [7, 0, 0]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
 def test_a_users_forward_may_keep_what_a_translation_computes(model, tokenizers, pairs):
@@ -88,54 +96,12 @@ def test_beam_scores_are_those_of_generate(translator, tokenizers, pairs, monkey
             assert scores == pytest.approx(output.sequences_scores.tolist(), abs=1e-4)
 
 
-def test_several_translations_come_best_first(translator, pairs):
-    for translations in translator.translate(list(pairs), num_beams=4, num_return_sequences=3):
-        assert len(translations) == 3
-        assert [t.score for t in translations] == sorted((t.score for t in translations), reverse=True)
-
-
-def test_greedy_search_has_scores_too(translator, model, tokenizers):
-    translation = translator.translate(["네."], num_beams=1)[0][0]
-    labels = torch.tensor(tokenizers.encode_target(["Yes."]))
-    logits = model(input_ids=torch.tensor(tokenizers.encode_source(["네."])), labels=labels).logits
-    expected = logits.log_softmax(dim=-1).gather(2, labels[..., None]).mean().item()
-    assert len(translation.token_ids) == labels.shape[1]
-    assert translation.score == pytest.approx(expected, abs=1e-5)
-
-
-def test_scoring_in_small_parts_changes_nothing(translator, pairs, monkeypatch):
-    whole = translator.translate(list(pairs))
-    monkeypatch.setattr("heedful.inference.engines.LOGITS_BUDGET", 1)
-    for one, other in zip(whole, translator.translate(list(pairs)), strict=True):
-        assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
-
-
-def test_an_empty_line_gives_an_empty_translation_without_the_model(translator, pairs, monkeypatch):
-    results = translator.translate(["", "네.", "  \t"], num_beams=2, num_return_sequences=2)
-    assert results[0] == results[2] == [Translation()] * 2
-    assert results[1][0].text == pairs["네."]
-    monkeypatch.setattr(translator.model, "generate", lambda **_: pytest.fail("the model was asked"))
-    for text in ("", "\u200b", "\ufeff", "\u2060", "\u00ad", "\u200b \u3164\n"):  # nothing of it can be seen
-        assert translator.translate([text]) == [[Translation()]]
-    assert translator.translate([]) == []
-
-
-def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning(translator):
+def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning_and_a_forced_end_is_one(translator, monkeypatch):
     with pytest.warns(UserWarning, match="2 outputs were cut off at 7 tokens") as record:
         results = translator.translate(["비가 온다.", "네.", "고양이가 잔다."], max_new_tokens=7, token_budget=1)
     assert len(record) == 1
     assert [result[0].finished for result in results] == [False, True, False]
     assert [len(result[0].token_ids) for result in results] == [7, 5, 7]
-
-
-def test_a_finished_translation_does_not_warn(translator, pairs):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        results = translator.translate(list(pairs))
-    assert all(result[0].finished for result in results)
-
-
-def test_an_end_that_was_forced_counts_as_cut_off(translator, monkeypatch):
     monkeypatch.setattr(translator.model.generation_config, "forced_eos_token_id", 2)
     with pytest.warns(UserWarning, match="1 output was cut off"):
         results = translator.translate(["비가 온다."], max_new_tokens=7)
@@ -144,26 +110,15 @@ def test_an_end_that_was_forced_counts_as_cut_off(translator, monkeypatch):
 
 def test_the_default_length_comes_from_the_generation_config(translator, monkeypatch):
     config = translator.model.generation_config
-    monkeypatch.setattr(config, "eos_token_id", None)
+    monkeypatch.setattr(config, "eos_token_id", None)  # without an end every sentence is as long as allowed
     for max_length, max_new_tokens, longest in ((80, None, 79), (20, None, 19), (None, None, 256), (80, 30, 30)):
         monkeypatch.setattr(config, "max_length", max_length)
         monkeypatch.setattr(config, "max_new_tokens", max_new_tokens)
-        with pytest.warns(UserWarning, match=f"cut off at {longest} tokens before"):
-            assert len(translator.translate(["네."])[0][0].token_ids) == longest
-        with pytest.warns(UserWarning, match="cut off at 7 tokens before"):
-            translator.translate(["네."], max_new_tokens=7)
-
-
-def test_translating_leaves_the_model_as_it_was(translator):
-    before = translator.model.generation_config.to_dict()
-    translator.model.train()
-    translator.model.get_encoder().eval()  # as a frozen one
-    translator.translate(["네."], num_beams=2, max_new_tokens=9)
-    assert translator.model.training
-    assert translator.model.get_decoder().layers[0].training
-    assert not any(module.training for module in translator.model.get_encoder().modules())
-    assert translator.model.generation_config.to_dict() == before
-    translator.model.eval()
+        for engine, own, expected in (("native", None, longest), ("native", 7, 7), ("generate", 7, 7)):
+            each = Translator(translator.model, translator.tokenizers, engine)
+            with pytest.warns(UserWarning, match=f"cut off at {expected} tokens before"):
+                ((found,),) = each.translate(["네."], max_new_tokens=own)
+            assert (len(found.token_ids), found.finished) == (expected, False)
 
 
 def test_transformers_has_nothing_to_say_of_lengths(translator, monkeypatch):
@@ -178,18 +133,30 @@ def test_transformers_has_nothing_to_say_of_lengths(translator, monkeypatch):
     assert said == []
 
 
-def test_a_length_of_the_call_counts_where_the_model_has_one_of_its_own(translator, monkeypatch):
-    monkeypatch.setattr(translator.model.generation_config, "max_new_tokens", 30)
-    for engine in ("native", "generate"):
-        with pytest.warns(UserWarning, match="cut off at 3 tokens"):
-            results = Translator(translator.model, translator.tokenizers, engine).translate(["네."], max_new_tokens=3)
-        assert len(results[0][0].token_ids) == 3
-
-
-def test_dropout_is_off_while_translating(training_model, tokenizers, pairs):
+def test_translating_turns_dropout_off_and_leaves_the_model_as_it_was(training_model, tokenizers, pairs, translator):
     results = Translator(training_model, tokenizers).translate(list(pairs))
     assert training_model.training
     assert results == Translator(training_model.eval(), tokenizers).translate(list(pairs))
+    before = translator.model.generation_config.to_dict()
+    translator.model.train()
+    translator.model.get_encoder().eval()  # as a frozen one
+    translator.translate(["네."], num_beams=2, max_new_tokens=9)
+    assert translator.model.training
+    assert translator.model.get_decoder().layers[0].training
+    assert not any(module.training for module in translator.model.get_encoder().modules())
+    assert translator.model.generation_config.to_dict() == before
+    translator.model.eval()
+
+
+def test_other_encoder_decoders_translate_too(tokenizers, translator, learned_positions_model):
+    sizes = {"vocab_size": 290, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    config = BartConfig(**sizes, max_position_embeddings=40, forced_eos_token_id=None, **tokenizers.special_ids())
+    other = Translator(BartForConditionalGeneration(config), tokenizers)
+    with pytest.warns(UserWarning, match="cut off at 9 tokens"):
+        results = other.translate(["네.", "고양이"], num_beams=2, max_new_tokens=9)
+    assert [len(result[0].token_ids) for result in results] == [9, 9]
+    configs = translator.model.config, learned_positions_model.config, config
+    assert [*map(position_limit, configs)] == [None, 12, 40]
 
 
 def test_samples_may_be_more_than_beams(translator, monkeypatch):
@@ -198,43 +165,20 @@ def test_samples_may_be_more_than_beams(translator, monkeypatch):
     assert len(results[0]) == 3
 
 
-def test_learned_positions_limit_source_and_target(learned_positions_model, tokenizers):
-    translator = Translator(learned_positions_model, tokenizers)
-    with pytest.raises(ValueError, match=r"Sentence 2 must have at most 12 tokens.* but has 31 instead"):
-        translator.translate(["네.", "x" * 30])
-    with pytest.raises(ValueError, match="Sentence 3 "):  # numbered through the whole stream
-        list(translator.translate_lines(["", "", "x" * 30], chunk_size=2))
-    with pytest.raises(ValueError, match="`max_new_tokens` must be at most 12"):
-        translator.translate(["네."], max_new_tokens=13)
-    with pytest.warns(UserWarning, match="11 tokens"):  # the config's 12 with the start token
-        translator.translate(["네."])
-    with pytest.warns(UserWarning, match="12 tokens"):
-        translator.translate(["네."], max_new_tokens=12)
-
-
-def test_only_learned_positions_are_limited(model, learned_positions_model):
-    assert position_limit(model.config) is None
-    assert position_limit(learned_positions_model.config) == 12
-    assert position_limit(BartConfig(max_position_embeddings=77)) == 77
-
-
 def test_a_stream_of_lines_is_translated_in_order(translator, pairs):
-    lines = [f"{source}\n" for source in pairs]
-    results = list(translator.translate_lines(iter(lines), chunk_size=3, num_beams=2))
+    lines = [f"{source}\n" for source in pairs]  # a line end is no part of a sentence, nor is a byte order mark
+    results = list(translator.translate_lines(["\ufeff" + lines[0], *lines[1:]], chunk_size=3, num_beams=2))
     for result, expected in zip(results, translator.translate(list(pairs), num_beams=2), strict=True):
         assert result[0].text == expected[0].text
-        assert result[0].score == pytest.approx(expected[0].score, abs=1e-5)  # a line end is no part of a sentence
+        assert result[0].score == pytest.approx(expected[0].score, abs=1e-5)
 
 
-def test_a_stream_reads_no_further_than_its_chunk(translator, pairs):
+def test_a_stream_reads_no_further_than_its_chunk_and_warns_once(translator, pairs):
     taken = []
     lines = (taken.append(source) or source for source in pairs)
     stream = translator.translate_lines(lines, chunk_size=2)
     assert next(stream)[0].text == next(iter(pairs.values()))
     assert len(taken) == 2
-
-
-def test_a_stream_warns_once_for_all_its_chunks(translator):
     with pytest.warns(UserWarning, match="3 outputs were cut off") as record:
         list(translator.translate_lines(["비가 온다."] * 3, chunk_size=1, max_new_tokens=5))
     assert len(record) == 1
@@ -252,26 +196,22 @@ WRONG_SETTINGS = [
 
 def test_wrong_settings_are_named(translator):
     assert_refused(WRONG_SETTINGS, lambda settings: translator.translate(["네."], **settings))
-    assert_refused(WRONG_SETTINGS, lambda settings: translator.translate_lines(["네."], **settings))
-    with pytest.raises(ValueError, match="`target_language`"):
-        translator.translate(["네."], target_language="xx")
-
-
-def test_a_stream_refuses_unknown_settings_at_once(translator):
-    with pytest.raises(ValueError, match="`beams` must be a keyword"):
-        translator.translate_lines(["네."], beams=3)
-    with pytest.raises(ValueError, match="`chunk_size` must be at least 1"):
-        translator.translate_lines(["네."], chunk_size=0)
+    stream = [({"beams": 3}, "`beams` must be a keyword"), ({"chunk_size": 0}, "`chunk_size` must be at least 1")]
+    assert_refused(WRONG_SETTINGS + stream, lambda settings: translator.translate_lines(["네."], **settings))
+    assert_error("`target_language`", translator.translate, ["네."], target_language="xx")
+    assert_error("vocab_size", Translator, tiny_model(vocab_size=50), translator.tokenizers)
 
 
 def test_what_is_no_list_of_texts_is_named(translator, tokenizers):
     wrong = [("네.", "must be a list or a stream"), ({"text": "네."}, "but is a dict"), (None, "but is a NoneType")]
     wrong += [(b"a", "but is a bytes"), (["네.", 3], r"`(texts|lines)\[1\]` must be a string, but is int")]
-    assert_refused([*wrong, (["네.", b"a"], r"\[1\]` must be a string, but is bytes")], translator.translate)
-    assert_refused(wrong, lambda lines: list(translator.translate_lines(lines)))
-    assert_refused(
-        [([*["네."] * 3, None], r"`lines\[3\]`")], lambda lines: list(translator.translate_lines(lines, chunk_size=2))
-    )
+    texts = [
+        (["네.", b"a"], r"\[1\]` must be a string, but is bytes"),
+        (["네.", "a\udcff"], r"`texts\[1\]` must be Unic"),
+    ]
+    assert_refused([*wrong, *texts], translator.translate)
+    third = (["네.", "네.", "네.", None], r"`lines\[3\]`")
+    assert_refused([*wrong, third], lambda lines: list(translator.translate_lines(lines, chunk_size=2)))
     pairs = [
         ("네.", "`pairs` must be a list or a stream"),
         (None, "`pairs` must be a list"),
@@ -284,37 +224,22 @@ def test_what_is_no_list_of_texts_is_named(translator, tokenizers):
         Translator(translator.model, tokenizers.source)
 
 
-def test_white_space_around_a_text_changes_no_translation_and_no_score(translator, pairs):
+def test_white_space_around_a_text_changes_nothing_and_alone_it_is_not_shown_to_the_model(
+    translator, pairs, monkeypatch
+):
     plain, scores = translator.translate(list(pairs)), list(translator.score_pairs(pairs.items()))
     for around in (" {}", "{} ", "{}\n", "\u00a0{}\t"):
         spaced = [around.format(text) for text in pairs]
         assert translator.translate(spaced) == list(translator.translate_lines(spaced)) == plain
         spaced_pairs = list(zip(spaced, map(around.format, pairs.values()), strict=True))
         assert list(translator.score_pairs(spaced_pairs)) == scores
-
-
-def test_tokenizers_of_another_vocabulary_are_refused(tokenizers):
-    model = BartForConditionalGeneration(
-        BartConfig(
-            **{"vocab_size": 50, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1},
-            **{"encoder_attention_heads": 1, "decoder_attention_heads": 1},
-        )
-    )
-    with pytest.raises(ValueError, match="vocab_size"):
-        Translator(model, tokenizers)
-
-
-def test_other_encoder_decoders_translate_too(tokenizers):
-    torch.manual_seed(0)
-    config = BartConfig(
-        **{"vocab_size": 290, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16},
-        **{"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2},
-        **{"max_position_embeddings": 40, "forced_eos_token_id": None, **tokenizers.special_ids()},
-    )
-    translator = Translator(BartForConditionalGeneration(config), tokenizers)
-    with pytest.warns(UserWarning, match="cut off at 9 tokens"):
-        results = translator.translate(["네.", "고양이"], num_beams=2, max_new_tokens=9)
-    assert [len(result[0].token_ids) for result in results] == [9, 9]
+    results = translator.translate(["", "네.", "  \t"], num_beams=2, num_return_sequences=2)
+    assert results[0] == results[2] == [Translation()] * 2
+    assert results[1][0].text == pairs["네."]
+    monkeypatch.setattr(translator.model, "generate", lambda **_: pytest.fail("the model was asked"))
+    for text in ("", "\u200b", "\ufeff", "\u2060", "\u00ad", "\u200b \u3164\n"):  # nothing of it can be seen
+        assert translator.translate([text]) == [[Translation()]]
+    assert translator.translate([]) == []
 
 
 @given(st.dictionaries(st.integers(0, 1000), st.integers(1, 200), max_size=60), st.integers(1, 500))
@@ -323,12 +248,6 @@ def test_every_sentence_is_in_one_batch_within_the_budget(lengths, budget):
     assert sorted(number for batch in batches for number in batch) == sorted(lengths)
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[number] for number in batch) <= budget
-
-
-def test_padding_is_masked():
-    inputs = pad_sources([[5, 6, 2], [7]], 0, torch.device("cpu"))
-    assert inputs["input_ids"].tolist() == [[5, 6, 2], [7, 0, 0]]
-    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
 def test_a_translator_that_has_translated_can_be_sent_to_another_process(model, tokenizers):
@@ -340,16 +259,6 @@ def test_a_translator_that_has_translated_can_be_sent_to_another_process(model, 
     expected = texts_of(translator.translate(["고양이가 잔다."]))
     sent = pickle.loads(pickle.dumps(translator))
     assert texts_of(sent.translate(["고양이가 잔다."])) == expected
-
-
-def test_a_setting_that_reads_the_source_is_left_to_generate(model, tokenizers):
-    model, texts = copy.deepcopy(model), ["고양이가 잔다.", "네."]
-    plain = texts_of(Translator(model, tokenizers).translate(texts))
-    model.generation_config.update(encoder_no_repeat_ngram_size=1, max_new_tokens=20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = [texts_of(Translator(model, tokenizers, name).translate(texts)) for name in ("auto", "generate")]
-    assert found[0] == found[1] != plain
 
 
 def test_threads_share_a_model_and_leave_its_settings_as_they_were(model, tokenizers):
@@ -367,14 +276,6 @@ def test_threads_share_a_model_and_leave_its_settings_as_they_were(model, tokeni
         thread.join()
     assert model.generation_config is config
     assert found == {beams: [expected[beams]] * 16 for beams in found}
-
-
-def test_without_an_end_token_every_sentence_is_as_long_as_allowed(translator, pairs, monkeypatch):
-    monkeypatch.setattr(translator.model.generation_config, "eos_token_id", None)
-    for engine in ("native", "generate"):
-        with pytest.warns(UserWarning, match="8 outputs were cut off at 5 tokens"):
-            found = Translator(translator.model, translator.tokenizers, engine).translate([*pairs], max_new_tokens=5)
-        assert {(len(best.token_ids), best.finished) for (best,) in found} == {(5, False)}
 
 
 def test_a_thread_waits_until_another_has_given_a_training_model_its_mode_back():
@@ -407,16 +308,20 @@ def short_sources(model, tokenizers) -> Translator:
 LONG = "고양이가 잔다. 비가 온다.  네."
 
 
-def test_a_source_longer_than_all_of_the_training_is_warned_of(short_sources):
+def test_a_source_longer_than_the_training_or_the_positions_is_warned_of(short_sources, model, tokenizers):
     tokens = len(short_sources.tokenizers.encode_source([LONG])[0])
     with pytest.warns(UserWarning, match=f"Sentence 2, of {tokens} tokens, is longer than the 20 .* `--split`"):
         short_sources.translate(["네.", LONG])
     with pytest.warns(UserWarning, match="2 sentences, the first of them sentence 1 of") as record:
         list(short_sources.translate_lines([LONG, "네.", LONG], chunk_size=1))
     assert len([entry for entry in record if "longer" in str(entry.message)]) == 1
+    model = copy.deepcopy(model)
+    model.config.max_position_embeddings = 12
+    with pytest.warns(UserWarning, match="longer than the 12 tokens"):
+        Translator(model, tokenizers).translate([LONG])
 
 
-def test_split_takes_a_long_source_apart_and_nothing_else(short_sources):
+def test_split_takes_a_long_source_apart_and_nothing_else_and_joins_the_n_best(short_sources):
     (whole,), (parts,) = short_sources.translate_lines(["네. 네.", LONG], split=True)
     assert whole.token_ids == short_sources.translate(["네. 네."])[0][0].token_ids
     alone = [best for (best,) in short_sources.translate(["고양이가 잔다.", "비가 온다.", "네."])]
@@ -424,15 +329,13 @@ def test_split_takes_a_long_source_apart_and_nothing_else(short_sources):
     assert parts.token_ids == sum((each.token_ids for each in alone), ())
     assert parts.score == pytest.approx(sum(each.score for each in alone) / 3, abs=1e-5)
     assert parts.finished
-
-
-def test_the_n_best_of_split_sources_are_joined_in_their_order(short_sources):
     (row,) = short_sources.translate_lines([LONG], split=True, num_beams=3, num_return_sequences=2)
     assert row[0].text == "The cat sleeps. It rains. Yes."
     assert len(row) == 2
     assert row[0].score > row[1].score
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
@@ -449,62 +352,57 @@ def test_a_source_is_split_where_the_pipeline_splits_it(short_sources, monkeypat
         return encode(self, texts, *language)
 
     monkeypatch.setattr(type(short_sources.tokenizers), "encode_source", record)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        list(short_sources.translate_lines([text], split=True, max_new_tokens=1))
-        assert seen == [text, *pieces]
-        seen.clear()
-        tokenizers = short_sources.tokenizers
-        translate = HeedTranslationPipeline(short_sources.model, tokenizers.source, tokenizers.target)
-        monkeypatch.setattr(
-            pipeline_heed.Languages, "encode", lambda self, tokenizer, text, *_: seen.append(text) or [5]
-        )
-        translate(text, split_sentences=True, max_new_tokens=1)
+    list(short_sources.translate_lines([text], split=True, max_new_tokens=1))
+    assert seen == [text, *pieces]
+    seen.clear()
+    tokenizers = short_sources.tokenizers
+    translate = HeedTranslationPipeline(short_sources.model, tokenizers.source, tokenizers.target)
+    monkeypatch.setattr(pipeline_heed.Languages, "encode", lambda self, tokenizer, text, *_: seen.append(text) or [5])
+    translate(text, split_sentences=True, max_new_tokens=1)
     assert [piece for piece in seen if piece] == pieces
 
 
-def test_without_word_of_the_training_the_positions_of_the_config_count(model, tokenizers):
-    model = copy.deepcopy(model)
-    model.config.max_position_embeddings = 12
-    with pytest.warns(UserWarning, match="longer than the 12 tokens"):
-        Translator(model, tokenizers).translate([LONG])
-
-
-def test_a_source_that_no_memory_could_hold_is_refused_or_left_out(translator, monkeypatch):
+def test_a_source_that_no_memory_could_hold_or_beyond_learned_positions_is_refused_or_left_out(
+    translator, monkeypatch, learned_positions_model, tokenizers
+):
     monkeypatch.setattr(translation, "MOST_SOURCE_TOKENS", 600)
     lines = ["네.", "x" * 1000, "비가 온다."]
-    with pytest.raises(ValueError, match=r"Sentence 2 must have at most 600 tokens, .* but has 1001 instead"):
-        translator.translate(lines)
+    assert_error(r"Sentence 2 must have at most 600 tokens, .* but has 1001 instead", translator.translate, lines)
     with pytest.warns(UserWarning, match="Sentence 2, of 1001 tokens, is too long to be translated, and left empty"):
         found = texts_of(translator.translate_lines(lines, keep_going=True))
     assert found == [["Yes."], [""], ["It rains."]]
+    translator = Translator(learned_positions_model, tokenizers)
+    with pytest.raises(ValueError, match=r"Sentence 2 must have at most 12 tokens.* but has 31 instead"):
+        translator.translate(["네.", "x" * 30])
+    assert_error("Sentence 3 ", list, translator.translate_lines(["", "", "x" * 30], chunk_size=2))
+    assert_error("`max_new_tokens` must be at most 12", translator.translate, ["네."], max_new_tokens=13)
+    with pytest.warns(UserWarning, match="11 tokens"):  # the config's 12 with the start token
+        translator.translate(["네."])
+    with pytest.warns(UserWarning, match="12 tokens"):
+        translator.translate(["네."], max_new_tokens=12)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(translator):
-    assert texts_of(translator.translate_lines(["\ufeff비가 온다.\n", "네.\n"])) == [["It rains."], ["Yes."]]
-
-
-def test_half_a_surrogate_pair_is_named(translator):
-    with pytest.raises(ValueError, match=r"`texts\[1\]` must be Unicode"):
-        translator.translate(["네.", "a\udcff"])
-
-
-def test_by_default_an_engine_is_taken_that_reads_the_settings(translator):
+@pytest.mark.filterwarnings("ignore")
+def test_by_default_an_engine_is_taken_that_reads_the_settings(translator, model, tokenizers):
     for setting in ("output_logits", "low_memory", "assistant_early_exit", "prompt_lookup_num_tokens", "dola_layers"):
         beams = 1 if setting == "low_memory" else 2  # with which `generate()` itself refuses it
         plain = translator.translate(["네."], num_beams=beams)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(translator.model.generation_config, setting, 2)
             assert translator.translate(["네."], num_beams=beams)[0][0].token_ids == plain[0][0].token_ids
+    model, texts = copy.deepcopy(model), ["고양이가 잔다.", "네."]
+    plain = texts_of(Translator(model, tokenizers).translate(texts))
+    model.generation_config.update(encoder_no_repeat_ngram_size=1, max_new_tokens=20)
+    found = [texts_of(Translator(model, tokenizers, name).translate(texts)) for name in ("auto", "generate")]
+    assert found[0] == found[1] != plain
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_a_stop_string_ends_a_translation_alike_in_every_batch(translator, pairs, monkeypatch, num_beams):
     monkeypatch.setattr(translator.model.generation_config, "stop_strings", ["he", "pp"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        together = translator.translate(list(pairs), num_beams=num_beams)
-        alone = translator.translate(list(pairs), num_beams=num_beams, token_budget=1)
+    together = translator.translate(list(pairs), num_beams=num_beams)
+    alone = translator.translate(list(pairs), num_beams=num_beams, token_budget=1)
     expected = ["The", "The", "I eat an app", "She", "Yes.", "We do not go to school tomorrow.", "a café in Paris"]
     assert [row[0].text for row in together] == [*expected, "It rains."]
     for (one,), (other,) in zip(together, alone, strict=True):
@@ -514,7 +412,7 @@ def test_a_stop_string_ends_a_translation_alike_in_every_batch(translator, pairs
 
 
 def test_a_model_whose_weights_lie_on_disk_translates_scores_and_searches(folder, model, tokenizers, tmp_path, pairs):
-    sources = list(pairs)[:2]
+    sources = ["네.", "비가 온다."]  # short: every step reads the weights anew
     on_disk = AutoModelForSeq2SeqLM.from_pretrained(folder, device_map={"": "disk"}, offload_folder=tmp_path)
     ours, theirs = (Translator(each, tokenizers, engine="generate") for each in (on_disk, model))
     assert ours.translate(sources, num_beams=2) == theirs.translate(sources, num_beams=2)
@@ -527,16 +425,14 @@ def test_a_model_whose_weights_lie_on_disk_translates_scores_and_searches(folder
     assert np.array_equal(*(each.weights["cross"] for each in maps))
 
 
-def test_progress_counts_the_lines_that_are_done_and_not_those_that_are_read(translator):
+def test_progress_counts_the_lines_that_are_done_once_and_not_those_that_are_read(translator, short_sources):
     counts, lines = [], ["네.", "", "비가 온다.", "고양이가 잔다."]
     found = translator.translate_lines(lines, token_budget=1, num_beams=1, progress=counts.append)
     next(found)
     assert counts == [1, 1, 1, 1]
     assert len(list(found)) == 3
     assert sum(counts) == len(lines)
-
-
-def test_progress_counts_lines_that_are_split_once(short_sources):
     counts = []
+    assert len(list(short_sources.translate_lines(["네."], progress=None))) == 1
     list(short_sources.translate_lines(["네.", LONG], split=True, progress=counts.append))
     assert sum(counts) == 2

@@ -3,9 +3,9 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import ctranslate2
 import pytest
@@ -14,16 +14,18 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from card_facts import card_facts
+from guides import python_of
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli.main import app
 from heedful.publishing import hub
 from heedful.publishing.conversion.model_conversion import convert, convert_model
 from heedful.publishing.conversion.stock_models import start_from_zero, stock_config, stock_model
+from heedful.publishing.exports import fresh_process
 from heedful.publishing.exports import transformers_export as exporter
 from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
 from heedful.publishing.model_card import write_model_card
 from heedful.training.recipe_file import read_recipe, recipes
-from helpers import assert_refused, padded, sentences, shake, tiny_model
+from helpers import assert_error, assert_refused, change_json, padded, sentences, shake, tiny_model
 from memorised import PAIRS, saved_model
 from tiny_runs import tiny_recipe
 
@@ -43,23 +45,12 @@ EXPRESSIBLE = {
     "unequal_stacks": ("pegasus", {"decoder_layers": 3, "decoder_attention_heads": 2, "norm_placement": "pre"}),
     "sizes_that_are_the_default": ("marian", {"d_k": 8, "d_v": 8, "encoder_key_value_heads": 4}),
 }
-INEXPRESSIBLE = {
-    "share_encoder_decoder_embeddings": {"share_encoder_decoder_embeddings": False},
-    "tie_output_embeddings": {"tie_output_embeddings": False},
-    "tie_word_embeddings": {"tie_word_embeddings": False},
-    "attention_scoring": {"attention_scoring": "dot"},
-    "encoder_neighbourhood": {"encoder_neighbourhood": 2},
-    "decoder_neighbourhood": {"decoder_neighbourhood": 3},
-    "norm_type": {"norm_type": "rmsnorm"},
-    "layer_norm_eps": {"layer_norm_eps": 1e-6},
-    "activation_function": {"activation_function": "swiglu"},
-    "encoder_key_value_heads": {"encoder_key_value_heads": 2},
-    "decoder_key_value_heads": {"decoder_key_value_heads": 1},
-    "d_k": {"d_k": 4},
-    "d_v": {"d_v": 12},
+OTHERS = {"attention_scoring": "dot", "norm_type": "rmsnorm", "layer_norm_eps": 1e-6, "activation_function": "swiglu"}
+OTHERS |= {"encoder_key_value_heads": 2, "decoder_key_value_heads": 1, "d_k": 4, "d_v": 12, "position_offset": 2}
+OTHERS |= {"encoder_neighbourhood": 2, "decoder_neighbourhood": 3, "embedding_norm": True}
+OTHERS |= dict.fromkeys(("share_encoder_decoder_embeddings", "tie_output_embeddings", "tie_word_embeddings"), False)
+INEXPRESSIBLE = {name: {name: value} for name, value in OTHERS.items()} | {
     "position_encoding": {"position_encoding": "t5", "relative_attention_max_distance": 20},
-    "position_offset": {"position_offset": 2},
-    "embedding_norm": {"embedding_norm": True},
     "norm_placement": {"sinusoid_layout": "tensor2tensor", "position_offset": 1},
 }
 
@@ -71,7 +62,21 @@ def model_of(changes: dict) -> HeedForConditionalGeneration:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """The folder of a model of the paper's shape that ends its translations by itself."""
-    return saved_model(tmp_path_factory.mktemp("memorised") / "model", norm_placement="post")
+    options = {"norm_placement": "post", "encoder_layers": 1, "decoder_layers": 1}
+    return saved_model(tmp_path_factory.mktemp("memorised") / "model", **options)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Let the program that compares run in this process, where transformers is imported already."""
+
+    def run(command, **_):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "heedful", None)
+            fresh_process.answer(*command[3:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(exporter.subprocess, "run", run)
 
 
 @pytest.fixture(scope="module")
@@ -110,44 +115,40 @@ def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
             stock_config(model_of(changes).config)
         assert str(refusal.value).count(" must ") == 1
     config = model_of({"norm_type": "rmsnorm", "d_k": 4, "activation_function": "geglu"}).config
-    with pytest.raises(ValueError, match=r"`norm_type` .* `d_k` .* `activation_function`"):
-        stock_config(config)
+    assert_error(r"`norm_type` .* `d_k` .* `activation_function`", stock_config, config)
     config = stock_config(model_of(EXPRESSIBLE["tensor2tensor"][1]).config)  # whose class drops layers by default
     assert config.encoder_layerdrop == config.decoder_layerdrop == 0.0
     with pytest.raises(ValueError, match="`zero_start` must be False for a PegasusFor"):
         start_from_zero(stock_model(model_of({"norm_placement": "pre"})))
-
-
-def test_every_field_of_the_config_is_expressed_refused_or_for_training_alone():
     tried = {name for _, changes in EXPRESSIBLE.values() for name in changes}
     tried |= {name for changes in INEXPRESSIBLE.values() for name in changes}
-    others = {"depth_scaled_init", "dropout", "attention_dropout", "activation_dropout", "config_class"}
-    others |= {"max_position_embeddings"}
-    sizes = {"d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"}
-    assert set(HeedConfig.__annotations__) - tried - others - sizes == set()
+    others = """
+        depth_scaled_init dropout attention_dropout activation_dropout config_class max_position_embeddings
+        d_model encoder_layers encoder_attention_heads encoder_ffn_dim decoder_ffn_dim
+    """
+    assert set(HeedConfig.__annotations__) - tried - set(others.split()) == set()
 
 
-def test_the_folder_runs_where_heedful_and_trust_are_missing_as_its_card_says(exported):
-    assert not list(exported.glob("*.py"))
-    assert "auto_map" not in (exported / "config.json").read_text()
-    card = (exported / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    code = code.replace('"out"', json.dumps(str(exported))).replace('"…"', '"비가 온다."')
-    blocked = 'import sys; sys.modules["heedful"] = None\n' + code
-    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout == "It rains.\n"
-
-
-def test_the_way_back_gives_the_first_model_and_its_tokenizer(exported, folder, tmp_path):
+def test_the_way_back_gives_the_first_model_and_the_folder_runs_without_heedful_as_its_card_says(
+    exported, folder, tmp_path, monkeypatch, capsys
+):
     convert(exported, tmp_path / "back")
-    first, back = (HeedForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "back"))
     source, target = torch.tensor([[9, 8, 7, 2]]), torch.tensor([[1, 5, 6]])
-    expected, found = (each(source, decoder_input_ids=target).logits for each in (first, back))
+    models = [HeedForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "back")]
+    expected, found = (each(source, decoder_input_ids=target).logits for each in models)
     assert (expected - found).abs().max() / expected.abs().max().clamp(min=1) < 1e-6
     ids = [AutoTokenizer.from_pretrained(each)(list(PAIRS))["input_ids"] for each in (folder, tmp_path / "back")]
     assert ids[0] == ids[1]
+    assert not list(exported.glob("*.py"))
+    assert "auto_map" not in (exported / "config.json").read_text()
+    (code,) = python_of((exported / "README.md").read_text())
+    code = code.replace('"out"', json.dumps(str(exported))).replace('"…"', '"비가 온다."')
+    monkeypatch.setitem(sys.modules, "heedful", None)
+    exec(code, {})
+    assert capsys.readouterr().out == "It rains.\n"
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_ctranslate2s_own_converter_reads_a_marian_that_starts_from_zero(folder, tmp_path):
     out = tmp_path / "out"
     export_transformers(folder, out, list(PAIRS), zero_start=True)
@@ -159,22 +160,23 @@ def test_ctranslate2s_own_converter_reads_a_marian_that_starts_from_zero(folder,
     assert [tokenizer.convert_tokens_to_string(row) for row in found] == list(PAIRS.values())
 
 
-def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(folder, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("in_this_process")
+def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(
+    folder, tmp_path, monkeypatch, heedful_command
+):
     sent = {}
 
     def push(out, repository, **options):
-        sent.update(
-            {path.name: path.read_text(encoding="utf-8") for path in out.iterdir() if path.suffix != ".safetensors"}
-        )
+        sent.update({path.name: path.read_text("utf-8") for path in out.iterdir() if path.suffix != ".safetensors"})
         return hub.Pushed(repository, "0123", "https://hub/me/stock")
 
     shutil.copytree(folder, tmp_path / "model")
     write_model_card(tmp_path / "model", card_facts(example={"source": 'Ein "Test".'}))
     monkeypatch.setattr(hub, "push", push)
     monkeypatch.setattr(exporter.comparison, "sentences_to_compare", lambda _: list(PAIRS))
-    told = CliRunner().invoke(app, ["push", str(tmp_path / "model"), "me/stock", "--as", "transformers"])
-    assert told.exit_code == 0, told.output
-    assert "me/stock at revision 0123" in told.output
+    code, output, errors = heedful_command("push", tmp_path / "model", "me/stock", "--as", "transformers")
+    assert code == 0, errors
+    assert "me/stock at revision 0123" in output
     assert json.loads(sent["config.json"])["architectures"] == ["MarianMTModel"]
     own, card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8"), sent["README.md"]
     assert card.split("## How to use")[0] == own.split("## How to use")[0]
@@ -189,7 +191,7 @@ def test_a_card_gets_the_section_for_the_stock_form_and_keeps_what_its_owner_wro
     def written(card):
         if card:
             (tmp_path / "README.md").write_text(card, encoding="utf-8")
-        exporter._write_card(tmp_path, "stock", tmp_path, stock, count=1000, difference=2e-7)
+        exporter._write_card(tmp_path, "stock", tmp_path, stock, count=1000, difference=2e-7, read=90)
         return (tmp_path / "README.md").read_text(encoding="utf-8")
 
     bare = written("")
@@ -198,14 +200,16 @@ def test_a_card_gets_the_section_for_the_stock_form_and_keeps_what_its_owner_wro
     assert "\n# stock\n\n## How to use\n" in bare
     assert 'inputs = tokenizer(["…"], return_tensors="pt", padding=True)' in bare
     assert "compared the two on 1,000 sentences" in bare
-    assert "logits that differ by 2.0e-07 at most" in bare
+    assert "logits that differ by 2.0e-07 at most, on the first 90 of" in bare
     section = bare[bare.index("## How to use") :]
     assert written("# Mine\n\nMy words.\n") == f"# Mine\n\nMy words.\n\n{section}"
     own = "# Mine\n\n## How to use\n\nOld code.\n\n## Later\n\nMore.\n"
     assert written(own) == f"# Mine\n\n{section}\n## Later\n\nMore.\n"
 
 
-def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(folder, tmp_path, monkeypatch):
+def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
+    folder, tmp_path, monkeypatch, request
+):
     def changed(ours):
         stock = stock_model(ours)
         stock.model.encoder.layers[0].fc1.weight.data[3, 4] += 1e-2
@@ -215,20 +219,22 @@ def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
         stock.save_pretrained(target)
         (target / "config.json").write_text("{}")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(exporter, "save", broken)
+        message = r"transformers alone cannot run .*; it says: ValueError: Unrecognized model"
+        assert_error(message, export_transformers, folder, tmp_path / "out", list(PAIRS))
+    request.getfixturevalue("in_this_process")
     monkeypatch.setattr(exporter, "stock_model", changed)
     with pytest.raises(ValueError, match=r"logits differ by .*, so that no folder is left"):
-        export_transformers(folder, tmp_path / "out", list(PAIRS))
-    monkeypatch.setattr(exporter, "save", broken)
-    with pytest.raises(ValueError, match=r"transformers alone cannot run .*; it says: ValueError: Unrecognized model"):
         export_transformers(folder, tmp_path / "out", list(PAIRS))
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_the_stock_form_keeps_the_settings_of_the_generation_config(folder, tmp_path):
     asked = {"min_length": 9, "no_repeat_ngram_size": 1, "forced_bos_token_id": 50, "eos_token_id": [2, 60]}
     shutil.copytree(folder, tmp_path / "model")
-    path = tmp_path / "model" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | asked | {"longest_trained_source": 9}))
+    change_json(tmp_path / "model" / "generation_config.json", **asked, longest_trained_source=9)
     found = export_transformers(tmp_path / "model", tmp_path / "out", list(PAIRS)[:3])
     assert set(found.comparisons) == {"greedy", "5 beams"}  # in which nothing differs, or there was no folder
     written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
@@ -250,7 +256,7 @@ def test_two_vocabularies_several_languages_and_a_folder_in_use_are_refused(fold
     assert {path.name for path in tmp_path.iterdir()} == {"two", "several", "used"}
 
 
-def test_the_recipes_make_models_that_a_stock_class_can_say_but_for_the_papers_search(tmp_path, monkeypatch):
+def test_recipes_are_judged_before_they_run_and_the_papers_search_is_what_no_class_can_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     also = ["publish.also=[transformers]"]
     # Settings of `generate()`, in place of the search of the paper's section 6.1.
@@ -262,16 +268,10 @@ def test_the_recipes_make_models_that_a_stock_class_can_say_but_for_the_papers_s
             continue  # not of the paper's shape
         kinds.append(recipe.decoding.length_penalty_form)
         if recipe.decoding.length_penalty_form == "gnmt":
-            with pytest.raises(
-                ValueError, match=r"`publish.also` must be empty.*`length_penalty_form`.*`tokens_beyond"
-            ):
-                check_recipe(recipe)
+            assert_error(r"`publish.also` must be empty.*`length_penalty_form`.*`tokens_beyond", check_recipe, recipe)
             recipe = read_recipe(name, also + generates)
         check_recipe(recipe)
     assert set(kinds) == {"gnmt", "power"}
-
-
-def test_what_a_run_is_to_publish_besides_is_judged_before_it_begins(tmp_path):
     also = {"publish.also": ["transformers"]}
     check_recipe(tiny_recipe(tmp_path / "good", also))
     for key, value in {
@@ -280,9 +280,7 @@ def test_what_a_run_is_to_publish_besides_is_judged_before_it_begins(tmp_path):
         "publish.also": {"data.both_directions": True},
         "model_type": {"model.options": {"model_type": "heed_rnn", "cell": "gru"}},
     }.items():
-        with pytest.raises(ValueError, match=f"`{key}` must be"):
-            check_recipe(tiny_recipe(tmp_path / key, also | value))
+        assert_error(f"`{key}` must be", check_recipe, tiny_recipe(tmp_path / key, also | value))
     recipe = tiny_recipe(tmp_path / "used", also)
     (recipe.folder / "transformers").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"`publish.also` must be empty where there is "):
-        check_recipe(recipe)
+    assert_error(r"`publish.also` must be empty where there is ", check_recipe, recipe)

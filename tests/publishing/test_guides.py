@@ -5,23 +5,22 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from card_facts import card_facts
+from guides import python_of, text_of
 from heedful.publishing.model_card import write_model_card
 from hub_stand_in import HubStandIn
 from memorised import SHOWN, saved_model
 
-GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 # A block of Python and, right behind it, what it prints.
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", re.DOTALL)
 MARK = "--- next block"
 
 
 def blocks_of(name):
-    return BLOCK.findall((GUIDES / name).read_text(encoding="utf-8"))
+    return BLOCK.findall(text_of(name))
 
 
 def printed(name, environment, setting):
@@ -51,13 +50,13 @@ def outputs(place):
     with HubStandIn() as hub:
         environment = os.environ | hub.environment(place / "caches")
         setting = f"import os; os.chdir({json.dumps(str(place))})"
-        *published, revision = printed("publish.md", environment, setting)
+        *published, revision = printed("publish", environment, setting)
         card = hub.repositories["me/model"].commits[revision.strip()]["README.md"].decode()
-        code = "\n".join(re.findall(r"```python\n(.*?)```", card, re.DOTALL))
+        code = "\n".join(python_of(card))
         command = [sys.executable, "-c", code]
         process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert process.returncode == 0, process.stderr[-4000:]
-    return {"publish.md": published, "card": process.stdout, "code": code}
+    return {"publish": published, "card": process.stdout, "code": code}
 
 
 def check_printed(name, outputs):
@@ -70,18 +69,14 @@ def check_printed(name, outputs):
 def test_the_guide_of_loading_begins_from_the_quickstarts_model_and_prints_what_it_says(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     names, outputs = {}, []
-    for code, _ in blocks_of("load_and_generate.md"):
+    for code, _ in blocks_of("load_and_generate"):
         exec(code, names)
         outputs.append(capsys.readouterr().out)
-    check_printed("load_and_generate.md", outputs)
+    check_printed("load_and_generate", outputs)
 
 
 @pytest.mark.slow
-def test_the_code_of_a_pushed_card_runs_as_it_stands_there(outputs):
+def test_the_guide_of_publishing_prints_what_it_says_and_the_code_of_the_pushed_card_runs(outputs):
+    check_printed("publish", outputs["publish"])
     assert 'repository = "me/model"' in outputs["code"]
     assert outputs["card"].splitlines() == ["My aunt is a lawyer."] * 3
-
-
-@pytest.mark.slow
-def test_the_guide_of_publishing_prints_what_it_says(outputs):
-    check_printed("publish.md", outputs["publish.md"])

@@ -8,16 +8,15 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import EvalResult, ModelCardData
 
-from card_facts import SCORES, card_facts
+from card_facts import card_facts
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
-from heedful.publishing.hub import check_folder, push, read_card
+from heedful.publishing.hub import check_folder, push
 from heedful.publishing.model_card import write_model_card
-from helpers import CODE, assert_refused
+from helpers import CODE, assert_error, assert_refused
 from hub_stand_in import HubStandIn
-from memorised import PAIRS, memorised_model
+from memorised import PAIRS, memorised_model, saved_in
 
 pytestmark = pytest.mark.slow
 
@@ -133,13 +132,11 @@ def folders(tmp_path_factory):
     joint = train_tokenizers(KOREAN, ENGLISH, vocab_size=272)
     separate = train_tokenizers(KOREAN, list(LOUD.values()), vocab_size=264, joint=False)
     model = memorised_model(joint, PAIRS)
-    for name, tokenizers, saved, size in (
-        ("joint", joint, model, "5GB"),
-        ("separate", separate, memorised_model(separate, LOUD), "5GB"),
-        ("sharded", joint, model, "40KB"),
-    ):
-        saved.save_pretrained(place / name, max_shard_size=size)
-        tokenizers.save_pretrained(place / name)
+    saved_in(place / "joint", model, joint)
+    saved_in(place / "separate", memorised_model(separate, LOUD), separate)
+    model.save_pretrained(place / "sharded", max_shard_size="40KB")
+    joint.save_pretrained(place / "sharded")
+    for name in ("joint", "separate", "sharded"):
         write_model_card(place / name, card_facts())
     (place / "joint" / "training_state").mkdir()
     (place / "joint" / "training_state" / "optimizer.pt").write_bytes(b"private")
@@ -190,7 +187,7 @@ def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, fold
     assert pushed.said[1] == f"{pushed.hub.url}/me/tiny/commit/{pushed.revisions[0]}"
 
 
-def test_another_push_leaves_nothing_of_the_one_before(pushed):
+def test_pushes_leave_nothing_of_the_one_before_and_send_a_model_its_tokenizer_or_a_whole_pipeline(pushed):
     first, separate, sharded, again = (set(files_at(pushed, revision)) for revision in pushed.revisions)
     assert "target_tokenizer/tokenizer.json" in separate
     assert again == first
@@ -198,19 +195,6 @@ def test_another_push_leaves_nothing_of_the_one_before(pushed):
     assert len([name for name in sharded if name.endswith(".safetensors")]) > 1
     branches = pushed.hub.repositories["me/tiny"].branches
     assert branches == {"main": pushed.revisions[3], "next": pushed.revisions[2]}
-
-
-def test_each_revision_loads_with_heed_without_it_and_without_the_network(pushed):
-    assert pushed.loaded[-1:] == pushed.with_heed[-1:] == ["done"]
-    assert run(pushed.offline, "-c", LOAD, pushed.answers)[-1:] == ["done"]
-
-
-def test_a_token_given_to_the_pipeline_opens_a_private_repository_and_its_target_tokenizer(pushed):
-    assert pushed.hub.repositories["me/tiny"].private
-    assert pushed.private == ["done", "done"]
-
-
-def test_model_tokenizer_and_card_or_a_whole_pipeline_can_be_pushed(pushed):
     own, whole = (pushed.hub.repositories[name] for name in ("me/own", "me/whole"))
     files = own.commits[own.branches["main"]]
     assert own.private
@@ -218,6 +202,13 @@ def test_model_tokenizer_and_card_or_a_whole_pipeline_can_be_pushed(pushed):
     assert b"heed-tiny-ko-en" in files["README.md"]
     files = set(whole.commits[whole.branches["main"]])
     assert CODE | {"model.safetensors", "tokenizer.json", "target_tokenizer/tokenizer.json"} <= files
+
+
+def test_each_revision_loads_with_heed_without_it_without_the_network_and_with_a_token_of_its_own(pushed):
+    assert pushed.loaded[-1:] == pushed.with_heed[-1:] == ["done"]
+    assert run(pushed.offline, "-c", LOAD, pushed.answers)[-1:] == ["done"]
+    assert pushed.hub.repositories["me/tiny"].private
+    assert pushed.private == ["done", "done"]
 
 
 # Before anything is sent
@@ -230,28 +221,7 @@ def folder(folders, tmp_path, monkeypatch):
     return tmp_path / "model"
 
 
-def test_a_folder_without_a_file_that_it_takes_is_not_pushed(folder):
-    check_folder(folder)
-    names = [*sorted(CODE), "config.json", "README.md", "model-00002-of-*.safetensors", "tokenizer_config.json"]
-    for (path,) in (list(folder.glob(name)) for name in names):
-        content = path.read_bytes()
-        path.unlink()
-        with pytest.raises((FileNotFoundError, ValueError), match=path.name):  # loading misses a shard
-            push(folder, "me/tiny")
-        path.write_bytes(content)
-    cases = [(folder / "nowhere", "must be a folder with a model"), (folder, "weights")]
-    for path in folder.glob("*.safetensors*"):
-        path.unlink()
-    assert_refused(cases, lambda place: push(place, "me/tiny"), FileNotFoundError)
-
-
-def test_tokenizers_of_another_model_are_not_pushed(folder):
-    train_tokenizers(KOREAN, ENGLISH, vocab_size=265).save_pretrained(folder)
-    with pytest.raises(ValueError, match="`vocab_size` must be 265, but is 272"):
-        push(folder, "me/tiny")
-
-
-def test_a_card_that_the_hub_could_not_read_is_not_pushed(folder):
+def test_a_folder_that_lacks_a_file_has_anothers_tokenizers_or_an_unreadable_card_is_not_pushed(folder):
     path = folder / "README.md"
     card = path.read_text(encoding="utf-8")
     cases = [
@@ -268,21 +238,23 @@ def test_a_card_that_the_hub_could_not_read_is_not_pushed(folder):
         push(folder, "me/tiny")
 
     assert_refused(cases, push_changed)
+    path.write_text(card, encoding="utf-8")
+    check_folder(folder)
+    names = [*sorted(CODE), "config.json", "README.md", "model-00002-of-*.safetensors", "tokenizer_config.json"]
+    for (path,) in (list(folder.glob(name)) for name in names):
+        content = path.read_bytes()
+        path.unlink()
+        assert_error(path.name, push, folder, "me/tiny", error=(FileNotFoundError, ValueError))
+        path.write_bytes(content)
+    train_tokenizers(KOREAN, ENGLISH, vocab_size=265).save_pretrained(folder)
+    assert_error("`vocab_size` must be 265, but is 272", push, folder, "me/tiny")
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    cases = [(folder / "nowhere", "must be a folder with a model"), (folder, "weights")]
+    assert_refused(cases, lambda place: push(place, "me/tiny"), FileNotFoundError)
 
 
-def test_the_metadata_of_a_card_reads_as_it_was_written(folder):
-    data = read_card(folder / "README.md").data
-    assert (data.license, data.language, data.library_name) == ("apache-2.0", ["ko", "en"], "transformers")
-    assert all(isinstance(result, EvalResult) for result in data.eval_results)
-    found = {(result.dataset_name, result.metric_type): result.metric_value for result in data.eval_results}
-    assert found["built-in test", "bleu"] == round(SCORES["built-in test"]["bleu"], 2)
-    assert found["news", "chrf"] == round(SCORES["news"]["chrf"], 2)
-    assert any("signature" in (result.metric_args or {}) for result in data.eval_results)
-    again = ModelCardData(**data.to_dict())
-    assert again.to_dict() == data.to_dict()
-
-
-def test_a_push_without_a_network_fails_in_one_line(folder, monkeypatch):
+def test_a_push_without_a_network_fails_in_one_line_and_training_state_stays_at_home(folder, monkeypatch):
     from huggingface_hub.errors import HfHubHTTPError
 
     def fail(*_, **__):
@@ -291,9 +263,6 @@ def test_a_push_without_a_network_fails_in_one_line(folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi", lambda **_: SimpleNamespace(create_repo=fail))
     with pytest.raises(ConnectionError, match=r"^The Hub cannot be reached to push me/model: .* in name resolution$"):
         push(folder, "me/model")
-
-
-def test_training_state_and_hidden_files_stay_at_home():
     from huggingface_hub.utils import filter_repo_objects
 
     private = ["training_state/optimizer.pt", "log.jsonl", ".secret", "manifest.json", "target_tokenizer/.x"]

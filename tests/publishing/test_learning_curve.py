@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from heedful.publishing.learning_curve import draw_learning_curves, leave_learning_curve, read_curves
+from helpers import assert_refused
 
 LINES = [
     {"update": 50, "seconds": 1.0, "train/loss": 5.0, "train/learning_rate": 0.1},
@@ -32,7 +33,7 @@ def drawn(runs, path, metrics=()):
     return draw_learning_curves(runs, path.with_suffix(".svg"), metrics).read_text(encoding="utf-8")
 
 
-def test_a_run_is_drawn_with_its_losses_and_scores_to_the_same_bytes(run, tmp_path):
+def test_a_run_is_drawn_with_its_losses_and_scores_to_the_same_bytes_and_metrics_found_by_name(run, tmp_path):
     text = drawn([run], tmp_path / "a")
     for name in ("train/loss", "validation/loss", "validation/bleu", ">update<", ">loss<"):
         assert name in text
@@ -41,19 +42,10 @@ def test_a_run_is_drawn_with_its_losses_and_scores_to_the_same_bytes(run, tmp_pa
     first = draw_learning_curves([run], tmp_path / "a.png").read_bytes()
     assert first.startswith(b"\x89PNG")
     assert draw_learning_curves([run], tmp_path / "a.png").read_bytes() == first
-
-
-def test_runs_are_named_in_one_picture_whatever_they_are_called(tmp_path):
-    runs = [run_of(tmp_path / name) for name in ("한국어", "_b", "$x$")]
-    text = drawn(runs, tmp_path / "a")
-    for name in ("한국어", "_b", "$x$"):
-        assert text.count(f">{name}<") == 1  # in the first of the panels of both losses and of the score
-    (tmp_path / "other").mkdir()
-    twins = [tmp_path / "_b", run_of(tmp_path / "other" / "_b")]
-    assert all(f">{path}<" in drawn(twins, tmp_path / "a") for path in twins)
-
-
-def test_a_run_keeps_its_colour_where_another_has_logged_less(run, tmp_path):
+    text = drawn([run], tmp_path / "a", ["loss", "train/learning_rate", "train/loss"])
+    assert [name for name in read_curves(run) if f">{name}<" in text] == [
+        *("train/loss", "train/learning_rate", "validation/loss")
+    ]
     short = run_of(tmp_path / "short", LINES[:1])
     text = drawn([short, run], tmp_path / "a", ["validation/loss"])
     assert "validation/loss" in text
@@ -61,7 +53,14 @@ def test_a_run_keeps_its_colour_where_another_has_logged_less(run, tmp_path):
     assert FIRST in text  # in the legend
 
 
-def test_runs_of_many_metrics_fill_rows_of_two_panels_and_the_loss_of_training_is_explained(tmp_path):
+def test_runs_are_named_in_one_picture_and_many_metrics_fill_rows_error_rates_one_of_their_own(tmp_path):
+    runs = [run_of(tmp_path / name) for name in ("한국어", "_b", "$x$")]
+    text = drawn(runs, tmp_path / "a")
+    for name in ("한국어", "_b", "$x$"):
+        assert text.count(f">{name}<") == 1  # in the first of the panels of both losses and of the score
+    (tmp_path / "other").mkdir()
+    twins = [tmp_path / "_b", run_of(tmp_path / "other" / "_b")]
+    assert all(f">{path}<" in drawn(twins, tmp_path / "a") for path in twins)
     more = {f"validation/metric_{number}": float(number) for number in range(5)}
     runs = [run_of(tmp_path / name, [*LINES[:2], {"update": 100, **more}]) for name in "ab"]
     text = drawn(runs, tmp_path / "c")
@@ -69,21 +68,11 @@ def test_runs_of_many_metrics_fill_rows_of_two_panels_and_the_loss_of_training_i
     assert (width, height) == pytest.approx((1.4 * 432, 3 * 259.2))  # six panels
     assert text.count("label smoothing") == 1
     assert "label smoothing" not in drawn(runs, tmp_path / "d", ["metric_1"])
-
-
-def test_error_rates_have_a_panel_of_their_own(tmp_path):
     rates = {"update": 100, "seconds": 2.0, "validation/token_error_rate": 400.0, "validation/character_error_rate": 9}
     text = drawn([run_of(tmp_path / "run", [*LINES, rates])], tmp_path / "a")
     for name in (">error rate in %<", ">validation/character_error_rate<", ">validation/bleu<", ">loss<"):
         assert text.count(name) == 1, name
     assert ">400<" in text
-
-
-def test_metrics_are_found_by_their_names_or_the_last_part_of_them(run, tmp_path):
-    text = drawn([run], tmp_path / "a", ["loss", "train/learning_rate", "train/loss"])
-    assert [name for name in read_curves(run) if f">{name}<" in text] == [
-        *("train/loss", "train/learning_rate", "validation/loss"),
-    ]
 
 
 def test_half_a_line_of_a_log_is_left_out(run):
@@ -94,23 +83,19 @@ def test_half_a_line_of_a_log_is_left_out(run):
     assert "seconds" not in read_curves(run)
 
 
-def test_what_cannot_be_drawn_is_named(run, tmp_path):
+def test_what_cannot_be_drawn_is_named_and_fails_no_run(run, tmp_path, monkeypatch, caplog):
     empty = run_of(tmp_path / "empty", [])
-    with pytest.raises(FileNotFoundError, match=r"`RUN` must be the folder of a run, but .* has no log\.jsonl"):
-        draw_learning_curves([run, tmp_path], tmp_path / "a.png")
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
-    for run_without_log in (empty, tmp_path / "begun"):
-        with pytest.raises(ValueError, match=r"`RUN` must have logged something \(`logging.every_updates`\), but"):
-            draw_learning_curves([run_without_log], tmp_path / "a.png")
-    message = r"`--metric` must be one that was logged \(train/loss, .*, validation/bleu\), but is ter instead"
-    with pytest.raises(ValueError, match=message):
-        draw_learning_curves([run], tmp_path / "a.png", ["ter"])
-    with pytest.raises(ValueError, match=r"`--output` must end in one of \.png, \.svg, but is .*a\.gif instead"):
-        draw_learning_curves([run], tmp_path / "a.gif")
+    nothing, a = r"`RUN` must have logged something \(`logging.every_updates`\), but", tmp_path / "a.png"
+    metric = r"`--metric` must be one that was logged \(train/loss, .*, validation/bleu\), but is ter instead"
+    cases = [
+        (([run, tmp_path], a), r"`RUN` must be the folder of a run, but .* has no log\.jsonl"),
+        *((([other], a), nothing) for other in (empty, tmp_path / "begun")),
+        (([run], a, ["ter"]), metric),
+        (([run], tmp_path / "a.gif"), r"`--output` must end in one of \.png, \.svg, but is .*a\.gif instead"),
+    ]
+    assert_refused(cases, lambda given: draw_learning_curves(*given), (ValueError, FileNotFoundError))
     assert not list(tmp_path.glob("a.*"))
-
-
-def test_a_picture_that_cannot_be_drawn_is_told_and_fails_nothing(run, tmp_path, monkeypatch, caplog):
     assert leave_learning_curve(tmp_path / "none", tmp_path) == ""
     assert "no learning curve is drawn: `RUN` must be" in caplog.text
     monkeypatch.setitem(sys.modules, "matplotlib", None)

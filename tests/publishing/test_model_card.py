@@ -7,24 +7,17 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from huggingface_hub import ModelCard
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from card_facts import FACTS, PREDICTIONS, REFERENCES, RUN, SCORES, card_facts
-from heedful.data.tokenizer_training import train_tokenizers
+from guides import python_of
 from heedful.evaluation.metrics import METRICS, score_translations
+from heedful.publishing import model_card
 from heedful.publishing.hub import read_card
-from heedful.publishing.model_card import (
-    CardFacts,
-    card_metadata,
-    code,
-    render,
-    render_model_card,
-    with_repository,
-    write_model_card,
-)
+from heedful.publishing.model_card import CardFacts, card_metadata, code, render, render_model_card, with_repository
 from heedful.training.recipe_file import read_recipe
-from helpers import assert_refused
-from memorised import PAIRS, memorised_model
+from helpers import assert_error, assert_refused
+from memorised import PAIRS, saved_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,14 +54,14 @@ def test_every_fact_is_in_the_card(card):
         assert f"| Time | {shown} |" in card_of(seconds=seconds)
 
 
-@pytest.mark.parametrize(("source", "target"), [("und", "und"), ("ko", "ko"), ("en", "zxx"), ("ko", "und")])
-def test_what_is_no_translation_between_languages_is_called_none(source, target):
+def test_what_is_no_translation_between_languages_is_called_none():
     sides = ("`question`", "`answer`")
-    text = body_of(source_language=source, target_language=target, sides=sides)
-    assert "An encoder-decoder that turns `question` into `answer`, trained from raw pairs of texts" in text
-    assert "| Direction | `question` → `answer` |" in text
-    for word in ("translates", "mistranslate", "Translating", f"{source} into {target}"):
-        assert word not in text.split("## How to use")[0], word
+    for source, target in (("und", "und"), ("ko", "ko"), ("en", "zxx"), ("ko", "und")):
+        text = body_of(source_language=source, target_language=target, sides=sides)
+        assert "An encoder-decoder that turns `question` into `answer`, trained from raw pairs of texts" in text
+        assert "| Direction | `question` → `answer` |" in text
+        for word in ("translates", "mistranslate", "Translating", f"{source} into {target}"):
+            assert word not in text.split("## How to use")[0], word
     assert "`question`" not in body_of(sides=sides)
 
 
@@ -92,20 +85,15 @@ def test_every_field_changes_the_card(card):
         assert card_of(**change) != card, change
 
 
-def test_nothing_is_left_to_fill_in(tmp_path, monkeypatch):
+def test_nothing_is_left_to_fill_in_and_tables_are_whole(tmp_path, monkeypatch, card):
     few = {"scores": {"x": {"count": 1}}, "cleaning": {"kept": 3}, "example": {"translation": ""}}
-    for card in (card_of(), card_of(**few)):
-        assert not re.search(r"\{\{|\}\}|\{%|%\}|TODO|More Information Needed|None\b|Undefined", card)
-        assert "\n\n\n" not in card
-        assert card.endswith("\n")
-        assert not card.endswith("\n\n")
+    for each in (card, card_of(**few)):
+        assert not re.search(r"\{\{|\}\}|\{%|%\}|TODO|More Information Needed|None\b|Undefined", each)
+        assert "\n\n\n" not in each
+        assert re.search(r"[^\n]\n\Z", each)
     (tmp_path / "template.md").write_text("{{ unheard_of }}", encoding="utf-8")
     monkeypatch.setattr("heedful.publishing.model_card.TEMPLATES", tmp_path)
-    with pytest.raises(jinja2.UndefinedError, match="unheard_of"):
-        render("template.md", card_metadata(card_facts()))
-
-
-def test_tables_are_whole(card):
+    assert_error("unheard_of", render, "template.md", card_metadata(card_facts()), error=jinja2.UndefinedError)
     for table in re.findall(r"(?:^\|.*\n)+", card.split("\n---\n", 1)[1], re.MULTILINE):
         rows = [re.sub(r"\\\|", "", row).count("|") for row in table.splitlines()]
         assert len(rows) > 2
@@ -135,7 +123,7 @@ def test_what_scores_ignored_is_said_to_readers_and_to_the_hub():
     assert found["short", "bleu"] == {"signature": scores["short"]["bleu_signature"], "ignore": "[.?]"}
 
 
-def test_the_metadata_is_what_the_hub_reads(card):
+def test_the_metadata_is_what_the_hub_reads_also_of_what_is_no_translation(card, tmp_path):
     data = ModelCard(card).data
     assert (data.language, data.license, data.library_name) == (["ko", "en"], "apache-2.0", "transformers")
     assert (data.pipeline_tag, data.datasets, data.metrics) == ("translation", ["someone/pairs"], list(METRICS))
@@ -145,16 +133,21 @@ def test_the_metadata_is_what_the_hub_reads(card):
     assert len(results) == 7
     assert (bleu.metric_value, bleu.dataset_type) == (round(scores["bleu"], 2), "built-in-test")
     assert bleu.metric_args == {"signature": scores["bleu_signature"]}
+    assert results["news", "chrf"].metric_value == round(SCORES["news"]["chrf"], 2)
+    assert all(isinstance(result, EvalResult) for result in data.eval_results)
     assert {result.task_type for result in results.values()} == {"translation"}
     other = card_metadata(card_facts(license="My Own License"))
     assert (other.license, other.license_name) == ("other", "my-own-license")
-
-
-def test_the_metadata_of_what_is_no_translation_files_it_elsewhere():
     data = ModelCard(card_of(source_language="und", target_language="und")).data
     assert data.pipeline_tag == "text-generation"
     assert "translation" not in data.tags
     assert {(result.task_type, result.task_name) for result in data.eval_results} == {("text-generation", None)}
+    path = model_card.write_model_card(tmp_path, card_facts())
+    assert path == tmp_path / "README.md"
+    assert path.read_text(encoding="utf-8") == card
+    data = read_card(path).data
+    assert (data.model_name, data.license) == ("heed-tiny-ko-en", "apache-2.0")
+    assert ModelCardData(**data.to_dict()).to_dict() == data.to_dict()
 
 
 def test_names_of_others_are_text_on_one_line():
@@ -182,13 +175,6 @@ def test_a_wrong_fact_is_named():
     assert_refused(cases, lambda changes: card_facts(**changes))
 
 
-def test_the_card_lies_in_the_models_folder(tmp_path, card):
-    path = write_model_card(tmp_path, card_facts())
-    assert path == tmp_path / "README.md"
-    assert path.read_text(encoding="utf-8") == card
-    assert ModelCard.load(path).data.model_name == "heed-tiny-ko-en"
-
-
 # The card of the project: that of the quickstart's model
 
 
@@ -197,16 +183,13 @@ def quickstart() -> CardFacts:
     return CardFacts(**json.loads(Path(__file__).with_name("quickstart_facts.json").read_text(encoding="utf-8")))
 
 
-def test_the_card_of_the_project_is_rendered_from_the_facts_of_its_run(quickstart):
+def test_the_facts_of_the_project_are_of_the_quickstarts_recipe_and_its_card_is_rendered_from_them(quickstart):
     path = ROOT / "model_card.md"
     assert path.read_text(encoding="utf-8") == render_model_card(quickstart)
     assert not path.is_symlink()
     data = read_card(path).data
     assert (data.license, data.language, data.library_name) == ("apache-2.0", ["ko", "en"], "transformers")
     assert {result.metric_type for result in data.eval_results} == set(METRICS)
-
-
-def test_the_facts_of_the_project_are_of_the_quickstarts_recipe(quickstart):
     recipe, run = read_recipe(ROOT / "configuration" / "recipes" / "quickstart.yaml"), quickstart.run
     assert (quickstart.name, run["updates"]) == (recipe.name, recipe.optimization.max_updates)
     assert run["recipe"]["optimization"]["learning_rate"] == recipe.optimization.learning_rate
@@ -241,16 +224,15 @@ def test_readme_and_benchmarks_show_the_scores_of_the_card(quickstart):
     ids=["joint", "separate", "languages"],
 )
 def test_the_code_in_the_card_runs(tmp_path, capsys, options, language, count):
-    pair = train_tokenizers(list(PAIRS), list(PAIRS.values()), **{"vocab_size": 264, **options})
-    for each in (memorised_model(pair, PAIRS, language), pair):
-        each.save_pretrained(tmp_path)
-    card = card_of(joint_vocabulary=pair.is_joint, example={"source": "고양이가 잔다.", "language": language})
+    layers = {"encoder_layers": 1, "decoder_layers": 1}
+    saved_model(tmp_path, PAIRS, language, **{"vocab_size": 264, **layers, **options})
+    joint, example = options.get("joint", True), {"source": "고양이가 잔다.", "language": language}
+    card = card_of(joint_vocabulary=joint, example=example)
     moved = with_repository(card, str(tmp_path))
     assert f"repository = {json.dumps(str(tmp_path))}" in moved
     assert with_repository(moved, "heed-tiny-ko-en") == card
-    blocks = re.findall(r"```python\n(.*?)```", moved, re.DOTALL)
+    blocks, names = python_of(moved), {}
     assert len(blocks) == count
-    names = {}
     for block in blocks:  # a folder has no revisions; the guide of publishing runs them as they are
         exec(block.replace('revision = "main"', "revision = None"), names)
     assert capsys.readouterr().out.splitlines() == ["The cat sleeps."] * count

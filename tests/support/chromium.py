@@ -1,6 +1,5 @@
-"""A headless Chromium, driven over a pipe by the DevTools protocol, and a server of local files for it."""
+"""A headless Chromium, driven over a pipe by the DevTools protocol, a server of local files for it, and Node."""
 
-import base64
 import json
 import os
 import re
@@ -15,20 +14,23 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 EXECUTABLE = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 CDN = "https://cdn.jsdelivr.net/npm/"
 # Where `make browser` installs the packages of npm.
 MODULES = Path(__file__).parents[2] / ".node" / "node_modules"
+PACKAGE = MODULES / "@huggingface" / "transformers"
+NODE = shutil.which("node")
+needs_chromium = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
+needs_node = pytest.mark.skipif(NODE is None, reason="Node is not installed")
+needs_package = pytest.mark.skipif(not PACKAGE.is_dir(), reason="transformers.js is not installed (make browser)")
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
-    *(
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-extensions",
-        "--no-default-browser-check",
-    ),
+    *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
+    "--no-default-browser-check",
     *("--remote-debugging-pipe", "--window-size=1200,1500", "about:blank"),
 )
 
@@ -109,6 +111,17 @@ class Chromium:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
+    def wait_for(self, script: str) -> Any:
+        """Return what a JavaScript expression gives once that is true, or after a minute."""
+        end = time.monotonic() + 60
+        while not (found := self.run(script)) and time.monotonic() < end:
+            time.sleep(0.1)
+        return found
+
+    def texts(self, selector: str) -> list[str]:
+        """Return the texts of all elements of a selector."""
+        return self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.textContent)")
+
     def move_to(self, element: str) -> None:
         """Move the mouse over the middle of what a JavaScript expression gives."""
         place = self.run(
@@ -135,11 +148,6 @@ class Chromium:
         """Set the system's colours: light or dark."""
         self("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def screenshot(self, path: Path) -> None:
-        """Write a picture of the whole page."""
-        found = self("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
-
     def requests(self) -> list[str]:
         """Return the addresses that were asked for since the page was opened."""
         return [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
@@ -158,6 +166,27 @@ class Chromium:
             self._process.kill()
             self._process.wait()
         os.close(self._read)
+
+
+@contextmanager
+def opened(profile: Path, page: Path | None = None) -> Iterator[Chromium]:
+    """Yield a browser with a new profile, and a page open in it."""
+    profile.mkdir()
+    browser = Chromium(profile)
+    try:
+        if page is not None:
+            browser.open(page)
+        yield browser
+    finally:
+        browser.close()
+
+
+def in_node(program: str, *arguments: Any) -> Any:
+    """Return what a module of JavaScript prints in JSON."""
+    command = [str(NODE), "--input-type=module", "-e", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @contextmanager

@@ -282,6 +282,17 @@ def collated(pairs, side="right", extra=0) -> dict:
     }
 
 
+def change_json(path: Path, **changes):
+    """Change fields of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+def assert_error(message, call, *arguments, error=ValueError, **settings):
+    """Call a function, which must raise an error with the message."""
+    with pytest.raises(error, match=message):
+        call(*arguments, **settings)
+
+
 def assert_refused(cases, call, error=ValueError):
     """Call a function with each `(given, message)`; tell of all that raise no error or one without the message."""
     faults = []

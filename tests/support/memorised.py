@@ -66,6 +66,11 @@ def saved_model(folder: Path, pairs: dict[str, str] = PAIRS, language: str | Non
     known = {name: options.pop(name) for name in ("joint", "languages", "target_vocab_size") if name in options}
     size = options.pop("vocab_size", 270)
     tokenizers = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=size, **known)
-    for each in (memorised_model(tokenizers, pairs, language, **options), tokenizers):
-        each.save_pretrained(folder)
-    return folder
+    return saved_in(folder, memorised_model(tokenizers, pairs, language, **options), tokenizers)
+
+
+def saved_in(folder: Path | str, *parts) -> Path:
+    """Save a model and its tokenizers in a folder, and return it."""
+    for part in parts:
+        part.save_pretrained(folder)
+    return Path(folder)

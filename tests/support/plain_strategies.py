@@ -6,18 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+import transformers
 
-from helpers import ENDS, PAD, START, shake, tiny_model
+from helpers import ENDS, PAD, START, padded, shake, tiny_model
 
 VOCABULARY = 99
+# Of the sources in tokens, and of what is generated.
+LENGTHS, LIMIT = (9, 2, 6), 8
 SIZES = {
     **{"vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0},
     **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
@@ -31,9 +26,9 @@ T5_SIZES = {
 EAGER = {"attn_implementation": "eager"}  # the other kernels of these models return no attention weights
 KINDS = {
     "heed": lambda: tiny_model(attention="eager"),
-    "marian": lambda: MarianMTModel._from_config(MarianConfig(**SIZES), **EAGER),
-    "bart": lambda: BartForConditionalGeneration._from_config(BartConfig(**SIZES), **EAGER),
-    "t5": lambda: T5ForConditionalGeneration._from_config(T5Config(**T5_SIZES), **EAGER),
+    "marian": lambda: transformers.MarianMTModel._from_config(transformers.MarianConfig(**SIZES), **EAGER),
+    "bart": lambda: transformers.BartForConditionalGeneration._from_config(transformers.BartConfig(**SIZES), **EAGER),
+    "t5": lambda: transformers.T5ForConditionalGeneration._from_config(transformers.T5Config(**T5_SIZES), **EAGER),
 }
 
 
@@ -54,6 +49,20 @@ def without_padding(rows):
     """Return rows of tokens without the padding behind them."""
     rows = rows.tolist() if isinstance(rows, torch.Tensor) else rows
     return [row[: max(place for place, token in enumerate(row) if token != PAD) + 1] for row in rows]
+
+
+def cut(row):
+    """Cut a generated row behind its end token, or where padding begins."""
+    end = next((place for place, token in enumerate(row) if token in ENDS), len(row))
+    return without_padding([row[: end + 1]])[0]
+
+
+def decode(model, rows, strategy, side="right", **options):
+    """Return `(score, tokens)` of each returned hypothesis of a batch."""
+    ids, mask = padded(rows, side)
+    options = {"do_sample": False, "max_new_tokens": LIMIT, "return_dict_in_generate": True} | options
+    found = model.generate(ids, attention_mask=mask, custom_generate=strategy, **options)
+    return list(zip(found.sequences_scores.tolist(), map(cut, found.sequences.tolist()), strict=True))
 
 
 def assert_same(ours, theirs):

@@ -5,28 +5,11 @@ from pathlib import Path
 
 import sentencepiece
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BartTokenizer,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    M2M100Tokenizer,
-    MarianConfig,
-    MarianMTModel,
-    MarianTokenizer,
-    MBart50Tokenizer,
-    MBartConfig,
-    MBartForConditionalGeneration,
-    MBartTokenizer,
-    NllbTokenizer,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-    PegasusTokenizer,
-)
+import transformers
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from helpers import shake
+from memorised import saved_in
 
 SIZES = {
     **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64, "dropout": 0.0},
@@ -66,6 +49,13 @@ def randomized(model):
     return model.eval()
 
 
+def saved(folder: Path, model, tokenizer, **settings) -> Path:
+    """Save a model with random weights, and its tokenizer."""
+    torch.manual_seed(0)
+    randomized(model).generation_config.update(max_length=16, num_beams=4, **settings)
+    return saved_in(folder, model, tokenizer)
+
+
 def marian(folder: Path, separate: bool = False) -> Path:
     """Like Helsinki-NLP/opus-mt-en-de: padding is the last token of one vocabulary, or of two that are separate."""
     folder.mkdir()
@@ -74,9 +64,8 @@ def marian(folder: Path, separate: bool = False) -> Path:
     names = {"source_spm": str(folder / "source.spm"), "target_spm": str(folder / "target.spm")}
     names["vocab"] = str(folder / "vocab.json")
     if separate:
-        vocabularies = {"vocab": source, "target_vocab": target}
         names["target_vocab_file"] = str(folder / "target_vocab.json")
-        for name, pieces in vocabularies.items():
+        for name, pieces in {"vocab": source, "target_vocab": target}.items():
             write_vocabulary(folder / f"{name}.json", ["</s>", "<unk>", "<pad>", *pieces])
         sizes = {"vocab_size": len(source) + 3, "decoder_vocab_size": len(target) + 3, "pad_token_id": 2}
     else:
@@ -84,18 +73,18 @@ def marian(folder: Path, separate: bool = False) -> Path:
         union = list(dict.fromkeys([*source[:-20], *target]))
         write_vocabulary(folder / "vocab.json", ["</s>", "<unk>", *union, "<pad>"])
         sizes = {"vocab_size": len(union) + 3, "pad_token_id": len(union) + 2}
-    torch.manual_seed(0)
-    config = MarianConfig(
+    config = transformers.MarianConfig(
         **{**SIZES, **sizes, "activation_function": "swish", "scale_embedding": True, "eos_token_id": 0},
         **{"bos_token_id": 0, "decoder_start_token_id": sizes["pad_token_id"]},
         **{"share_encoder_decoder_embeddings": not separate},
     )
-    model = randomized(MarianMTModel(config))
-    settings = {"max_length": 24, "num_beams": 4, "bad_words_ids": [[config.pad_token_id]], "forced_eos_token_id": 0}
-    model.generation_config.update(**settings)
-    model.save_pretrained(folder)
-    MarianTokenizer(**names, separate_vocabs=separate).save_pretrained(folder)
-    return folder
+    settings = {"bad_words_ids": [[config.pad_token_id]], "forced_eos_token_id": 0}
+    return saved(
+        folder,
+        transformers.MarianMTModel(config),
+        transformers.MarianTokenizer(**names, separate_vocabs=separate),
+        **settings,
+    )
 
 
 def pegasus(folder: Path) -> Path:
@@ -103,13 +92,11 @@ def pegasus(folder: Path) -> Path:
     folder.mkdir()
     special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103)), "<unk>"]
     pieces = [(token, 0.0) for token in special] + [each for each in unigram_pieces(folder) if each[0] not in special]
-    tokenizer = PegasusTokenizer(vocab=pieces)
-    torch.manual_seed(0)
-    model = randomized(PegasusForConditionalGeneration(PegasusConfig(**SIZES, vocab_size=len(tokenizer))))
-    model.generation_config.update(max_length=24, num_beams=4, forced_eos_token_id=1)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    tokenizer = transformers.PegasusTokenizer(vocab=pieces)
+    model = transformers.PegasusForConditionalGeneration(
+        transformers.PegasusConfig(**SIZES, vocab_size=len(tokenizer))
+    )
+    return saved(folder, model, tokenizer, forced_eos_token_id=1)
 
 
 def bart(folder: Path) -> Path:
@@ -120,30 +107,22 @@ def bart(folder: Path) -> Path:
     bytes_.train_from_iterator(KOREAN + ENGLISH, 400, special_tokens=[*FAIRSEQ, "<mask>"])
     folder.mkdir()
     bytes_.save_model(str(folder))
-    tokenizer = BartTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    model = randomized(BartForConditionalGeneration(BartConfig(**SIZES, vocab_size=len(tokenizer))))
-    model.generation_config.update(max_length=24, num_beams=4, forced_bos_token_id=0, forced_eos_token_id=2)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    tokenizer = transformers.BartTokenizer.from_pretrained(folder)
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**SIZES, vocab_size=len(tokenizer)))
+    return saved(folder, model, tokenizer, forced_bos_token_id=0, forced_eos_token_id=2)
 
 
 def mbart(folder: Path, fifty: bool = True) -> Path:
     """Like facebook/mbart-large-50, or like mbart-large-en-ro, whose decoder starts with the language."""
     folder.mkdir()
-    kind = MBart50Tokenizer if fifty else MBartTokenizer
-    pieces = unigram_pieces(folder)
-    pieces = [(token, 0.0) for token in FAIRSEQ] + pieces if not fifty else [*[(t, 0.0) for t in FAIRSEQ[:3]], *pieces]
+    kind = transformers.MBart50Tokenizer if fifty else transformers.MBartTokenizer
+    pieces = [(token, 0.0) for token in FAIRSEQ[: 3 if fifty else 4]] + unigram_pieces(folder)
     tokenizer = kind(vocab=pieces, src_lang="ko_KR", tgt_lang="en_XX")
     start = 2 if fifty else tokenizer.convert_tokens_to_ids("en_XX")
-    torch.manual_seed(0)
-    config = MBartConfig(**SIZES, vocab_size=len(tokenizer), scale_embedding=True, decoder_start_token_id=start)
-    model = randomized(MBartForConditionalGeneration(config))
-    model.generation_config.update(max_length=24, num_beams=4, forced_eos_token_id=2)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    config = transformers.MBartConfig(
+        **SIZES, vocab_size=len(tokenizer), scale_embedding=True, decoder_start_token_id=start
+    )
+    return saved(folder, transformers.MBartForConditionalGeneration(config), tokenizer, forced_eos_token_id=2)
 
 
 def nllb(folder: Path) -> Path:
@@ -155,11 +134,10 @@ def nllb(folder: Path) -> Path:
     pieces.train_from_iterator(KOREAN + ENGLISH, 500, special_tokens=list(FAIRSEQ))
     state = json.loads(pieces._tokenizer.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
-    tokenizer = NllbTokenizer(vocab=state["vocab"], merges=merges, src_lang="kor_Hang", tgt_lang="eng_Latn")
-    model = m2m100_model(len(tokenizer) + 2)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    tokenizer = transformers.NllbTokenizer(
+        vocab=state["vocab"], merges=merges, src_lang="kor_Hang", tgt_lang="eng_Latn"
+    )
+    return saved(folder, m2m100_model(len(tokenizer) + 2), tokenizer)
 
 
 def m2m100(folder: Path, counted: bool = True) -> Path:
@@ -168,23 +146,20 @@ def m2m100(folder: Path, counted: bool = True) -> Path:
     pieces = train_pieces(folder / "sentencepiece.bpe.model", KOREAN + ENGLISH, "bpe")
     write_vocabulary(folder / "vocab.json", [*FAIRSEQ, *pieces])
     files = {"vocab_file": str(folder / "vocab.json"), "spm_file": str(folder / "sentencepiece.bpe.model")}
-    tokenizer = M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en")
+    tokenizer = transformers.M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en")
     languages = list(tokenizer.lang_token_to_id)
     if counted:  # as the published files have them
-        tokenizer = M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en", additional_special_tokens=languages)
+        tokenizer = transformers.M2M100Tokenizer(
+            **files, src_lang="ko", tgt_lang="en", additional_special_tokens=languages
+        )
         assert tokenizer.convert_tokens_to_ids("__en__") == tokenizer.lang_token_to_id["__en__"]
-    model = m2m100_model(tokenizer.encoder_size + len(languages) + 8)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(folder, m2m100_model(tokenizer.encoder_size + len(languages) + 8), tokenizer)
 
 
-def m2m100_model(vocab_size: int) -> M2M100ForConditionalGeneration:
-    torch.manual_seed(0)
-    config = M2M100Config(**SIZES, vocab_size=vocab_size, attention_dropout=0.0)
-    model = randomized(M2M100ForConditionalGeneration(config))
-    model.generation_config.update(max_length=24, num_beams=4)
-    return model
+def m2m100_model(vocab_size: int) -> transformers.M2M100ForConditionalGeneration:
+    return transformers.M2M100ForConditionalGeneration(
+        transformers.M2M100Config(**SIZES, vocab_size=vocab_size, attention_dropout=0.0)
+    )
 
 
 def unigram_pieces(folder: Path) -> list[tuple[str, float]]:

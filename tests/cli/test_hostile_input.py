@@ -33,7 +33,7 @@ from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TASK
 from heedful.publishing.hub import check_folder
 from heedful.training.run_folder.checkpoints import load_state
-from helpers import assert_refused, ending_model, tiny_model
+from helpers import assert_error, assert_refused, ending_model, tiny_model
 from memorised import PAIRS
 from tiny_runs import recipe_file
 
@@ -181,8 +181,7 @@ REFUSED = [  # how a folder is spoiled, the message, and by what; {place} is whe
 def test_a_hostile_folder_is_refused_by_name(place, spoil, message, how):
     spoil(place, json.loads(json.dumps(how).replace("{place}", str(place))))
     for road in (Translator.from_pretrained, check_folder):
-        with pytest.raises((ValueError, OSError), match=message):
-            road(place / "model")
+        assert_error(message, road, place / "model", error=(ValueError, OSError))
 
 
 def test_no_command_takes_the_users_text_for_an_answer(place, refused):
@@ -240,8 +239,7 @@ def test_a_tokenizer_that_the_folder_lacks_is_not_taken_from_elsewhere(place):
     (place / "model" / "tokenizer.json").unlink()
     for key in ("tokenizer_file", "vocab_file"):
         change(place / "model" / SETTINGS, **{key: str(place / "outside" / "tokenizer.json")})
-        with pytest.raises((ValueError, OSError), match="okenizer"):
-            Translator.from_pretrained(place / "model")
+        assert_error("okenizer", Translator.from_pretrained, place / "model", error=(ValueError, OSError))
 
 
 def test_the_pipeline_runs_no_code_of_a_target_tokenizer(place):
@@ -254,8 +252,7 @@ def test_the_pipeline_runs_no_code_of_a_target_tokenizer(place):
 def test_an_adapter_is_no_pickle_that_runs(place, adapter):
     (adapter / "adapter_model.safetensors").unlink()
     (adapter / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(place / "ran")))
-    with pytest.raises(ValueError, match=f"The adapter in .* cannot be loaded: {PICKLE}"):
-        load_model(adapter)
+    assert_error(f"The adapter in .* cannot be loaded: {PICKLE}", load_model, adapter)
 
 
 @pytest.fixture
@@ -288,8 +285,7 @@ def test_an_adapter_is_judged_as_a_model_is(adapter):
         ),
     ):
         save_file(changed, path)
-        with pytest.raises(ValueError, match=f"weights in .*adapter {message}"):
-            load_model(adapter)
+        assert_error(f"weights in .*adapter {message}", load_model, adapter)
 
 
 def test_adapters_that_are_trained_on_each_other_are_no_model(place, adapter):
@@ -297,15 +293,13 @@ def test_adapters_that_are_trained_on_each_other_are_no_model(place, adapter):
     for bases in ({"adapter": "adapter"}, {"adapter": "other", "other": "adapter"}):
         for folder, base in bases.items():
             change(place / folder / "adapter_config.json", base_model_name_or_path=str(place / base))
-        with pytest.raises(ValueError, match="must lead to a model, but leads to an adapter that leads back"):
-            load_model(adapter)
+        assert_error("must lead to a model, but leads to an adapter that leads back", load_model, adapter)
 
 
 def test_sizes_without_bounds_are_refused_before_memory_is_taken(place):
     for field, size in (("num_labels", 100_000_000), ("encoder_layers", 1_000_000_000)):
         change(place / "model" / "config.json", **{field: size})
-        with pytest.raises(ValueError, match=f"`{field}` of .* must be at most 10,000, but is {size:,} instead"):
-            load_model(place / "model")
+        assert_error(f"`{field}` of .* must be at most 10,000, but is {size:,} instead", load_model, place / "model")
         change(place / "model" / "config.json", **{field: 2})
 
 
@@ -359,8 +353,7 @@ def test_what_a_link_leads_to_is_not_pushed(place):
     for name in ("a/b/notes.txt", "notes.txt", "README.md"):
         (place / "model" / name).parent.mkdir(parents=True, exist_ok=True)
         linked(place, name, place / "evil.py")
-        with pytest.raises(ValueError, match=f"{name} {LINK}"):
-            check_folder(place / "model")
+        assert_error(f"{name} {LINK}", check_folder, place / "model")
         (place / "model" / name).unlink()
 
 
@@ -387,11 +380,9 @@ def test_a_recipe_is_data(place):
     recipe = place / "recipe.yaml"
     for tag in (f"!!python/object/apply:os.mkdir [{place / 'ran'}]", "!!python/name:os.system"):
         recipe.write_text(f"name: {tag}\n")
-        with pytest.raises(ValueError, match="must be YAML, but is not"):
-            train(recipe)
+        assert_error("must be YAML, but is not", train, recipe)
         recipe.write_text("name: a\n")
-        with pytest.raises(ValueError, match="`data` must be a section with keys, but is '!!python"):
-            train(recipe, f"data={tag}")
+        assert_error("`data` must be a section with keys, but is '!!python", train, recipe, f"data={tag}")
 
 
 def test_what_a_recipe_names_runs_no_code(place):
@@ -433,8 +424,7 @@ def test_a_flipped_bit_is_told_by_the_file(place, name):
     assert name in check_files(folder).message
     if "-of-" in name:  # whole weights beside the shards, which transformers would prefer to these
         shutil.copy(place / "outside" / WEIGHTS, folder)
-        with pytest.raises(ValueError, match=f"{WEIGHTS} changed since"):
-            load_model(folder)
+        assert_error(f"{WEIGHTS} changed since", load_model, folder)
     (folder / CHECKSUMS_FILE).unlink()
     assert check_files(folder).level == "skipped"
     assert name == "model.bin" or load_model(folder)

@@ -33,7 +33,17 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TASK
 from heedful.publishing.hub import check_folder
-from helpers import FAMILIES, SHARINGS, assert_refused, each_once, ending_model, padded, sentences, tiny_model
+from helpers import (
+    FAMILIES,
+    SHARINGS,
+    assert_error,
+    assert_refused,
+    each_once,
+    ending_model,
+    padded,
+    sentences,
+    tiny_model,
+)
 from memorised import PAIRS
 
 WEIGHT = "model.encoder.layers.0.self_attn.q_proj.weight"
@@ -90,8 +100,7 @@ DAMAGED = each_once([*BARE, *ROADS], DAMAGES, [BARE[1], check_folder])
 def test_weights_that_are_not_the_models_are_named_by_every_road(folder, road, damage):
     do, message = DAMAGES[damage]
     do(folder)
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        road(folder)
+    assert_error(message, road, folder, error=(ValueError, RuntimeError))
 
 
 def test_a_command_names_them_in_one_line(folder, refused):
@@ -140,8 +149,7 @@ def test_a_model_without_its_head_and_a_head_on_such_a_model_load_as_everywhere(
         assert torch.equal(again.model.state_dict()[name], weight), name
     # The stacks are still looked at.
     change_weights(tmp_path / "base", lambda weights: weights.pop(WEIGHT.removeprefix("model.")))
-    with pytest.raises(ValueError, match=f"lacks {WEIGHT}"):
-        HeedForConditionalGeneration.from_pretrained(tmp_path / "base")
+    assert_error(f"lacks {WEIGHT}", HeedForConditionalGeneration.from_pretrained, tmp_path / "base")
 
 
 def test_a_token_of_the_hub_is_never_written_nor_copied(whole, tmp_path):
@@ -157,8 +165,7 @@ def test_a_token_of_the_hub_is_never_written_nor_copied(whole, tmp_path):
 @pytest.mark.parametrize(("road", "value"), each_once(ROADS, [math.nan, math.inf, -math.inf], [check_folder]))
 def test_weights_that_are_no_numbers_are_named(folder, road, value):
     change_weights(folder, lambda weights: weights[WEIGHT].view(-1)[7:8].fill_(value))
-    with pytest.raises(ValueError, match=f"weights .*must be finite numbers, but are not in {WEIGHT}"):
-        road(folder)
+    assert_error(f"weights .*must be finite numbers, but are not in {WEIGHT}", road, folder)
 
 
 def test_large_and_small_numbers_are_numbers(tokenizers):
@@ -174,8 +181,7 @@ def test_a_file_in_the_place_of_a_folder_and_a_broken_generation_config_are_name
     for road in (load_model, Translator.from_pretrained, check_folder):
         with pytest.raises(FileNotFoundError, match="file must be a folder with a model, but is a file"):
             road(tmp_path / "file")
-        with pytest.raises(ValueError, match=r"generation_config\.json must be JSON, but is not"):
-            road(folder)
+        assert_error(r"generation_config\.json must be JSON, but is not", road, folder)
 
 
 def test_an_index_that_cannot_be_followed_is_not_pushed(folder):
@@ -194,8 +200,7 @@ def test_types_of_the_config_are_told_whole_and_a_stack_alone_is_not_made_up_fro
         HeedEncoder.from_pretrained(folder)
     change_config(folder, d_model="32")
     message = r"'d_model': TypeError: Field 'd_model' expected int, got str \(value: '32'\)"
-    with pytest.raises(ValueError, match=message):
-        load_model(folder)
+    assert_error(message, load_model, folder)
 
 
 def test_the_pipeline_wants_an_encoder_decoder_that_generates_and_no_streamer_with_a_strategy(tokenizers, whole):
@@ -205,8 +210,7 @@ def test_the_pipeline_wants_an_encoder_decoder_that_generates_and_no_streamer_wi
     gpt = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=20))
     for model in (gpt, HeedModel.from_pretrained(whole)):
         message = f"`model` must be an encoder-decoder with `generate\\(\\)`, but is {type(model).__name__} instead"
-        with pytest.raises(ValueError, match=message):
-            made(model)
+        assert_error(message, made, model)
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 272}
     translate = made(BartForConditionalGeneration(BartConfig(**sizes, **tokenizers.special_ids())))
     with pytest.raises(ValueError, match="`streamer` must be None with a `custom_generate`"):
@@ -224,8 +228,7 @@ def test_of_two_tokenizers_neither_is_replaced_by_the_other_but_one_can_be_saved
     assert TokenizerPair.from_pretrained(tmp_path / "one").is_joint
     shutil.rmtree(tmp_path / TARGET_FOLDER)
     for road in roads:
-        with pytest.raises(FileNotFoundError, match=TARGET_FOLDER):
-            road(tmp_path)
+        assert_error(TARGET_FOLDER, road, tmp_path, error=FileNotFoundError)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -240,8 +243,7 @@ def test_what_transformers_hands_to_no_strategy_is_refused(decoding, tokenizers)
     given = {"streamer": TextStreamer(tokenizers.source), "assistant_model": model, "tokenizer": tokenizers.source}
     for strategy, (name, value) in product((BeamSearch(), lambda *_, **__: None), given.items()):
         message = f"`{name}` must be None with a `custom_generate`.*{type(value).__name__}"
-        with pytest.raises(ValueError, match=message):
-            model.generate(**batch, custom_generate=strategy, **{name: value})
+        assert_error(message, model.generate, **batch, custom_generate=strategy, **{name: value})
 
 
 def test_settings_that_a_strategy_would_not_read_are_refused_but_at_their_defaults(decoding, tokenizers):

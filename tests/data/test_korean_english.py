@@ -19,7 +19,7 @@ from heedful.data.korean_english.pairs import BUILTIN_SPLITS, LARGEST_COUNTS, is
 from heedful.data.korean_english.patterns import patterns
 from heedful.data.korean_english.phrases import PLAIN, POLITE
 from heedful.data.korean_english.predicates import copula_forms, korean_forms
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 
 NOUNS, VERBS, ADJECTIVES = lexicon()
 
@@ -262,10 +262,8 @@ def test_a_wrong_argument_and_a_word_that_is_not_korean_are_named_at_once():
         (("test", LARGEST_COUNTS["test"] + 1), r"`count` must be between 1 and 500,000 .* but is 500001 instead"),
     ]
     assert_refused(cases, lambda given: korean_english_pairs(*given))
-    with pytest.raises(ValueError, match=r"`syllable` must be one Hangul syllable, but is 'k' instead"):
-        conjugation.attach("book", "object")
-    with pytest.raises(ValueError, match=r"`dictionary_form` must end in 다, but is '먹어' instead"):
-        conjugation.infinitive("먹어")
+    assert_error(r"`syllable` must be one Hangul syllable, but is 'k' instead", conjugation.attach, "book", "object")
+    assert_error(r"`dictionary_form` must end in 다, but is '먹어' instead", conjugation.infinitive, "먹어")
 
 
 def _all_leaves(tree):

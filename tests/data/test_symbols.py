@@ -18,7 +18,7 @@ from heedful.publishing.exports import comparison
 from heedful.publishing.web.web_export import check_pattern
 from heedful.symbols_heed import UnknownSymbol, symbols_of
 from heedful.training.preparation import prepare_corpus
-from helpers import assert_refused, tiny_model
+from helpers import assert_error, assert_refused, tiny_model
 from memorised import memorised_model
 from tiny_runs import table_file, tiny_recipe
 
@@ -68,10 +68,8 @@ def test_either_side_has_an_algorithm_of_its_own(tmp_path):
     assert sorted(symbols_of(pair.target)) == sorted({sound for text in SOUNDS for sound in text.split()})
     sizes = train(("word", "bpe"), joint=False, target_vocab_size=260)
     assert (len(symbols_of(sizes.source)), len(sizes.target)) == (5, 260)
-    with pytest.raises(ValueError, match="`target_vocab_size` must be a number for bpe, but is None"):
-        train(("word", "bpe"), joint=False)
-    with pytest.raises(ValueError, match="`algorithm` must be one for a joint vocabulary, but is"):
-        train(("word", "bpe"))
+    assert_error("`target_vocab_size` must be a number for bpe, but is None", train, ("word", "bpe"), joint=False)
+    assert_error("`algorithm` must be one for a joint vocabulary, but is", train, ("word", "bpe"))
 
 
 @pytest.mark.parametrize("loads", [0, 2])
@@ -85,8 +83,7 @@ def test_a_symbol_outside_a_closed_vocabulary_is_named(loads, tmp_path):
     assert str(caught.value).startswith(told)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # as it comes from another process
     assert pair.encode_source(["HH AH"])  # the other side knows every text
-    with pytest.raises(UnknownSymbol, match=r"but '<s>' is none"):
-        pair.encode_target(["Z <s>"])
+    assert_error(r"but '<s>' is none", pair.encode_target, ["Z <s>"], error=UnknownSymbol)
 
 
 def test_a_vocabulary_of_the_most_frequent_words_is_open_and_transformers_alone_knows_a_closed_one(tmp_path):
@@ -96,8 +93,7 @@ def test_a_vocabulary_of_the_most_frequent_words_is_open_and_transformers_alone_
     train("word").save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer("Z SH")["input_ids"][-1] == 2
-    with pytest.raises(Exception, match="Missing"):
-        tokenizer("Z zh")
+    assert_error("Missing", tokenizer, "Z zh", error=Exception)
 
 
 @pytest.fixture
@@ -126,13 +122,11 @@ def error_of_doctor(tmp_path, changes):
 
 def test_a_symbol_in_held_out_data_stops_a_run_at_its_start(sounds, tmp_path):
     message = r"`data.test.other`, pair 2: each symbol must be one of the 2 .* 'ZH' is none"
-    with pytest.raises(ValueError, match=message):
-        prepared(tmp_path, sounds)
+    assert_error(message, prepared, tmp_path, sounds)
     # A target may lack what is taken out of both.
     assert prepared(tmp_path, sounds | {"decoding.ignore": "[0-9]"}, "ignoring")
     sounds["data.validation"] = sounds["data.test"]["other"]
-    with pytest.raises(ValueError, match=r"`data.validation`, pair 2: each symbol .* 'ZH' is none"):
-        prepared(tmp_path, sounds, "other")
+    assert_error(r"`data.validation`, pair 2: each symbol .* 'ZH' is none", prepared, tmp_path, sounds, "other")
     assert "'ZH' is none" in error_of_doctor(tmp_path, sounds)
 
 
@@ -145,8 +139,7 @@ def test_a_symbol_that_a_given_tokenizer_lacks_is_named_in_training_data(sounds,
     streamed = prepared(tmp_path, own | {"data.streaming": True}, "a")
     with pytest.raises(ValueError, match=r"^'ab' → 'A B': each symbol must be one of the 1 of the target's"):
         list(streamed.updates(0))
-    with pytest.raises(ValueError, match=r"^`data.train` after cleaning, pair 1: .* 'B' is none"):
-        prepared(tmp_path, own, "b")
+    assert_error(r"^`data.train` after cleaning, pair 1: .* 'B' is none", prepared, tmp_path, own, "b")
     assert error_of_doctor(tmp_path, own).startswith("`data.train` after c")
 
 
@@ -224,8 +217,7 @@ def test_the_guide_s_example_prints_what_it_says(capsys):
 
 def test_exports_name_what_they_cannot_take(symbols):
     for pair, kind in ((PAIRS["jamo"], "characters"), (train("word"), "words"), (train("word", 8), "words")):
-        with pytest.raises(ValueError, match=rf"must be bpe or unigram for transformers.js, but is of {kind} instead"):
-            check_pattern(pair)
+        assert_error(rf"must be bpe or unigram for transformers.js, but is of {kind} instead", check_pattern, pair)
     for algorithm in ("bpe", "unigram"):
         check_pattern(train(algorithm, 270))
     with pytest.raises(ValueError, match=r"Sentence 2 of those to compare on .* but 'Hello' is none"):

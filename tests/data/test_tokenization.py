@@ -12,7 +12,7 @@ from heedful.data import tokenizer_training
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.symbols_heed import trimmed
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 
 
 def sentences(stems, endings):
@@ -85,8 +85,7 @@ def test_only_tokenizers_of_the_library_can_be_looked_into(monkeypatch):
     pair.check_is_fast("a page")
     monkeypatch.setattr(type(pair.source), "is_fast", False)
     message = r"must be a fast one \(of the library `tokenizers`\) for a page, but is a Tok"
-    with pytest.raises(ValueError, match=message):
-        pair.check_is_fast("a page")
+    assert_error(message, pair.check_is_fast, "a page")
 
 
 def test_auto_tokenizer_loads_what_was_saved_with_the_class_old_versions_know_and_nothing_local(trained, tmp_path):
@@ -149,8 +148,7 @@ WRONG = [  # arguments of `train_tokenizers`, and the message
 
 def test_arguments_of_a_training_that_cannot_be_are_named_and_generators_are_as_good_as_lists():
     assert_refused(WRONG, lambda given: train(*given[:2], **given[2]))
-    with pytest.raises(ValueError, match="`source_texts` must be a list or a stream"):
-        train_tokenizers("hello", ["hello"], vocab_size=300)
+    assert_error("`source_texts` must be a list or a stream", train_tokenizers, "hello", ["hello"], vocab_size=300)
     pair = train_tokenizers(iter(KOREAN), (text for text in ENGLISH), vocab_size=300)
     assert pair.source.get_vocab() == train().source.get_vocab()
 
@@ -315,8 +313,7 @@ def test_transformers_loads_either_tokenizer_and_the_source_s_refuses_texts_of_t
         (source, alone),
         (AutoTokenizer.from_pretrained(tmp_path / "again"), alone),
     ):
-        with pytest.raises(ValueError, match="`text_target` must be given to the target's tokenizer"):
-            tokenizer(**texts)
+        assert_error("`text_target` must be given to the target's tokenizer", tokenizer, **texts)
     assert source(KOREAN[:2])["input_ids"] == pair.encode_source(KOREAN[:2])
 
 
@@ -330,8 +327,7 @@ def test_words_with_the_mark_of_sentencepiece_come_back(joint, tmp_path):
     for each in (pair, TokenizerPair.from_pretrained(tmp_path)):
         assert each.decode_target(each.encode_target(MARKED)) == MARKED
         assert each.decode_target(each.encode_target(["  ▁ \u00a0T\u3000h "])) == ["▁ T h"]
-    with pytest.raises(ValueError, match=r"each symbol must be one of the 19 .* but '▁dog' is none"):
-        pair.encode_target(["▁dog"])
+    assert_error(r"each symbol must be one of the 19 .* but '▁dog' is none", pair.encode_target, ["▁dog"])
 
 
 def test_a_tokenizer_of_words_that_was_saved_with_another_mark_stays_as_it_was(tmp_path):

@@ -18,7 +18,7 @@ from heedful.proposals.first_recipe import comments_of
 from heedful.training.model_of_recipe import config_of
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import MODEL_TYPES, find_known, make_recipe, read_config, read_recipe, sizes, to_yaml
-from helpers import slow_but
+from helpers import assert_error, slow_but
 
 CONFIGURATION = Path(__file__).parents[2] / "configuration"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
@@ -92,12 +92,10 @@ def test_the_recipe_at_strength_makes_the_model_that_its_figures_are_of():
 def test_an_unknown_name_is_answered_with_near_ones():
     for name in ("quikstart", "quikstart.yaml", "recipes/quikstart.yaml"):
         message = rf"The recipe {name} does not exist \(did you mean quickstart\?\)"
-        with pytest.raises(FileNotFoundError, match=message):
-            read_recipe(name)
+        assert_error(message, read_recipe, name, error=FileNotFoundError)
     with pytest.raises(FileNotFoundError, match=r"config smal \(`model.config`\) does not exist \(did you mean small"):
         read_config("smal")
-    with pytest.raises(ValueError, match=r"`NAME` must be .* but is 'paper-C-N3' instead \(did you mean paper-C-N"):
-        find_known("paper-C-N3")
+    assert_error(r"`NAME` must be .* but is 'paper-C-N3' instead \(did you mean paper-C-N", find_known, "paper-C-N3")
 
 
 def test_every_recipe_is_one_and_its_model_can_be_built():

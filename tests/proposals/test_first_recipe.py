@@ -19,6 +19,7 @@ from heedful.proposals.proposal import complete
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
+from helpers import assert_error
 from tiny_runs import table_file
 
 PAIRS = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 60)]
@@ -51,8 +52,7 @@ def test_columns_are_found_or_asked_for(tmp_path):
     for text in ('{"a": "x", "b": "y", "c": "z"}', '{"de": "x", "en": "y", "fr": "z"}'):
         (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
         message = r"`--source` and `--target` must say which columns .* has '\w+': texts, '\w+': texts, '\w+': texts\."
-        with pytest.raises(ValueError, match=message):
-            find_columns(str(tmp_path / "a.jsonl"))
+        assert_error(message, find_columns, str(tmp_path / "a.jsonl"))
 
 
 def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
@@ -78,8 +78,7 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     lines = [line for line in text.splitlines() if re.match(r"  \w+: \S", line)]
     assert sum("  # " in line for line in lines) > len(lines) / 2
     assert not diagnose(recipe).has_errors
-    with pytest.raises(ValueError, match=r"`--output` must be .* does not exist yet"):
-        write(data, path)
+    assert_error(r"`--output` must be .* does not exist yet", write, data, path)
 
 
 def test_texts_that_are_alike_are_kept_where_they_are_what_there_is_to_learn(tmp_path):
@@ -232,8 +231,7 @@ def test_numbers_of_columns_of_a_table_with_names_become_these_and_what_may_be_n
     assert (read_recipe(written.path).data.source, written.told[0][:8]) == ("2", "60 pairs")
     data = table_file(tmp_path / "a.tsv", [("Satz A", "Satz B"), *((english, english[::-1]) for english in ENGLISH)])
     message = r"by names where the first line of .*a\.tsv, 'Satz A', 'Satz B', has these, or else by numbers"
-    with pytest.raises(ValueError, match=message):
-        write(data, tmp_path / "c.yaml")
+    assert_error(message, write, data, tmp_path / "c.yaml")
     for number, columns in enumerate([("Satz A", "Satz B"), ("1", "2")]):
         told = write(data, tmp_path / f"{number}.yaml", *columns).told[0]
         assert told.startswith(f"{60 + number} pairs")

@@ -12,7 +12,7 @@ from heedful.proposals.tuning import knobs_of, tune, with_values
 from heedful.training.loop.engine import TrainingEngine
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import read_recipe
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 from tiny_runs import tiny_recipe
 
 FEW = {"dropout": [0.1, 0.4], "learning_rate": [0.003, 0.0001]}
@@ -64,8 +64,7 @@ def test_a_search_that_is_killed_goes_on_and_finds_the_same(found, recipe, tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(tuning, "_report", killed_in_the_third_trial)
-        with pytest.raises(RuntimeError, match="killed"):
-            tune(recipe, tmp_path / "search", minutes=5, vary=FEW)
+        assert_error("killed", tune, recipe, tmp_path / "search", error=RuntimeError, minutes=5, vary=FEW)
     steps.clear()
     assert tune(recipe, tmp_path / "search", minutes=5, vary=FEW).trials == found.trials
     assert len(steps) < 12  # the first two trials were not trained again

@@ -17,6 +17,7 @@ from heedful.studies.pairs import write_pairs
 from heedful.studies.report import Outcome, Table, figure_file, filled_findings, render_report
 from heedful.studies.study import Lab, Study, run_study
 from heedful.studies.training import checksum_of, study_recipe, train_model
+from helpers import assert_error
 
 TINY = {
     "data.train": "builtin:train:400",
@@ -167,8 +168,7 @@ def test_a_training_is_done_once_for_one_recipe(results, trainings, monkeypatch)
     again = train_model("again", {**TINY, "seed": 5}, trainings)
     first = results["trainings"][1]
     assert {name: getattr(again, name) for name in ("seconds", "metrics", "parameters")}.items() <= first.items()
-    with pytest.raises(RuntimeError, match="no such thing"):
-        train_model("another", {**TINY, "seed": 7}, trainings)
+    assert_error("no such thing", train_model, "another", {**TINY, "seed": 7}, trainings, error=RuntimeError)
 
 
 def test_a_training_that_was_interrupted_goes_on(trainings, results):
@@ -190,8 +190,7 @@ def test_the_curve_ends_with_the_published_weights_loss(results, trainings):
     training = train_model("again", {**TINY, "seed": 5}, trainings)
     assert training.curve() == [(3, training.metrics["validation"]["loss"])]
     assert training.translator().model.num_parameters() == training.parameters
-    with pytest.raises(ValueError, match="`name` must be a value that the log"):
-        training.curve("validation/beauty")
+    assert_error("`name` must be a value that the log", training.curve, "validation/beauty")
 
 
 def test_another_seed_option_or_file_is_another_training(tmp_path):
@@ -237,17 +236,14 @@ def test_data_and_settings_that_a_study_cannot_use_are_errors():
         with pytest.raises(ValueError, match=message):
             Lab(Study("s", "?", found, data=kind), data=data)
     for name, value in (("seed", -1), ("updates", 0)):
-        with pytest.raises(ValueError, match=f"`--{name}` must be at least"):
-            Lab(PLAIN, **{name: value})
+        assert_error(f"`--{name}` must be at least", Lab, PLAIN, **{name: value})
     with pytest.raises(ValueError, match=r"must be those of the study plain \(none\), but one is cell instead"):
         Lab(PLAIN, changed=["cell=gru"])
     with pytest.raises(ValueError, match="`--data` must be a folder for the study ladder"):
         Lab(find_study("ladder"))
-    with pytest.raises(ValueError, match="but is dilutoin instead; did you mean dilution"):
-        find_study("dilutoin")
+    assert_error("but is dilutoin instead; did you mean dilution", find_study, "dilutoin")
     for option in (["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]):
-        with pytest.raises(ValueError, match="name of a study must be given"):
-            app(["study", *option], standalone_mode=False)
+        assert_error("name of a study must be given", app, ["study", *option], standalone_mode=False)
 
 
 def test_every_study_has_its_module_a_recipe_and_a_question_which_the_command_lists(capsys):

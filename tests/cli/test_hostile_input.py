@@ -206,9 +206,7 @@ def test_who_trusts_a_tokenizer_says_so_and_gets_it(place):
     assert Translator(load_model(folder), pair).translate(["네."])
 
 
-# What a folder asks for and does not get, though it loads
-
-
+# What a folder asks for and does not get, though it loads.
 def custom_generate(place):
     (place / "model" / "custom_generate").mkdir()
     shutil.copy(place / "evil.py", place / "model" / "custom_generate" / "generate.py")

@@ -1,12 +1,11 @@
 """Characters, jamo, and closed vocabularies of symbols: what they cut, keep, and refuse."""
 
 import pickle
-import re
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
+from guides import printing_of, text_of
 from heedful import Translator
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
@@ -209,8 +208,7 @@ def test_the_pipeline_puts_jamo_together():
 
 
 def test_the_guide_s_example_prints_what_it_says(capsys):
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tokenizers.md").read_text(encoding="utf-8")
-    code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, flags=re.DOTALL).groups()
+    (code, printed), *_ = printing_of(text_of("tokenizers"))
     exec(code, {})
     assert capsys.readouterr().out == printed
 

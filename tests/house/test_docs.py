@@ -12,6 +12,7 @@ import typer
 from transformers.utils import logging as transformers_logging
 from typer.testing import CliRunner
 
+from guides import python_of, text_of
 from heedful import Translator
 from heedful.cli.main import app
 from heedful.training.recipe_file import read_recipe
@@ -34,7 +35,7 @@ COMMANDS = sorted(
 
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     transformers_logging.disable_progress_bar()
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (code,) = python_of(README)
     untrained_folder(tmp_path / "runs/quickstart/model")
     monkeypatch.chdir(tmp_path)
     exec(code, {})
@@ -48,8 +49,7 @@ def test_the_korean_readme_shows_what_the_english_one_shows():
 
 
 def test_the_chatbots_answers_are_counted_as_the_guide_does(tmp_path, monkeypatch, capsys):
-    guide = (ROOT / "docs" / "guides" / "chatbot.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    (code,) = python_of(text_of("chatbot"))
     (tmp_path / "answers.txt").write_text("좋은 생각이에요.\n좋은 생각이에요.\n네.\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     exec(code, {})

@@ -13,6 +13,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
+from guides import text_of
 from heedful import HeedForConditionalGeneration
 from heedful.proposals.first_recipe import comments_of
 from heedful.training.model_of_recipe import config_of
@@ -85,8 +86,8 @@ def test_the_recipe_at_strength_makes_the_model_that_its_figures_are_of():
     vocabulary = dict.fromkeys(("vocab_size", "decoder_vocab_size"), recipe.tokenizer.vocab_size)
     with torch.device("meta"):
         model = HeedForConditionalGeneration(config_of(recipe.model, vocabulary, recipe.tokenizer.joint))
-    guide = (CONFIGURATION.parent / "docs" / "guides" / "publish.md").read_text(encoding="utf-8")
-    assert f"of {model.num_parameters() / 1e6:.1f} million parameters (d_model 256, 4 + 4 layers, Multi30k)" in guide
+    said = f"of {model.num_parameters() / 1e6:.1f} million parameters (d_model 256, 4 + 4 layers, Multi30k)"
+    assert said in text_of("publish")
 
 
 def test_an_unknown_name_is_answered_with_near_ones():
@@ -171,13 +172,12 @@ def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, t
     assert json.loads(Path(f"runs/{name}/model/metrics.json").read_text())["validation"]["loss"] > 0
 
 
-GUIDE = CONFIGURATION.parent / "docs" / "guides" / "text_to_text.md"
-GUIDED = re.findall(r"^heedful (?:pairs|train) .+$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+GUIDE = text_of("text_to_text")
+GUIDED = re.findall(r"^heedful (?:pairs|train) .+$", GUIDE, re.MULTILINE)
 
 
 def test_the_guide_to_other_tasks_names_recipes_and_their_first_lines():
-    guide = GUIDE.read_text(encoding="utf-8")
-    cells = re.findall(r"^\| (`[^|]+`) \|", guide, re.MULTILINE)
+    cells = re.findall(r"^\| (`[^|]+`) \|", GUIDE, re.MULTILINE)
     assert {name for cell in cells for name in re.findall("`(.+?)`", cell)} == set(TASK_RECIPES)
     recipe = (CONFIGURATION / "recipes" / "numbers.yaml").read_text(encoding="utf-8")
     others = [line for line in GUIDED if f"#   {line}\n" not in recipe]

@@ -378,24 +378,19 @@ SIZES_APART = {
 
 
 @pytest.mark.parametrize("sizes", SIZES_APART)
-def test_prompt_lookup_finds_tokens_of_the_targets_vocabulary(sizes):
+def test_prompt_lookup_and_a_watermark_take_tokens_of_the_targets_vocabulary(sizes):
     model, rows, _ = model_and_batch(**SIZES_APART[sizes])
     last = model.config.decoder_vocab_size - 1
     # The prompt repeats itself, so that there is something to look up.
-    options = {"decoder_input_ids": torch.tensor([[START, 20, last, 22, 20, last]]), "no_repeat_ngram_size": 0}
-    options |= {"do_sample": False, "max_new_tokens": LIMIT}
-    for row, given in itertools.product(rows, (options, {"do_sample": False, "max_new_tokens": LIMIT})):
+    limit = {"do_sample": False, "max_new_tokens": LIMIT}
+    prompted = {"decoder_input_ids": torch.tensor([[START, 20, last, 22, 20, last]]), "no_repeat_ngram_size": 0}
+    for row, given in itertools.product(rows, (limit | prompted, limit)):
         plain = model.generate(row[None], **given)
         assert torch.equal(model.generate(row[None], prompt_lookup_num_tokens=3, **given), plain)
-
-
-@pytest.mark.parametrize("sizes", SIZES_APART)
-def test_a_watermark_is_drawn_from_the_targets_vocabulary(sizes):
-    model, rows, _ = model_and_batch(**SIZES_APART[sizes])
     watermark = WatermarkingConfig(bias=50.0)
     process = watermark.construct_processor(model.config.decoder_vocab_size, "cpu")
     for row in rows:
-        found = model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, watermarking_config=watermark)
+        found = model.generate(row[None], watermarking_config=watermark, **limit)
         expected = greedy(model, row, process=lambda tokens, logits: process(torch.tensor([tokens]), logits[None])[0])
         assert found[0].tolist() == expected
 

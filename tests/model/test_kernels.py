@@ -60,37 +60,22 @@ CACHES = [("eager", "static"), ("sdpa", "dynamic"), ("sdpa", "static"), ("flex_a
 
 @torch.no_grad()
 @pytest.mark.parametrize(("variant", "form", "side"), pairwise(CACHED, CACHES, ["left", "right"]), ids=str)
-def test_decoding_with_a_cache_gives_the_logits_of_the_whole_target(variant, form, side):
+def test_decoding_with_a_cache_and_generate_give_the_logits_of_eager_attention(variant, form, side):
     inputs, (kernel, cache), logits = batch(side), form, []
     target, mask = inputs["decoder_input_ids"], inputs["decoder_attention_mask"]
-    expected = tiny_model(attention="eager", **VARIANTS[variant])(**inputs).logits
-    model = tiny_model(attention=kernel, **VARIANTS[variant])
+    eager, model = (tiny_model(attention=name, **VARIANTS[variant]) for name in ("eager", kernel))
+    expected = eager(**inputs).logits
     with uncompiled(kernel):
         given = {"attention_mask": inputs["attention_mask"], "past_key_values": empty_cache(model, cache, 9, 7)}
         given["encoder_outputs"] = model.model.encoder(inputs["input_ids"], inputs["attention_mask"])
         for start, end in itertools.pairwise([0, *range(2, 8)]):  # the first two at once, and the rest one by one
             step = {"decoder_input_ids": target[:, start:end], "decoder_attention_mask": mask[:, :end]}
             logits.append(model(**given, **step, use_cache=True).logits)
-    assert_near(torch.cat(logits, 1)[mask.bool()], expected[mask.bool()])
-
-
-@pytest.mark.parametrize(
-    ("variant", "kernel_and_cache", "beams"),
-    pairwise(
-        CACHED,
-        [("sdpa", None), ("sdpa", "static"), ("flex_attention", None)],
-        [1, 3],
-    ),
-    ids=str,
-)
-def test_generate_gives_the_logits_of_eager_attention_at_every_step(variant, kernel_and_cache, beams):
-    kernel, cache = kernel_and_cache
-    inputs = {name: value for name, value in batch("left").items() if not name.startswith("decoder")}
-    settings = {"max_new_tokens": 6, "num_beams": beams, "return_dict_in_generate": True, "output_logits": True}
-    expected = tiny_model(attention="eager", **VARIANTS[variant]).generate(**inputs, **settings)
-    model = tiny_model(attention=kernel, **VARIANTS[variant])
-    with uncompiled(kernel):
-        found = model.generate(**inputs, **settings, cache_implementation=cache)
+        assert_near(torch.cat(logits, 1)[mask.bool()], expected[mask.bool()])
+        asked = {name: inputs[name] for name in ("input_ids", "attention_mask")} | {"max_new_tokens": 6}
+        asked |= {"num_beams": 1 if side == "left" else 3, "return_dict_in_generate": True, "output_logits": True}
+        found = model.generate(**asked, cache_implementation=None if cache == "dynamic" else cache)
+    expected = eager.generate(**asked)
     assert torch.equal(found.sequences, expected.sequences)
     assert_near(torch.stack(found.logits), torch.stack(expected.logits), 2e-5)
 
@@ -292,14 +277,10 @@ def test_flex_attention_refuses_gradients_on_the_cpu_dropout_and_a_static_cache(
                 model.train()(SOURCE, labels=TARGET)
 
 
-def by_setting(part):
-    return lambda name, config: part(HeedForConditionalGeneration(config)).set_attn_implementation(name)
-
-
 ROADS = [
-    by_setting(lambda model: model),
-    by_setting(lambda model: model.model.encoder),
-    by_setting(lambda model: model.model.decoder),
+    lambda name, config: HeedForConditionalGeneration(config).set_attn_implementation(name),
+    lambda name, config: HeedForConditionalGeneration(config).model.encoder.set_attn_implementation(name),
+    lambda name, config: HeedForConditionalGeneration(config).model.decoder.set_attn_implementation(name),
     lambda name, config: HeedForConditionalGeneration(config).set_attn_implementation({"": name}),
 ]
 OTHER = ["flash_attention_2", "paged|sdpa", "kernels-community/flash-attn2", "of_my_own"]

@@ -1,17 +1,36 @@
-"""Feed-forward networks, residual connections, dropout and initial weights (sections 3.1, 3.3 and 5.4)."""
+"""Feed-forward networks, residual connections, dropout and initial weights (sections 3.1, 3.3 and 5.4).
+
+And layers that are dropped no more, computed twice to save memory, or applied several times.
+"""
 
 import re
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from heedful import HeedForConditionalGeneration
 from heedful.modeling_heed import HeedFeedForward, HeedResidual
-from helpers import assert_near, shake, tiny_config, tiny_model
+from heedful.training.model_of_recipe import check_model
+from heedful.versions_heed import cache_of
+from helpers import (
+    FAMILIES,
+    VARIANTS,
+    assert_near,
+    assert_refused,
+    loss_and_gradients,
+    masked_batch,
+    pairwise,
+    shake,
+    tiny_config,
+    tiny_model,
+)
+from tiny_runs import tiny_recipe
 
 STATES = torch.linspace(-2, 2, 3 * 32).sin().view(1, 3, 32)
 SOURCE, TARGET = torch.tensor([[15, 16, 17]]), torch.tensor([[1, 18, 19]])
+BATCH = masked_batch((9, 4, 1), (5, 7, 2), "left")
 
 
 def test_the_network_is_equation_2_which_is_two_convolutions_of_kernel_size_1():
@@ -100,3 +119,166 @@ def test_every_rule_of_the_plans_of_parallelism_names_modules_of_the_model(activ
     rows = {rule for rule, style in plan.items() if style == "rowwise"}
     assert all(rule.endswith(("out_proj", "fc2")) for rule in rows)
     assert {"model.encoder.layers.*", "model.decoder.layers.*"} <= {*model._fsdp_plan}
+
+
+# Words
+
+WORD_DROPOUT = ("source_word_dropout", "target_word_dropout")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_word_dropout_drops_whole_embeddings_and_scales_the_others_in_training_alone(family, side):
+    model = tiny_model(family=family, label_smoothing=0.0, **{f"{side}_word_dropout": 0.25}).train()
+    ids = torch.full((40, 50), 7)
+    stacks = {"source": model.model.encoder, "target": model.model.decoder}
+    for name, stack in stacks.items():
+        embeddings, given = stack.embed_tokens(ids), stack.look_up(ids, None)
+        if name != side:
+            assert torch.equal(given, embeddings)
+            continue
+        kept = given.abs().sum(-1) > 0  # (40, 50)
+        assert 0.68 < kept.float().mean() < 0.82
+        assert torch.allclose(given, kept[..., None] * embeddings / 0.75)
+        assert stack.look_up(None, embeddings).eq(0).all(-1).any()
+    without = tiny_model(family=family, label_smoothing=0.0).eval()(**BATCH).loss
+    assert not torch.equal(model(**BATCH).loss, without)
+    assert torch.equal(model.eval()(**BATCH).loss, without)
+
+
+def test_configs_of_removed_layer_dropout_load_and_say_once_that_it_does_nothing(caplog):
+    for value in (0.0, 0.1):
+        for family in FAMILIES:
+            given = tiny_config(family).to_dict()
+            assert tiny_config(family, encoder_layerdrop=0, decoder_layerdrop=value).to_dict() == given
+        assert [each.message for each in caplog.records] == [
+            "`encoder_layerdrop` and `decoder_layerdrop` were removed: no layer is dropped."
+        ] * (value > 0)
+
+
+def test_recipes_that_ask_for_layer_dropout_and_words_of_which_all_are_dropped_are_refused_by_name(tmp_path):
+    check_model(tiny_recipe(tmp_path, {"model.options.encoder_layerdrop": 0}), None)
+    with pytest.raises(ValueError, match=r"`model.options.decoder_layerdrop` must be left out, for it was removed"):
+        check_model(tiny_recipe(tmp_path, {"model.options.decoder_layerdrop": 0.1}), None)
+    cases = [(name, f"`{name}` must be at least 0 and below 1, but is 1.0") for name in WORD_DROPOUT]
+    for family in FAMILIES:
+        assert_refused(cases, lambda name, family=family: tiny_config(family, **{name: 1.0}))
+
+
+# Layers that are computed twice
+
+
+def dropping(kernel="sdpa", **changes):
+    return tiny_model(attention=kernel, dropout=0.3, attention_dropout=0.2, activation_dropout=0.1, **changes).train()
+
+
+EAGER_ALONE = [("additive", "eager", False), ("additive", "eager", True), ("shaw", "eager", True)]
+VARIANTS_TO_TRY = ["default", "modern", "rotary", "t5", "shared_layers", "neighbourhoods", "grouped"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "kernel", "use_reentrant"),
+    [*pairwise(VARIANTS_TO_TRY, ["eager", "sdpa"], [False, True]), *EAGER_ALONE],
+)
+def test_checkpointing_gives_the_same_loss_and_gradients_with_dropout(variant, kernel, use_reentrant):
+    recorded = {"output_hidden_states": True, "output_attentions": True} if kernel == "eager" else {}
+    model, found = dropping(kernel, **VARIANTS[variant]), []
+    for _ in range(2):
+        torch.manual_seed(7)
+        found.append(loss_and_gradients(model, BATCH, **recorded))
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+    assert_near(found[1], found[0])
+    assert found[0].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_computes_every_layer_twice_in_training_and_makes_no_cache_beside_labels(use_reentrant):
+    model, calls = tiny_model(), []
+    layers = [*model.model.encoder.layers, *model.model.decoder.layers]
+    for layer in layers:
+        layer.self_attn.register_forward_hook(lambda *_: calls.append(1))
+
+    def count(is_training):
+        calls.clear()
+        outputs = model.train(is_training)(**BATCH, use_cache=True)
+        assert cache_of(outputs) is None
+        outputs.loss.backward()
+        return len(calls) / len(layers)
+
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    assert [count(True), count(False)] == [2, 1]
+    model.gradient_checkpointing_disable()
+    assert count(True) == 1
+
+
+def test_without_labels_a_cache_beside_checkpointing_does_not_change_the_logits():
+    inputs = {name: value for name, value in BATCH.items() if name != "labels"}
+    target = torch.tensor([[1, 20, 21], [1, 22, 23], [1, 24, 25]])
+    expected = tiny_model()(**inputs, decoder_input_ids=target).logits
+    model = tiny_model().train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    logits = model(**inputs, decoder_input_ids=target, use_cache=True).logits
+    torch.testing.assert_close(logits, expected)
+    logits.sum().backward()
+    assert model.model.encoder.layers[0].self_attn.q_proj.weight.grad.abs().max() > 0
+
+
+# Layers that share their weights: one layer, applied as often as there are layers
+
+DEPTHS = {"encoder_layers": 3, "decoder_layers": 2}
+
+
+def written_out(shared):
+    """Return a model with a layer of its own, a copy, for each time that a layer is applied."""
+    config = tiny_config(**DEPTHS)
+    config._attn_implementation = shared.config._attn_implementation
+    model = HeedForConditionalGeneration(config)
+    weights = shared.state_dict()
+    for name in (name for name in shared.state_dict() if ".layers.0." in name):
+        for number in range(1, DEPTHS["encoder_layers" if ".encoder." in name else "decoder_layers"]):
+            weights[name.replace(".layers.0.", f".layers.{number}.")] = weights[name].clone()
+    model.load_state_dict(weights)
+    return model
+
+
+def test_the_gradient_is_the_sum_over_the_applications():
+    shared = tiny_model(share_layers=True, **DEPTHS).train()
+    apart = written_out(shared).train()
+    losses = [model(**BATCH).loss for model in (shared, apart)]
+    assert_near(*losses)
+    for loss in losses:
+        loss.backward()
+    gradients = {name: parameter.grad for name, parameter in apart.named_parameters()}
+    for name, parameter in shared.named_parameters():
+        depth = DEPTHS["encoder_layers" if ".encoder." in name else "decoder_layers"]
+        copies = {name.replace(".layers.0.", f".layers.{number}.") for number in range(depth)}
+        assert_near(parameter.grad, sum(gradients[copy] for copy in copies))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beams", [1, 3])
+def test_it_generates_what_copies_of_the_layer_generate_with_cache_states_and_weights_of_each(beams):
+    shared = tiny_model(share_layers=True, **DEPTHS)
+    apart = written_out(shared).eval()
+    apart.generation_config = shared.generation_config
+    given = {name: BATCH[name] for name in ("input_ids", "attention_mask")}
+    given |= {"num_beams": beams, "max_new_tokens": 8, "return_dict_in_generate": True}
+    counts = {"encoder_hidden_states": 4, "decoder_hidden_states": 3, "encoder_attentions": 3}
+    counts |= {"decoder_attentions": 2, "cross_attentions": 2}
+    given |= {"output_hidden_states": True, "output_attentions": True}
+    ours, theirs = (model.generate(**given) for model in (shared, apart))
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert len(cache_of(ours).self_attention_cache.layers) == 2
+    for name, count in counts.items():
+        found, expected = (each[name] if "encoder" in name else each[name][3] for each in (ours, theirs))
+        assert len(found) == count
+        for one, other in zip(found, expected, strict=True):
+            assert_near(one, other)
+
+
+def test_the_saved_file_holds_the_layer_once(tmp_path):
+    model = tiny_model(share_layers=True, **DEPTHS)
+    model.save_pretrained(tmp_path)
+    layers = {name.split(".layers.")[1][0] for name in load_file(tmp_path / "model.safetensors") if ".layers." in name}
+    assert layers == {"0"}
+    assert model.num_parameters() < 0.6 * written_out(model).num_parameters()

@@ -1,7 +1,6 @@
 """The guides to adapters, kernels and recurrent models run as they are written, and print what they say."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from heedful import HeedRNNConfig
-from heedful.training.recipe_file import read_config, read_recipe
 from helpers import tiny_model
 from memorised import saved_model
 
@@ -47,15 +45,10 @@ def test_a_guide_prints_what_it_says_it_prints(name, tmp_path, monkeypatch, caps
             assert printed == expected, code
 
 
-def test_the_guide_to_recurrent_models_names_fields_configs_and_a_recipe_that_exist():
+def test_the_guide_to_recurrent_models_names_fields_and_configs_that_exist():
     guide = GUIDES["recurrent"]
     options = re.findall(r"^\| `(\w+)` \|", guide, flags=re.MULTILINE)
     assert len(options) == 8
     assert set(options) <= set(HeedRNNConfig.__dataclass_fields__)
     names = re.findall(r"`(rnn-[\w-]+)`", guide)
     assert {path.name for path in (ROOT / "configuration" / "models").glob("rnn-*")} == set(names)
-    (command,) = re.findall(r"^heedful train (.*)$", guide, flags=re.MULTILINE)
-    path, *changes = shlex.split(command)
-    model = read_recipe(path, changes).model
-    assert (model.options, model.attn_implementation) == ({}, None)
-    assert read_config(model.config)["model_type"] == "heed_rnn"

@@ -1,4 +1,7 @@
-"""Positions: sinusoids (section 3.5), learned and rotary ones, and the scale of the embeddings (3.4)."""
+"""Positions: sinusoids (section 3.5), learned, rotary and relative ones, and the scale of the embeddings (3.4).
+
+Relative ones are the vectors of Shaw et al. and T5's bias, as their papers and transformers compute them.
+"""
 
 import math
 
@@ -6,11 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from heedful import HeedEncoder
 from heedful.attention_heed import HeedAttention
-from heedful.positions_heed import positions_of, sinusoids
-from helpers import assert_near, padded, sentences, tiny_config, tiny_model
+from heedful.positions_heed import RelativePositions, positions_of, sinusoids
+from heedful.versions_heed import cache_of
+from helpers import assert_near, padded, sentences, shake, tiny_config, tiny_model
 
 
 def sinusoid_of_the_paper(position: int, feature: int, width: int) -> float:
@@ -111,3 +117,129 @@ def test_wavelengths_are_a_geometric_progression_from_two_pi_to_ten_thousand_tim
     assert wavelengths[0].item() == pytest.approx(2 * math.pi, rel=1e-5)
     assert (wavelengths[1:] / wavelengths[:-1]).tolist() == pytest.approx([10000 ** (1 / 256)] * 255, rel=1e-5)
     assert wavelengths[-1].item() == pytest.approx(10000 * 2 * math.pi / 10000 ** (1 / 256), rel=1e-5)
+
+
+# Relative ones
+
+ENCODINGS = ("shaw", "t5")
+
+
+def equations_3_and_4(attention, states, clip):
+    """Attend from `(1, length, d_model)` states, head by head and pair by pair, in float64."""
+    attention, states, length = attention.double(), states[0].double(), states.shape[1]
+    parts = ("q", attention.d_k), ("k", attention.d_k), ("v", attention.d_v)
+    query, key, value = (getattr(attention, f"{name}_proj")(states).view(length, -1, width) for name, width in parts)
+    a_k, a_v = attention.relative_keys.weight, attention.relative_values.weight
+    rows = [[max(-clip, min(clip, j - i)) + clip for j in range(length)] for i in range(length)]
+    outputs = torch.zeros(length, query.shape[1], attention.d_v, dtype=torch.float64)
+    for head in range(query.shape[1]):
+        for i in range(length):
+            e = [query[i, head] @ (key[j, head] + a_k[rows[i][j]]) / math.sqrt(attention.d_k) for j in range(length)]
+            alpha = torch.stack(e).softmax(0)
+            outputs[i, head] = sum(alpha[j] * (value[j, head] + a_v[rows[i][j]]) for j in range(length))
+    return attention.out_proj(outputs.flatten(1))[None]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("clip", [1, 3, 16])
+def test_shaws_attention_is_equations_3_and_4(clip):
+    config = tiny_config(position_encoding="shaw", relative_attention_max_distance=clip, d_k=6, d_v=10)
+    attention, states = HeedAttention(config, "encoder").eval(), torch.randn(1, 9, 32)
+    shake(attention)
+    distances = RelativePositions(config, "encoder")(positions_of(9, 0, None, "cpu"), None)
+    ours = attention(states, relative=distances)[0]
+    assert_near(ours.double(), equations_3_and_4(attention, states, clip))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("max_distance", [17, None])
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_t5s_bias_gives_what_attention_of_transformers_t5_gives(stack, max_distance):
+    sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "is_decoder": stack == "decoder"}
+    settings = T5Config(**sizes, relative_attention_max_distance=max_distance or 128)  # as by default
+    settings._attn_implementation = "eager"
+    theirs = T5Attention(settings, has_relative_attention_bias=True, layer_idx=0).eval()
+    shake(theirs)
+    options = {"position_encoding": "t5", "attention_scoring": "dot", "relative_attention_max_distance": max_distance}
+    config = tiny_config(**options)
+    ours, positions = HeedAttention(config, stack).eval(), RelativePositions(config, stack)
+    for name, other in (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o")):
+        getattr(ours, name).weight.copy_(getattr(theirs, other).weight)
+    positions.bias.weight.copy_(theirs.relative_attention_bias.weight)
+    states, mask = torch.randn(1, 300, 32), torch.zeros(1, 1, 300, 300)
+    if stack == "decoder":
+        mask.masked_fill_(torch.ones(300, 300).triu(1).bool(), torch.finfo(torch.float32).min)
+    bias = positions(positions_of(300, 0, None, "cpu"), None)
+    expected, their_bias = theirs(states, mask=mask)[:2]
+    seen = mask == 0
+    assert torch.equal(bias.masked_select(seen), (their_bias - mask).masked_select(seen))
+    assert_near(ours(states, mask, relative=bias)[0], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_distances_count_tokens_and_no_padding_between_them(encoding, side):
+    """A sentence with padding in its middle is encoded like the sentence without, and unlike it from behind."""
+    encoder = tiny_model(position_encoding=encoding, attention="eager").model.encoder
+    ids, mask = padded(sentences(7, 5), side)
+    gap = torch.zeros(2, 2, dtype=torch.long)
+    with_gap, mask_with_gap = (torch.cat([part[:, :3], gap, part[:, 3:]], 1) for part in (ids, mask))
+    whole = encoder(ids, attention_mask=mask).last_hidden_state
+    found = encoder(with_gap, attention_mask=mask_with_gap).last_hidden_state
+    assert_near(found[mask_with_gap.bool()], whole[mask.bool()])
+    assert (whole[0, 0] - encoder(ids[:1].flip(1)).last_hidden_state[0, -1]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_keys_farther_than_the_largest_distance_count_as_that_far(encoding):
+    """Two tokens that swap places beyond the reach change nothing, and within it they do."""
+    config = tiny_config(position_encoding=encoding, relative_attention_max_distance=17, encoder_layers=1)
+    torch.manual_seed(0)
+    encoder, moved = HeedEncoder(config).eval(), {}
+    shake(encoder)
+    ids = torch.randint(3, 99, (1, 40))
+    for place in (20, 35):
+        other = ids.clone()
+        other[0, [place, place + 1]] = ids[0, [place + 1, place]]
+        change = encoder(other).last_hidden_state - encoder(ids).last_hidden_state
+        moved[place] = change.abs().amax(-1)[0]
+    assert moved[35][0] < 1e-5
+    assert moved[20][15] > 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_sequences_longer_than_any_distance_are_decoded_with_a_cache_as_without(encoding):
+    model = tiny_model(position_encoding=encoding, decoder_key_value_heads=2)
+    source, target = torch.randint(14, 71, (1, 200)), torch.randint(14, 71, (1, 150))
+    whole = model(source, decoder_input_ids=target).logits
+    encoded, cache, logits = model.model.encoder(source), None, []
+    for part in target.split([100, 1, 1, 40, 1, 7], dim=1):  # prefill in chunks, and single steps
+        step = model(encoder_outputs=encoded, decoder_input_ids=part, past_key_values=cache, use_cache=True)
+        logits.append(step.logits)
+        cache = cache_of(step)
+    assert whole.isfinite().all()
+    assert_near(torch.cat(logits, 1), whole)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_relative_parameter_is_trained_and_cross_attention_has_none(encoding):
+    changes = {"relative_attention_max_distance": 17} if encoding == "t5" else {}
+    model = tiny_model(position_encoding=encoding, **changes).train()
+    source, target = torch.randint(14, 71, (2, 40)), torch.randint(14, 71, (2, 40))
+    model(source, labels=target).loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if "relative" in name}
+    rows = {name: int((gradient.abs().sum(-1) > 0).sum()) for name, gradient in found.items()}
+    if encoding == "shaw":  # by default up to a distance of 16; the decoder sees no key behind its query
+        wanted = {
+            f"model.{stack}.layers.{layer}.self_attn.relative_{what}.weight": 17 if stack == "decoder" else 33
+            for stack in ("encoder", "decoder")
+            for layer in range(2)
+            for what in ("keys", "values")
+        }
+    else:  # nothing is 0 away behind the query; the decoder has each below 16, 16, and all from 17 on
+        names = (f"model.{stack}.relative_positions.bias.weight" for stack in ("encoder", "decoder"))
+        wanted = dict(zip(names, (31, 16 + 2), strict=True))
+    assert rows == wanted

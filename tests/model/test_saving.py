@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, WatermarkingConfig
 
 import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNForConditionalGeneration
@@ -22,6 +23,7 @@ from helpers import (
     SHARINGS,
     SOURCE,
     TARGET,
+    WITHOUT_HEEDFUL,
     assert_near,
     assert_refused,
     closure_of,
@@ -29,9 +31,11 @@ from helpers import (
     logits_of,
     matrices_of,
     pairwise,
+    shake,
     tiny_config,
     tiny_model,
 )
+from memorised import PAIRS, saved_model
 
 SHELF = sorted(Path(heedful.__file__).parent.glob("*_heed*.py"))
 # Every variant of each family, and every way to share embeddings.
@@ -41,6 +45,8 @@ VARIANTS = [
     for name, changes in {**SHARINGS, **variants}.items()
     if name != "all_shared"  # which is the default
 ]
+MATRICES = {"own_source": [0, 1, 1], "separate_vocabularies": [0, 1, 1], "own_output": [0, 0, 2]}
+MATRICES |= {key: [0, 1, 2] for key in ("nothing_shared", "own_source_and_output", "separate_vocabularies_untied")}
 WHOLE = "ForConditionalGeneration"
 # For the entry files of the saved folder; all else that is to travel follows from their imports.
 CODE = {
@@ -50,19 +56,23 @@ CODE = {
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "is_sharded"),
-    [(family, changes, number % 2 == 0) for number, (family, _, changes) in enumerate(VARIANTS)],
+    ("family", "name", "changes", "is_sharded"),
+    [(*variant, number % 2 == 0) for number, variant in enumerate(VARIANTS)],
     ids=[f"{family}-{name}" for family, name, _ in VARIANTS],
 )
-def test_a_loaded_model_is_the_saved_one_to_the_bit(tmp_path, family, changes, is_sharded):
+def test_a_loaded_model_is_the_saved_one_to_the_bit_and_shares_embeddings_as_its_config_says(
+    tmp_path, family, name, changes, is_sharded
+):
     model = tiny_model(family=family, **changes)
     model.save_pretrained(tmp_path, max_shard_size="8KB" if is_sharded else "5GB")
-    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == is_sharded
+    saved = [load_file(path) for path in tmp_path.glob("*.safetensors")]
+    assert (len(saved) > 1) == is_sharded
+    assert sum(weight.numel() for file in saved for weight in file.values()) == model.num_parameters()
     loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())
     torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
     assert torch.equal(logits_of(loaded), logits_of(model))
-    assert matrices_of(loaded) == matrices_of(model)
+    assert matrices_of(loaded) == matrices_of(model) == MATRICES.get(name, [0, 0, 0])
 
 
 @pytest.mark.parametrize(("before", "after"), [*itertools.permutations(("5GB", "20KB", "8KB"), 2), ("torch's", "5GB")])
@@ -117,25 +127,6 @@ def test_where_weights_lie_in_their_file_changes_no_bit(tmp_path):
         assert torch.equal(loaded(**given).logits, model(**given).logits)
 
 
-MATRICES = {
-    **{"all_shared": [0, 0, 0], "nothing_shared": [0, 1, 2], "own_source": [0, 1, 1], "own_output": [0, 0, 2]},
-    **{"own_source_and_output": [0, 1, 2], "separate_vocabularies": [0, 1, 1]},
-    "separate_vocabularies_untied": [0, 1, 2],
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_embeddings_are_shared_as_the_config_says_and_saved_once(tmp_path, sharing, family):
-    model = tiny_model(family=family, **SHARINGS[sharing])
-    assert matrices_of(model) == MATRICES[sharing]
-    model.save_pretrained(tmp_path)
-    saved = load_file(tmp_path / "model.safetensors")
-    embeddings = [name for name in saved if "embed_tokens" in name or "lm_head" in name]
-    assert len(embeddings) == len(set(MATRICES[sharing]))
-    assert sum(value.numel() for value in saved.values()) == sum(value.numel() for value in model.parameters())
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Return folders by family and by whether their weights are in several files; nobody may change them."""
@@ -187,7 +178,7 @@ for family, (*_, name) in code.items():
     ours, theirs = ({path.name for path in folder.glob("*.py")} for folder in folders)
     assert ours == theirs, theirs
 """
-# What each process imports first, and what it does then. Where heedful is not installed: test_remote_code.py.
+# What each process imports first, and what it does then. Where heedful is not installed: below.
 ORDERS = {
     "heed_is_imported_before_transformers": ("import heedful", [AUTO_CLASSES + BY_AUTO_CLASSES]),
     "heed_is_imported_after_transformers": (AUTO_CLASSES + "import heedful", [AUTO_CLASSES + BY_AUTO_CLASSES]),
@@ -259,7 +250,6 @@ def test_weights_that_are_not_the_config_of_a_recurrent_model_are_errors(folders
         ({"encoder_layers": 3}, "lacks model.encoder.layers.2.first_cell"),
         ({"bidirectional": False}, "holds, unknown to it, model.encoder.layers.0.second_cell"),
         ({"hidden_size": 18}, "weights of the shapes that its config says"),
-        ({"format_version": 99}, "`format_version` must be at most 1, but is 99"),
     ]
     folder = shutil.copytree(folders["recurrent", "5GB"], tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
@@ -282,3 +272,132 @@ def test_a_model_of_a_newer_heed_is_refused_by_every_road(folders, tmp_path):
     for load in roads:
         with pytest.raises(ValueError, match=message):
             load(newer)
+
+
+# The code that lies in a saved folder does its work where heedful is not installed; one process looks at all folders.
+# The pieces of code below are that process's: what they raise is in the test of their name.
+
+LOST = "model.encoder.layers.0.self_attn.q_proj.weight"
+FILE = sorted(closure_of("modeling_heed.py"))[0]  # the others fail as it does
+
+IMPORTS = """
+import torch
+from transformers import AutoModel, AutoModelForSeq2SeqLM, pipeline
+source, target = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
+
+def load(name, **settings):
+    model = AutoModelForSeq2SeqLM.from_pretrained(f"{place}/{name}", trust_remote_code=True, **settings).eval()
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    return model
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(input_ids=source, decoder_input_ids=target).logits
+"""
+SAVED = """
+model = load(family)
+assert torch.equal(logits_of(model), torch.load(f"{place}/{family}.pt"))
+assert model.generate(source, num_beams=3, max_length=7).shape[0] == 1
+base = AutoModel.from_pretrained(f"{place}/{family}", trust_remote_code=True)
+assert type(base).__name__ == type(model.model).__name__
+name = "encoder.embed_tokens.weight"
+assert torch.equal(base.get_parameter(name), model.model.get_parameter(name))
+model.save_pretrained(f"{place}/{family}_again")
+assert torch.equal(logits_of(load(f"{family}_again")), logits_of(model))
+"""
+REFUSED = """
+for open_it in (load, lambda name: pipeline(model=f"{place}/{name}", trust_remote_code=True, device="cpu")):
+    try:
+        open_it(folder)
+    except (OSError, ValueError) as error:
+        assert named in str(error), error
+    else:
+        raise AssertionError(open_it)
+"""
+# transformers imports the config's code and the model's apart from each other, so neither may rely on the other's.
+TWO_VOCABULARIES = """
+from transformers import WatermarkingConfig
+model = load("two_vocabularies")
+for settings, tokens in torch.load(f"{place}/two_vocabularies.pt", weights_only=False):
+    assert torch.equal(model.generate(source, **settings), tokens), settings
+"""
+QUANTIZED = """
+from torchao.quantization import Int8WeightOnlyConfig
+from transformers import TorchAoConfig
+model = load("transformer", quantization_config=TorchAoConfig(Int8WeightOnlyConfig()))
+model.save_pretrained(f"{place}/small")
+assert load("small").quantized_weights() == model.quantized_weights() != []
+"""
+ADAPTED = """
+from peft import LoraConfig, PeftModel, get_peft_model
+merged = load("merged")
+adapted = PeftModel.from_pretrained(load("transformer"), f"{place}/adapter").eval()
+torch.testing.assert_close(logits_of(adapted), logits_of(merged), rtol=1e-4, atol=1e-4)
+assert not torch.allclose(logits_of(merged), logits_of(load("transformer")), atol=1e-2)
+fresh = get_peft_model(merged, LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules="all-linear", r=2))
+fresh.train()(input_ids=source, labels=target, num_items_in_batch=6).loss.backward()
+assert sum(p.grad is not None and bool(p.grad.any()) for p in fresh.parameters()) > 10
+fresh.merge_and_unload().save_pretrained(f"{place}/merged_again")
+load("merged_again")
+"""
+TRANSLATED = """
+def assert_translates(*task, folder):
+    translate = pipeline(*task, model=f"{place}/{folder}", trust_remote_code=True, device="cpu")
+    assert type(translate).__module__.startswith("transformers_modules."), type(translate)
+    assert translate(list(texts), batch_size=3) == [{"translation_text": text} for text in texts.values()]
+    return translate
+
+assert_translates(folder=folder).save_pretrained(f"{place}/{folder}_again")
+assert_translates("heed-translation", folder=f"{folder}_again")
+"""
+PIECES = {
+    **{f"a {family} model is loaded and saved": f"family = {family!r}\n{SAVED}" for family in FAMILIES},
+    "lost weights are named": f"folder, named = 'damaged', {LOST!r}\n{REFUSED}",
+    "a lost file is named": f"folder, named = 'without_file', {FILE!r}\n{REFUSED}",
+    "tokens are counted by the target's vocabulary": TWO_VOCABULARIES,
+    "weights are quantized": QUANTIZED,
+    "adapters are taken and made": ADAPTED,
+    **{f"{name} tokenizers": f"folder = {name!r}\n{TRANSLATED}" for name in ("joint", "separate")},
+}
+
+
+def save_models(place):
+    for family in FAMILIES:
+        model = tiny_model(family=family)
+        model.save_pretrained(place / family)
+        torch.save(logits_of(model), place / f"{family}.pt")
+    (shutil.copytree(place / "transformer", place / "without_file") / FILE).unlink()
+    weights = load_file(shutil.copytree(place / "transformer", place / "damaged") / "model.safetensors")
+    del weights[LOST]
+    save_file(weights, place / "damaged" / "model.safetensors", metadata={"format": "pt"})
+    model = get_peft_model(tiny_model(), LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules="all-linear"))
+    shake(torch.nn.ParameterList([weight for weight in model.parameters() if weight.requires_grad]))
+    model.save_pretrained(place / "adapter")
+    model.eval().merge_and_unload().save_pretrained(place / "merged")
+    for name, sizes in {"joint": {"vocab_size": 272}, "separate": {"vocab_size": 264, "joint": False}}.items():
+        saved_model(place / name, **sizes)
+
+
+def save_two_vocabularies(place):
+    model = tiny_model(vocab_size=40, decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
+    model.save_pretrained(place / "two_vocabularies")
+    asked = [{"num_beams": 3}, {"watermarking_config": WatermarkingConfig(bias=50.0)}, {"prompt_lookup_num_tokens": 2}]
+    asked = [{**settings, "max_new_tokens": 6, "do_sample": False} for settings in asked]
+    found = [(settings, model.generate(SOURCE, **settings)) for settings in asked]
+    assert any((tokens >= 40).any() for _, tokens in found)
+    torch.save(found, place / "two_vocabularies.pt")
+
+
+@pytest.fixture(scope="module")
+def raised(tmp_path_factory):
+    place = tmp_path_factory.mktemp("folders")
+    save_models(place)
+    save_two_vocabularies(place)
+    pieces = {name: IMPORTS + code for name, code in PIECES.items()}
+    return fresh_process(pieces, {"place": str(place), "texts": PAIRS}, place / "process", WITHOUT_HEEDFUL)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("piece", PIECES)
+def test_without_heedful(piece, raised):
+    assert piece not in raised, raised[piece]

@@ -1,7 +1,5 @@
 """What is particular to a recurrent model: its attention, states and masks, and Heed's own searches with it."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from heedful import BeamSearch, HeedRNNModel, MinimumBayesRisk
+from heedful import BeamSearch, HeedRNNModel
 from heedful.cells_heed import RecurrentCache
 from heedful.versions_heed import CACHE
 from helpers import (
@@ -25,7 +23,6 @@ from helpers import (
     tiny_rnn,
 )
 from helpers import RECURRENT_VARIANTS as VARIANTS
-from plain_strategies import without_padding
 
 LENGTHS = (9, 2, 6)
 
@@ -126,14 +123,12 @@ def test_compiling_changes_nothing():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("where", ["argument", "config"])
-def test_outputs_come_as_a_tuple_where_that_is_asked_for(where):
+def test_outputs_come_as_a_tuple_where_a_call_or_the_config_asks_for_it():
     model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])
     expected = model(source, decoder_input_ids=source).logits
-    model.config.return_dict = where == "argument"
-    asked = {"return_dict": False} if where == "argument" else {}
-    assert torch.equal(model(source, decoder_input_ids=source, **asked)[0], expected)
-    assert isinstance(model.model(source, decoder_input_ids=source, **asked), tuple)
+    assert isinstance(model.model(source, decoder_input_ids=source, return_dict=False), tuple)
+    model.config.return_dict = False
+    assert torch.equal(model(source, decoder_input_ids=source)[0], expected)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -154,15 +149,3 @@ def test_a_transformer_and_a_recurrent_model_vote_together():
     assert all(found[0] != generated(member, rows, **settings) for member in members)
     uncached = generated(members[0], rows, custom_generate=searches[0], use_cache=False, **settings)
     assert found[0] == uncached
-
-
-def test_minimum_bayes_risk_chooses_among_the_samples():
-    ids, mask = padded(sentences(4, 6))
-    torch.manual_seed(0)
-    tokens = SimpleNamespace(batch_decode=lambda rows, **_: [str(row) for row in rows])
-    search = MinimumBayesRisk(tokens, utility=lambda ours, theirs: float(ours == theirs) - len(ours) / 100)
-    settings = {"max_length": 8, "do_sample": True, "num_return_sequences": 4, "return_dict_in_generate": True}
-    found = tiny_rnn().generate(ids, attention_mask=mask, custom_generate=search, **settings)
-    assert [len(found.candidate_sequences), len(found.sequences)] == [8, 2]
-    candidates = without_padding(found.candidate_sequences)
-    assert all(row in candidates for row in without_padding(found.sequences))

@@ -1,16 +1,12 @@
 """Recurrent models train by the recipes, loop, Trainer and scripts that Transformers train by, as exactly."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 
+import forked
 from heedful import HeedRNNForConditionalGeneration
 from heedful.publishing.run_card import write_run_card
 from heedful.training.loop.loop import TrainingLoop
@@ -20,11 +16,13 @@ from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
 from helpers import SUTSKEVER, assert_refused, slow_but, tiny_rnn
-from rnn_process import CHANGES, OPTIONS, losses
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
+OPTIONS = {"model_type": "heed_rnn", "embedding_size": 8, "hidden_size": 12, "dropout": 0.0}
+CHANGES = {"model.options": OPTIONS, "optimization.tokens_per_update": 500}
+CHANGES |= {"validation.every_updates": 3, "validation.sentences": 3, "validation.max_new_tokens": 12}
 KINDS = {"default": {}, "sutskever": SUTSKEVER, "equations": {"use_fused_cells": False, "cell": "lstm"}}
 
 
@@ -40,26 +38,24 @@ def make_loop(folder, corpus, changes):
     return TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization))
 
 
-@pytest.fixture
-def whole(tmp_path):
-    """Return what a run measures whose updates are one batch each."""
-    return losses(tmp_path / "whole", 100_000)
+def train_six_updates(folder, token_budget):
+    folder.mkdir(exist_ok=True)
+    recipe = tiny_recipe(folder, {**CHANGES, "optimization.token_budget": token_budget})
+    accelerator = make_accelerator(recipe.optimization)
+    with accelerator.main_process_first():
+        corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
+    TrainingLoop(recipe, corpus, accelerator).run()
 
 
-def test_micro_batches_change_no_loss(tmp_path, whole):
-    assert len(whole) == 6 + 2 + 2
-    assert losses(tmp_path / "split", 150) == pytest.approx(whole, rel=2e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.multiprocess
-def test_processes_change_no_loss(tmp_path, whole):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(Path(__file__).parents[1] / "support" / "rnn_process.py"), str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    assert json.loads((tmp_path / "losses.json").read_text()) == pytest.approx(whole, rel=2e-5)
+def test_micro_batches_and_processes_change_no_loss_and_no_validation(tmp_path):
+    train_six_updates(tmp_path / "whole", 100_000)
+    train_six_updates(tmp_path / "split", 150)
+    forked.run(2, tmp_path, train_six_updates, tmp_path / "processes", 150)
+    for name, count in (("train/loss", 6), ("validation/loss", 2), ("validation/chrf", 2)):
+        whole, *others = (logged(tmp_path / road, name) for road in ("whole", "split", "processes"))
+        assert len(whole) == count
+        assert others == [pytest.approx(whole, rel=2e-5)] * 2
 
 
 @pytest.mark.parametrize("kind", slow_but(["default"], KINDS))

@@ -25,7 +25,7 @@ from heedful.publishing.hub import check_folder, read_card
 from heedful.publishing.web.page import write_page
 from heedful.publishing.web.web_export import check_pattern
 from heedful.training.run import train
-from helpers import assert_error, assert_near, assert_refused, change_json
+from helpers import assert_error, assert_near, assert_refused, change_json, padded
 from pretrained_checkpoints import BUILDERS, ENGLISH, KOREAN, SIZES, bart, m2m100, nllb
 from tiny_runs import logged, tiny_recipe
 
@@ -83,6 +83,17 @@ def test_logits_and_loss_are_the_same(converted):
     assert (our_outputs.logits - their_outputs.logits).abs().max() < 1e-4
     assert_near(our_outputs.loss, their_outputs.loss)
     assert converted.result.difference < 1e-5
+
+
+@torch.no_grad()
+def test_the_longest_sentences_and_those_padded_on_the_left_have_the_logits_that_theirs_have_alone(converted):
+    ours, theirs = converted.models
+    rows, targets = [torch.randint(4, 80, (length,)) for length in (64, 9, 4)], torch.randint(4, 80, (3, 64))
+    source, mask = padded(rows, "left")
+    source = source.masked_fill(mask == 0, ours.config.pad_token_id)
+    together = ours(input_ids=source, attention_mask=mask, decoder_input_ids=targets).logits
+    for row, logits, target in zip(rows, together, targets, strict=True):
+        assert_near(logits, theirs(input_ids=row[None], decoder_input_ids=target[None]).logits[0], 2e-5)
 
 
 def test_generated_tokens_are_the_same_with_the_generation_configs_of_both_folders(converted):

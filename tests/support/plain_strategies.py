@@ -29,6 +29,7 @@ KINDS = {
     "marian": lambda: transformers.MarianMTModel._from_config(transformers.MarianConfig(**SIZES), **EAGER),
     "bart": lambda: transformers.BartForConditionalGeneration._from_config(transformers.BartConfig(**SIZES), **EAGER),
     "t5": lambda: transformers.T5ForConditionalGeneration._from_config(transformers.T5Config(**T5_SIZES), **EAGER),
+    "recurrent": lambda: tiny_model(family="recurrent"),
 }
 
 
@@ -36,7 +37,7 @@ def model_of(kind, seed=0):
     """Return a tiny model of a class whose outputs depend on what it reads, end at several tokens, repeat none."""
     torch.manual_seed(seed)
     model = KINDS[kind]()
-    if kind != "heed":
+    if kind not in ("heed", "recurrent"):
         shake(model)
     model.generation_config.update(
         **{"eos_token_id": ENDS, "no_repeat_ngram_size": 1, "forced_eos_token_id": None, "bos_token_id": START},

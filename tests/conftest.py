@@ -109,6 +109,32 @@ def heedful_command(monkeypatch, capsys):
         logging.enable_progress_bar()
 
 
+@pytest.fixture
+def printed(heedful_command):
+    """Run a command that ends well, and return what it prints."""
+
+    def run(*arguments, **stdin):
+        code, output, errors = heedful_command(*arguments, **stdin)
+        assert code == 0, (arguments, errors)
+        return output
+
+    return run
+
+
+@pytest.fixture
+def refused(heedful_command):
+    """Run a command that is a user's mistake: exit code 2, nothing printed, no traceback; return the one message."""
+
+    def run(*arguments, **stdin):
+        code, output, errors = heedful_command(*arguments, **stdin)
+        assert (code, output) == (2, ""), arguments
+        assert "Traceback" not in errors
+        assert errors.count("heedful: ") == len(re.findall("^heedful: ", errors, re.MULTILINE)) == 1
+        return errors[errors.index("heedful: ") :].strip()
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def one_thread_and_one_seed():
     torch.set_num_threads(1)

@@ -1,13 +1,15 @@
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.epochs.streaming import stream_updates
+from heedful.data.micro_batches import collate, micro_batches_of_rank, split_update
 from helpers import assert_refused
 from row_lengths import lengths, natural_lengths, padded_tokens, padding_share, rows_of, several
 
@@ -15,11 +17,15 @@ MANY = natural_lengths(30_000)
 
 
 @several
-@given(lengths, st.integers(4, 300), st.integers(1, 4), st.integers(0, 5))
+@given(lengths, st.integers(4, 300), st.integers(1, 4), st.integers(0, 2**40))
 def test_every_epoch_has_each_row_once_keeps_the_budget_and_has_as_many_updates(rows, tokens, buckets, seed):
     source, target = zip(*rows, strict=True)
     batches = UpdateBatches(source, target, BatchingSettings(tokens, buckets, seed))
     epochs = list(map(batches.epoch, range(6)))
+    # Another instance agrees, whatever it was asked before.
+    assert (
+        UpdateBatches(*map(np.array, (source, target)), BatchingSettings(tokens, buckets, seed)).epoch(4) == epochs[4]
+    )
     assert len({(len(updates), sum(map(len, updates))) for updates in epochs}) == 1
     for updates in epochs:
         assert sorted(row for update in updates for row in rows_of(update)) == list(range(len(rows)))
@@ -34,36 +40,10 @@ def batches_of(source, target, tokens, **settings):
     return UpdateBatches(source, target, BatchingSettings(tokens, **settings))
 
 
-@several
-@given(lengths, st.integers(0, 2**40), st.integers(0, 1000))
-def test_two_instances_agree(rows, seed, epoch):
-    source, target = zip(*rows, strict=True)
-    first = batches_of(source, target, 100, buckets_per_update=2, seed=seed)
-    second = batches_of(np.array(source), np.array(target), 100, buckets_per_update=2, seed=seed)
-    second.epoch(epoch + 1)
-    assert first.epoch(epoch) == second.epoch(epoch)
-
-
-def test_the_order_is_the_same_on_every_platform():
-    batches = batches_of([3, 1, 2, 3, 1, 2, 9], [3, 1, 2, 3, 1, 2, 9], 12, seed=7)
-    assert batches.epoch(3) == [[[1, 4]], [[6]], [[2, 5]], [[3, 0]]]
-
-
-def test_epochs_and_seeds_differ_in_order_and_in_company():
-    def epoch(seed, number):
-        return batches_of(*natural_lengths(500), 512, seed=seed).epoch(number)
-
-    def companies(updates):
-        return {frozenset(bucket) for update in updates for bucket in update}
-
-    assert epoch(0, 0) != epoch(0, 1) != epoch(1, 0)
-    assert companies(epoch(0, 0)) != companies(epoch(0, 1))
-
-
-def test_a_large_corpus_has_as_many_updates_in_every_epoch_and_hardly_more_than_it_needs():
-    batches = batches_of(*MANY, 2048)
-    (number,) = {len(batches.epoch(epoch)) for epoch in range(8)}
-    assert number * 2048 < 1.05 * sum(map(sum, MANY))
+def test_the_order_is_the_same_on_every_platform_another_for_another_seed_and_none_of_no_rows():
+    first, other = (batches_of([3, 1, 2, 3, 1, 2, 9], [3, 1, 2, 3, 1, 2, 9], 12, seed=seed) for seed in (7, 8))
+    assert first.epoch(3) == [[[1, 4]], [[6]], [[2, 5]], [[3, 0]]] != other.epoch(3)
+    assert batches_of([], [], 10).epoch(0) == []
 
 
 def share_together_again(first, second):
@@ -77,6 +57,8 @@ def share_together_again(first, second):
 def test_most_rows_have_other_company_in_the_next_epoch():
     batches = batches_of(*MANY, 8192)
     epochs = [[bucket for update in batches.epoch(epoch) for bucket in update] for epoch in range(4)]
+    # An epoch has hardly more updates than it needs.
+    assert len(batches_of(*MANY, 2048).epoch(0)) * 2048 < 1.05 * sum(map(sum, MANY))
     assert share_together_again(epochs[0], epochs[0]) == 1
     for first, second in pairwise(epochs):
         assert share_together_again(first, second) < 0.55
@@ -95,13 +77,6 @@ def test_an_update_of_several_buckets_has_short_and_long_rows_and_other_company_
             middle = np.median([length for update in updates for length in update])
             assert all(min(update) < 1.2 * middle and max(update) > 0.8 * middle for update in updates[:-1])
     assert share_together_again(*(list(map(rows_of, batches.epoch(epoch))) for epoch in range(2))) < 0.2
-
-
-def test_a_row_longer_than_the_budget_is_alone_and_an_empty_corpus_has_no_updates():
-    updates = batches_of([2, 50, 2, 2], [2, 50, 2, 2], 16).epoch(0)
-    assert [[1]] in updates
-    assert len(updates) == 2
-    assert batches_of([], [], 10).epoch(0) == []
 
 
 def test_hardly_anything_is_padding():
@@ -169,3 +144,65 @@ def test_each_pool_of_a_stream_has_its_own_order():
     first_order = UpdateBatches([1] * 21, [1] * 21, BatchingSettings(tokens_per_update=2)).epoch(0)
     assert sorted(order[19:39]) != order[19:39]
     assert order[19:39] != [second_pool[row] for ((row,),) in first_order[:20]]
+
+
+def split(update, source, target, token_budget, world_size):
+    """Split an update of row numbers, and return the numbers."""
+    rows = [
+        [{"number": row, "input_ids": range(source[row]), "labels": range(target[row])} for row in b] for b in update
+    ]
+    parts = split_update(rows, token_budget, world_size)
+    return [[[row["number"] for row in batch] for batch in batches] for batches in parts]
+
+
+@several
+@given(lengths, st.integers(2, 300), st.integers(1, 4), st.integers(1, 300))
+def test_an_update_is_divided_exactly(rows, tokens, buckets, token_budget):
+    source, target = zip(*rows, strict=True)
+    for update, world_size in product(
+        batches_of(source, target, tokens * buckets, buckets_per_update=buckets).epoch(0), (1, 2, 3)
+    ):
+        ranks = split(update, source, target, token_budget, world_size)
+        assert len(ranks) == world_size
+        assert len({len(batches) for batches in ranks}) == 1
+        assert sorted(row for batches in ranks for batch in batches for row in batch) == rows_of(update)
+        for batch in (batch for batches in ranks for batch in batches):
+            assert len(batch) <= 1 or padded_tokens(batch, source, target) <= token_budget
+
+
+def test_one_process_with_room_gets_every_bucket_whole():
+    source, target = natural_lengths(2000)
+    for update in batches_of(source, target, 4096, buckets_per_update=4).epoch(0):
+        (batches,) = split(update, source, target, 1024, 1)
+        assert sorted(map(sorted, batches)) == sorted(map(sorted, update))
+
+
+def test_ranks_get_the_same_work():
+    source, target = natural_lengths(20_000)
+    for buckets in (1, 2, 4):
+        updates = batches_of(source, target, 8192, buckets_per_update=buckets).epoch(0)[:10]
+        for update, world_size in product(updates, (2, 3, 5)):
+            ranks = split(update, source, target, 8192, world_size)
+            loads = [sum(padded_tokens(batch, source, target) for batch in batches) for batches in ranks]
+            assert max(loads) < 1.15 * sum(loads) / world_size
+
+
+def test_more_ranks_than_rows_leave_some_without():
+    row = {"input_ids": [5, 6], "labels": [7]}
+    parts = split_update([[row]], 100, 3)
+    assert sorted(parts, key=str) == [[[]], [[]], [[row]]]
+    for rank, part in enumerate(parts):
+        (micro_batch,) = micro_batches_of_rank(parts, rank, lambda rows: collate(rows, 0))
+        assert micro_batch.counts == (part == [[row]])
+        assert micro_batch.padded_tokens == (3 if micro_batch.counts else 0)
+        assert micro_batch.tensors["labels"].tolist() == [[7]]
+
+
+def test_collate_pads_on_the_right():
+    batch = collate([{"input_ids": [5, 6], "labels": [7]}, {"input_ids": [8], "labels": [9, 9, 2]}], pad_token_id=3)
+    assert batch["input_ids"].tolist() == [[5, 6], [8, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    assert batch["labels"].tolist() == [[7, -100, -100], [9, 9, 2]]
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    empty = collate([{"input_ids": [], "labels": []}], pad_token_id=3)
+    assert [tensor.tolist() for tensor in empty.values()] == [[[3]], [[0]], [[-100]]]  # one column

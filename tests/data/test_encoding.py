@@ -1,3 +1,5 @@
+"""Rows of token ids, how often those of each part of a mixture come, and what stands before their sources."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,7 +7,9 @@ from hypothesis import strategies as st
 
 from heedful.data import encoding
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.mixture import both_ways
+from heedful.data.epochs.sampling import Sampling
+from heedful.data.mixture import MixturePart, both_ways, source_prefixes
+from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 
 PAIRS = [
@@ -80,3 +84,90 @@ def test_encoded_pairs_give_back_their_rows_and_no_others(rows):
     for index in (-1, len(rows)):
         with pytest.raises(IndexError, match=f"Row {index} does not exist: there are {len(rows)}"):
             encoded[index]
+
+
+TEXTS = ["a b c d e f <bt> </s>", "Ein <bt> <2de> Hund."]
+
+
+def drawn(sizes, temperature, epoch, seed=1):
+    """Return the counts of parts of these sizes, and how often each of their rows comes, part by part."""
+    rows = EncodedPairs({"input_ids": [number], "labels": [number]} for number in range(sum(sizes)))
+    sampling = Sampling(np.repeat(np.arange(len(sizes)), sizes), temperature, seed)
+    found = sampling.rows(rows, epoch)
+    assert found.numbers.tolist() == found.sources.tolist() == found.targets.tolist()
+    times = np.bincount(found.sources, minlength=sum(sizes))
+    return sampling.counts, np.split(times, np.cumsum(sizes)[:-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=4), st.floats(1, 100), st.integers(0, 5))
+def test_an_epoch_has_as_many_rows_as_the_parts_whose_rows_come_equally_often(sizes, temperature, epoch):
+    counts, times = drawn(sizes, temperature, epoch)
+    assert counts.sum() == sum(sizes)
+    wanted = np.array(sizes) ** (1 / temperature)
+    assert np.abs(counts - wanted / wanted.sum() * sum(sizes)).max() < 1
+    for count, part in zip(counts, times, strict=True):
+        assert part.sum() == count
+        assert part.max() - part.min() <= 1  # whole repetitions first
+    assert all((part == 1).all() for part in drawn(sizes, 1.0, epoch)[1])
+
+
+def test_large_temperatures_make_parts_equal_and_epochs_and_seeds_draw_other_rows():
+    counts, times = drawn([1000, 10], 1e9, 0)
+    assert counts.tolist() == [505, 505]
+    others = [drawn([1000, 10], 1e9, epoch, seed)[1][0] for epoch, seed in ((0, 1), (1, 1), (0, 2))]
+    assert (others[0] == times[0]).all()
+    assert all(200 < (other != times[0]).sum() < 800 for other in others[1:])
+
+
+PARTS = {"data.train": MixturePart("a", to="de"), "data.mixture.x": MixturePart("b", to="fr", tag="bt")}
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram", "word"])
+@settings(max_examples=30, deadline=None)
+@given(st.text("<bt>/s2de \n", max_size=20))
+def test_a_tag_stands_before_sources_and_never_comes_out_of_text(algorithm, text):
+    tokenizers = TAGGED.setdefault(algorithm, train(algorithm))
+    tags = source_prefixes(PARTS, tokenizers)
+    assert [tokenizers.source.convert_ids_to_tokens(head) for head in tags] == [["<2de>"], ["<2fr>", "<bt>"]]
+    for written in (text, f"{text}<bt>", f"a <bt> {text}"):
+        (ids,) = tokenizers.encode_source([written], "de")
+        assert not {*ids[1:]} & {id_ for head in tags for id_ in head}
+
+
+def train(algorithm="bpe", **options) -> TokenizerPair:
+    options = {"languages": ("fr", "de", "<bt>"), **options}
+    return train_tokenizers(TEXTS, TEXTS, vocab_size=300, algorithm=algorithm, **options)
+
+
+TAGGED: dict[str, TokenizerPair] = {}
+
+
+def test_a_given_tokenizer_without_the_tag_or_that_reads_it_out_of_text_is_refused():
+    separate = train(joint=False)
+    assert ["<bt>" in each.get_vocab() for each in (separate.source, separate.target)] == [True, False]
+    parts = {"data.train": MixturePart("a", to="de"), "data.mixture.x": MixturePart("b", to="de", tag="bt")}
+    plain, ordinary, reading = (train(languages=()) for _ in range(3))
+    ordinary.source.add_tokens(["<bt>"])
+    reading.source.add_special_tokens({"additional_special_tokens": ["<bt>"]})
+    reading.source.split_special_tokens = False
+    for tokenizers in (plain, ordinary, reading):
+        with pytest.raises(ValueError, match=r"`data.mixture.x.tag` must be a special token .* but <bt> is none"):
+            source_prefixes(parts, tokenizers)
+    reading.source.split_special_tokens = True
+    assert len(source_prefixes(parts, reading)[1]) == 1
+
+
+def test_a_given_tokenizer_must_have_the_tags_of_the_languages_that_are_learned():
+    one = {"data.train": MixturePart("a", to="de")}
+    both = one | {"data.both_directions": MixturePart("a", to="en")}
+    for parts, tokenizers, told in (
+        (both, train(languages=()), r"\(en, de\), but has those of none"),
+        (both, train(), r"\(en, de\), but has those of fr, de"),
+        (one, train(), r"\(only one, and so no tag\), .+ those of fr, de"),
+    ):
+        with pytest.raises(ValueError, match=rf"`tokenizer.path` or .+ each language that is learned {told}"):
+            source_prefixes(parts, tokenizers)
+    for tag in ("<s>", "<unk>", "<bt", "<1a>"):  # of which none can be a language's
+        with pytest.raises(ValueError, match="`languages` must be different codes"):
+            train(languages=[tag])

@@ -19,7 +19,7 @@ from heedful.data.korean_english.pairs import BUILTIN_SPLITS, LARGEST_COUNTS, is
 from heedful.data.korean_english.patterns import patterns
 from heedful.data.korean_english.phrases import PLAIN, POLITE
 from heedful.data.korean_english.predicates import copula_forms, korean_forms
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 
 NOUNS, VERBS, ADJECTIVES = lexicon()
 
@@ -160,18 +160,6 @@ def test_a_korean_sentence_has_one_english_and_an_english_one_at_most_one_korean
         assert korean_of.setdefault((english, choices[-1]), korean) == korean
 
 
-def test_text_is_tidy(train):
-    for pair in train[:20_000]:
-        for text in pair.values():
-            assert unicodedata.is_normalized("NFC", text)
-            assert text.split(" ") == text.split()
-            assert text[-1] in ".?"
-            assert text[:-1].isprintable()
-        assert pair["ko"][-1] == pair["en"][-1]
-        assert 2 <= len(pair["ko"].split()) <= 10
-        assert 3 <= len(pair["en"].split()) <= 14
-
-
 def test_every_pattern_and_both_styles_occur_and_every_sentence_is_in_the_split_of_its_combinations(drawn):
     assert {pattern.name for pattern, _ in drawn} == {pattern.name for pattern in patterns()}
     assert {choices[-1] for _, choices in drawn} == {PLAIN, POLITE}
@@ -274,10 +262,8 @@ def test_a_wrong_argument_and_a_word_that_is_not_korean_are_named_at_once():
         (("test", LARGEST_COUNTS["test"] + 1), r"`count` must be between 1 and 500,000 .* but is 500001 instead"),
     ]
     assert_refused(cases, lambda given: korean_english_pairs(*given))
-    with pytest.raises(ValueError, match=r"`syllable` must be one Hangul syllable, but is 'k' instead"):
-        conjugation.attach("book", "object")
-    with pytest.raises(ValueError, match=r"`dictionary_form` must end in 다, but is '먹어' instead"):
-        conjugation.infinitive("먹어")
+    assert_error(r"`syllable` must be one Hangul syllable, but is 'k' instead", conjugation.attach, "book", "object")
+    assert_error(r"`dictionary_form` must end in 다, but is '먹어' instead", conjugation.infinitive, "먹어")
 
 
 def _all_leaves(tree):

@@ -1,32 +1,27 @@
 """Characters, jamo, and closed vocabularies of symbols: what they cut, keep, and refuse."""
 
 import pickle
-import re
-import unicodedata
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from guides import printing_of, text_of
 from heedful import Translator
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.samples import make_sample
 from heedful.diagnosis.verification import check_round_trip, check_special_text
-from heedful.files import write_text
 from heedful.pipeline_heed import HeedText2TextPipeline, HeedTranslationPipeline
 from heedful.publishing.exports import comparison
 from heedful.publishing.web.web_export import check_pattern
 from heedful.symbols_heed import UnknownSymbol, symbols_of
 from heedful.training.preparation import prepare_corpus
-from helpers import assert_refused, tiny_model
+from helpers import assert_error, assert_refused, tiny_model
 from memorised import memorised_model
-from tiny_runs import tiny_recipe
+from tiny_runs import table_file, tiny_recipe
 
-FAMILY, FLAGS = "\U0001f469\u200d\U0001f467", "\U0001f1f0\U0001f1f7\U0001f1fa\U0001f1f8"
+FAMILY = "\U0001f469\u200d\U0001f467"
 WORDS = ["hamid", "한글 밥", f"e\u0301 {FAMILY}\r\n"]
 SOUNDS = ["HH AH0 M IY1 D", "Z SH", "V UH2"]
 
@@ -61,32 +56,7 @@ def test_a_number_keeps_the_most_frequent_characters_in_a_fixed_order():
     assert every.source.convert_ids_to_tokens([260, 261, 262]) == ["b", "a", "c"]
 
 
-HARD = st.text(
-    st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(FAMILY + FLAGS + "가\u0301\r\n <sx0>"))
-)
 PAIRS = {algorithm: train(algorithm) for algorithm in ("character", "jamo")}
-
-
-@pytest.mark.parametrize("algorithm", PAIRS)
-@settings(max_examples=80, deadline=None)
-@given(HARD)
-def test_any_text_comes_back_and_becomes_no_control_token(algorithm, text):
-    pair = PAIRS[algorithm]
-    (ids,) = pair.encode_target([text])
-    assert min(ids[:-1], default=4) >= 4
-    assert pair.decode_target([ids]) == [unicodedata.normalize("NFC", text)]
-
-
-@pytest.mark.parametrize("algorithm", PAIRS)
-def test_published_tokenizers_decode_alone(algorithm, tmp_path):
-    PAIRS[algorithm].save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    text = f"한글 <s> <0x41> {FLAGS}"
-    ids = tokenizer(text)["input_ids"]
-    assert ids == PAIRS[algorithm].encode_source([text])[0]
-    decoded = tokenizer.decode(ids, skip_special_tokens=True)
-    assert unicodedata.normalize("NFC", decoded) == text
-    assert (decoded == text) is (algorithm == "character")  # jamo are put together by `decode_target`
 
 
 def test_either_side_has_an_algorithm_of_its_own(tmp_path):
@@ -97,10 +67,8 @@ def test_either_side_has_an_algorithm_of_its_own(tmp_path):
     assert sorted(symbols_of(pair.target)) == sorted({sound for text in SOUNDS for sound in text.split()})
     sizes = train(("word", "bpe"), joint=False, target_vocab_size=260)
     assert (len(symbols_of(sizes.source)), len(sizes.target)) == (5, 260)
-    with pytest.raises(ValueError, match="`target_vocab_size` must be a number for bpe, but is None"):
-        train(("word", "bpe"), joint=False)
-    with pytest.raises(ValueError, match="`algorithm` must be one for a joint vocabulary, but is"):
-        train(("word", "bpe"))
+    assert_error("`target_vocab_size` must be a number for bpe, but is None", train, ("word", "bpe"), joint=False)
+    assert_error("`algorithm` must be one for a joint vocabulary, but is", train, ("word", "bpe"))
 
 
 @pytest.mark.parametrize("loads", [0, 2])
@@ -114,8 +82,7 @@ def test_a_symbol_outside_a_closed_vocabulary_is_named(loads, tmp_path):
     assert str(caught.value).startswith(told)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # as it comes from another process
     assert pair.encode_source(["HH AH"])  # the other side knows every text
-    with pytest.raises(UnknownSymbol, match=r"but '<s>' is none"):
-        pair.encode_target(["Z <s>"])
+    assert_error(r"but '<s>' is none", pair.encode_target, ["Z <s>"], error=UnknownSymbol)
 
 
 def test_a_vocabulary_of_the_most_frequent_words_is_open_and_transformers_alone_knows_a_closed_one(tmp_path):
@@ -125,16 +92,7 @@ def test_a_vocabulary_of_the_most_frequent_words_is_open_and_transformers_alone_
     train("word").save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer("Z SH")["input_ids"][-1] == 2
-    with pytest.raises(Exception, match="Missing"):
-        tokenizer("Z zh")
-
-
-# In recipes and commands
-
-
-def pairs_file(path, pairs):
-    write_text(path, "".join(f"{source}\t{target}\n" for source, target in pairs))
-    return str(path)
+    assert_error("Missing", tokenizer, "Z zh", error=Exception)
 
 
 @pytest.fixture
@@ -142,9 +100,9 @@ def sounds(tmp_path):
     """Return what a recipe of words and their sounds says, with a test that has a sound of its own."""
     known = [("ab", "A B"), ("ba", "B A"), ("abb", "A B B"), ("bab", "B A B")]
     where = {
-        "data.train": pairs_file(tmp_path / "train.tsv", known * 10),
-        "data.validation": pairs_file(tmp_path / "validation.tsv", [("aab", "A A B")]),
-        "data.test": {"other": pairs_file(tmp_path / "test.tsv", [("aa", "A A"), ("ac", "A ZH")])},
+        "data.train": table_file(tmp_path / "train.tsv", known * 10),
+        "data.validation": table_file(tmp_path / "validation.tsv", [("aab", "A A B")]),
+        "data.test": {"other": table_file(tmp_path / "test.tsv", [("aa", "A A"), ("ac", "A ZH")])},
     }
     own = {"algorithm": "character", "vocab_size": None, "joint": False, "target_algorithm": "word"}
     return where | {"data.source": "1", "data.target": "2"} | {f"tokenizer.{key}": own[key] for key in own}
@@ -163,13 +121,11 @@ def error_of_doctor(tmp_path, changes):
 
 def test_a_symbol_in_held_out_data_stops_a_run_at_its_start(sounds, tmp_path):
     message = r"`data.test.other`, pair 2: each symbol must be one of the 2 .* 'ZH' is none"
-    with pytest.raises(ValueError, match=message):
-        prepared(tmp_path, sounds)
+    assert_error(message, prepared, tmp_path, sounds)
     # A target may lack what is taken out of both.
     assert prepared(tmp_path, sounds | {"decoding.ignore": "[0-9]"}, "ignoring")
     sounds["data.validation"] = sounds["data.test"]["other"]
-    with pytest.raises(ValueError, match=r"`data.validation`, pair 2: each symbol .* 'ZH' is none"):
-        prepared(tmp_path, sounds, "other")
+    assert_error(r"`data.validation`, pair 2: each symbol .* 'ZH' is none", prepared, tmp_path, sounds, "other")
     assert "'ZH' is none" in error_of_doctor(tmp_path, sounds)
 
 
@@ -177,18 +133,17 @@ def test_a_symbol_that_a_given_tokenizer_lacks_is_named_in_training_data(sounds,
     given = train_tokenizers(["ab"], ["A"], algorithm=("character", "word"), vocab_size=None, joint=False)
     given.save_pretrained(tmp_path / "given")
     own = {key: sounds[key] for key in ("data.train", "data.source", "data.target")}
-    own |= {"data.validation": pairs_file(tmp_path / "few.tsv", [("aa", "A A")])}
+    own |= {"data.validation": table_file(tmp_path / "few.tsv", [("aa", "A A")])}
     own |= {"tokenizer.path": str(tmp_path / "given")}
     streamed = prepared(tmp_path, own | {"data.streaming": True}, "a")
     with pytest.raises(ValueError, match=r"^'ab' → 'A B': each symbol must be one of the 1 of the target's"):
         list(streamed.updates(0))
-    with pytest.raises(ValueError, match=r"^`data.train` after cleaning, pair 1: .* 'B' is none"):
-        prepared(tmp_path, own, "b")
+    assert_error(r"^`data.train` after cleaning, pair 1: .* 'B' is none", prepared, tmp_path, own, "b")
     assert error_of_doctor(tmp_path, own).startswith("`data.train` after c")
 
 
 def test_symbols_of_pairs_that_are_held_out_of_the_training_data_are_known(sounds, tmp_path):
-    once = pairs_file(tmp_path / "once.tsv", [(f"{number}", f"S{number}") for number in range(60)])
+    once = table_file(tmp_path / "once.tsv", [(f"{number}", f"S{number}") for number in range(60)])
     changes = sounds | {"data.train": once, "data.validation": None, "data.test": {}}
     corpus = prepared(tmp_path, changes)
     assert len(symbols_of(corpus.tokenizers.target)) == 60 > corpus.pairs
@@ -253,16 +208,14 @@ def test_the_pipeline_puts_jamo_together():
 
 
 def test_the_guide_s_example_prints_what_it_says(capsys):
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tokenizers.md").read_text(encoding="utf-8")
-    code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, flags=re.DOTALL).groups()
+    (code, printed), *_ = printing_of(text_of("tokenizers"))
     exec(code, {})
     assert capsys.readouterr().out == printed
 
 
 def test_exports_name_what_they_cannot_take(symbols):
     for pair, kind in ((PAIRS["jamo"], "characters"), (train("word"), "words"), (train("word", 8), "words")):
-        with pytest.raises(ValueError, match=rf"must be bpe or unigram for transformers.js, but is of {kind} instead"):
-            check_pattern(pair)
+        assert_error(rf"must be bpe or unigram for transformers.js, but is of {kind} instead", check_pattern, pair)
     for algorithm in ("bpe", "unigram"):
         check_pattern(train(algorithm, 270))
     with pytest.raises(ValueError, match=r"Sentence 2 of those to compare on .* but 'Hello' is none"):
@@ -272,7 +225,7 @@ def test_exports_name_what_they_cannot_take(symbols):
 def test_evaluate_names_the_pair_of_an_unknown_symbol(translator, symbols, tmp_path, heedful_command):
     for each in (translator.model, symbols):
         each.save_pretrained(tmp_path / "model")
-    data = pairs_file(tmp_path / "data.tsv", [("a b", "X"), ("c", "Y Z")])
+    data = table_file(tmp_path / "data.tsv", [("a b", "X"), ("c", "Y Z")])
     arguments = ["evaluate", tmp_path / "model", "--data", data, "--source", "1", "--target", "2"]
     told = "`--data`, pair 2: each symbol must be one of the 2 of the target's vocabulary"
     assert told in heedful_command(*arguments)[2]

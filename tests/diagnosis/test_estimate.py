@@ -15,6 +15,7 @@ from accelerate.utils import DistributedType
 from heedful.data.micro_batches import split_update
 from heedful.diagnosis import estimate
 from heedful.diagnosis.estimate import Rehearsal, count_matrices, count_parameters, dry_run, plan_batches, state_memory
+from heedful.diagnosis.memory import HeldBytes
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
@@ -216,9 +217,8 @@ def test_a_dry_run_goes_on_from_a_model(corpus, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_prints_it_and_leaves_no_folder(tmp_path, heedful_command):
-    code, output, _ = heedful_command("train", recipe_file(tmp_path), "seed=7", "--dry-run")
-    assert code == 0
+def test_the_command_prints_it_and_leaves_no_folder(tmp_path, printed):
+    output = printed("train", recipe_file(tmp_path), "seed=7", "--dry-run")
     assert "seed: 7" in output
     assert output.splitlines()[-1] == "Nothing was trained, and nothing was written."
     assert [entry.name for entry in tmp_path.iterdir()] == ["recipe.yaml"]
@@ -236,3 +236,42 @@ def test_two_processes_print_one_estimate_for_two(tmp_path):
     assert "on each of 2 processes" in finished.stdout
     assert "gradients in exchange" in finished.stdout
     assert not (tmp_path / "run").exists()
+
+
+# The meter of memory.
+def test_bytes_are_those_held_at_once():
+    with HeldBytes() as memory:
+        first = torch.zeros(100)  # 400 bytes
+        view = first.view(10, 10)
+        second = torch.zeros(50, dtype=torch.float64)  # 400
+        del second
+        third = torch.zeros(25)  # 100
+    assert memory.peak == 800
+    assert memory.now == 500
+    del first, third
+    assert memory.now == 400  # the view holds it
+    del view
+    assert memory.now == 0
+
+
+def test_what_was_there_before_does_not_count():
+    before = torch.zeros(1000)
+    with HeldBytes() as memory:
+        before.view(10, 100).t().add_(1)
+        assert memory.peak == 0
+        total = torch.cat([before, before]).sum()
+    assert memory.peak == 2 * 4000 + 4
+    assert memory.now == 4
+    assert total == 2000
+
+
+def test_bytes_of_a_layer_forwards_and_backwards_are_what_its_formula_says():
+    layer = torch.nn.Sequential(torch.nn.Linear(100, 400), torch.nn.Sigmoid(), torch.nn.Linear(400, 100))
+    inputs = torch.randn(50, 100)
+    layer(inputs).sum().backward()  # gradients are there from here on
+    with HeldBytes() as memory:
+        layer(inputs).sum().backward()
+    hidden, outer, weight = 4 * 50 * 400, 4 * 50 * 100, 4 * 400 * 100
+    # Saved: the sigmoid's output. At worst: its gradient and the linear layer's before it, or a weight's.
+    assert hidden + outer <= memory.peak <= 4 * hidden + 2 * outer + 2 * weight
+    assert memory.now == 0

@@ -10,12 +10,7 @@ from heedful.diagnosis.doctor import diagnose
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.start_checks import check_installed, check_start
-from tiny_runs import tiny_recipe
-
-
-def table(path, rows):
-    path.write_text("".join(f"{source}\t{target}\n" for source, target in rows), encoding="utf-8")
-    return str(path)
+from tiny_runs import table_file, tiny_recipe
 
 
 def refusal_of_training(recipe, folder):
@@ -48,15 +43,15 @@ def refusals_of_doctor(recipe):
 def test_what_training_leaves_out_of_a_test_and_what_it_holds_out_after_cleaning_is_no_error(tmp_path):
     words = [("one two", "eins zwei"), ("two one", "zwei eins"), ("one", "eins"), ("two", "zwei")]
     ignored = {
-        "data.train": table(tmp_path / "train.tsv", words * 10),
-        "data.validation": table(tmp_path / "validation.tsv", [("two two", "zwei zwei")]),
-        "data.test": {"numbers": table(tmp_path / "test.tsv", [("one one", "eins 7")])},
+        "data.train": table_file(tmp_path / "train.tsv", words * 10),
+        "data.validation": table_file(tmp_path / "validation.tsv", [("two two", "zwei zwei")]),
+        "data.test": {"numbers": table_file(tmp_path / "test.tsv", [("one one", "eins 7")])},
         "tokenizer": {"algorithm": "word", "vocab_size": None, "joint": False},
         "decoding.ignore": "[0-9]",
     }
     rows = [(f"source {number}", f"target {number}") for number in range(100)]
     rows += [(f"long {number} " * 30, f"long {number}") for number in range(100)]
-    cleaned = {"data.train": table(tmp_path / "long.tsv", rows), "data.validation": None}
+    cleaned = {"data.train": table_file(tmp_path / "long.tsv", rows), "data.validation": None}
     cleaned |= {"data.cleaning": {"max_characters": 30}, "tokenizer.vocab_size": 300}
     cleaned |= {"model.options.position_encoding": "learned", "model.options.max_position_embeddings": 32}
     for name, changes in (("ignored", ignored), ("cleaned", cleaned)):
@@ -85,7 +80,7 @@ def random_file(random, path, words, counts=(1, 3, 40, 40, 40)):
     for _ in range(random.choice(counts) if random.random() < 0.97 else 0):
         lengths = random.choice([(1, 1), (2, 3), (3, 2), (4, 4), (1, 9), (0, 2), (60, 2), (2, 60)])
         rows.append([" ".join(random.choices(words, k=length)) for length in lengths])
-    return "nowhere.tsv" if random.random() < 0.02 else table(path, rows + rows[:2])
+    return "nowhere.tsv" if random.random() < 0.02 else table_file(path, rows + rows[:2])
 
 
 def random_recipe(random, folder):

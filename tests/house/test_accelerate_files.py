@@ -95,8 +95,7 @@ def test_on_a_machine_without_gpu_each_file_trains_or_ends_at_once_with_the_reas
         assert all(refusal in line for line in said)
 
 
-# docs/scaling.md: its arithmetic
-
+# docs/scaling.md: its arithmetic.
 PEAK = {"A100": 312e12, "H100": 989e12}  # bf16 multiplications and additions a second, without sparsity
 UTILISATION = 0.35
 LENGTH = 30  # tokens of a source and of a target

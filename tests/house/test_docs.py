@@ -7,12 +7,17 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
 import typer
 from transformers.utils import logging as transformers_logging
+from typer.testing import CliRunner
 
+from guides import python_of, text_of
+from heedful import Translator
 from heedful.cli.main import app
 from heedful.training.recipe_file import read_recipe
 from helpers import untrained_folder
+from memorised import SHOWN
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,7 +35,7 @@ COMMANDS = sorted(
 
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     transformers_logging.disable_progress_bar()
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (code,) = python_of(README)
     untrained_folder(tmp_path / "runs/quickstart/model")
     monkeypatch.chdir(tmp_path)
     exec(code, {})
@@ -44,8 +49,7 @@ def test_the_korean_readme_shows_what_the_english_one_shows():
 
 
 def test_the_chatbots_answers_are_counted_as_the_guide_does(tmp_path, monkeypatch, capsys):
-    guide = (ROOT / "docs" / "guides" / "chatbot.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    (code,) = python_of(text_of("chatbot"))
     (tmp_path / "answers.txt").write_text("좋은 생각이에요.\n좋은 생각이에요.\n네.\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     exec(code, {})
@@ -125,3 +129,55 @@ def test_the_page_of_installation_says_what_every_extra_is_for_and_no_other_is_n
     named = re.findall(r"(?:heedful|pip install [\"']\.)\[([\w,]+)\]", texts)
     assert len(named) >= 10
     assert {extra for names in named for extra in names.split(",")} <= set(project["optional-dependencies"])
+
+
+# What the quickstart's model says, of which these tests name each line that differs after `make quickstart`:
+#     .venv/bin/python -m pytest tests/house/test_docs.py -m ""
+MODEL = ROOT / "runs" / "quickstart" / "model"
+# A block of Python and, right behind it, what it prints; a command of the shell and what stands below it.
+PYTHON = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)
+COMMAND = re.compile(r"^\$ (.*\bheedful translate .*)\n((?:(?!\$ |```).+\n)*)", re.MULTILINE)
+SENTENCE = re.compile("[가-힣][가-힣 ]*[.?]")
+TRAINED_ANEW = {"finetune.md", "lora.md"}  # print what their own models have learned
+
+
+def examples():
+    """Yield each document, what it runs, and what it shows below that."""
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]:
+        text = document.read_text(encoding="utf-8")
+        for pattern in (PYTHON, COMMAND):
+            for code, shown in pattern.findall(text):
+                if SENTENCE.search(code) and document.name not in TRAINED_ANEW:
+                    yield document, code, shown
+
+
+def test_every_translation_that_a_document_shows_is_of_a_sentence_whose_translation_is_known():
+    names = {document.name for document, *_ in examples()}
+    assert names >= {"README.md", "publish.md", "load_and_generate.md", "serve.md"}
+    for document, code, shown in examples():
+        if re.search("[A-Z][a-z]+ ", shown):  # more than numbers and types
+            for sentence in SENTENCE.findall(code):
+                assert sentence in SHOWN, (document.name, sentence)
+                assert SHOWN[sentence] in shown, (document.name, sentence)
+
+
+@pytest.mark.slow
+def test_the_quickstarts_model_says_what_the_documents_show():
+    if not MODEL.is_dir():
+        pytest.skip("`make quickstart` has not been run here")
+    translations = Translator.from_pretrained(MODEL).translate(list(SHOWN))
+    said = {source: best.text for source, (best, *_) in zip(SHOWN, translations, strict=True)}
+    wrong = [
+        f"{document.name}: {sentence} is {said[sentence]!r}, but the document shows {shown!r}"
+        for document, code, shown in examples()
+        for sentence in SENTENCE.findall(code)
+        if said.get(sentence, SHOWN.get(sentence)) != SHOWN.get(sentence)
+    ]
+    for document, command, shown in examples():
+        if "heedful translate" in command:
+            *before, words = command.replace("runs/quickstart/model", str(MODEL)).split("heedful ")
+            given = shlex.split(before[0].strip(" |"))[1] if before and before[0] else None
+            result = CliRunner().invoke(app, shlex.split(words), input=given)
+            if result.stdout != shown.rstrip("\n") + "\n":
+                wrong.append(f"{document.name}: $ {command} prints {result.stdout!r}, but shown is {shown!r}")
+    assert wrong == []

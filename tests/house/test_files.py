@@ -11,6 +11,7 @@ import pytest
 
 from heedful.data.sources import read_pairs
 from heedful.files import check_writable, leftovers, new_folder, read_lines, write_text, written_whole
+from helpers import assert_error
 
 
 def test_two_that_write_one_file_leave_the_whole_text_of_the_last(tmp_path):
@@ -101,16 +102,14 @@ def test_the_encodings_of_korean_spreadsheets_are_named_with_a_way_out(tmp_path)
     for encoding in ("UTF-16", "CP949"):
         (tmp_path / "table.csv").write_bytes("질문,답변\n언제 와요?,내일 와요.\n".encode(encoding))
         message = f"it looks like {encoding}; `iconv -f {encoding} -t UTF-8 OLD > NEW`"
-        with pytest.raises(ValueError, match=message):
-            read_lines(tmp_path / "table.csv", "texts")
+        assert_error(message, read_lines, tmp_path / "table.csv", "texts")
         with pytest.raises(ValueError, match=f"table.csv must be UTF-8 text, but line 1 is not: {message}"):
             list(read_pairs(str(tmp_path / "table.csv"), "질문", "답변"))
     (tmp_path / "pairs.xlsx").write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"but is .*pairs\.xlsx instead: save the table as CSV UTF-8\."):
         read_pairs(str(tmp_path / "pairs.xlsx"), "1", "2")
     (tmp_path / "text.txt").write_bytes("한국어".encode() + b"\xc7\xd1\n")  # broken UTF-8, and nothing else
-    with pytest.raises(ValueError, match="invalid continuation byte"):
-        read_lines(tmp_path / "text.txt", "texts")
+    assert_error("invalid continuation byte", read_lines, tmp_path / "text.txt", "texts")
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):

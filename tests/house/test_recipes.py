@@ -13,20 +13,13 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
+from guides import text_of
 from heedful import HeedForConditionalGeneration
 from heedful.proposals.first_recipe import comments_of
 from heedful.training.model_of_recipe import config_of
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import (
-    MODEL_TYPES,
-    find_known,
-    make_recipe,
-    read_config,
-    read_recipe,
-    sizes,
-    to_yaml,
-)
-from helpers import slow_but
+from heedful.training.recipe_file import MODEL_TYPES, find_known, make_recipe, read_config, read_recipe, sizes, to_yaml
+from helpers import assert_error, slow_but
 
 CONFIGURATION = Path(__file__).parents[2] / "configuration"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
@@ -53,18 +46,6 @@ def keys_of(kind, prefix=""):
             yield from keys_of(hints[entry.name], f"{prefix}{entry.name}.")
         else:
             yield prefix + entry.name
-
-
-@pytest.fixture
-def printed(heedful_command):
-    """Run a command that ends well, and return what it prints."""
-
-    def run(*arguments):
-        code, output, errors = heedful_command(*arguments)
-        assert code == 0, errors
-        return output
-
-    return run
 
 
 def test_every_recipe_and_size_is_listed_with_a_sentence_and_printed(printed):
@@ -105,19 +86,17 @@ def test_the_recipe_at_strength_makes_the_model_that_its_figures_are_of():
     vocabulary = dict.fromkeys(("vocab_size", "decoder_vocab_size"), recipe.tokenizer.vocab_size)
     with torch.device("meta"):
         model = HeedForConditionalGeneration(config_of(recipe.model, vocabulary, recipe.tokenizer.joint))
-    guide = (CONFIGURATION.parent / "docs" / "guides" / "publish.md").read_text(encoding="utf-8")
-    assert f"of {model.num_parameters() / 1e6:.1f} million parameters (d_model 256, 4 + 4 layers, Multi30k)" in guide
+    said = f"of {model.num_parameters() / 1e6:.1f} million parameters (d_model 256, 4 + 4 layers, Multi30k)"
+    assert said in text_of("publish")
 
 
 def test_an_unknown_name_is_answered_with_near_ones():
     for name in ("quikstart", "quikstart.yaml", "recipes/quikstart.yaml"):
         message = rf"The recipe {name} does not exist \(did you mean quickstart\?\)"
-        with pytest.raises(FileNotFoundError, match=message):
-            read_recipe(name)
+        assert_error(message, read_recipe, name, error=FileNotFoundError)
     with pytest.raises(FileNotFoundError, match=r"config smal \(`model.config`\) does not exist \(did you mean small"):
         read_config("smal")
-    with pytest.raises(ValueError, match=r"`NAME` must be .* but is 'paper-C-N3' instead \(did you mean paper-C-N"):
-        find_known("paper-C-N3")
+    assert_error(r"`NAME` must be .* but is 'paper-C-N3' instead \(did you mean paper-C-N", find_known, "paper-C-N3")
 
 
 def test_every_recipe_is_one_and_its_model_can_be_built():
@@ -193,13 +172,12 @@ def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, t
     assert json.loads(Path(f"runs/{name}/model/metrics.json").read_text())["validation"]["loss"] > 0
 
 
-GUIDE = CONFIGURATION.parent / "docs" / "guides" / "text_to_text.md"
-GUIDED = re.findall(r"^heedful (?:pairs|train) .+$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+GUIDE = text_of("text_to_text")
+GUIDED = re.findall(r"^heedful (?:pairs|train) .+$", GUIDE, re.MULTILINE)
 
 
 def test_the_guide_to_other_tasks_names_recipes_and_their_first_lines():
-    guide = GUIDE.read_text(encoding="utf-8")
-    cells = re.findall(r"^\| (`[^|]+`) \|", guide, re.MULTILINE)
+    cells = re.findall(r"^\| (`[^|]+`) \|", GUIDE, re.MULTILINE)
     assert {name for cell in cells for name in re.findall("`(.+?)`", cell)} == set(TASK_RECIPES)
     recipe = (CONFIGURATION / "recipes" / "numbers.yaml").read_text(encoding="utf-8")
     others = [line for line in GUIDED if f"#   {line}\n" not in recipe]

@@ -20,7 +20,7 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.model_card import CardFacts, write_model_card
 from heedful.training.recipe_file import read_recipe
-from helpers import load_script, tiny_model, untrained_folder
+from helpers import assert_error, load_script, tiny_model, untrained_folder
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -78,8 +78,7 @@ def test_finetuning_lowers_the_loss_and_saves_an_ordinary_folder_which_it_then_r
     assert tuned.generate(**inputs, max_new_tokens=5).shape[0] == 1
     before = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
     assert not tuned.lm_head.weight.equal(before.lm_head.weight)
-    with pytest.raises(ValueError, match="`--output` must be an empty folder"):
-        script.finetune(model=model_folder, output=output, **settings)
+    assert_error("`--output` must be an empty folder", script.finetune, model=model_folder, output=output, **settings)
     assert AutoModelForSeq2SeqLM.from_pretrained(output).lm_head.weight.equal(tuned.lm_head.weight)
 
 
@@ -107,8 +106,7 @@ def test_publishing_checks_the_folder_pushes_it_and_names_the_revision(model_fol
     monkeypatch.setattr("huggingface_hub.HfApi", lambda token=None: hub)
     folder = shutil.copytree(model_folder, tmp_path / "model")
     publish = load("publish").publish
-    with pytest.raises(FileNotFoundError, match=r"README\.md"):
-        publish(folder, "me/model", private=True)
+    assert_error(r"README\.md", publish, folder, "me/model", error=FileNotFoundError, private=True)
     facts = json.loads((SCRIPTS.parent / "tests/publishing/quickstart_facts.json").read_text(encoding="utf-8"))
     write_model_card(folder, CardFacts(**facts))
     publish(folder, "me/model", private=True)
@@ -130,8 +128,7 @@ def test_examples_are_short_and_begin_with_the_command_to_type():
 
 def test_the_train_script_is_the_train_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "missing.yaml"])
-    with pytest.raises(SystemExit, match=r"^2$"):
-        runpy.run_path(str(SCRIPTS / "train.py"), run_name="__main__")
+    assert_error(r"^2$", runpy.run_path, str(SCRIPTS / "train.py"), error=SystemExit, run_name="__main__")
     assert "missing.yaml does not exist" in capsys.readouterr().err
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import re
 from itertools import permutations
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -18,23 +19,20 @@ from heedful.proposals.proposal import complete
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
+from helpers import assert_error
+from tiny_runs import table_file
 
 PAIRS = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 60)]
 
 
 def write(data, output, *columns, **named):
     """Write a first recipe, and return its path and what was told."""
-    return SimpleNamespace(told=write_first_recipe(data, output, *columns, **named), path=output)
+    return SimpleNamespace(told=write_first_recipe(Path(data), output, *columns, **named), path=output)
 
 
 # Words and their sounds: of the source single words, of the target few symbols.
 WORDS = ["".join(letters) for letters in permutations("abcd")]
 SPELLINGS = [(word, " ".join(word.upper())) for word in WORDS]
-
-
-def table(path, rows, separator="\t"):
-    path.write_text("".join(separator.join(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def test_columns_are_found_or_asked_for(tmp_path):
@@ -54,13 +52,12 @@ def test_columns_are_found_or_asked_for(tmp_path):
     for text in ('{"a": "x", "b": "y", "c": "z"}', '{"de": "x", "en": "y", "fr": "z"}'):
         (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
         message = r"`--source` and `--target` must say which columns .* has '\w+': texts, '\w+': texts, '\w+': texts\."
-        with pytest.raises(ValueError, match=message):
-            find_columns(str(tmp_path / "a.jsonl"))
+        assert_error(message, find_columns, str(tmp_path / "a.jsonl"))
 
 
 def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     rows = [*PAIRS, *PAIRS[:20], ("하나", "an answer that is more than twenty times as long as what was asked for")]
-    data = table(tmp_path / "my pairs.tsv", rows)
+    data = table_file(tmp_path / "my pairs.tsv", rows)
     (tmp_path / "recipes").mkdir()
     path = write(data, tmp_path / "recipes" / "mine.yaml").path
     recipe, text = read_recipe(path), path.read_text()
@@ -81,21 +78,20 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     lines = [line for line in text.splitlines() if re.match(r"  \w+: \S", line)]
     assert sum("  # " in line for line in lines) > len(lines) / 2
     assert not diagnose(recipe).has_errors
-    with pytest.raises(ValueError, match=r"`--output` must be .* does not exist yet"):
-        write(data, path)
+    assert_error(r"`--output` must be .* does not exist yet", write, data, path)
 
 
 def test_texts_that_are_alike_are_kept_where_they_are_what_there_is_to_learn(tmp_path):
     alike = [(ko, ko) for ko, _ in PAIRS]
     for rows, drops in ((PAIRS + alike, False), ([("no", "ko"), *PAIRS, *alike[:2]], True)):
-        recipe = read_recipe(write(table(tmp_path / "a.tsv", rows), tmp_path / f"{drops}.yaml").path)
+        recipe = read_recipe(write(table_file(tmp_path / "a.tsv", rows), tmp_path / f"{drops}.yaml").path)
         assert recipe.data.cleaning.drop_identical is drops
     assert recipe.card.source_language == "no"  # which YAML reads as false
 
 
 def test_what_cannot_be_looked_at_is_refused(tmp_path):
-    table(tmp_path / "a.tsv", PAIRS)
-    table(tmp_path / "few.tsv", PAIRS[:3])
+    table_file(tmp_path / "a.tsv", PAIRS)
+    table_file(tmp_path / "few.tsv", PAIRS[:3])
     for name, arguments, message in [
         ("nowhere.tsv", {}, r"`--data` must be a file or folder that exists, but .*nowhere.tsv does not"),
         ("a.tsv", {"source": "1"}, "`--source` and `--target` must be given both or not at all"),
@@ -107,7 +103,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path):
 
 
 def test_a_first_recipe_trains_a_model_that_translates(tmp_path):
-    written = write(table(tmp_path / "a.csv", [("ko", "en"), *PAIRS], ","), tmp_path / "a.yaml")
+    written = write(table_file(tmp_path / "a.csv", [("ko", "en"), *PAIRS], ","), tmp_path / "a.yaml")
     shortened = ["max_updates=12", "warmup_updates=2", "tokens_per_update=500", "device=cpu"]
     overrides = [f"optimization.{change}" for change in shortened] + ["validation.every_updates=6"]
     overrides += [f"output={tmp_path / 'run'}", "checkpoints.every_updates=6", "decoding.bootstrap=0"]
@@ -118,7 +114,7 @@ def test_a_first_recipe_trains_a_model_that_translates(tmp_path):
 
 
 def test_a_recipe_of_spelling_to_sound_has_characters_and_symbols_with_reasons(tmp_path):
-    path = write(table(tmp_path / "a.tsv", SPELLINGS), tmp_path / "a.yaml").path
+    path = write(table_file(tmp_path / "a.tsv", SPELLINGS), tmp_path / "a.yaml").path
     recipe = read_recipe(path)
     assert recipe.tokenizer.sides == (("character", None), ("word", None))
     written = path.read_text()
@@ -223,20 +219,19 @@ def test_of_tables_made_at_random_hardly_any_is_refused_and_none_is_taken_wrongl
 def test_numbers_of_columns_of_a_table_with_names_become_these_and_what_may_be_names_or_a_pair_is_asked_for(tmp_path):
     rows = [("번호", "고객 질문", "날짜", "답변")]
     rows += [(str(number), ko, "2024-01-02", en) for number, (ko, en) in enumerate(PAIRS)]
-    data = table(tmp_path / "a.csv", rows, ",")
+    data = table_file(tmp_path / "a.csv", rows, ",")
     written = write(data, tmp_path / "a.yaml", "2", "4")
     recipe = read_recipe(written.path)
     assert (recipe.data.source, recipe.data.target) == ("고객 질문", "답변")
     assert written.told[0].startswith("60 pairs")
     assert "columns 2 and 4: the first line has the names" in written.told[0]
     assert written.told[1].startswith(f"first pair: '{PAIRS[0][0]}'")
-    table(data, rows[1:], ",")
+    table_file(tmp_path / "a.csv", rows[1:], ",")
     written = write(data, tmp_path / "b.yaml", "2", "4")
     assert (read_recipe(written.path).data.source, written.told[0][:8]) == ("2", "60 pairs")
-    data = table(tmp_path / "a.tsv", [("Satz A", "Satz B"), *((english, english[::-1]) for english in ENGLISH)])
+    data = table_file(tmp_path / "a.tsv", [("Satz A", "Satz B"), *((english, english[::-1]) for english in ENGLISH)])
     message = r"by names where the first line of .*a\.tsv, 'Satz A', 'Satz B', has these, or else by numbers"
-    with pytest.raises(ValueError, match=message):
-        write(data, tmp_path / "c.yaml")
+    assert_error(message, write, data, tmp_path / "c.yaml")
     for number, columns in enumerate([("Satz A", "Satz B"), ("1", "2")]):
         told = write(data, tmp_path / f"{number}.yaml", *columns).told[0]
         assert told.startswith(f"{60 + number} pairs")
@@ -245,7 +240,7 @@ def test_numbers_of_columns_of_a_table_with_names_become_these_and_what_may_be_n
 def test_what_strangers_call_things_stays_text_in_a_recipe(tmp_path):
     evil = "ko\noutput: /tmp/somewhere\noverwrite: true\r\x85\u2028#"
     name = evil.replace("/", ":")
-    plain = write(table(tmp_path / "plain.tsv", [("ko", "en"), *PAIRS]), tmp_path / "plain.yaml").path
+    plain = write(table_file(tmp_path / "plain.tsv", [("ko", "en"), *PAIRS]), tmp_path / "plain.yaml").path
     for key, file, output in ((evil, "a", "a"), ("ko", name, "b"), ("ko", "a", name)):
         data = tmp_path / f"{file}.jsonl"
         data.write_text("\n".join(json.dumps({key: korean, "en": english}) for korean, english in PAIRS))
@@ -257,14 +252,13 @@ def test_what_strangers_call_things_stays_text_in_a_recipe(tmp_path):
         assert len(path.read_text().splitlines()) == len(plain.read_text().splitlines())
 
 
-def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, heedful_command, monkeypatch):
+def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, printed, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for side, name in enumerate(("my corpus.xaa", "corpus.xbb")):
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
     arguments = ["--data", "my corpus.xaa", "--data", "corpus.xbb", "--source", "ko", "--target", "en"]
-    code, output, _ = heedful_command("init", *arguments)
-    first, *_, last = output.splitlines()
-    assert (code, last) == (0, "Now: heedful train 'my corpus.yaml'")
+    first, *_, last = printed("init", *arguments).splitlines()
+    assert last == "Now: heedful train 'my corpus.yaml'"
     assert first.startswith("60 pairs in my corpus.xaa and corpus.xbb, source 'ko', target 'en'")
     recipe = read_recipe(tmp_path / "my corpus.yaml")
     assert recipe.data.locations.train == [str(tmp_path / "my corpus.xaa"), str(tmp_path / "corpus.xbb")]
@@ -277,7 +271,7 @@ def test_long_texts_are_kept_and_what_is_generated_is_as_long_as_its_targets(tmp
     words = ["".join(random.choices("bcdfgklmaeiou", k=6)) for _ in range(3000)]
     texts = [" ".join(random.choices(words, k=random.randint(250, 400))) for _ in range(60)]
     rows = [("text", "summary"), *((text, " ".join(text.split()[:8])) for text in texts)]
-    recipe = read_recipe(write(table(tmp_path / "a.csv", rows, ","), tmp_path / "a.yaml").path)
+    recipe = read_recipe(write(table_file(tmp_path / "a.csv", rows, ","), tmp_path / "a.yaml").path)
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
     assert corpus.too_long == 0
     assert corpus.validation.target_lengths.max() < recipe.validation.max_new_tokens < 80
@@ -290,7 +284,7 @@ def test_outputs_in_scripts_of_many_bytes_are_not_cut(tmp_path):
         texts = [
             " ".join("".join(random.choices(letters, k=5)) for _ in range(random.randint(3, 30))) for _ in range(80)
         ]
-        data = table(tmp_path / "a.tsv", [(f"{text.split()[0]} ok.", text) for text in texts])
+        data = table_file(tmp_path / "a.tsv", [(f"{text.split()[0]} ok.", text) for text in texts])
         recipe = read_recipe(write(data, tmp_path / f"{first}.yaml").path)
         corpus = prepare_corpus(recipe, tmp_path / f"tokenizer{first}")
         longest = max(corpus.validation.target_lengths.max(), corpus.rows.target_lengths.max())
@@ -307,5 +301,5 @@ def test_a_recipe_says_which_exports_its_tokenizers_allow(tmp_path):
         "joint: false  # a vocabulary for each side, which of the exports onnx and ctranslate2 take": SPELLINGS,
     }
     for number, (note, rows) in enumerate(told.items()):
-        path = write(table(tmp_path / "a.tsv", rows), tmp_path / f"{number}.yaml").path
+        path = write(table_file(tmp_path / "a.tsv", rows), tmp_path / f"{number}.yaml").path
         assert note in path.read_text()

@@ -12,7 +12,7 @@ from heedful.proposals.tuning import knobs_of, tune, with_values
 from heedful.training.loop.engine import TrainingEngine
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import read_recipe
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 from tiny_runs import tiny_recipe
 
 FEW = {"dropout": [0.1, 0.4], "learning_rate": [0.003, 0.0001]}
@@ -44,7 +44,16 @@ def test_a_search_ends_with_a_recipe_of_the_best_values_and_a_picture(found, rec
         tune(recipe, found.recipe.parent, minutes=1, vary={"dropout": [0.1, 0.2]})
 
 
-def test_a_search_that_is_killed_goes_on_and_finds_the_same(found, recipe, tmp_path, monkeypatch):
+@pytest.fixture
+def steps(monkeypatch):
+    """The precision of matrix products in each step that is taken."""
+    step, seen = TrainingEngine.step, []
+    look = torch.get_float32_matmul_precision
+    monkeypatch.setattr(TrainingEngine, "step", lambda *args: seen.append(look()) or step(*args))
+    return seen
+
+
+def test_a_search_that_is_killed_goes_on_and_finds_the_same(found, recipe, tmp_path, monkeypatch, steps):
     report, seen = tuning._report, []
 
     def killed_in_the_third_trial(trial, corpus, both_directions, update, loss):
@@ -55,17 +64,13 @@ def test_a_search_that_is_killed_goes_on_and_finds_the_same(found, recipe, tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(tuning, "_report", killed_in_the_third_trial)
-        with pytest.raises(RuntimeError, match="killed"):
-            tune(recipe, tmp_path / "search", minutes=5, vary=FEW)
-    step, steps = TrainingEngine.step, []
-    monkeypatch.setattr(TrainingEngine, "step", lambda *args: steps.append(0) or step(*args))
+        assert_error("killed", tune, recipe, tmp_path / "search", error=RuntimeError, minutes=5, vary=FEW)
+    steps.clear()
     assert tune(recipe, tmp_path / "search", minutes=5, vary=FEW).trials == found.trials
     assert len(steps) < 12  # the first two trials were not trained again
 
 
-def test_a_search_whose_time_is_over_leaves_its_trial_for_the_next(recipe, tmp_path, monkeypatch):
-    step, steps = TrainingEngine.step, []
-    monkeypatch.setattr(TrainingEngine, "step", lambda *args: steps.append(0) or step(*args))
+def test_a_search_whose_time_is_over_leaves_its_trial_for_the_next(recipe, tmp_path, monkeypatch, steps):
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 3600 * (len(steps) >= 3))
     monkeypatch.setattr("heedful.training.loop.loop.time", clock)
     search = tune(recipe, tmp_path / "search", minutes=5, vary=FEW)
@@ -75,19 +80,16 @@ def test_a_search_whose_time_is_over_leaves_its_trial_for_the_next(recipe, tmp_p
     assert tuning._try(None, None, None, tmp_path, end=0) is False  # none begins when the time is over
 
 
-def test_a_trial_in_tf32_multiplies_by_it(tmp_path, monkeypatch):
+def test_a_trial_in_tf32_multiplies_by_it(tmp_path, monkeypatch, steps):
     changes = {"optimization.mixed_precision": "tf32", "validation.every_updates": 2, "optimization.max_updates": 2}
-    recipe, found, step = tiny_recipe(tmp_path / "run", changes), [], TrainingEngine.step
-    monkeypatch.setattr(
-        TrainingEngine, "step", lambda *args: found.append(torch.get_float32_matmul_precision()) or step(*args)
-    )
+    recipe = tiny_recipe(tmp_path / "run", changes)
     monkeypatch.setattr(
         tuning,
         "make_accelerator",  # of a machine that has it
         lambda settings, *rest: make_accelerator(replace(settings, mixed_precision="no"), *rest),
     )
     tune(recipe, tmp_path / "search", minutes=5, vary={"dropout": [0.1, 0.2]})
-    assert set(found) == {"high"}
+    assert set(steps) == {"high"}
     assert torch.get_float32_matmul_precision() == "highest"
 
 

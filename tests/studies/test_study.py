@@ -3,6 +3,7 @@
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,10 @@ from heedful.data.sources import read_pairs
 from heedful.figures import bars, lines, save_figure
 from heedful.studies.catalogue import NAMES, find_study
 from heedful.studies.pairs import write_pairs
-from heedful.studies.report import Outcome, Table, filled_findings, render_report
+from heedful.studies.report import Outcome, Table, figure_file, filled_findings, render_report
 from heedful.studies.study import Lab, Study, run_study
 from heedful.studies.training import checksum_of, study_recipe, train_model
+from helpers import assert_error
 
 TINY = {
     "data.train": "builtin:train:400",
@@ -109,11 +111,8 @@ def test_a_study_that_fails_or_gives_what_cannot_be_written_leaves_nothing(tmp_p
     with pytest.raises(error, match=message):
         run_study(Lab(Study("wrong", "?", run, data="none")), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_output_that_exists_is_an_error_before_anything_runs(tmp_path):
     with pytest.raises(ValueError, match="`--output` must be a folder that does not exist yet"):
-        run_study(Lab(Study("fails", "?", fails, data="none")), tmp_path)
+        run_study(Lab(Study("fails", "?", fails, data="none")), tmp_path)  # before anything runs
 
 
 def test_a_figure_is_drawn_to_the_same_bytes_and_long_names_lie_beside_their_bars_and_not_over_each_other(tmp_path):
@@ -169,8 +168,7 @@ def test_a_training_is_done_once_for_one_recipe(results, trainings, monkeypatch)
     again = train_model("again", {**TINY, "seed": 5}, trainings)
     first = results["trainings"][1]
     assert {name: getattr(again, name) for name in ("seconds", "metrics", "parameters")}.items() <= first.items()
-    with pytest.raises(RuntimeError, match="no such thing"):
-        train_model("another", {**TINY, "seed": 7}, trainings)
+    assert_error("no such thing", train_model, "another", {**TINY, "seed": 7}, trainings, error=RuntimeError)
 
 
 def test_a_training_that_was_interrupted_goes_on(trainings, results):
@@ -192,8 +190,7 @@ def test_the_curve_ends_with_the_published_weights_loss(results, trainings):
     training = train_model("again", {**TINY, "seed": 5}, trainings)
     assert training.curve() == [(3, training.metrics["validation"]["loss"])]
     assert training.translator().model.num_parameters() == training.parameters
-    with pytest.raises(ValueError, match="`name` must be a value that the log"):
-        training.curve("validation/beauty")
+    assert_error("`name` must be a value that the log", training.curve, "validation/beauty")
 
 
 def test_another_seed_option_or_file_is_another_training(tmp_path):
@@ -239,14 +236,14 @@ def test_data_and_settings_that_a_study_cannot_use_are_errors():
         with pytest.raises(ValueError, match=message):
             Lab(Study("s", "?", found, data=kind), data=data)
     for name, value in (("seed", -1), ("updates", 0)):
-        with pytest.raises(ValueError, match=f"`--{name}` must be at least"):
-            Lab(PLAIN, **{name: value})
+        assert_error(f"`--{name}` must be at least", Lab, PLAIN, **{name: value})
     with pytest.raises(ValueError, match=r"must be those of the study plain \(none\), but one is cell instead"):
         Lab(PLAIN, changed=["cell=gru"])
     with pytest.raises(ValueError, match="`--data` must be a folder for the study ladder"):
         Lab(find_study("ladder"))
-    with pytest.raises(ValueError, match="but is dilutoin instead; did you mean dilution"):
-        find_study("dilutoin")
+    assert_error("but is dilutoin instead; did you mean dilution", find_study, "dilutoin")
+    for option in (["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]):
+        assert_error("name of a study must be given", app, ["study", *option], standalone_mode=False)
 
 
 def test_every_study_has_its_module_a_recipe_and_a_question_which_the_command_lists(capsys):
@@ -259,7 +256,59 @@ def test_every_study_has_its_module_a_recipe_and_a_question_which_the_command_li
         assert study_recipe(dict(study.changes)).name == "study"
 
 
-def test_options_without_a_study_are_an_error():
-    for option in (["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]):
-        with pytest.raises(ValueError, match="name of a study must be given"):
-            app(["study", *option], standalone_mode=False)
+# What docs/studies tells is what the studies found.
+FOLDER = Path(__file__).parents[2] / "docs" / "studies"
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
+
+
+def numbers(text: str) -> set[str]:
+    """Return the numbers that were measured: those with a decimal point and percentages, without those of sections."""
+    text = re.sub(r"[Ss]ections? \d[\d.]*", "", text)
+    return {number for number in NUMBER.findall(text) if "." in number} | set(re.findall(r"(\d+) ?%", text))
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")}
+
+
+def test_every_study_has_results_and_a_row_of_the_index(committed):
+    assert committed.keys() == set(NAMES)
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"| [{name}]({name}.md) | {find_study(name).question} |" not in index] == []
+
+
+def test_a_document_is_the_report_of_its_results_and_words_without_other_numbers(committed):
+    for name, found in committed.items():
+        report = render_report(found)
+        page = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+        assert page.startswith(report + "\n## What it shows\n"), name
+        words = page.removeprefix(report)
+        assert len(words.split()) > 40
+        assert numbers(words) <= numbers(report), name
+
+
+def test_results_are_those_of_the_study_as_it_is_with_every_figure_and_its_findings_quote_every_number(committed):
+    for name, found in committed.items():
+        study = find_study(name)
+        assert (found["study"], found["question"]) == (study.name, study.question)
+        assert found["findings"] == list(study.findings)
+        assert [table["name"] for table in found["tables"]] == list(study.tables)
+        for table, words in zip(found["tables"], study.tables.values(), strict=True):
+            assert Table.of("", "", words["columns"], table["rows"]).columns == table["columns"]
+        assert list(found["figures"]) == list(study.figures)
+        assert found["command"].startswith(f"heedful study {study.name} --seed {found['seed']}")
+        for one in found["trainings"]:
+            assert {key for key, value in study.changes.items() if one["changes"][key] != value} <= set(DIFFERS)
+        for finding in found["findings"]:  # quotes every number
+            assert not {number for number in numbers(re.sub(r"\{[^}]*\}", "", finding)) if "." in number}, finding
+        files = [FOLDER / figure_file(name, figure) for figure in found["figures"]]
+        assert all(file.stat().st_size < 300_000 for file in files)
+        assert set(files) == set(FOLDER.glob(f"{name}-*.svg"))
+
+
+# Keys that a study sets for all its trainings and changes for some.
+DIFFERS = (
+    *("data.train", "data.folder", "data.test", "data.validation", "data.source", "data.target"),
+    *("tokenizer.algorithm", "tokenizer.vocab_size", "optimization.learning_rate", "optimization.max_updates"),
+)

@@ -1,4 +1,4 @@
-"""What every process of test_cli_processes.py does: `heedful` itself, writing down which sentences it translated.
+"""What every process of test_cli.py does: `heedful` itself, writing down which sentences it translated.
 
 python evaluate_run.py FOLDER ARGUMENTS…
 """

@@ -1,7 +1,7 @@
 """Processes of one run, forked from this one, which has imported everything; they find each other as torchrun's do.
 
 A process that a launcher starts imports torch and transformers first, which takes longer than what a test asks of it;
-`test_cli_processes.py` and `test_accelerate_files.py` start theirs by the launchers.
+`test_cli.py` and `test_accelerate_files.py` start theirs by the launchers.
 """
 
 import multiprocessing

@@ -2,7 +2,7 @@
 
 import json
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,3 +87,9 @@ def recipe_file(folder: Path, changes: dict | None = None) -> Path:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(tiny_tree(folder / "run", changes), allow_unicode=True), encoding="utf-8")
     return path
+
+
+def table_file(path: Path, rows: Iterable[Iterable[str]], separator: str = "\t") -> str:
+    """Write rows as a table, and return its path."""
+    path.write_text("".join(separator.join(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)

@@ -1,6 +1,7 @@
-"""The studies of models at their smallest."""
+"""The studies at their smallest."""
 
 import math
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -8,16 +9,135 @@ import torch
 
 from heedful.data.micro_batches import collate
 from heedful.data.sources import read_pairs
-from heedful.studies.catalogue import ROOMS
+from heedful.studies.attention import dilution, scaling
+from heedful.studies.catalogue import NAMES
 from heedful.studies.models import dependence, ladder, markov, positions
 from heedful.studies.pairs import corpus_pairs
+from heedful.studies.recurrent import cells, clue, gradients, robustness
+from heedful.studies.recurrent.equal_models import recurrent_models
 from heedful.studies.training import train_model
 from small_studies import SMALLEST, run_smallest
 
 
-@pytest.mark.parametrize("name", ROOMS["models"])
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Run a study at its smallest, once for all tests of the file."""
+    return cache(lambda name: run_smallest(name, tmp_path_factory.mktemp(name)))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
     small(name)
+
+
+def test_dilution_measures_every_head(small):
+    *_, rows = small("dilution")
+    assert len(rows["heads"]) == 3 * 2 * 4
+    assert {row[0] for row in rows["entropy"]} == {"encoder", "decoder", "cross"}
+    # Hardly trained, it looks everywhere alike; no row can have more entropy than that.
+    assert all(0.5 < row[4] <= 1 + 1e-6 for row in rows["entropy"])
+    assert rows["weights"][2][:2] == [10, dilution.kept_weight(3, 0, 10)]
+
+
+def test_scaling_trains_every_scoring_at_every_width(small):
+    lab, results, _ = small("scaling")
+    assert [len(table["rows"]) for table in results["tables"]] == [len(scaling.WIDTHS), 9]
+    keys = ("model.options.attention_scoring", "model.options.encoder_attention_heads")
+    found = {tuple(training.changes[key] for key in keys) for training in lab.trainings}
+    assert found == {(scoring, heads) for scoring in scaling.SCORINGS for heads in (16, 4, 1)}
+
+
+def test_masking_trains_one_recipe_twice_and_measures_both(small):
+    _, results, rows = small("masking")
+    masked, unmasked = results["trainings"]
+    assert masked["changes"] == unmasked["changes"]
+    assert masked["metrics"]["validation"]["loss"] != unmasked["metrics"]["validation"]["loss"]
+    for way, row, first, *_, changed in rows["example"]:
+        assert (changed == pytest.approx(first)) == (way == "−∞ before" and row < 3), (way, row)
+    assert [row[0] for row in rows["passes"]] == [3, 6]
+    assert results["values"]["difference"] < 1e-4
+    assert results["values"]["hidden_change"] < 1e-6 < results["values"]["zeroed_change"]
+    assert all(row[3] <= row[2] < 1 for row in rows["sums"])
+    assert rows["training"][1][2] != pytest.approx(rows["training"][1][3], rel=1e-3)
+    assert len(rows["examples"]) == 3
+
+
+def test_heads_are_compared_looked_at_and_left_out(small):
+    *_, rows = small("heads")
+    assert [row[0] for row in rows["quality"]] == [1, 4, 8]
+    assert len({row[2] for row in rows["quality"]}) == 1  # parameters
+    assert len(rows["looks"]) == 3 * 2 * 4
+    assert [row[1] for row in rows["pruning"]] == [24, 12, 0, 48, 24, 0]
+    full, half, none = (row[2:4] for row in rows["pruning"][:3])
+    assert full[0] == full[1]  # nothing is left out, in any order
+    assert half[0] != half[1]
+    assert none[0] == pytest.approx(none[1])
+
+
+def test_questions_leaves_out_each_head_of_the_encoder(small):
+    _, results, tables = small("questions")
+    (rows,) = tables.values()
+    assert [row[0] for row in rows] == [f"encoder {n}.{h}" for n in (0, 1) for h in range(4)] + ["none left out"]
+    best = max(rows[:-1], key=lambda row: row[1] - row[2])
+    assert [results["values"][name] for name in ("head", "asked")] == best[:2]
+
+
+def test_homonyms_have_one_vector_before_the_first_layer(small):
+    lab, results, rows = small("homonyms")
+    assert rows["words"][0][:3] == ["배를", "pear, ship, belly", pytest.approx(1 / 3)]
+    assert [row[0] for row in rows["layers"]] == ["embedding", "layer 0", "layer 1", "layer 2"]
+    chance = results["values"]["chance"]
+    assert rows["layers"][0][1:] == pytest.approx([chance, chance, 1, 1, chance, chance], abs=1e-5)
+    assert rows["layers"][-1][4] < 0.999
+    assert rows["layers"][-1][3] != rows["layers"][-2][3]
+    assert (lab.folder / "data").is_dir()
+
+
+def test_each_cell_has_its_score_and_each_gate_its_shares(small):
+    *_, rows = small("cells")
+    assert [row[0] for row in rows["quality"]] == list(recurrent_models())
+    gates = {"LSTM": ["forget", "input", "output"], "GRU": ["reset", "update"]}
+    expected = [[name, gate] for name in cells.GATED for gate in gates[name.split()[0]]]
+    assert [row[:2] for row in rows["gates"]] == expected
+    assert [row[:2] for row in rows["few"]] == [["LSTM", 123], ["GRU", 141], ["GRU", 123]]
+    large, as_large, as_wide = (row[2] for row in rows["few"])
+    assert as_wide < 0.9 * large < as_large
+    for row in rows["gates"]:
+        assert 0.2 < row[2] < 0.9
+        assert row[3] + row[4] < 1
+    # A forget gate begins at a bias of 1, all others at 0.
+    means = {(row[0], row[1]): row[2] for row in rows["gates"]}
+    assert means["LSTM", "forget"] == pytest.approx(0.73, abs=0.08)
+    assert means["GRU", "update"] == pytest.approx(0.5, abs=0.08)
+
+
+def test_robustness_scores_every_model_on_every_change(small):
+    _, results, _ = small("robustness")
+    names = [*recurrent_models(), "Transformer"]
+    for table in results["tables"]:
+        assert [row[0] for row in table["rows"]] == names
+        assert [f"{share:.0%}".replace("%", " %") for share in robustness.SHARES] == table["columns"][1:-1]
+    assert [one["name"] for one in results["trainings"]] == names
+
+
+def test_the_clue_scores_every_number_and_distance_and_says_which_head_looks(small):
+    *_, rows = small("clue")
+    assert [row[0] for row in rows["clues"]] == [row[0] for row in rows["distance"]] == list(clue.MODELS)
+    looking = [row[-2].partition(" ")[0] in ("cross", "encoder") for row in rows["clues"]]
+    assert looking == [False, False, True, True]
+    shares = [share for row in rows["distance"] for share in row[1:]] + [s for row in rows["clues"] for s in row[2:6]]
+    assert all(0 <= share <= 100 for share in shares)
+    assert 0 < rows["clues"][-1][-1] < 1
+
+
+def test_gradients_has_a_row_for_every_cell_and_matrix(small):
+    _, results, _ = small("gradients")
+    assert [len(table["rows"]) for table in results["tables"]] == [24, 6, 8, 6]
+    distance, depth, _, clipping = results["tables"]
+    assert distance["columns"][2:] == [str(distance) for distance in gradients.DISTANCES]
+    assert depth["columns"][1:] == [str(depth) for depth in gradients.DEPTHS]
+    assert [row[2] for row in clipping["rows"]] == ["no", "norm 1"] * 3
+    assert "not finite at update" in clipping["rows"][2][-1]
 
 
 def test_positions_trains_every_encoding_on_both_tasks(small):
@@ -71,6 +191,11 @@ def test_all_models_of_markov_foretell_the_same_tokens_with_the_same_tokenizer(s
     ]
     kinds = [one["changes"].get("model.options", {}).get("model_type", "heed") for one in results["trainings"]]
     assert sorted(kinds) == ["heed", "heed", "heed_rnn", "heed_rnn", "heed_rnn"]
+    first, second = (training for training in lab.trainings if "without" in training.name)
+    for training in (first, second):  # learn from the same targets
+        rows = read_pairs(training.changes["data.train"], "source", "target")
+        assert {row["source"] for row in rows} == {markov.NOTHING}
+        assert [row["target"] for row in rows] == [target for _, target in markov.training_pairs(lab)]
 
 
 def test_perplexity_is_of_all_tokens_together_and_counts_are_of_the_training_targets(small, held_out):
@@ -93,16 +218,6 @@ def test_perplexity_is_of_all_tokens_together_and_counts_are_of_the_training_tar
     assert table["unigram"][2] == len({token for row in learned for token in row})
     assert table["first-order Markov"][3] == sum(map(len, learned))
     assert table["first-order Markov"][4] < 0.5 * table["unigram"][4]
-
-
-def test_models_without_the_source_are_trained_on_the_same_targets(small):
-    lab, *_ = small("markov")
-    blind = [training for training in lab.trainings if "without" in training.name]
-    assert len(blind) == 2
-    for training in blind:
-        rows = read_pairs(training.changes["data.train"], "source", "target")
-        assert {row["source"] for row in rows} == {markov.NOTHING}
-        assert [row["target"] for row in rows] == [target for _, target in markov.training_pairs(lab)]
 
 
 def test_dependence_trains_each_model_on_both_tasks_and_scores_it_by_length(small):
@@ -171,3 +286,12 @@ def test_paths_measures_every_model_at_every_length(small):
     assert len(rows) == 5 * len(lengths)
     assert rows[0] == ["LSTM", 2, 3, 4]
     assert rows[-1] == ["Transformer", 3, 1, 1]
+
+
+def test_complexity_has_a_row_for_every_length_of_the_command(small):
+    _, found, rows = small("complexity")
+    settings = " ".join(SMALLEST["complexity"].settings)
+    assert found["command"] == f"heedful study complexity --seed 1 --updates 2 {settings}"
+    assert [row[0] for row in rows["time"]] == [8, 16, 32]
+    assert [row[0] for row in rows["paths"]] == ["formula", 5, 9]
+    assert "n = 32, with d = 16, 2 heads, r = 4, k = 3 and the cell lstm" in found["tables"][0]["title"]

@@ -1,4 +1,4 @@
-"""What the studies of dilution, scaling, questions, homonyms and masking measure, on what can be checked by hand."""
+"""What the studies of attention measure, on what can be checked by hand."""
 
 import math
 from itertools import combinations
@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator
+from heedful.data.encoding import EncodedPairs
 from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention.recording import record_attention
 from heedful.studies.attention import dilution, masking, questions, scaling
@@ -22,15 +24,12 @@ from heedful.studies.attention.homonyms import (
     split_meanings,
     translated_meanings,
 )
+from heedful.studies.attention.single_heads import attention_modules, head_importance, heads_of, look_of, without_heads
 from heedful.studies.catalogue import find_study
 from heedful.studies.measures import Head
 from heedful.studies.study import Lab
+from helpers import sentences as random_tokens
 from helpers import tiny_model
-
-
-def test_one_score_of_three_keeps_the_known_weights():
-    for others, count, percent in ((0, 10, "69.1"), (0, 100, "16.9"), (1, 10, "45.1"), (1, 100, "6.9")):
-        assert f"{100 * dilution.kept_weight(3, others, count):.1f}" == percent
 
 
 @given(st.floats(-20, 20), st.floats(-20, 20), st.integers(2, 300))
@@ -276,3 +275,94 @@ def test_one_pass_gives_the_loss_and_gradient_of_one_by_one_with_the_mask_alone(
     with torch.no_grad(), masking.seeing_all():
         once, by_one = (masking.next_token_loss(model, SOURCE, TARGET, way).item() for way in (True, False))
     assert once != pytest.approx(by_one, abs=1e-4)
+
+
+@torch.no_grad()
+def loss_of(model, row) -> float:
+    batch = collate([row], 0)
+    return torch.nn.functional.cross_entropy(model(**batch).logits[0], batch["labels"][0]).item()
+
+
+def some_rows(*lengths) -> EncodedPairs:
+    torch.manual_seed(0)
+    rows = [{"input_ids": one.tolist(), "labels": one.flip(0).tolist()} for one in random_tokens(*lengths)]
+    return EncodedPairs(rows)
+
+
+@pytest.fixture
+def uneven():
+    return tiny_model(decoder_layers=3, decoder_attention_heads=2, d_v=6)
+
+
+def test_every_head_of_every_layer_is_counted_once(uneven):
+    found = heads_of(uneven)
+    assert len(found) == len(set(found)) == 2 * 4 + 3 * 2 + 3 * 2
+    assert {head.kind for head in found} == {"encoder", "decoder", "cross"}
+
+
+@pytest.mark.parametrize("head", [Head("encoder", 1, 2), Head("decoder", 2, 1), Head("cross", 0, 0)], ids=str)
+def test_a_head_that_is_left_out_adds_nothing_is_of_no_importance_and_the_others_stay(uneven, head):
+    rows = some_rows(7)
+    row = rows[0]
+    module = attention_modules(uneven)[head.kind, head.layer]
+    before = {name: value.clone() for name, value in uneven.state_dict().items()}
+    start = head.number * module.d_v
+
+    def silence(_, inputs):
+        states = inputs[0].clone()
+        states[..., start : start + module.d_v] = 0
+        return (states,)
+
+    hook = module.out_proj.register_forward_pre_hook(silence)
+    expected = loss_of(uneven, row)
+    hook.remove()
+    pruned = without_heads(uneven, [head])
+    assert loss_of(pruned, row) == pytest.approx(expected, rel=1e-6)
+    assert head_importance(pruned, rows)[head] == 0
+    assert loss_of(uneven, row) != pytest.approx(expected, rel=1e-4)
+    assert all(torch.equal(value, before[name]) for name, value in uneven.state_dict().items())
+
+
+def test_without_its_cross_heads_a_model_does_not_see_the_source(uneven):
+    pruned = without_heads(uneven, [head for head in heads_of(uneven) if head.kind == "cross"])
+    first, second = some_rows(7, 7)[0], some_rows(7, 7)[1]
+    other = {"input_ids": second["input_ids"], "labels": first["labels"]}
+    assert loss_of(uneven, first) != pytest.approx(loss_of(uneven, other), rel=1e-3)
+    assert loss_of(pruned, first) == pytest.approx(loss_of(pruned, other), rel=1e-6)
+
+
+def test_importance_is_the_derivative_of_the_loss_by_the_head_and_leaves_the_model_as_it_is(uneven):
+    rows = some_rows(5, 8, 6)
+    uneven = uneven.double().train()
+    step, derivatives = 1e-4, {}
+    for head in heads_of(uneven):
+        module = attention_modules(uneven)[head.kind, head.layer]
+        columns = slice(head.number * module.d_v, (head.number + 1) * module.d_v)
+        original, losses = module.out_proj.weight.detach().clone(), []
+        for factor in (1 + step, 1 - step):
+            module.out_proj.weight.data[:, columns] = original[:, columns] * factor
+            losses.append([loss_of(uneven, rows[index]) for index in range(len(rows))])
+            module.out_proj.weight.data.copy_(original)
+        derivatives[head] = sum(abs(high - low) / (2 * step) for high, low in zip(*losses, strict=True))
+    found = head_importance(uneven, rows)
+    assert set(found) == set(derivatives)
+    for place in attention_modules(uneven):
+        inside = [head for head in derivatives if head[:2] == place]
+        expected = torch.nn.functional.normalize(torch.tensor([derivatives[head] for head in inside]), dim=0)
+        assert [found[head] for head in inside] == pytest.approx(expected.tolist(), rel=1e-3)
+    # The model is as it was.
+    assert uneven.training
+    assert all(parameter.grad is None for parameter in uneven.parameters())
+    assert not any(module.out_proj._forward_pre_hooks for module in attention_modules(uneven).values())
+
+
+def test_a_look_says_where_the_weight_is():
+    look = look_of(torch.eye(4).roll(1, dims=1))  # every token looks at the next one, the last at the first
+    means = {name: values.mean().item() for name, values in look.items()}
+    assert means == {
+        **dict.fromkeys(("previous", "same", "entropy"), 0),
+        **dict.fromkeys(("first", "</s>"), 1 / 4),
+        **dict.fromkeys(("next", "largest weight"), 1),
+    }
+    assert [len(values) for values in look.values()] == [3, 4, 3, 4, 4, 4, 4]
+    assert look_of(torch.full((4, 4), 1 / 4))["entropy"].mean() == pytest.approx(math.log(4))

@@ -32,7 +32,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from copy import copy
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -53,7 +52,7 @@ from heedful.data.micro_batches import collate
 from heedful.inference.host_memory import keep_freed_memory
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.validation import validation_loss
-from heedful.training.preparation import Corpus, prepare_corpus
+from heedful.training.preparation import Corpus, StoredCorpus, prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe
@@ -279,15 +278,15 @@ class Training:
         log.unlink(missing_ok=True)
         beginnings, tokens = [now()], []
 
-        def updates(epoch: int) -> Iterator[Any]:
-            # The loop asks for an update when it has finished the one before.
-            for update in self.corpus.updates(epoch + number):
-                tokens.append(sum(len(row["labels"]) for bucket in update for row in bucket))
-                yield update
-                beginnings.append(now())
+        class Noting(StoredCorpus):
+            def updates(self, epoch: int) -> Iterator[Any]:
+                # The loop asks for an update when it has finished the one before.
+                for update in super().updates(epoch + number):
+                    tokens.append(sum(len(row["labels"]) for bucket in update for row in bucket))
+                    yield update
+                    beginnings.append(now())
 
-        corpus = copy(self.corpus)
-        corpus.updates = updates  # type: ignore[method-assign]
+        corpus = Noting(**vars(self.corpus))
         TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization)).run()
         lines = [json_module.loads(line) for line in log.read_text().splitlines()]
         shares = [line["train/waiting_share"] for line in lines if "train/waiting_share" in line]

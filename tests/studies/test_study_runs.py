@@ -16,7 +16,7 @@ from heedful.studies.pairs import corpus_pairs
 from heedful.studies.recurrent import cells, clue, gradients, robustness
 from heedful.studies.recurrent.equal_models import recurrent_models
 from heedful.studies.training import train_model
-from small_studies import SMALLEST, run_smallest
+from small_studies import SMALL, SMALLEST, run_smallest
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +153,8 @@ def test_positions_trains_every_encoding_on_both_tasks(small):
 @pytest.mark.slow
 def test_learned_positions_have_parameters_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("small_studies.stand_in_training", train_model)
+    scored = {name: f"builtin:{name}:4" for name in ("test", "compositional")}
+    monkeypatch.setitem(SMALL, "data.test", scored)
     _, results, _ = run_smallest("positions", tmp_path)
     trainings = results["trainings"][1::2]
     sizes = {one["changes"]["model.options.position_encoding"]: one["parameters"] for one in trainings}

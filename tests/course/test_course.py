@@ -19,7 +19,7 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.studies.catalogue import NAMES
 from heedful.training.recipe_file import recipes
 from heedful.training.run_folder.folder import RECIPE_KEYS
-from helpers import load_script, untrained_folder
+from helpers import load_script, slow_but, untrained_folder
 from small_studies import SMALLEST
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def test_both_languages_have_the_same_chapters_headings_cells_output_and_figures
 
 
 # The English chapters have the same cells, see above. `runs/course` is what an earlier run of chapter 10 has left.
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", slow_but([name for name in CHAPTERS if name != "10_training"], CHAPTERS))
 def test_a_chapter_prints_what_it_shows_the_second_time_too(name, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)

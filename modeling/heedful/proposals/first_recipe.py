@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from heedful.data.cleaning import CleaningRules, clean_pairs
 from heedful.data.sources import first_rows
 from heedful.diagnosis.findings import percent
@@ -19,7 +17,7 @@ from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings
 from heedful.training.preparation import read_splits
 from heedful.training.recipe import DataRecipe
-from heedful.training.recipe_file import find_recipe, yaml_text
+from heedful.training.recipe_file import find_recipe, read_values, yaml_text
 
 JUDGED = 1000  # rows by which columns are chosen
 FULL = "multi30k-de-en"  # the recipe with every key and its comment
@@ -137,7 +135,7 @@ def _yaml_value(value: Any) -> str:
         return f"[{', '.join(map(yaml_text, value))}]"
     if not isinstance(value, str):
         return json.dumps(value)
-    is_read = re.fullmatch("[a-z]{3,}", value) and yaml.safe_load(value) == value  # not so `yes`, `off`, `null`
+    is_read = re.fullmatch("[a-z]{3,}", value) and read_values(value) == [value]  # not so `yes`, `off`, `null`
     return value if is_read else yaml_text(value)
 
 

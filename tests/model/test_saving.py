@@ -188,7 +188,7 @@ ORDERS = {
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("order", slow_but([*ORDERS][1:], ORDERS))
+@pytest.mark.parametrize("order", slow_but([*ORDERS][2:], ORDERS))
 def test_auto_classes_load_a_saved_folder_in_a_new_process_when(folders, tmp_path, order):
     first, pieces = ORDERS[order]
     values = {"place": str(folders["transformer", "5GB"].parent), "code": CODE}

@@ -159,8 +159,8 @@ def complexity(context: Context, seed: int = 0, output: options.TextFile = None,
     words = " ".join(context.args).replace("=", " ").split()
     if len(words) % 2:
         raise ValueError(f"Each option must have a value, but {words[-1]} has none.")
-    options_ = zip(words[::2], words[1::2], strict=True)
-    settings = [f"{name.lstrip('-').replace('-', '_')}={value}" for name, value in options_]
+    given = zip(words[::2], words[1::2], strict=True)
+    settings = [f"{name.lstrip('-').replace('-', '_')}={value}" for name, value in given]
     lab = Lab(find_study("complexity"), seed, changed=settings)
     print(f"heedful complexity is now: {lab.command()}", file=sys.stderr)
     written = None if output is None else read_object(run_study(lab, output) / "results.json")

@@ -7,7 +7,7 @@ from transformers.configuration_utils import strict
 
 from .configuration_base_heed import HeedBaseConfig
 
-GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "geglu_new": "gelu_new", "reglu": "relu"}
 RELATIVE_ENCODINGS = ("shaw", "t5")
 
 
@@ -41,8 +41,9 @@ class HeedConfig(HeedBaseConfig):
         d_k, d_v (`int`, *optional*): Width of a query and key, and of a value, of one head; `None` is
             d_model / h. They are free of each other: Table 3, row B, changes d_k alone.
         encoder_ffn_dim, decoder_ffn_dim (`int`): Inner width d_ff of the feed-forward networks (section 3.3).
-        activation_function (`str`): Name of a `transformers` activation, or `swiglu`, `geglu`, `reglu`, whose
-            gate multiplies the inner layer (Shazeer, 2020) and adds a third matrix.
+        activation_function (`str`): Name of a `transformers` activation, or `swiglu`, `geglu`, `geglu_new` (with
+            `gelu_new`, as in T5 v1.1), `reglu`, whose gate multiplies the inner layer (Shazeer, 2020) and adds a third
+            matrix.
         attention_bias, feed_forward_bias (`bool`): Whether projections add a bias. The paper's projections are
             plain matrices (section 3.2.2), its feed-forward networks have biases (equation 2).
         attention_scoring (`str`): `scaled_dot` (equation 1), `dot` (without 1/√d_k), or `additive`
@@ -54,6 +55,8 @@ class HeedConfig(HeedBaseConfig):
             `shaw` (Shaw et al., 2018; under the `eager` kernel only) and `t5` (Raffel et al., 2020).
         relative_attention_max_distance (`int`, *optional*): With `shaw` and `t5` farther tokens count as so far away;
             `None` is 16 and 128, as in the papers.
+        relative_bias_in_each_layer (`bool`): With `t5` each layer has a bias of its own, as in umT5 (Chung et al.,
+            2023), where T5's layers share that of their stack.
         sinusoid_layout (`str`): `interleaved` sine and cosine as in the paper, `concatenated` halves as in Marian, or
             `tensor2tensor`: halves whose last wavelength is exactly 10000·2π, as in Tensor2Tensor and M2M100.
         position_offset (`int`): Number that sinusoids give the first token. The paper counts from 0, M2M100 from
@@ -122,6 +125,7 @@ class HeedConfig(HeedBaseConfig):
     decoder_neighbourhood: int | None = None
     position_encoding: Literal["sinusoidal", "learned", "rotary", "shaw", "t5", "none"] = "sinusoidal"
     relative_attention_max_distance: int | None = None
+    relative_bias_in_each_layer: bool = False
     sinusoid_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved"
     position_offset: int = 0
     max_position_embeddings: int = 512
@@ -179,6 +183,9 @@ class HeedConfig(HeedBaseConfig):
         rule, found = "None, or at least 1 with shaw and 17 with t5 positions", f"is {farthest} with {encoding}"
         is_met = farthest is None or (least is not None and farthest >= least)
         self._require(is_met, "relative_attention_max_distance", rule, found)
+        is_met = not self.relative_bias_in_each_layer or (encoding == "t5" and not self.share_layers)
+        rule = "False unless `position_encoding` is t5 and `share_layers` False"
+        self._require(is_met, "relative_bias_in_each_layer", rule)
         is_met = encoding != "shaw" or self.attention_scoring != "additive"
         self._require(is_met, "attention_scoring", "scaled_dot or dot with shaw")
 

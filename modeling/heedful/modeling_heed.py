@@ -303,8 +303,9 @@ class HeedEncoder(HeedStack):
             packing = packing.of_encoder(hidden_states)
             hidden_states = packing.pack(hidden_states)
         given = {"positions": positions, "attn_implementation": kernel, "packing": packing, **kwargs}
-        for layer in [*self.layers] * self.rounds:
-            hidden_states = layer(hidden_states, mask, relative, **given)
+        for number, layer in enumerate([*self.layers] * self.rounds):
+            own = self.relative_positions.of_layer(relative, number)
+            hidden_states = layer(hidden_states, mask, own, **given)
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         return BaseModelOutput(last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states))
 
@@ -379,8 +380,9 @@ class HeedDecoder(HeedStack):
                 encoder_hidden_states = packing.source.pack(encoder_hidden_states)
         given = {"positions": positions, "attn_implementation": kernel, "packing": packing, **by_name(cache), **kwargs}
         for number, layer in enumerate([*self.layers] * self.rounds):
+            own = self.relative_positions.of_layer(relative, number)
             hidden_states = layer(
-                hidden_states, causal_mask, encoder_hidden_states, relative, cross_mask, layer_idx=number, **given
+                hidden_states, causal_mask, encoder_hidden_states, own, cross_mask, layer_idx=number, **given
             )
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         hidden_states = hidden_states if packing is None else packing.unpack(hidden_states)

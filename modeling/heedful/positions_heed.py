@@ -129,7 +129,10 @@ class RelativeBias(nn.Module):
         super().__init__()
         self.looks_ahead = side == "encoder"
         self.max_distance = config.relative_attention_max_distance or T5_MAX_DISTANCE
-        self.weight = nn.Parameter(torch.empty(T5_BUCKETS, getattr(config, f"{side}_attention_heads")))
+        heads, layers = (getattr(config, f"{side}_{part}") for part in ("attention_heads", "layers"))
+        # Where each layer has its own, beside the heads of the layer before.
+        columns = heads * layers if config.relative_bias_in_each_layer else heads
+        self.weight = nn.Parameter(torch.empty(T5_BUCKETS, columns))
 
     def buckets(self, distances: torch.Tensor) -> torch.Tensor:
         """Return the bucket of each distance, a tensor of the same shape."""
@@ -142,7 +145,7 @@ class RelativeBias(nn.Module):
         return bucket + count * (distances > 0) if self.looks_ahead else bucket
 
     def forward(self, distances: torch.Tensor) -> torch.Tensor:
-        """Return the bias of `(batch, Q, K)` distances: `(B, H, Q, K)`."""
+        """Return the bias of `(batch, Q, K)` distances, `(B, H, Q, K)`, or with the heads of all layers for H."""
         return F.embedding(self.buckets(distances), self.weight).permute(0, 3, 1, 2).contiguous()
 
 
@@ -155,6 +158,9 @@ class RelativePositions(nn.Module):
     def __init__(self, config: HeedConfig, side: str):
         super().__init__()
         self.encoding = config.position_encoding
+        self.heads_of_a_layer = (
+            getattr(config, f"{side}_attention_heads") if config.relative_bias_in_each_layer else None
+        )
         self.bias = RelativeBias(config, side) if self.encoding == "t5" else None
 
     def forward(
@@ -173,3 +179,9 @@ class RelativePositions(nn.Module):
         keys = F.pad(keys, (0, key_length - keys.shape[1]))
         distances = keys[:, None] - positions[:, :, None]
         return distances if self.bias is None else self.bias(distances)
+
+    def of_layer(self, relative: torch.Tensor | None, number: int) -> torch.Tensor | None:
+        """Return what the layer of a number, from 0, reads of that: all, or the bias of its own heads."""
+        if relative is None or self.heads_of_a_layer is None:
+            return relative
+        return relative.narrow(1, number * self.heads_of_a_layer, self.heads_of_a_layer)

@@ -12,7 +12,8 @@ from transformers import MarianConfig, MarianMTModel
 from heedful.inference.ctranslate2.specification import make_specification
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.positions_heed import sinusoids
-from heedful.publishing.conversion.model_conversion import COPIED_FIELDS, RENAMINGS, convert_model
+from heedful.publishing.conversion.families import COPIED_FIELDS, RENAMINGS
+from heedful.publishing.conversion.model_conversion import convert_model
 
 SIZES = {
     "tiny": {"layers": 1, "width": 32, "inner": 64, "heads": 2},

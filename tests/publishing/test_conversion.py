@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartForSequenceClassification, T5Config
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartForSequenceClassification, LongT5Config
 
 from guides import printing_of, python_of, text_of
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
@@ -160,9 +160,9 @@ def test_the_folder_passes_heed_verify_without_heed_too(converted):
 
 def test_notes_and_the_card_say_what_was_kept_and_left_out_and_the_folder_can_be_pushed(converted):
     notes, folder = " ".join(converted.result.notes), converted.result.folder
-    is_kept = converted.name.startswith(("marian", "m2m"))
-    assert ("only sentencepiece" in notes) == is_kept
-    assert ("Layer dropout (`encoder_layerdrop`" in notes) == bool(converted.models[1].config.encoder_layerdrop)
+    is_kept = converted.name.startswith(("marian", "m2m", "byt5"))
+    assert ("no plain fast tokenizer" in notes) == is_kept
+    assert ("Layer dropout (`encoder_layerdrop`" in notes) == bool(getattr(converted.models[1].config, "encoder_layerdrop", 0))
     has_two = (folder / TARGET_FOLDER).exists()
     assert has_two == (converted.name in ("marian_separate", "mbart50", "mbart", "nllb"))
     kind = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
@@ -244,8 +244,8 @@ def test_what_cannot_be_expressed_or_read_is_named_and_nothing_is_left(tmp_path,
 
 def test_other_kinds_of_models_are_named(tmp_path):
     assert set(STOCK) == set(conversion.FAMILIES)  # those that whoever loads one is told to convert
-    message = "`model_type` must be one of bart, m2m_100, marian, pegasus, mbart, but is t5"
-    assert_error(message, convert_config, T5Config())
+    message = "`model_type` must be one of bart, m2m_100, marian, mbart, mt5, pegasus, t5, umt5, but is longt5"
+    assert_error(message, convert_config, LongT5Config())
     BartForSequenceClassification(BartConfig(**SIZES, vocab_size=99)).save_pretrained(tmp_path / "classifier")
     with pytest.raises(ValueError, match=r"`architectures` must be .*, but is BartForSequenceClassification"):
         convert(tmp_path / "classifier", tmp_path / "heed")

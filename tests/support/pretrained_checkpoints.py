@@ -1,4 +1,4 @@
-"""Tiny Marian, Pegasus, BART, mBART, M2M100 and NLLB checkpoints, saved as the real ones are."""
+"""Tiny Marian, Pegasus, BART, mBART, M2M100, NLLB and T5 checkpoints, saved as the real ones are."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from heedful.data.korean_english.pairs import korean_english_pairs
-from helpers import shake
+from helpers import change_json, shake
 from memorised import saved_in
 
 SIZES = {
@@ -162,6 +162,35 @@ def m2m100_model(vocab_size: int) -> transformers.M2M100ForConditionalGeneration
     )
 
 
+T5_SIZES = {"d_model": 32, "d_kv": 12, "d_ff": 64, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4}
+T5_START = {"decoder_start_token_id": 0, "pad_token_id": 0}
+
+
+def t5(folder: Path, kind: str = "t5", sentinels: int = 100, tags: tuple[str, ...] = (), is_first: bool = False) -> Path:
+    """Like google-t5/t5-small: as many rows of the embeddings as a multiple of 128, and sentinels as the last tokens."""
+    folder.mkdir()
+    special = ["<pad>", "</s>", "<unk>"]
+    pieces = [(token, 0.0) for token in (*special, *tags)]
+    pieces += [each for each in unigram_pieces(folder) if each[0] not in special]
+    pieces += [(f"<extra_id_{number}>", 0.0) for number in reversed(range(sentinels))]
+    return t5_saved(folder, transformers.T5Tokenizer(vocab=pieces, extra_ids=sentinels), kind, is_first)
+
+
+def t5_saved(folder: Path, tokenizer, kind: str = "t5", is_first: bool = False) -> Path:
+    """Save a model; all but the first T5s have gated networks and an output of its own, which their configs say."""
+    gate = "relu" if is_first else "gated-gelu"
+    rows = -(-len(tokenizer) // 128) * 128
+    config = transformers.AutoConfig.for_model(
+        kind, **T5_SIZES, **T5_START, vocab_size=rows, feed_forward_proj=gate, tie_word_embeddings=is_first
+    )
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+    if not is_first:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty(rows, config.d_model))
+    saved(folder, model, tokenizer)
+    change_json(folder / "config.json", tie_word_embeddings=is_first)
+    return folder
+
+
 def unigram_pieces(folder: Path) -> list[tuple[str, float]]:
     path = folder / "pieces.model"
     train_pieces(path, KOREAN + ENGLISH)
@@ -185,4 +214,10 @@ BUILDERS = {
     "mbart": lambda folder: mbart(folder, fifty=False),
     "nllb": nllb,
     "m2m100": m2m100,
+    "t5": lambda folder: t5(folder, is_first=True),
+    "flan_t5": t5,
+    "mt5": lambda folder: t5(folder, "mt5", sentinels=0),
+    "umt5": lambda folder: t5(folder, "umt5", sentinels=300),
+    "byt5": lambda folder: t5_saved(folder, transformers.ByT5Tokenizer()),
+    "madlad": lambda folder: t5(folder, tags=("<2en>", "<2ko>", "<2de>"), sentinels=0),
 }

@@ -63,7 +63,7 @@ def convert(
     source_language: Annotated[str | None, Option(help="As mBART's, M2M100's, NLLB's tokenizer calls it.")] = None,
     target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
 ):
-    """Turn a saved Marian, Pegasus, BART, mBART, M2M100 or NLLB model into a Heed model that computes the same."""
+    """Turn a saved Marian, Pegasus, BART, mBART, M2M100, NLLB or T5 model into a Heed model that computes the same."""
     from heedful.publishing.conversion.model_conversion import convert as convert_folder
 
     options.quieten()

@@ -24,7 +24,7 @@ ADAPTER_FILE = "adapter_config.json"
 ADAPTERS = "heedful.inference.adapters"  # loaded by name, where a folder has one
 MOST_PARTS = 10_000  # layers or labels that a config may ask for
 # Models of transformers that `heedful convert` makes Heed models of.
-STOCK = ("bart", "m2m_100", "marian", "mbart", "pegasus")
+STOCK = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5")
 CODE_REFERENCE = re.compile(r"\w+\.\w+")  # file and class in `auto_map`, of the same folder
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # What is fetched from a repository: no code, because the installed Heedful has its own, and no training state.

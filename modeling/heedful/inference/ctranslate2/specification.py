@@ -48,6 +48,8 @@ def obstacle(model: Any) -> str | None:
         d_k, d_v = config.d_k or config.d_model // heads, config.d_v or config.d_model // heads
         if d_k != d_v:
             return f"`d_v` must equal `d_k` for CTranslate2, but is {d_v} and not {d_k} in the {stack} instead."
+    if config.relative_bias_in_each_layer:
+        return "`relative_bias_in_each_layer` must be False for CTranslate2, but is True instead."
     name = config.activation_function
     if name not in GATED_ACTIVATIONS and name not in ACTIVATIONS:
         known = ", ".join([*ACTIVATIONS, *GATED_ACTIVATIONS])

@@ -1,11 +1,10 @@
-"""Saved Marian, Pegasus, BART, mBART, M2M100 and NLLB models as Heed models: the same logits, the same tokens.
+"""Saved models of transformers' own classes as Heed models: the same logits, the same tokens.
 
 Nothing is approximated. What Heed cannot express is refused by name, and before a folder is written, both models are
 compared on random sentences.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -21,51 +20,12 @@ from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.positions_heed import sinusoids
+from heedful.publishing.conversion.families import EMBEDDINGS, FAMILIES, ROUNDING, exact_sinusoids, field_faults
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
 from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
 from heedful.training.publication import LANGUAGE_CODE, UNDETERMINED
 
 TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
-ROUNDING = 2e-3  # what half precision leaves of a sine
-COPIED_FIELDS = (
-    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
-    "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding",
-    "dropout", "attention_dropout", "activation_dropout", "use_cache", "pad_token_id", "eos_token_id",
-    "decoder_start_token_id",
-)  # fmt: skip
-RENAMINGS = {
-    "self_attn_layer_norm": "self_attn_residual.norm",
-    "encoder_attn_layer_norm": "cross_attn_residual.norm",
-    "final_layer_norm": "feed_forward_residual.norm",
-    "encoder_attn": "cross_attn",
-    ".fc1.": ".feed_forward.fc1.",
-    ".fc2.": ".feed_forward.fc2.",
-    "layernorm_embedding": "embedding_norm",
-    "coder.layer_norm": "coder.norm",
-}
-
-
-@dataclass(frozen=True)
-class Family:
-    """Models of one of transformers' classes: all that converting one, and writing one, know of it."""
-
-    model_class: str  # whose weights are read, and written
-    options: Mapping[str, Any]  # of `HeedConfig`, that make Heed compute what it does
-    fields: Mapping[str, str] = field(default_factory=lambda: {name: name for name in COPIED_FIELDS})  # ours, theirs
-    renamings: Mapping[str, str] = field(default_factory=lambda: RENAMINGS)  # parts of names: theirs, ours, in order
-
-
-LEARNED, PRE = {"position_encoding": "learned", "embedding_norm": True}, {"norm_placement": "pre"}
-FAMILIES = {
-    "bart": Family("BartForConditionalGeneration", LEARNED),
-    "m2m_100": Family("M2M100ForConditionalGeneration", PRE | {"sinusoid_layout": "tensor2tensor"}),
-    "marian": Family("MarianMTModel", {"sinusoid_layout": "concatenated"}),
-    "pegasus": Family("PegasusForConditionalGeneration", PRE | {"sinusoid_layout": "concatenated"}),
-    "mbart": Family("MBartForConditionalGeneration", LEARNED | PRE),
-}
-EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-FIRST_POSITION = 2  # the row of BART's and mBART's tables where learned positions begin
 
 
 @dataclass(frozen=True)
@@ -87,7 +47,7 @@ def convert(
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> Conversion:
-    """Turn a saved Marian, Pegasus, BART, mBART, M2M100 or NLLB model into a Heed folder, with tokenizers and card.
+    """Turn a saved model of one of the `FAMILIES` into a Heed folder, with tokenizers and card.
 
     Args:
         source: A folder, or the name of a repository on the Hub, which is downloaded.
@@ -120,6 +80,11 @@ def convert(
         notes.append(
             "Layer dropout (`encoder_layerdrop`, `decoder_layerdrop`), which only training reads, is left out."
         )
+    if any(not torch.equal(weight.to(dtype).float(), weight) for weight in ours.parameters()):
+        notes.append(
+            f"The weights are in float32: {dtype} would round what one holds, T5's factor 1/√d_model."
+        )
+        dtype = torch.float32
     facts = config.model_type, ours.num_parameters(), difference, converted.languages, tuple(notes)
     conversion = Conversion(str(source), target, *facts)
     with new_folder(target) as folder:
@@ -133,21 +98,16 @@ def convert(
 def convert_config(config: PreTrainedConfig) -> HeedConfig:
     """Return the config of a Heed model that computes the same; `convert_model` reads the rest from the weights."""
     _check_expressible(config)
-    family = FAMILIES[config.model_type]
-    options = {**family.options, **{ours: getattr(config, theirs) for ours, theirs in family.fields.items()}}
-    if config.model_type == "m2m_100":
-        options["position_offset"] = config.pad_token_id + 1
-    if hasattr(config, "sinusoid_layout"):  # of a Heed model that became one of these
-        options["sinusoid_layout"] = config.sinusoid_layout
+    options = FAMILIES[config.model_type].heed_options(config)
     options |= {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
     # transformers smooths labels in the trainer, not in the model.
-    return HeedConfig(**options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)
+    return HeedConfig(**options, label_smoothing=0.0, bos_token_id=None)
 
 
 def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
     """Return a Heed model with the weights of one of the `FAMILIES`, copied; a `ValueError` names what prevents it."""
     config = convert_config(theirs.config)
-    weights = _heed_weights(theirs, config)
+    weights = FAMILIES[theirs.config.model_type].heed_weights(theirs, config)
     source, target, output = (weights[name] for name in EMBEDDINGS)
     options = config.to_dict()
     options |= {"vocab_size": source.shape[0], "decoder_vocab_size": target.shape[0]}
@@ -190,23 +150,17 @@ def relative_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
     return ((expected - found).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
-def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """Yield for each field of a config that is none of its choices what it must be."""
-    for name, values in choices.items():
-        if getattr(config, name) not in values:
-            shown = " or ".join(str(value) for value in values if value is not None or len(values) == 1)
-            yield f"`{name}` must be {shown}, but is {getattr(config, name)} instead."
-
-
 def _check_expressible(config: PreTrainedConfig) -> None:
     """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in FAMILIES:
         raise ValueError(f"`model_type` must be one of {', '.join(FAMILIES)}, but is {config.model_type} instead.")
-    expected = FAMILIES[config.model_type].model_class
+    family = FAMILIES[config.model_type]
+    expected = family.model_class
     others = [name for name in config.architectures or [] if name != expected]  # a config that was made names no class
     faults = [f"`architectures` must be {expected}, but is {name} instead." for name in others]
     choices = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
     faults += field_faults(config, {name: value for name, value in choices.items() if hasattr(config, name)})
+    faults += field_faults(config, family.read_choices(config))
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         if getattr(config, name, None) is None:
             faults.append(f"`{name}` must be set, but is None instead.")
@@ -237,67 +191,8 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     if ours.position_encoding == "sinusoidal" and dtype != torch.float32:
         for name, table in chain(model.named_parameters(), model.named_buffers()):
             if "embed_positions" in name:  # rounded to the dtype, as ours will be
-                table.data.copy_(_exact_sinusoids(name, table, ours, max(ROUNDING, torch.finfo(dtype).eps)))
+                table.data.copy_(exact_sinusoids(name, table, ours, max(ROUNDING, torch.finfo(dtype).eps)))
     return model, dtype
-
-
-def _heed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torch.Tensor]:
-    """Return their weights under our names; shared ones are the same memory under every name."""
-    weights = {}
-    for name, value in theirs.state_dict().items():
-        if name == "final_logits_bias":
-            if value.any():
-                weights["lm_head.bias"] = value[0]
-        elif "embed_positions" in name:
-            if config.position_encoding == "sinusoidal":
-                _exact_sinusoids(name, value, config)
-            else:
-                weights[name] = value[FIRST_POSITION:]
-        elif name != "model.shared.weight":  # a second name of the embeddings
-            weights[name] = value
-    order = paper_order(config)
-    return renamed(weights, FAMILIES[theirs.config.model_type].renamings, None if order is None else order.argsort())
-
-
-def paper_order(config: HeedConfig) -> torch.Tensor | None:
-    """Return which of our features of d_model each of theirs is, `(d_model,)`; None where both stand alike."""
-    if config.position_encoding != "sinusoidal" or config.sinusoid_layout != "interleaved":
-        return None
-    features = torch.arange(config.d_model)
-    return torch.cat([features[0::2], features[1::2]])
-
-
-def renamed(
-    weights: Mapping[str, torch.Tensor], renamings: Mapping[str, str], order: torch.Tensor | None
-) -> dict[str, torch.Tensor]:
-    """Return weights under other names, and their features of d_model in another order, if there is one.
-
-    The outputs of what writes features are reordered, and the inputs of what reads them; biases of inner features and
-    of tokens stay.
-    """
-    found = {}
-    for name, value in weights.items():
-        module, kind = f".{name}".split(".")[-2:]
-        for part, replacement in renamings.items():
-            name = name.replace(part, replacement)
-        if order is not None:
-            is_written = module in ("out_proj", "fc2") or module.endswith("norm")
-            value = value[order] if is_written else value[:, order] if kind == "weight" else value
-        found[name] = value
-    return found
-
-
-def _exact_sinusoids(name: str, table: torch.Tensor, config: HeedConfig, tolerance: float = ROUNDING) -> torch.Tensor:
-    """Return the sinusoids that a table holds rounded; a `ValueError` names it if they are none."""
-    layout = "concatenated" if config.sinusoid_layout == "interleaved" else config.sinusoid_layout
-    expected = sinusoids(torch.arange(len(table)), config.d_model, layout)
-    if layout == "tensor2tensor" and not table[config.pad_token_id].any():
-        expected[config.pad_token_id] = 0
-    distance = (table.float().cpu() - expected).abs().max().item()
-    if not distance <= tolerance:
-        but = f"differs from them by {distance:.1e} instead"
-        raise ValueError(f"`{name}` must hold the sinusoids that Heed computes, but {but}.")
-    return expected
 
 
 def _generation_config(theirs: GenerationConfig, config: HeedConfig) -> GenerationConfig:

@@ -1,7 +1,7 @@
 """The tokenizers of a converted model: the same ids for the same text, as `TokenizerPair` wants them.
 
-Tokenizers of the `tokenizers` library (BART, mBART, NLLB) become plain `PreTrainedTokenizerFast` files. Where only
-sentencepiece gives the exact ids (Marian, M2M100), the tokenizer stays what it is.
+Tokenizers of the `tokenizers` library (BART, mBART, NLLB, T5) become plain `PreTrainedTokenizerFast` files. Where none
+gives the exact ids (sentencepiece's of Marian and M2M100, ByT5's), the tokenizer stays what it is.
 
 Three things are Heed's own. The token with which the decoder starts is called `bos_token`. A row of the embeddings
 without a token gets one that no text can hold, because model and tokenizer must have one size. What looks like a
@@ -63,7 +63,7 @@ def convert_tokenizers(
     pair = _fast_pair(tokenizer, config, bos) if isinstance(tokenizer, PreTrainedTokenizerFast) else None
     if pair is None:
         pair = _kept_pair(tokenizer, config, bos)
-        notes = (f"The tokenizer stays a {type(tokenizer).__name__}: only sentencepiece gives its exact ids.",)
+        notes = (f"The tokenizer stays a {type(tokenizer).__name__}: no plain fast tokenizer gives its exact ids.",)
     config.bos_token_id = pair.special_ids()["bos_token_id"]
     pair.check_config(config)
     languages = (tokenizer.src_lang, tokenizer.tgt_lang) if settings else ()

@@ -118,7 +118,7 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
 
 def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison.Comparison], float, int]:
     """Compare the exported folder, in a process without Heedful: what differs, and how far, in how many, logits do."""
-    ours, limit = draft.model.float(), config.max_position_embeddings
+    ours, limit = draft.model.float(), getattr(config, "max_position_embeddings", None)  # T5 has none
     sources = comparison.encode(draft.tokenizers, draft.sentences, limit)
     searches, pad = comparison.searches_of(ours.generation_config, BEAMS), ours.config.pad_token_id
 
@@ -133,7 +133,7 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
             asked.append((settings, padded([sources[number] for number in numbers])))
     targets = draft.tokenizers.encode_target(draft.sentences)
     start, rows = ours.config.decoder_start_token_id, LOGITS // (max(map(len, targets)) * ours.config.vocab_size)
-    read = padded([[start, *row[: limit - 1]] for row in targets[: max(1, rows)]])
+    read = padded([[start, *row[: limit and limit - 1]] for row in targets[: max(1, rows)]])
     inputs = padded(sources[: max(1, rows)]) | {"decoder_input_ids": read["input_ids"]}
     begun = read["input_ids"].clone()
     begun[:, 0] = config.decoder_start_token_id
@@ -181,7 +181,7 @@ def _write_card(source: Path, name: str, folder: Path, stock: Any, **facts: Any)
     metadata = None if card else metadata_of_card(name, [UNDETERMINED], [], license="unknown")
     section = render(
         "stock_usage_template.md", metadata, name=name, kind=type(stock).__name__, example=example, beams=BEAMS,
-        limit=stock.config.max_position_embeddings, **facts,
+        limit=getattr(stock.config, "max_position_embeddings", None), **facts,
     )  # fmt: skip
     parts = [before.rstrip(), section.rstrip(), *(["## " + after.rstrip()] if after else [])]
     write_text(folder / CARD_FILE, "\n\n".join(filter(None, parts)) + "\n")

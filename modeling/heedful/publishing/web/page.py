@@ -21,7 +21,7 @@ from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.loading import model_folder
 from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.steps import asked_of
-from heedful.publishing.conversion.model_conversion import field_faults
+from heedful.publishing.conversion.families import field_faults
 from heedful.publishing.exports import comparison
 
 PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))

@@ -1,0 +1,340 @@
+"""The classes of transformers that are Heed models in other words: which options, fields and names each has for ours.
+
+What reads one of them (`model_conversion.py`) and what writes one (`stock_models.py`) know them from here alone.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from heedful.configuration_heed import GATED_ACTIVATIONS, HeedConfig
+from heedful.positions_heed import T5_BUCKETS, T5_MAX_DISTANCE, sinusoids
+
+ROUNDING = 2e-3  # what half precision leaves of a sine
+COPIED_FIELDS = (
+    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
+    "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding",
+    "dropout", "attention_dropout", "activation_dropout", "use_cache", "pad_token_id", "eos_token_id",
+    "decoder_start_token_id",
+)  # fmt: skip
+RENAMINGS = {
+    "self_attn_layer_norm": "self_attn_residual.norm",
+    "encoder_attn_layer_norm": "cross_attn_residual.norm",
+    "final_layer_norm": "feed_forward_residual.norm",
+    "encoder_attn": "cross_attn",
+    ".fc1.": ".feed_forward.fc1.",
+    ".fc2.": ".feed_forward.fc2.",
+    "layernorm_embedding": "embedding_norm",
+    "coder.layer_norm": "coder.norm",
+}
+EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+FIRST_POSITION = 2  # the row of BART's and mBART's tables where learned positions begin
+
+Weights = dict[str, torch.Tensor]
+Choices = dict[str, Sequence[Any]]  # fields of a config, with the values that can be expressed
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one of transformers' classes: all that converting one, and writing one, know of it."""
+
+    model_class: str  # whose weights are read, and written
+    options: Mapping[str, Any]  # of `HeedConfig`, that make Heed compute what it does
+    fields: Mapping[str, str] = field(default_factory=lambda: {name: name for name in COPIED_FIELDS})  # ours, theirs
+
+    def read_choices(self, config: Any) -> Choices:
+        """Return what fields of theirs must be for a Heed model to compute the same."""
+        return {}
+
+    def heed_options(self, config: Any) -> dict[str, Any]:
+        """Return the options of `HeedConfig` that make it compute what one of their configs says."""
+        options = {**self.options, **{ours: getattr(config, theirs) for ours, theirs in self.fields.items()}}
+        if config.model_type == "m2m_100":
+            options["position_offset"] = config.pad_token_id + 1
+        if hasattr(config, "sinusoid_layout"):  # of a Heed model that became one of these
+            options["sinusoid_layout"] = config.sinusoid_layout
+        return options | {"attention_bias": True}
+
+    def heed_weights(self, theirs: PreTrainedModel, config: HeedConfig) -> Weights:
+        """Return their weights under our names; shared ones are the same memory under every name."""
+        weights = {}
+        for name, value in theirs.state_dict().items():
+            if name == "final_logits_bias":
+                if value.any():
+                    weights["lm_head.bias"] = value[0]
+            elif "embed_positions" in name:
+                if config.position_encoding == "sinusoidal":
+                    exact_sinusoids(name, value, config)
+                else:
+                    weights[name] = value[FIRST_POSITION:]
+            elif name != "model.shared.weight":  # a second name of the embeddings
+                weights[name] = value
+        order = paper_order(config)
+        return _renamed(weights, RENAMINGS, None if order is None else order.argsort())
+
+    def write_choices(self, config: Any) -> Choices:
+        """Return what our fields must be for the class to compute the same."""
+        wanted = {
+            "tie_output_embeddings": True,
+            "tie_word_embeddings": True,
+            "norm_type": "layernorm",
+            "layer_norm_eps": 1e-5,
+            "position_encoding": "sinusoidal",
+            "norm_placement": "post",
+            "embedding_norm": False,
+            "attention_scoring": "scaled_dot",
+            "position_offset": config.pad_token_id + 1 if self.model_class.startswith("M2M100") else 0,
+            **self.options,
+        }
+        choices: Choices = {name: (value,) for name, value in wanted.items() if name != "sinusoid_layout"}
+        for side in ("encoder", "decoder"):
+            heads = getattr(config, f"{side}_attention_heads")
+            # Each of these is by default what it must be.
+            own = {f"{side}_key_value_heads": heads, "d_k": config.d_model // heads, "d_v": config.d_model // heads}
+            choices |= {name: (None, value) for name, value in own.items()}
+        if config.activation_function in GATED_ACTIVATIONS:
+            choices["activation_function"] = ("one without a gate",)
+        return choices
+
+    def stock_options(self, config: HeedConfig) -> dict[str, Any]:
+        """Return the fields of their config that computes the same as one of ours."""
+        options = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
+        options |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # which some classes have by default
+        if self.model_class.startswith("Marian"):
+            options["decoder_vocab_size"] = config.vocab_size
+        if config.position_encoding == "sinusoidal":
+            options["sinusoid_layout"] = config.sinusoid_layout  # for the way back; transformers does not read it
+        return options
+
+    def stock_weights(self, ours: Any, stock: PreTrainedModel) -> Weights:
+        """Return all weights of their class: ours under their names, with features in their order."""
+        config, weights = ours.config, {}
+        for name, value in written_out(ours).items():
+            if name == "lm_head.bias":
+                name, value = "final_logits_bias", value[None]
+            elif "embed_positions" in name:
+                value = torch.cat([value.new_zeros(FIRST_POSITION, config.d_model), value])
+            weights[name] = value
+        back = {ours: theirs for theirs, ours in RENAMINGS.items()}
+        weights = _renamed(weights, back, paper_order(config))
+        weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
+        own = stock.state_dict()  # sinusoids are the class's own; biases that the model lacks are zero
+        zero = {name: torch.zeros_like(value) for name, value in own.items() if "embed_positions" not in name}
+        return {**own, **zero, **weights}
+
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+T5_NAMES = {  # of a decoder layer, ours and theirs
+    "self_attn_residual.norm": "layer.0.layer_norm",
+    **{f"self_attn.{part}": f"layer.0.SelfAttention.{part[0]}" for part in PROJECTIONS},
+    "cross_attn_residual.norm": "layer.1.layer_norm",
+    **{f"cross_attn.{part}": f"layer.1.EncDecAttention.{part[0]}" for part in PROJECTIONS},
+    "feed_forward_residual.norm": "layer.2.layer_norm",
+    "feed_forward.fc_gate": "layer.2.DenseReluDense.wi_0",
+    "feed_forward.fc1": "layer.2.DenseReluDense.wi_1",
+    "feed_forward.fc2": "layer.2.DenseReluDense.wo",
+}
+T5_TABLE = "{}.block.{}.layer.0.SelfAttention.relative_attention_bias.weight"
+# What theirs call gated-gelu has another activation, gelu_new.
+T5_GATES = {inner: ours for ours, inner in GATED_ACTIVATIONS.items() if ours != "geglu"}
+
+
+@dataclass(frozen=True)
+class T5Family(Family):
+    """T5 and its kin, which have no biases, and where the output is tied multiply it by 1/√d_model.
+
+    Heed has that factor in the decoder's last norm.
+    """
+
+    def read_choices(self, config: Any) -> Choices:
+        """Return as many buckets of distances as ours has, and the gates that it has."""
+        gates = T5_GATES if config.is_gated_act else {config.dense_act_fn: config.dense_act_fn}
+        return {"relative_attention_num_buckets": (T5_BUCKETS,), "dense_act_fn": tuple(gates)}
+
+    def heed_options(self, config: Any) -> dict[str, Any]:
+        """Return options with one dropout for all, and queries that are not scaled."""
+        options = {ours: getattr(config, theirs) for ours, theirs in self.fields.items()}
+        options |= {f"decoder_{name}": options[f"encoder_{name}"] for name in ("attention_heads", "ffn_dim")}
+        inner, dropout = config.dense_act_fn, config.dropout_rate
+        options |= {"attention_dropout": dropout, "activation_dropout": dropout, "d_v": config.d_kv}
+        options["activation_function"] = T5_GATES[inner] if config.is_gated_act else inner
+        return {**self.options, **options, "attention_scoring": "dot", "scale_embedding": False}
+
+    def heed_weights(self, theirs: Any, config: HeedConfig) -> Weights:
+        """Return their weights, the biases of all layers side by side, and the output's factor in the last norm."""
+        held, names = theirs.state_dict(), self._names(config)
+        weights = {names[name]: value for name, value in held.items() if name in names}
+        for side in ("encoder", "decoder"):
+            layers = [T5_TABLE.format(side, number) for number in range(getattr(config, f"{side}_layers"))]
+            tables = [held[name] for name in layers if name in held]
+            weights[f"model.{side}.relative_positions.bias.weight"] = torch.cat(tables, dim=1)
+            weights[f"model.{side}.embed_tokens.weight"] = weights[EMBEDDINGS[0]]
+        if theirs.config.model_type != "mt5" and getattr(theirs.config, "scale_decoder_outputs", True):
+            norm = "model.decoder.norm.weight"
+            weights[norm] = weights[norm] * config.d_model**-0.5
+        return weights
+
+    def write_choices(self, config: Any) -> Choices:
+        """Return choices with any scaling: queries can hold 1/√d_k, and embeddings √d_model."""
+        heads = config.encoder_attention_heads
+        wanted = {"attention_bias": False, "output_bias": False, "position_offset": 0}
+        choices: Choices = {name: (value,) for name, value in (wanted | self.options).items()}
+        choices["attention_scoring"] = ("dot", "scaled_dot")
+        for side in ("encoder", "decoder"):
+            choices[f"{side}_key_value_heads"] = (None, getattr(config, f"{side}_attention_heads"))
+        choices |= {"decoder_attention_heads": (heads,), "decoder_ffn_dim": (config.encoder_ffn_dim,)}
+        choices["d_v"] = (config.d_k,) if config.d_k is not None else (None, config.d_model // heads)
+        if config.decoder_layers > config.encoder_layers:  # their cache has a layer for each of the encoder's
+            choices["decoder_layers"] = range(1, config.encoder_layers + 1)
+        gates = [ours for ours in GATED_ACTIVATIONS if ours not in T5_GATES.values()]
+        if config.activation_function in gates or "-" in config.activation_function:
+            choices["activation_function"] = tuple(T5_GATES.values())
+        return choices
+
+    def stock_options(self, config: Any) -> dict[str, Any]:
+        """Return fields of which each says the same to all versions."""
+        options = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
+        gate = GATED_ACTIVATIONS.get(config.activation_function)
+        options["feed_forward_proj"] = f"gated-{gate}" if gate else config.activation_function
+        if gate == "gelu_new":
+            options["feed_forward_proj"] = "gated-gelu"  # which every version reads as that
+        options["d_kv"] = config.d_k or config.d_model // config.encoder_attention_heads
+        options["relative_attention_max_distance"] = config.relative_attention_max_distance or T5_MAX_DISTANCE
+        return options | {"tie_word_embeddings": self._scales_output(config)}  # they read the one from the other
+
+    def stock_weights(self, ours: Any, stock: Any) -> Weights:
+        """Return weights that hold what ours scales by, and give the stock model an output of its own if ours has."""
+        config, held = ours.config, written_out(ours)
+        weights = {name: held[own] for name, own in self._names(config).items() if own in held}
+        for side in ("encoder", "decoder"):
+            table = held[f"model.{side}.relative_positions.bias.weight"]
+            for number, own in enumerate(table.split(config.encoder_attention_heads, dim=1)):
+                weights[T5_TABLE.format(side, number)] = own
+        if config.attention_scoring == "scaled_dot":
+            queries = [name for name in weights if name.endswith("Attention.q.weight")]
+            weights |= {name: weights[name] * stock.config.d_kv**-0.5 for name in queries}
+        source = held[EMBEDDINGS[0]] * (math.sqrt(config.d_model) if config.scale_embedding else 1)
+        weights |= dict.fromkeys(
+            ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), source
+        )
+        norm = "decoder.final_layer_norm.weight"
+        if self._scales_output(config):
+            # The output is multiplied by 1/√d_model, and by the source's embeddings.
+            weights["lm_head.weight"] = source
+            weights[norm] = weights[norm] * (1 if config.scale_embedding else math.sqrt(config.d_model))
+        else:
+            stock.lm_head.weight = torch.nn.Parameter(torch.empty_like(source))
+        return weights
+
+    def _scales_output(self, config: Any) -> bool:
+        """Return whether theirs has one matrix for the input and the output; umT5 of older versions has always two."""
+        return config.tie_word_embeddings and config.tie_output_embeddings and self.options is SHARED
+
+    def _names(self, config: Any) -> dict[str, str]:
+        """Return our name of each of their weights, but for the tables of distances and second names of embeddings."""
+        is_gated = config.activation_function in GATED_ACTIVATIONS
+        names = {"shared.weight": EMBEDDINGS[0], "lm_head.weight": EMBEDDINGS[2]}
+        for side in ("encoder", "decoder"):
+            names[f"{side}.final_layer_norm.weight"] = f"model.{side}.norm.weight"
+            for number in range(getattr(config, f"{side}_layers")):
+                for ours, theirs in T5_NAMES.items():
+                    theirs = theirs if is_gated else theirs.replace("wi_1", "wi")
+                    theirs = theirs.replace("layer.2", "layer.1") if side == "encoder" else theirs
+                    if side == "decoder" or "cross" not in ours:
+                        names[f"{side}.block.{number}.{theirs}.weight"] = f"model.{side}.layers.{number}.{ours}.weight"
+        return names
+
+
+LEARNED, PRE = {"position_encoding": "learned", "embedding_norm": True}, {"norm_placement": "pre"}
+T5_FIELDS = {
+    "d_model": "d_model", "encoder_layers": "num_layers", "decoder_layers": "num_decoder_layers",
+    "encoder_attention_heads": "num_heads", "encoder_ffn_dim": "d_ff", "d_k": "d_kv", "dropout": "dropout_rate",
+    "layer_norm_eps": "layer_norm_epsilon", "relative_attention_max_distance": "relative_attention_max_distance",
+    "use_cache": "use_cache", "pad_token_id": "pad_token_id", "eos_token_id": "eos_token_id",
+    "decoder_start_token_id": "decoder_start_token_id",
+}  # fmt: skip
+T5 = {"position_encoding": "t5", "norm_type": "rmsnorm", "feed_forward_bias": False, "embedding_norm": False} | PRE
+SHARED, OWN = T5 | {"relative_bias_in_each_layer": False}, T5 | {"relative_bias_in_each_layer": True}
+FAMILIES = {
+    "bart": Family("BartForConditionalGeneration", LEARNED),
+    "m2m_100": Family("M2M100ForConditionalGeneration", PRE | {"sinusoid_layout": "tensor2tensor"}),
+    "marian": Family("MarianMTModel", {"sinusoid_layout": "concatenated"}),
+    "mbart": Family("MBartForConditionalGeneration", LEARNED | PRE),
+    "mt5": T5Family("MT5ForConditionalGeneration", SHARED, T5_FIELDS),
+    "pegasus": Family("PegasusForConditionalGeneration", PRE | {"sinusoid_layout": "concatenated"}),
+    "t5": T5Family("T5ForConditionalGeneration", SHARED, T5_FIELDS),
+    "umt5": T5Family("UMT5ForConditionalGeneration", OWN, T5_FIELDS),
+}
+
+
+def stock_kind(config: HeedConfig) -> str:
+    """Return the family that is nearest to a Heed model."""
+    is_pre = config.norm_placement == "pre"
+    if config.position_encoding == "t5":
+        return "umt5" if config.relative_bias_in_each_layer else "t5"
+    if config.position_encoding == "learned":
+        return "mbart" if is_pre else "bart"
+    if config.sinusoid_layout == "tensor2tensor":
+        return "m2m_100"
+    return "pegasus" if is_pre else "marian"
+
+
+def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """Yield for each field of a config that is none of its choices what it must be."""
+    for name, values in choices.items():
+        if getattr(config, name) not in values:
+            shown = " or ".join(str(value) for value in values if value is not None or len(values) == 1)
+            yield f"`{name}` must be {shown}, but is {getattr(config, name)} instead."
+
+
+def written_out(ours: Any) -> Weights:
+    """Return a Heed model's weights, those of a shared layer under the name of each of its uses."""
+    weights = {}
+    for name, value in ours.state_dict().items():
+        stack = ours.model.encoder if ".encoder." in name else ours.model.decoder
+        for number in range(stack.rounds if ".layers." in name else 1):
+            weights[name.replace(".layers.0.", f".layers.{number}.") if number else name] = value
+    return weights
+
+
+def paper_order(config: HeedConfig) -> torch.Tensor | None:
+    """Return which of our features of d_model each of theirs is, `(d_model,)`; None where both stand alike."""
+    if config.position_encoding != "sinusoidal" or config.sinusoid_layout != "interleaved":
+        return None
+    features = torch.arange(config.d_model)
+    return torch.cat([features[0::2], features[1::2]])
+
+
+def exact_sinusoids(name: str, table: torch.Tensor, config: HeedConfig, tolerance: float = ROUNDING) -> torch.Tensor:
+    """Return the sinusoids that a table holds rounded; a `ValueError` names it if they are none."""
+    layout = "concatenated" if config.sinusoid_layout == "interleaved" else config.sinusoid_layout
+    expected = sinusoids(torch.arange(len(table)), config.d_model, layout)
+    if layout == "tensor2tensor" and not table[config.pad_token_id].any():
+        expected[config.pad_token_id] = 0
+    distance = (table.float().cpu() - expected).abs().max().item()
+    if not distance <= tolerance:
+        but = f"differs from them by {distance:.1e} instead"
+        raise ValueError(f"`{name}` must hold the sinusoids that Heed computes, but {but}.")
+    return expected
+
+
+def _renamed(weights: Weights, renamings: Mapping[str, str], order: torch.Tensor | None) -> Weights:
+    """Return weights under other names, and their features of d_model in another order, if there is one.
+
+    The outputs of what writes features are reordered, and the inputs of what reads them; biases of inner features and
+    of tokens stay.
+    """
+    found = {}
+    for name, value in weights.items():
+        module, kind = f".{name}".split(".")[-2:]
+        for part, replacement in renamings.items():
+            name = name.replace(part, replacement)
+        if order is not None:
+            is_written = module in ("out_proj", "fc2") or module.endswith("norm")
+            value = value[order] if is_written else value[:, order] if kind == "weight" else value
+        found[name] = value
+    return found

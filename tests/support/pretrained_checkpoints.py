@@ -40,8 +40,11 @@ def randomized(model):
     shake(model)
     if model.config.model_type in ("marian", "pegasus"):
         model.load_state_dict(kept, strict=False)
+    is_t5 = hasattr(model, "shared")
+    for name, weight in model.named_parameters():  # T5 divides queries when it begins, and not when it runs
+        weight.data.mul_(model.config.d_kv**-0.5 if is_t5 and name.endswith(".q.weight") else 1)
     for embeddings in {model.get_input_embeddings(), model.get_decoder().get_input_embeddings()}:
-        torch.nn.init.normal_(embeddings.weight, std=model.config.d_model**-0.5)
+        torch.nn.init.normal_(embeddings.weight, std=1.0 if is_t5 else model.config.d_model**-0.5)
     if hasattr(model, "final_logits_bias"):
         torch.nn.init.normal_(model.final_logits_bias, std=0.5)
     # Untrained models like one token best; its successors depend on all that is read.

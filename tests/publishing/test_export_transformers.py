@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import ctranslate2
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, UMT5Config
 from typer.testing import CliRunner
 
 from card_facts import card_facts
@@ -31,6 +31,8 @@ from tiny_runs import tiny_recipe
 
 LEARNED = {"position_encoding": "learned", "embedding_norm": True}
 TENSOR2TENSOR = {"sinusoid_layout": "tensor2tensor", "position_offset": 1, "norm_placement": "pre"}
+T5 = {"position_encoding": "t5", "norm_placement": "pre", "norm_type": "rmsnorm", "feed_forward_bias": False}
+GATED = {"activation_function": "geglu_new", "attention_scoring": "dot", "d_k": 6, "d_v": 6, "layer_norm_eps": 1e-3}
 # Each with the class that it becomes.
 EXPRESSIBLE = {
     "the_paper": ("marian", {}),
@@ -43,6 +45,10 @@ EXPRESSIBLE = {
     "unscaled": ("marian", {"scale_embedding": False, "activation_function": "gelu"}),
     "shared_layers": ("marian", {"share_layers": True, "decoder_layers": 3}),
     "unequal_stacks": ("pegasus", {"decoder_layers": 3, "decoder_attention_heads": 2, "norm_placement": "pre"}),
+    "t5": ("t5", T5),
+    "gated_t5": ("t5", T5 | GATED | {"scale_embedding": False, "relative_attention_max_distance": 20}),
+    "untied_t5": ("t5", T5 | {"tie_output_embeddings": False, "activation_function": "reglu", "share_layers": True}),
+    "umt5": ("umt5", T5 | {"relative_bias_in_each_layer": True, "decoder_layers": 1}),
     "sizes_that_are_the_default": ("marian", {"d_k": 8, "d_v": 8, "encoder_key_value_heads": 4}),
 }
 OTHERS = {"attention_scoring": "dot", "norm_type": "rmsnorm", "layer_norm_eps": 1e-6, "activation_function": "swiglu"}
@@ -50,9 +56,19 @@ OTHERS |= {"encoder_key_value_heads": 2, "decoder_key_value_heads": 1, "d_k": 4,
 OTHERS |= {"encoder_neighbourhood": 2, "decoder_neighbourhood": 3, "embedding_norm": True}
 OTHERS |= dict.fromkeys(("share_encoder_decoder_embeddings", "tie_output_embeddings", "tie_word_embeddings"), False)
 INEXPRESSIBLE = {name: {name: value} for name, value in OTHERS.items()} | {
-    "position_encoding": {"position_encoding": "t5", "relative_attention_max_distance": 20},
+    "position_encoding": {"position_encoding": "rotary"},
     "norm_placement": {"sinusoid_layout": "tensor2tensor", "position_offset": 1},
 }
+NO_T5 = {"norm_placement": "post", "norm_type": "layernorm", "feed_forward_bias": True, "attention_bias": True}
+NO_T5 |= {"output_bias": True, "embedding_norm": True, "activation_function": "geglu", "attention_scoring": "additive"}
+NO_T5 |= {
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 40,
+    "decoder_layers": 3,
+    "d_v": 4,
+    "encoder_neighbourhood": 2,
+}
+NO_T5 |= {"share_encoder_decoder_embeddings": False, "decoder_key_value_heads": 1}
 
 
 def model_of(changes: dict) -> HeedForConditionalGeneration:
@@ -91,6 +107,8 @@ def exported(folder, tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", EXPRESSIBLE)
 def test_the_stock_model_gives_the_same_logits_and_tokens_and_becomes_the_first_again(name):
     kind, changes = EXPRESSIBLE[name]
+    if kind == "umt5" and not hasattr(UMT5Config(), "scale_decoder_outputs"):
+        pytest.skip("the decoder of umT5 looks ahead in this transformers")
     ours = model_of(changes)
     shake(ours)
     stock = stock_model(ours)
@@ -102,7 +120,7 @@ def test_the_stock_model_gives_the_same_logits_and_tokens_and_becomes_the_first_
     assert expected.std() > 0.1
     for same in (stock, convert_model(stock)):
         difference = (same(**inputs, **target).logits - expected).abs().max() / expected.abs().max().clamp(min=1)
-        assert difference < (1e-5 if same is stock else 1e-6)
+        assert difference < (1e-5 if same is stock else 3e-6)
     for beams in (1, 3):
         search = {"num_beams": beams, "max_new_tokens": 8, "eos_token_id": 2, "pad_token_id": 0}
         search |= {"decoder_start_token_id": 1, "no_repeat_ngram_size": 1}
@@ -114,6 +132,10 @@ def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
         with pytest.raises(ValueError, match=f"no stock form, .*: `{field}` must (be|have)") as refusal:
             stock_config(model_of(changes).config)
         assert str(refusal.value).count(" must ") == 1
+    for field, value in NO_T5.items():
+        kernel = "eager" if value == "additive" else "sdpa"
+        config = tiny_model(d_model=32, attention=kernel, **T5 | {field: value}).config
+        assert_error(f"of which T5ForC[a-zA-Z]* is the nearest: `{field}` must be", stock_config, config)
     config = model_of({"norm_type": "rmsnorm", "d_k": 4, "activation_function": "geglu"}).config
     assert_error(r"`norm_type` .* `d_k` .* `activation_function`", stock_config, config)
     config = stock_config(model_of(EXPRESSIBLE["tensor2tensor"][1]).config)  # whose class drops layers by default

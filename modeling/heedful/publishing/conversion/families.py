@@ -173,7 +173,7 @@ class T5Family(Family):
             tables = [held[name] for name in layers if name in held]
             weights[f"model.{side}.relative_positions.bias.weight"] = torch.cat(tables, dim=1)
             weights[f"model.{side}.embed_tokens.weight"] = weights[EMBEDDINGS[0]]
-        if theirs.config.model_type != "mt5" and getattr(theirs.config, "scale_decoder_outputs", True):
+        if getattr(theirs.config, "scale_decoder_outputs", theirs.config.model_type == "umt5"):  # umT5 of 5.17 always
             norm = "model.decoder.norm.weight"
             weights[norm] = weights[norm] * config.d_model**-0.5
         return weights

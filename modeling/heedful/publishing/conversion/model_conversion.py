@@ -81,9 +81,7 @@ def convert(
             "Layer dropout (`encoder_layerdrop`, `decoder_layerdrop`), which only training reads, is left out."
         )
     if any(not torch.equal(weight.to(dtype).float(), weight) for weight in ours.parameters()):
-        notes.append(
-            f"The weights are in float32: {dtype} would round what one holds, T5's factor 1/√d_model."
-        )
+        notes.append(f"The weights are in float32: {dtype} would round what one holds, T5's factor 1/√d_model.")
         dtype = torch.float32
     facts = config.model_type, ours.num_parameters(), difference, converted.languages, tuple(notes)
     conversion = Conversion(str(source), target, *facts)
@@ -178,9 +176,12 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     _check_expressible(config)
     load = AutoModelForSeq2SeqLM.from_pretrained
+    options: Any = {"trust_remote_code": False}
+    if config.model_type == "umt5":  # under sdpa its decoder looks ahead in transformers 5.17
+        options["attn_implementation"] = "eager"
     try:
         # The error below names weights of other shapes; transformers' own error would not.
-        model, report = load(source, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True)
+        model, report = load(source, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except OSError:
         raise
     except Exception as error:  # safetensors, pickle and transformers each raise their own

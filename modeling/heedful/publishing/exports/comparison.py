@@ -170,7 +170,9 @@ def card_of(folder: Path) -> str:
 
 def check_kind(config: Any, form: str) -> None:
     """Raise a `ValueError` for a model that is no Heed Transformer, or for a page no recurrent one."""
-    hint = "`heedful convert` turns Marian, Pegasus, BART, mBART, M2M100, NLLB, T5, mT5 and umT5 models into Heed models"
+    hint = (
+        "`heedful convert` turns Marian, Pegasus, BART, mBART, M2M100, NLLB, T5, mT5 and umT5 models into Heed models"
+    )
     if config.model_type == "heed_rnn":
         if form == "a page" and config.attention == "none":
             raise ValueError("`attention` must be one of dot, scaled_dot, general, additive for a page, but is none.")

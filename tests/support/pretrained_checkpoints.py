@@ -169,10 +169,8 @@ T5_SIZES = {"d_model": 32, "d_kv": 12, "d_ff": 64, "num_layers": 3, "num_decoder
 T5_START = {"decoder_start_token_id": 0, "pad_token_id": 0}
 
 
-def t5(
-    folder: Path, kind: str = "t5", sentinels: int = 100, tags: tuple[str, ...] = (), is_first: bool = False
-) -> Path:
-    """Like google-t5/t5-small: as many rows of the embeddings as a multiple of 128, and sentinels as the last tokens."""
+def t5(folder: Path, kind: str = "t5", sentinels: int = 100, tags=(), is_first: bool = False) -> Path:
+    """Like google-t5/t5-small: rows of the embeddings by the multiple of 128, and sentinels as the last tokens."""
     folder.mkdir()
     special = ["<pad>", "</s>", "<unk>"]
     pieces = [(token, 0.0) for token in (*special, *tags)]

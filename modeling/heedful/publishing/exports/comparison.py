@@ -26,7 +26,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least, check_is_new, new_folder, read_lines
 from heedful.inference.ctranslate2.engine import CTRANSLATE2_SETTINGS
 from heedful.inference.engines import GenerateEngine, token_batches
-from heedful.inference.loading import load_model, model_folder, tokenizer_folder
+from heedful.inference.loading import STOCK, load_model, model_folder, tokenizer_folder
 from heedful.inference.search_settings import SEARCH_SETTINGS
 from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
 from heedful.publishing.conversion.model_conversion import relative_difference
@@ -170,9 +170,7 @@ def card_of(folder: Path) -> str:
 
 def check_kind(config: Any, form: str) -> None:
     """Raise a `ValueError` for a model that is no Heed Transformer, or for a page no recurrent one."""
-    hint = (
-        "`heedful convert` turns Marian, Pegasus, BART, mBART, M2M100, NLLB, T5, mT5 and umT5 models into Heed models"
-    )
+    hint = f"`heedful convert` turns models of the types {', '.join(STOCK)} into Heed models"
     if config.model_type == "heed_rnn":
         if form == "a page" and config.attention == "none":
             raise ValueError("`attention` must be one of dot, scaled_dot, general, additive for a page, but is none.")

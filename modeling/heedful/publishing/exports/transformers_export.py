@@ -20,7 +20,7 @@ from transformers import GenerationConfig
 from heedful.checksums_heed import write_checksums
 from heedful.data.mixture import languages_of
 from heedful.data.tokenizer_training import PAD
-from heedful.files import write_text
+from heedful.files import read_object, write_text
 from heedful.inference.engines import count_tokens, pad_sources
 from heedful.inference.loading import load_model
 from heedful.publishing.conversion.stock_models import save, start_from_zero, stock_config, stock_model
@@ -61,6 +61,7 @@ def export_transformers(
             _pad_with_the_last_token(folder / "tokenizer.json", stock.config.pad_token_id)
             write_checksums(folder, "tokenizer")
         save(stock, folder)
+        _name_as_version_4(folder)
         write_checksums(folder, "weights")
         comparisons, difference, read = _compare(draft, stock.config)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -99,6 +100,15 @@ def export_run(result: RunResult) -> Path:
     """Write the stock form of what a run has published beside it, compared on its validation sentences."""
     sentences = [pair["source"] for pair in result.corpus.validation_pairs[:RUN_SENTENCES]]
     return export_transformers(result.folder, result.recipe.folder / FORM_FOLDER, sentences).folder
+
+
+def _name_as_version_4(folder: Path) -> None:
+    """Write the special tokens of a tokenizer, such as T5's sentinels, under the name that every version reads."""
+    config = read_object(folder / "tokenizer_config.json")
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+        write_text(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2) + "\n")
+        write_checksums(folder, "tokenizer")
 
 
 def _pad_with_the_last_token(file: Path, last: int) -> None:

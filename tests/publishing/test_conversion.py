@@ -45,6 +45,7 @@ class Converted:
         self.models = [load(folder).eval() for folder in folders]
         self.tokenizer = AutoTokenizer.from_pretrained(self.source)
         self.pair = TokenizerPair.from_pretrained(self.result.folder)
+        self.language = "de" if self.name == "madlad" else None
         self.settings = json.loads((self.result.folder / "generation_config.json").read_text())
         # Beam search of transformers 5.17 takes the source's number of tokens for the target's.
         config = self.models[1].config
@@ -53,6 +54,8 @@ class Converted:
     def tokens(self, texts: list[str], side: str = "source") -> list[list[int]]:
         """The ids that the checkpoint's own tokenizer gives."""
         tokenizer = self.tokenizer
+        if side == "source" and self.language:
+            texts = [f"<2{self.language}> {text}" for text in texts]
         return tokenizer(texts)["input_ids"] if side == "source" else tokenizer(text_target=texts)["input_ids"]
 
     def inputs(self, count: int) -> dict[str, torch.Tensor]:
@@ -109,10 +112,11 @@ def test_generated_tokens_are_the_same_with_the_generation_configs_of_both_folde
         assert len({id_ for row in expected for id_ in row}) > 10
         assert ours.generate(**inputs).tolist() == expected
     given = {name: value for name, value in given.items() if value is not None}
-    texts = [converted.tokenizer([text], return_tensors="pt") for text in KOREAN[:2]]
-    outputs = [theirs.generate(**text, **given)[0] for text in texts]
-    expected = [converted.tokenizer.decode(output, skip_special_tokens=True).strip() for output in outputs]
-    translated = Translator.from_pretrained(converted.result.folder).translate(KOREAN[:2])
+    outputs = [theirs.generate(torch.tensor(converted.tokens([text])), **given)[0] for text in KOREAN[:2]]
+    expected = [converted.tokenizer.decode(output, skip_special_tokens=True) for output in outputs]
+    expected = [re.sub("<2..>", "", text).strip() for text in expected]  # MADLAD's tags, which are words there
+    translate = Translator.from_pretrained(converted.result.folder).translate
+    translated = translate(KOREAN[:2], target_language=converted.language)
     assert all(expected)
     assert [best.text.strip() for best, *_ in translated] == expected
 
@@ -132,11 +136,12 @@ def test_the_generation_config_is_the_checkpoints_and_names_the_language(convert
 
 def test_tokenizers_give_the_same_ids_and_text_and_what_looks_like_a_special_token_is_text(converted):
     pair, texts = converted.pair, [*TEXTS, *KOREAN, *ENGLISH]
-    assert pair.encode_source(texts) == converted.tokens([text.strip() for text in texts])
+    encode_source = partial(pair.encode_source, target_language=converted.language)
+    assert encode_source(texts) == converted.tokens([text.strip() for text in texts])
     labels = converted.tokens(texts, "target")
     assert pair.encode_target(texts) == labels
     if converted.name in HAS_LANGUAGES:
-        assert pair.encode_source(texts) != labels
+        assert encode_source(texts) != labels
     options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     assert pair.decode_target(labels) == converted.tokenizer.batch_decode(labels, **options)
     assert pair.decode_target(labels)[-1] == ENGLISH[-1]
@@ -145,7 +150,7 @@ def test_tokenizers_give_the_same_ids_and_text_and_what_looks_like_a_special_tok
     tokens = [str(token) for token in tokenizer.added_tokens_decoder.values()]
     tokens += list(getattr(tokenizer, "lang_token_to_id", ()))
     assert len(tokens) >= 3
-    for encode, side in ((pair.encode_source, pair.source), (pair.encode_target, pair.target)):
+    for encode, side in ((encode_source, pair.source), (pair.encode_target, pair.target)):
         special = {side.convert_tokens_to_ids(token) for token in tokens} - {side.unk_token_id}
         expected = [id_ for id_ in encode(["a b"])[0] if id_ in special]
         for token, ids in zip(tokens, encode([f"a {token} b {token}" for token in tokens]), strict=True):
@@ -262,7 +267,8 @@ def test_a_published_model_is_named_with_the_command_that_converts_it(converted)
     command = f"`heedful convert {converted.source} NEW_FOLDER{languages}`"
     with pytest.raises(ValueError, match=f"must be one of Heedful's, but is a .* {re.escape(command)}"):
         Translator.from_pretrained(converted.source)
-    assert Translator.from_pretrained(converted.result.folder).translate(KOREAN[:1], max_new_tokens=3)
+    translate = Translator.from_pretrained(converted.result.folder).translate
+    assert translate(KOREAN[:1], target_language=converted.language, max_new_tokens=3)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import sentencepiece
 import torch
 import transformers
+from tokenizers import AddedToken
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from helpers import change_json, shake
@@ -176,7 +177,9 @@ def t5(folder: Path, kind: str = "t5", sentinels: int = 100, tags=(), is_first: 
     pieces = [(token, 0.0) for token in (*special, *tags)]
     pieces += [each for each in unigram_pieces(folder) if each[0] not in special]
     pieces += [(f"<extra_id_{number}>", 0.0) for number in reversed(range(sentinels))]
-    return t5_saved(folder, transformers.T5Tokenizer(vocab=pieces, extra_ids=sentinels), kind, is_first)
+    tokenizer = transformers.T5Tokenizer(vocab=pieces, extra_ids=sentinels)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])  # which sentencepiece finds anywhere
+    return t5_saved(folder, tokenizer, kind, is_first)
 
 
 def t5_saved(folder: Path, tokenizer, kind: str = "t5", is_first: bool = False) -> Path:

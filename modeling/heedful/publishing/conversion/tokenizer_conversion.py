@@ -3,15 +3,16 @@
 Tokenizers of the `tokenizers` library (BART, mBART, NLLB, T5) become plain `PreTrainedTokenizerFast` files. Where none
 gives the exact ids (sentencepiece's of Marian and M2M100, ByT5's), the tokenizer stays what it is.
 
-Three things are Heed's own. The token with which the decoder starts is called `bos_token`. A row of the embeddings
+Four things are Heed's own. The token with which the decoder starts is called `bos_token`. A row of the embeddings
 without a token gets one that no text can hold, because model and tokenizer must have one size. What looks like a
-special token inside a sentence is text.
+special token inside a sentence is text. MADLAD's `<2xx>`, words of a sentence, become tags of a `TokenizerPair`.
 """
 
 import json
 import random
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from heedful.checksums_heed import has_tokenizer
 from heedful.configuration_heed import HeedConfig
-from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 
 # These name the target language by the decoder's start token; the others by the first token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
@@ -115,7 +116,8 @@ def _choose_languages(
 
 def _fast_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> TokenizerPair | None:
     """Return plain fast tokenizers that give the same ids, or None where they do not."""
-    source = target = _plain_fast(tokenizer, config.vocab_size, bos)
+    tags = _language_tags(tokenizer)
+    source = target = _plain_fast(tokenizer, config.vocab_size, bos, tags)
     if getattr(tokenizer, "src_lang", None) is not None:
         tokenizer.set_tgt_lang_special_tokens(tokenizer.tgt_lang)
         target = _plain_fast(tokenizer, config.vocab_size, bos)
@@ -127,11 +129,22 @@ def _fast_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> Tokenizer
     return pair if is_same else None
 
 
-def _plain_fast(tokenizer: Any, size: int, bos: str | None) -> Any:
+def _language_tags(tokenizer: Any) -> list[str]:
+    """Return the tokens `<2xx>` before a sentence that say into which language, if a tokenizer reads them so."""
+    tags = [token for token in tokenizer.added_tokens_encoder if LANGUAGE_TAG.fullmatch(token)]
+    rest = tokenizer("a")["input_ids"]
+    starts = [tokenizer(f"{tag} a")["input_ids"] == [tokenizer.added_tokens_encoder[tag], *rest] for tag in tags]
+    return tags if all(starts) else []
+
+
+def _plain_fast(tokenizer: Any, size: int, bos: str | None, tags: Sequence[str] = ()) -> Any:
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["truncation"] = state["padding"] = None
+    for token in state["added_tokens"]:
+        token["special"] |= token["content"] in tags
     if state["model"]["type"] == "Unigram":
-        state["pre_tokenizer"] = _without_special_pieces(state["pre_tokenizer"], tokenizer.all_special_tokens)
+        special = [*tokenizer.all_special_tokens, *tags]
+        state["pre_tokenizer"] = _without_special_pieces(state["pre_tokenizer"], special)
     names = {name: getattr(tokenizer, f"{name}_token") for name in ("pad", "eos", "unk", "sep", "cls", "mask")}
     plain = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)),

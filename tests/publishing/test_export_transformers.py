@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import ctranslate2
 import pytest
 import torch
-from transformers import AutoTokenizer, UMT5Config
+from transformers import AutoConfig, AutoTokenizer, UMT5Config
 from typer.testing import CliRunner
 
 from card_facts import card_facts
@@ -29,6 +29,7 @@ from helpers import assert_error, assert_refused, change_json, padded, sentences
 from memorised import PAIRS, saved_model
 from tiny_runs import tiny_recipe
 
+CONFIGURATION = Path(__file__).parents[2] / "configuration"
 LEARNED = {"position_encoding": "learned", "embedding_norm": True}
 TENSOR2TENSOR = {"sinusoid_layout": "tensor2tensor", "position_offset": 1, "norm_placement": "pre"}
 T5 = {"position_encoding": "t5", "norm_placement": "pre", "norm_type": "rmsnorm", "feed_forward_bias": False}
@@ -119,6 +120,18 @@ def test_the_stock_model_gives_the_same_logits_and_tokens_and_becomes_the_first_
         search = {"num_beams": beams, "max_new_tokens": 8, "eos_token_id": 2, "pad_token_id": 0}
         search |= {"decoder_start_token_id": 1, "no_repeat_ngram_size": 1}
         assert stock.generate(**inputs, **search).tolist() == ours.generate(**inputs, **search).tolist()
+
+
+def test_the_sizes_of_t5s_have_the_published_numbers_of_parameters_and_a_stock_form():
+    for name, rows, published in (
+        ("t5-small", 32128, 60_506_624),
+        ("flan-t5-small", 32128, 76_961_152),
+        ("byt5-small", 384, 299_637_760),
+    ):
+        config = AutoConfig.from_pretrained(CONFIGURATION / "models" / name, vocab_size=rows)
+        assert stock_config(config).model_type == "t5"
+        with torch.device("meta"):
+            assert HeedForConditionalGeneration(config).num_parameters() == published, name
 
 
 def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():

@@ -29,7 +29,9 @@ HOUSE = {
 ANNEXES = {
     "*_rnn.py cells_heed.py pipeline_heed.py figures.py": "the recurrent models; the pipelines; small pictures",
     "data/epochs/ data/korean_english/ data/tasks/": "what an epoch draws or changes; the built-in corpus; tasks",
-    "training/trainer/ training/launch/ training/speed/ training/objectives/": "Trainer; processes; GPUs; R-Drop",
+    "training/trainer/ training/launch/ training/speed/ training/objectives/ training/stages.py": (
+        "Trainer; processes; GPUs; R-Drop; several runs as one"
+    ),
     "proposals/": "settings that fit: proposed from the data, or found by a search",
     "inference/native/ inference/ctranslate2/": "engines for the CPU",
     "inference/strategies/ inference/teaching/ inference/adapters.py inference/scoring.py": (

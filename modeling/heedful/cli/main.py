@@ -54,9 +54,11 @@ def train(
     if dry_run:
         from heedful.diagnosis.estimate import dry_run as estimate
 
-        estimated = estimate(settings)  # by all processes together
-        if rank() == 0:
-            print(estimated)
+        with import_module("heedful.training.stages").rehearsed(settings) as stages:
+            for name, stage in stages.items():
+                estimated = estimate(stage)  # by all processes together
+                if rank() == 0:
+                    print(f"stage {name}:" if name else "", estimated, sep="\n" if name else "")
         return
     from heedful.publishing.exports.transformers_export import check_recipe
     from heedful.publishing.run_card import publish_run

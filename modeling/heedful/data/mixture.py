@@ -82,17 +82,18 @@ def check_room(data: Any, config: "PreTrainedConfig") -> None:
             raise ValueError(f"`data.max_{side}_tokens` must be {must}, but is {most} instead.")
 
 
-def languages_of(parts: Mapping[str, MixturePart]) -> tuple[str, ...]:
+def languages_of(parts: Mapping[Any, MixturePart]) -> tuple[str, ...]:
     """Return the target languages of a model that learns several; otherwise none."""
     languages = tuple(dict.fromkeys(str(part.to) for part in [*parts.values()][::-1]))
     return languages if len(languages) > 1 else ()
 
 
 def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair) -> list[list[int]]:
-    """Return the ids before the sources of each part: of its target language if there are several, and of its tag."""
-    languages, known = languages_of(parts), tokenizers.languages
-    if not {*languages} <= {*known} or (not languages and len(known) > 1):
-        wanted, found = ", ".join(languages) or "only one, and so no tag", ", ".join(known) or "none"
+    """Return the ids before the sources of each part: of its language if the model knows several, and of its tag."""
+    known = tokenizers.languages
+    languages = languages_of(parts) or {str(part.to) for part in parts.values() if len(known) > 1}
+    if not {*languages} <= {*known}:
+        wanted, found = ", ".join(languages), ", ".join(known) or "none"
         must = f"have a tag of each language that is learned ({wanted})"
         raise ValueError(f"`tokenizer.path` or `model.start_from` must {must}, but has those of {found}.")
     prefixes = [tokenizers.head(part.to if languages else None) for part in parts.values()]

@@ -59,6 +59,7 @@ def facts_of(result: RunResult) -> CardFacts:
     trained = [recipe.data.train, *(part.train for part in recipe.data.mixture.values())]
     given = ["pieces of a given tokenizer"] * 2
     tokens = given if recipe.tokenizer.path else [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
+    done = result.stages or [progress]
     source, language = corpus.validation_pairs[0]["source"], corpus.target_language
     columns = {"source": recipe.data.source, "target": recipe.data.target}  # of which a number says nothing
     translator = Translator.from_pretrained(result.folder)
@@ -86,9 +87,9 @@ def facts_of(result: RunResult) -> CardFacts:
             "pairs": pairs,
             "cleaning": corpus.report.to_dict(),
             "joint_vocabulary": corpus.tokenizers.is_joint,
-            "updates": progress.update,
-            "target_tokens": progress.target_tokens,
-            "seconds": progress.seconds,
+            **{name: sum(getattr(each, name) for each in done) for name in ("target_tokens", "seconds")},
+            "updates": sum(each.updates for each in result.stages) or progress.update,
+            "stages": result.stages,
             "hardware": result.hardware,
             "validation_loss": result.metrics["validation"]["loss"],
             "example": {"source": source, "translation": translation, "language": language},

@@ -102,9 +102,15 @@ def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
     return given_tokenizers(recipe, recipe.folder / "tokenizer" if recipe.resume else None, is_main=False)
 
 
-def tokenizers_of(recipe: Recipe, pairs: Iterable[Any], held_out: Iterable[Any] = ()) -> TokenizerPair:
-    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words has those of `held_out` pairs, too."""
-    settings, parts = recipe.tokenizer, recipe.data.parts
+def tokenizers_of(
+    recipe: Recipe, pairs: Iterable[Any], held_out: Iterable[Any] = (), data: Sequence[DataRecipe] = ()
+) -> TokenizerPair:
+    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words has those of `held_out` pairs, too.
+
+    They have the tags of the recipe's data, or of all `data` that are given.
+    """
+    settings = recipe.tokenizer
+    parts = dict(enumerate(part for each in data or [recipe.data] for part in each.parts.values()))
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
     rest = held_out if ("word", None) in settings.sides else ()
     own = settings.target_algorithm
@@ -251,7 +257,7 @@ def encode(recipe: Recipe, kept: Splits, tokenizers: TokenizerPair, accelerator:
     """Turn pairs into rows of token ids, and prepare what every epoch draws from them; `None` is one process."""
     data = recipe.data
     heads = mixture.source_prefixes(data.parts, tokenizers)
-    language = data.target if mixture.languages_of(data.parts) else None
+    language = data.target if len(tokenizers.languages) > 1 else None
     ways = mixture.both_ways if data.both_directions else iter
     validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(ways(kept.validation)))
     tests = {key: tokenizers.encode_source(test["source"][:], language) for key, test in kept.tests.items()}

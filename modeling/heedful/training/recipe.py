@@ -267,6 +267,7 @@ class Recipe:
     logging: LoggingRecipe = field(default_factory=LoggingRecipe)
     card: CardRecipe = field(default_factory=CardRecipe)
     publish: PublishRecipe = field(default_factory=PublishRecipe)
+    stages: list[dict[str, Any]] = field(default_factory=list)  # what each changes, with its name
 
     def __post_init__(self):
         """Fill in the output folder and check what concerns several sections."""

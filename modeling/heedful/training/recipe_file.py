@@ -215,9 +215,14 @@ def _suggestion(path: Path, names: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(nearest)}?)" * bool(nearest)
 
 
-def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str]) -> None:
+def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str], has_folder: bool = False) -> None:
     """Put a recipe's folder before the paths in its file that lie there; overridden ones are not the file's."""
-    has_folder = bool(section_of(tree, "data").get("folder"))
+    has_folder = has_folder or bool(section_of(tree, "data").get("folder"))
+    for stage in tree.get("stages") or ():
+        if isinstance(stage, dict):
+            own = f"stages.{stage.get('name')}."
+            changed = [key.removeprefix(own) for key in overridden if key.startswith(own)]
+            _resolve_paths(folder, stage, changed, has_folder)
 
     def resolve(section: dict[str, Any], prefix: str) -> None:
         for name, value in section.items():
@@ -251,13 +256,20 @@ def _override(tree: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ValueError(f"An override must be written key=value, but is {override!r} instead.")
     *sections, last = key.split(".")
+    if sections[:1] == ["stages"]:
+        given = (stage for stage in tree.get("stages") or () if isinstance(stage, dict))
+        stages = {str(stage.get("name")): stage for stage in given}
+        if (name := "".join(sections[1:2])) not in stages:
+            known = ", ".join(stages) or "there are none"
+            raise ValueError(f"`{key}` must name a stage ({known}), but names {name!r} instead.")
+        tree, sections = stages[name], sections[2:]
     for section in sections:
         if tree.get(section) is None:  # absent, or a section without a key
             tree[section] = {}
         tree = tree[section]
         if not isinstance(tree, dict):
             raise ValueError(f"`{section}` in the override {override!r} must be a section, but is {tree!r} instead.")
-    tree[last] = _value(text, _hint_of(key))
+    tree[last] = _value(text, _hint_of(".".join([*sections, last])))
 
 
 def _value(text: str, hint: Any) -> Any:

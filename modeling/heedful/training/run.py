@@ -3,6 +3,7 @@
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,14 @@ class RunResult:
     parameters: int  # of the model, tied ones once
     hardware: str  # in words
     processes: int
+    stages: tuple[Any, ...] = ()  # the `StageFacts` of a recipe with stages
 
 
 def train(recipe: Recipe) -> RunResult:
     """Run a recipe: prepare the data, train, publish the weights, test them.
 
-    The main process writes `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/` into its folder.
+    The main process writes `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/` into its folder. Of a
+    recipe with `stages` each is such a run, see `stages.py`.
 
     Args:
         recipe: What `read_recipe` or `make_recipe` returned.
@@ -54,6 +57,9 @@ def train(recipe: Recipe) -> RunResult:
         FileNotFoundError: If a file of the recipe does not exist.
         TrainingInterrupted: After Ctrl-C or SIGTERM; the run can be resumed.
     """
+    if recipe.stages:
+        train_stages: Any = import_module("heedful.training.stages").train_stages
+        return train_stages(recipe)
     check_output_folder(recipe)
     check_installed(recipe)
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")

@@ -182,7 +182,7 @@ class T5Family(Family):
         """Return choices with any scaling: queries can hold 1/√d_k, and embeddings √d_model."""
         heads = config.encoder_attention_heads
         wanted = {"attention_bias": False, "output_bias": False, "position_offset": 0}
-        choices: Choices = {name: (value,) for name, value in (wanted | self.options).items()}
+        choices: Choices = {name: (value,) for name, value in {**wanted, **self.options}.items()}
         choices["attention_scoring"] = ("dot", "scaled_dot")
         for side in ("encoder", "decoder"):
             choices[f"{side}_key_value_heads"] = (None, getattr(config, f"{side}_attention_heads"))

@@ -82,7 +82,7 @@ def start_from_zero(stock: PreTrainedModel) -> PreTrainedModel:
     return marian.to(stock.dtype).eval()
 
 
-def save(stock: PreTrainedModel, folder: Path) -> None:
+def save(stock: Any, folder: Path) -> None:
     """Save a stock model, with what its class leaves out: a table of positions, or that T5's output is untied."""
     stock.save_pretrained(folder)
     if isinstance(FAMILIES[stock.config.model_type], T5Family):

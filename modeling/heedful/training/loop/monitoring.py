@@ -89,7 +89,7 @@ class RunLog:
         if not self.accelerator.is_main_process or not self.file.is_file():
             return
         kept, damaged = [], []
-        for number, (text, line) in enumerate(_lines_of(self.file), start=1):
+        for number, (text, line) in enumerate(lines_of(self.file), start=1):
             is_validation = any(name.startswith("validation/") for name in line)
             if not line:
                 damaged.append(str(number))
@@ -100,7 +100,7 @@ class RunLog:
         write_text(self.file, "".join(kept))
 
 
-def _lines_of(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def lines_of(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yield each line of a log as it is, and what it says: nothing if a kill, a full or a bad disk has cut it."""
     for text in file.read_bytes().splitlines() if file.is_file() else []:
         try:
@@ -113,7 +113,7 @@ def _lines_of(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 def read_curves(run: Path) -> dict[str, Curve]:
     """Return all numbers that a run has logged, by their names; lines that a kill or a full disk cut are left out."""
     curves: dict[str, Curve] = {}
-    for _, line in _lines_of(run / LOG_FILE):
+    for _, line in lines_of(run / LOG_FILE):
         for name, value in line.items():
             if name not in ("update", "seconds") and isinstance(value, int | float) and math.isfinite(value):
                 curves.setdefault(name, []).append((line["update"], value))

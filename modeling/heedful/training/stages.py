@@ -1,0 +1,237 @@
+"""A recipe of several stages: runs one behind the other, each from the model of the one before, in one folder.
+
+Each stage is a whole run in a folder of its own, `stages/1-NAME`, with checkpoints, so that what is killed goes on
+where it was. All have one tokenizer, which knows the tags of all of them.
+"""
+
+import json
+import logging
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from heedful.data.mixture import source_prefixes
+from heedful.data.tokenization import TokenizerPair
+from heedful.files import read_object, write_text
+from heedful.training.loop.monitoring import LOG_FILE, lines_of
+from heedful.training.preparation import (
+    Splits,
+    check_references,
+    check_symbols,
+    clean,
+    given_tokenizers,
+    read_splits,
+    save_tokenizers,
+    tokenizers_of,
+)
+from heedful.training.processes.collectives import lost_processes_reported
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.processes.launcher import world_size
+from heedful.training.publication import MODEL_FOLDER
+from heedful.training.recipe import Recipe, mistake
+from heedful.training.recipe_file import make_recipe, to_yaml
+from heedful.training.run import RunResult, train
+from heedful.training.run_folder.checkpoints import CHECKPOINTS, load_progress, newest_whole_checkpoint, written_folder
+from heedful.training.run_folder.folder import check_output_folder, folder_of_run
+from heedful.training.start_checks import check_installed
+
+logger = logging.getLogger(__name__)
+
+STAGES = "stages"  # the folder, and the key of a recipe
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+# What a stage may change: not what makes it another model, or what is said of the whole run.
+CHANGED = ("data", "optimization", "validation", "checkpoints", "decoding", "logging", "seed")
+OF_MODEL = ("attn_implementation", "gradient_checkpointing")
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """What a stage came to, for the card of the whole run."""
+
+    name: str
+    changes: Mapping[str, Any]  # of the recipe
+    updates: int
+    target_tokens: int
+    seconds: float
+    scores: Mapping[str, Mapping[str, Any]]  # by the name of the split, as in `metrics.json`
+
+
+def stages_of(recipe: Recipe) -> dict[str, Recipe]:
+    """Return the recipe of each stage by its name, in their order; each has the model that the first begins with.
+
+    Raises:
+        ValueError: If a stage has no name of its own, or changes what is the same in all stages; the message names it.
+    """
+    found: dict[str, Recipe] = {}
+    base = {key: value for key, value in asdict(recipe).items() if key != STAGES}
+    for number, changes in enumerate(recipe.stages, start=1):
+        name = changes.get("name")
+        if not isinstance(name, str) or not NAME.fullmatch(name) or name in found:
+            must = "another one for each stage, of letters, digits, '-' and '_'"
+            raise mistake(f"{STAGES}.{number}.name", must, repr(name))
+        _check_changes(f"{STAGES}.{name}", changes)
+        own = {key: value for key, value in changes.items() if key != "name"}
+        place: dict[str, Any] = {"name": f"{recipe.name}, {name}", "output": str(recipe.folder / STAGES / f"{number}-{name}")}
+        place |= dict.fromkeys(("resume", "overwrite", "allow_changes"), False)
+        try:
+            found[name] = make_recipe(_merged(base, own | place))
+        except ValueError as error:
+            raise ValueError(f"Stage {name} of the recipe: {error}") from error
+    precisions = {stage.optimization.mixed_precision for stage in found.values()}
+    if len(precisions) > 1 and world_size() > 1:
+        must = "the same in all stages where there are several processes"
+        raise mistake("optimization.mixed_precision", must, " and ".join(sorted(precisions)))
+    return found
+
+
+def train_stages(recipe: Recipe) -> RunResult:
+    """Train all stages of a recipe, or go on with them, and publish what the last one made.
+
+    The folder has `recipe.yaml`, `stages/` with a run for each stage, a `log.jsonl` of all, in which updates count on,
+    and `model/`, which is the last stage's. It returns the last stage's result, with that folder and `stages`.
+    Errors are those of `train`, and of `stages_of`.
+    """
+    stages = stages_of(recipe)
+    check_output_folder(recipe)
+    for stage in stages.values():
+        check_installed(stage)
+    accelerator = make_accelerator(recipe.optimization)
+    accelerator.wait_for_everyone()  # all look before one writes
+    is_main = accelerator.is_main_process
+    with (
+        lost_processes_reported(accelerator),
+        folder_of_run(recipe.folder, recipe.overwrite) if is_main else nullcontext(),
+    ):
+        if is_main and not (recipe.folder / "recipe.yaml").is_file():
+            _begin(recipe, stages)
+        *earlier, last = _in_a_row(stages)
+        for stage in earlier:
+            if not (stage.folder / MODEL_FOLDER / "metrics.json").is_file():  # which is written last
+                logger.info("stage %s", stage.name)
+                _train(stage, recipe.allow_changes)
+            if is_main:
+                _join_logs(recipe.folder, stages)
+        logger.info("stage %s", last.name)
+        result = _train(last, recipe.allow_changes)
+        folder = recipe.folder / MODEL_FOLDER
+        if is_main:
+            _join_logs(recipe.folder, stages)
+            with written_folder(folder) as partial:
+                shutil.copytree(result.folder, partial, dirs_exist_ok=True)
+        facts = tuple(_facts(stage, changes) for stage, changes in zip(stages.values(), recipe.stages, strict=True))
+    whole: dict[str, Any] = {"name": recipe.name, "output": recipe.output, "tokenizer": recipe.tokenizer, "stages": recipe.stages}
+    return replace(result, folder=folder, recipe=replace(result.recipe, **whole), stages=facts)
+
+
+@contextmanager
+def rehearsed(recipe: Recipe) -> Iterator[dict[str, Recipe]]:
+    """Yield the recipe of each stage by its name, with the tokenizers that all have, as long as the context lasts.
+
+    A recipe without stages is one without a name.
+    """
+    if not recipe.stages:
+        yield {"": recipe}
+        return
+    stages = stages_of(recipe)
+    try:
+        check_output_folder(recipe)
+    except ValueError as error:
+        warnings.warn(f"Training would refuse the recipe: {error}", stacklevel=3)
+    with tempfile.TemporaryDirectory() as work:
+        if given_tokenizers(recipe, None, is_main=False) is None:
+            _tokenizers(recipe, stages, None).save_pretrained(work)
+            settings = replace(recipe.tokenizer, path=work)
+            stages = {name: replace(stage, tokenizer=settings) for name, stage in stages.items()}
+        yield stages
+
+
+def _check_changes(key: str, changes: Mapping[str, Any]) -> None:
+    for name, value in changes.items():
+        if name == "model" and isinstance(value, dict):
+            wrong = [f"model.{option}" for option in value if option not in OF_MODEL]
+        else:
+            wrong = [] if name in ("name", "model", *CHANGED) else [name]
+        if wrong:
+            reason = "all stages train one model with one tokenizer, into one folder"
+            raise mistake(f"{key}.{wrong[0]}", "left out", "given", reason)
+
+
+def _merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree with changes, section by section; an empty section takes the place of the earlier one."""
+    merged = {}
+    for key, value in changes.items():
+        is_changed = value and isinstance(value, dict) and isinstance(tree.get(key), dict)
+        merged[key] = _merged(tree[key], value) if is_changed else value
+    return {**tree, **merged}
+
+
+def _in_a_row(stages: Mapping[str, Recipe]) -> list[Recipe]:
+    """Return the stages' recipes, each but the first with the model of the one before."""
+    row: list[Recipe] = []
+    for stage in stages.values():
+        if row:
+            model = replace(stage.model, config=None, options={}, start_from=str(row[-1].folder / MODEL_FOLDER))
+            stage = replace(stage, model=model, tokenizer=replace(stage.tokenizer, path=None))
+        row.append(stage)
+    return row
+
+
+def _train(stage: Recipe, allow_changes: bool) -> RunResult:
+    """Begin a stage, or go on with it."""
+    is_begun = (stage.folder / "recipe.yaml").is_file()
+    return train(replace(stage, resume=is_begun, allow_changes=is_begun and allow_changes))
+
+
+def _begin(recipe: Recipe, stages: Mapping[str, Recipe]) -> None:
+    """Give the first stage a folder with the tokenizers of all, as a run that ends before its first update does."""
+    first = next(iter(stages.values()))
+    given = given_tokenizers(first, None, is_main=True)
+    tokenizers = _tokenizers(recipe, stages, given)
+    if given is None:
+        save_tokenizers(tokenizers, first.folder / "tokenizer", first)
+        write_text(first.folder / "recipe.yaml", to_yaml(first))
+    write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
+
+
+def _tokenizers(recipe: Recipe, stages: Mapping[str, Recipe], given: TokenizerPair | None) -> TokenizerPair:
+    """Train tokenizers on what all stages learn from, unless they are given; faults of data are errors now."""
+    kept: dict[str, Splits] = {}
+    for stage in stages.values():
+        splits = read_splits(stage.data)
+        check_references(splits, stage.decoding.ignore)
+        kept[stage.name] = clean(splits, stage.data)
+    alike = {str(asdict(stage.data)): stage for stage in stages.values()}.values()  # of which each pair counts once
+    held_out = chain.from_iterable(kept[stage.name].validation for stage in alike if kept[stage.name].is_held_out)
+    pairs = chain.from_iterable(kept[stage.name].train for stage in alike)
+    tokenizers = given or tokenizers_of(recipe, pairs, held_out, [stage.data for stage in alike])
+    for stage in stages.values():
+        source_prefixes(stage.data.parts, tokenizers)
+        check_symbols(tokenizers, kept[stage.name], stage.decoding.ignore)
+    return tokenizers
+
+
+def _join_logs(folder: Path, stages: Mapping[str, Recipe]) -> None:
+    """Write one log of all stages, in which updates and seconds count on."""
+    lines, before = [], {"update": 0, "seconds": 0.0}
+    for name, stage in stages.items():
+        done = dict(before)
+        for _, line in lines_of(stage.folder / LOG_FILE):
+            if line:
+                done = {key: round(before[key] + line[key], 2) for key in before}
+                lines.append(json.dumps({"stage": name, **line, **done}) + "\n")
+        before = done
+    write_text(folder / LOG_FILE, "".join(lines))
+
+
+def _facts(stage: Recipe, changes: Mapping[str, Any]) -> StageFacts:
+    checkpoint = newest_whole_checkpoint(stage.folder / CHECKPOINTS)
+    assert checkpoint is not None  # a finished run has one
+    progress, scores = load_progress(checkpoint), read_object(stage.folder / MODEL_FOLDER / "metrics.json")
+    return StageFacts(changes["name"], changes, progress.update, progress.target_tokens, progress.seconds, scores)

@@ -1,0 +1,150 @@
+"""Stages of a recipe: one tokenizer, one folder, one log and one card, and the same to the bit when it is killed."""
+
+import json
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from heedful import TokenizerPair
+from heedful.publishing.run_card import publish_run
+from heedful.training import run as run_module
+from heedful.training import stages as stages_module
+from heedful.training.processes.signals import TrainingInterrupted
+from heedful.training.recipe_file import read_recipe
+from heedful.training.run import train
+from heedful.training.stages import rehearsed, stages_of
+from helpers import assert_refused
+from process_checks import equal
+from tiny_runs import logged, recipe_file, tiny_recipe, tiny_tree
+
+BOTH = {"name": "both", "data": {"both_directions": True}}
+ONE = {"name": "one", "optimization": {"max_updates": 4, "learning_rate": 0.001}, "seed": 2}
+STAGES = {"stages": [BOTH, ONE], "checkpoints.every_updates": 2, "data.test": {"test": "builtin:test:2"}}
+STAGES |= {"decoding.max_length": 60}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The result of a run of two stages that nothing has stopped."""
+    return train(tiny_recipe(tmp_path_factory.mktemp("whole") / "run", STAGES))
+
+
+def test_each_stage_begins_with_the_model_of_the_one_before_and_the_last_ones_is_published(whole):
+    folder = whole.recipe.folder
+    assert {path.name for path in folder.iterdir()} == {"recipe.yaml", "log.jsonl", "stages", "model"}
+    first, second = (folder / "stages" / name / "model" for name in ("1-both", "2-one"))
+    weights, before, after = (load_file(each / "model.safetensors") for each in (whole.folder, first, second))
+    assert equal(weights, after)
+    assert not equal(before, after)
+    assert read_recipe(second / "recipe.yaml").model.start_from == str(first)
+    assert [(stage.name, stage.updates) for stage in whole.stages] == [("both", 6), ("one", 4)]
+    # It was made of the first stage's last weights: one more update changes little.
+    losses = logged(folder, "train/loss")
+    assert losses[6] < losses[0] - 0.5
+
+
+def test_one_log_counts_on_and_one_card_names_the_stages(whole):
+    lines = [json.loads(line) for line in (whole.recipe.folder / "log.jsonl").read_text().splitlines()]
+    trained = [(line["stage"], line["update"]) for line in lines if "train/loss" in line]
+    assert trained == [*(("both", n) for n in range(1, 7)), *(("one", n) for n in range(7, 11))]
+    assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
+    list(publish_run(whole))
+    card = (whole.folder / "README.md").read_text(encoding="utf-8")
+    assert "| Updates | 10 |" in card
+    assert "| both | 6 |" in card
+    assert "| one | 4 |" in card
+    assert "learning_curve.png" in card
+
+
+def test_one_tokenizer_has_the_tags_of_all_stages_and_a_stage_of_one_direction_writes_its_tag(whole):
+    pair = TokenizerPair.from_pretrained(whole.folder)
+    assert set(pair.languages) == {"ko", "en"}
+    assert whole.corpus.target_language == "en"
+    assert whole.corpus.rows[0]["input_ids"][:1] == pair.head("en")
+
+
+@pytest.mark.parametrize("moment", ["before the first update", "in a stage", "at the border", "at the end"])
+def test_a_run_that_is_killed_goes_on_to_the_same_bit(whole, tmp_path, monkeypatch, moment):
+    calls = []
+
+    def killed_before_a_train(stage):
+        if len(calls) == {"before the first update": 0, "at the border": 1}.get(moment, 9):
+            raise TrainingInterrupted("killed")
+        calls.append(stage.name)
+        return run_module.train(stage)
+
+    def killed_before_a_save(*_, **__):
+        raise TrainingInterrupted("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages_module, "train", killed_before_a_train)
+        if moment == "at the end":
+            patch.setattr(stages_module, "written_folder", killed_before_a_save)
+        if moment == "in a stage":
+            patch.setattr(run_module, "publish_weights", killed_before_a_save)
+        with pytest.raises(TrainingInterrupted):
+            train(tiny_recipe(tmp_path / "run", STAGES))
+    assert not (tmp_path / "run" / "model").exists()
+    with pytest.raises(ValueError, match="`output` must be an empty folder"):
+        train(tiny_recipe(tmp_path / "run", STAGES))
+    result = train(tiny_recipe(tmp_path / "run", {**STAGES, "resume": True}))
+    assert result.metrics == whole.metrics
+    assert equal(load_file(result.folder / "model.safetensors"), load_file(whole.folder / "model.safetensors"))
+    assert logged(tmp_path / "run", "train/loss") == logged(whole.recipe.folder, "train/loss")
+
+
+WRONG = [
+    ([{"data": {}}], r"`stages\.1\.name` must be another one for each stage, .* but is None instead"),
+    ([BOTH, BOTH], r"`stages\.2\.name` must be another one .* 'both'"),
+    ([{"name": "a b"}], r"`stages\.1\.name` must be .*'a b'"),
+    (
+        [{"name": "a", "model": {"options": {"d_model": 8}}}],
+        r"`stages\.a\.model\.options` must be left out, .*: all",
+    ),
+    ([{"name": "a", "model": {"start_from": "x"}}], r"`stages\.a\.model\.start_from` must be left out"),
+    ([{"name": "a", "tokenizer": {"vocab_size": 500}}], r"`stages\.a\.tokenizer` must be left out"),
+    ([{"name": "a", "output": "x"}], r"`stages\.a\.output` must be left out"),
+    (
+        [{"name": "a", "optimization": {"max_update": 3}}],
+        r"Stage a of the recipe: `optimization\.max_update` is not",
+    ),
+    ([{"name": "a", "data": {"train": "builtin:train:0"}}], "builtin"),
+]
+
+
+def test_what_a_stage_cannot_change_is_named_before_anything_is_written(tmp_path):
+    assert_refused(WRONG, lambda stages: train(tiny_recipe(tmp_path / "run", {"stages": stages})))
+    assert not [*(tmp_path / "run").glob("*")]
+
+
+def test_a_file_has_paths_of_its_folder_in_stages_and_an_override_names_a_stage(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("source\ttarget\n")
+    path = recipe_file(tmp_path, {"stages": [{"name": "a", "data": {"train": "pairs.tsv"}}, ONE]})
+    recipe = read_recipe(path, ["stages.one.optimization.max_updates=3", "seed=5"])
+    first, second = stages_of(recipe).values()
+    assert first.data.train == str(tmp_path / "pairs.tsv")
+    assert (first.seed, second.seed, second.optimization.max_updates) == (5, 2, 3)
+    assert second.optimization.learning_rate == 0.001
+    with pytest.raises(ValueError, match=r"`stages\.two\.seed` must name a stage \(a, one\), but names 'two'"):
+        read_recipe(path, ["stages.two.seed=3"])
+    empty = {"name": "b", "data": {"test": {}}}
+    recipe = tiny_recipe(tmp_path / "run", {"stages": [empty, ONE], "data.test": {"test": "builtin:test:4"}})
+    assert [len(stage.data.test) for stage in stages_of(recipe).values()] == [0, 1]
+
+
+def test_a_dry_run_and_the_doctor_read_all_stages(tmp_path, printed, heedful_command):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tiny_tree(tmp_path / "run", STAGES)), encoding="utf-8")
+    shown = printed("train", path, "--dry-run")
+    assert shown.startswith("stage both:\n")
+    assert "\nstage one:\n" in shown
+    code, output, _ = heedful_command("doctor", path, "--json", "--pairs", "200")
+    assert set(json.loads(output)) == {"both", "one"}
+    assert code == 0
+    code, output, _ = heedful_command("doctor", path, "stages.one.data.max_source_tokens=2")
+    assert code == 1
+    assert "No training pair is left" in output.split("stage one:")[1]
+    assert not (tmp_path / "run").exists()
+    with rehearsed(read_recipe(path)) as stages:
+        assert {stage.tokenizer.path for stage in stages.values()} != {None}

@@ -187,7 +187,7 @@ def test_checkpointing_gives_the_same_loss_and_gradients_with_dropout(variant, k
         torch.manual_seed(7)
         found.append(loss_and_gradients(model, BATCH, **recorded))
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
-    assert_near(found[1], found[0])
+    assert_near(found[1], found[0], 2e-5)
     assert found[0].abs().max() > 0.1
 
 

@@ -23,6 +23,7 @@ from heedful.training.loop.schedule import learning_rate, make_optimizer
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.objectives.moving_average import MovingAverage
 from heedful.training.preparation import prepare_corpus
+from heedful.training.processes import devices
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.recipe import OptimizationRecipe
 from heedful.training.run import train
@@ -155,6 +156,7 @@ def test_a_stream_gives_the_rows_of_the_corpus_in_every_epoch_and_counts_them(co
 
 
 def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one_autocast(make_loop, monkeypatch):
+    monkeypatch.setattr(devices, "has_bfloat16", lambda: True)
     loop, seen = make_loop({"optimization.mixed_precision": "bf16", "validation.sentences": 4}), []
     network = loop.engine.network
     wrapper = vars(network)["forward"]

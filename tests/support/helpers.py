@@ -23,6 +23,7 @@ import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
+from memorised import saved_in
 
 PAD, START = 0, 1
 # Many end tokens, so that the sentences of a batch end at different steps.
@@ -340,9 +341,7 @@ def untrained_folder(folder: Path, pairs: int = 200, **settings) -> Path:
     config = tiny_config(vocab_size=400, encoder_layers=1, decoder_layers=1, **tokenizers.special_ids())
     model = HeedForConditionalGeneration(config)
     model.generation_config.update(**settings)
-    for each in (model, tokenizers):
-        each.save_pretrained(folder)
-    return folder
+    return saved_in(folder, model, tokenizers)
 
 
 def closure_of(*files: str) -> set[str]:

@@ -27,13 +27,8 @@ from heedful.training.processes import devices
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.recipe import OptimizationRecipe
 from heedful.training.run import train
-from heedful.training.run_folder.checkpoints import (
-    checkpoint_path,
-    find_damage,
-    list_checkpoints,
-    load_progress,
-    published_checkpoints,
-)
+from heedful.training.run_folder import checkpoints
+from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, list_checkpoints, load_progress
 from heedful.training.run_folder.progress import new_window
 from heedful.training.speed import throughput
 from heedful.training.speed.throughput import operations_of_pairs
@@ -114,7 +109,7 @@ def test_the_last_weights_are_validated_before_the_best_is_chosen(make_loop, mon
     assert (progress.update, progress.best) == (last, [(1 / last, last)])
     folder = tmp_path / "run" / "checkpoints"
     settings = loop.recipe.checkpoints
-    assert published_checkpoints(folder, settings, progress) == [checkpoint_path(folder, last)]
+    assert checkpoints.published_checkpoints(folder, settings, progress) == [checkpoint_path(folder, last)]
     assert load_progress(checkpoint_path(folder, last)).best != progress.best
     loop = make_loop(changes | {"resume": True})
     assert loop.run().best == progress.best

@@ -380,6 +380,14 @@ json.dump(raised, open(sys.argv[2], "w"))
 """
 
 
+def run_python(*arguments, **environment: str) -> subprocess.CompletedProcess:
+    """Run Python with arguments in a new process, which must end well, and return it with its output and errors."""
+    command, variables = [sys.executable, *map(str, arguments)], {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(command, env=variables, capture_output=True, encoding="utf-8", timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
 def fresh_process(pieces: dict[str, str], values: dict, folder: Path, first: str = "") -> dict[str, str]:
     """Run named pieces of code in one new process, and return the traceback of each that raised, by its name.
 
@@ -388,8 +396,6 @@ def fresh_process(pieces: dict[str, str], values: dict, folder: Path, first: str
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pieces.json").write_text(json.dumps([first, pieces, values]))
-    environment = {**os.environ, "HF_MODULES_CACHE": str(folder / "modules"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", RUN_PIECES, str(folder / "pieces.json"), str(folder / "raised.json")]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-3000:]
+    arguments = "-c", RUN_PIECES, folder / "pieces.json", folder / "raised.json"
+    run_python(*arguments, HF_MODULES_CACHE=str(folder / "modules"))
     return json.loads((folder / "raised.json").read_text())

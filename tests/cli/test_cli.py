@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.training.processes.collectives import ProcessLostError
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run_folder.folder import foreign_files
+from helpers import run_python
 from tiny_runs import logged, recipe_file
 
 SIZES = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
@@ -44,11 +44,7 @@ def trained(tmp_path_factory):
     """A finished `heedful train`, with the process's answer and the folder of the run."""
     folder = tmp_path_factory.mktemp("trained")
     settings = ["optimization.max_updates=210", "seed=3", "publish.also=[transformers]"]
-    command = [sys.executable, "-m", "heedful", "train", recipe_file(folder, LEARNING), *settings]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=280)
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    return finished, folder / "run"
+    return run_python("-m", "heedful", "train", recipe_file(folder, LEARNING), *settings), folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -305,10 +301,10 @@ def test_help_imports_nothing_heavy():
         "from heedful.cli.main import main\ntry: main()\nexcept SystemExit as e:\n"
         " assert not e.code\nprint([n for n in ('torch', 'transformers', 'numpy', 'datasets') if n in sys.modules])"
     )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert finished.stdout.splitlines()[-1] == "[]"
+    output = run_python("-c", code).stdout
+    assert output.splitlines()[-1] == "[]"
     for command in ("train", "evaluate", "translate", "attention"):
-        assert command in finished.stdout
+        assert command in output
 
 
 def test_the_versions_are_told_and_a_shell_completes_commands(heedful_command, printed, monkeypatch):
@@ -380,10 +376,7 @@ def test_two_processes_share_a_test_set_and_tell_what_one_tells(model, tmp_path,
     one = printed("evaluate", model, *settings, tmp_path / "one.txt")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     script = Path(__file__).parents[1] / "support" / "evaluate_run.py"
-    command = [sys.executable, *launcher, script, tmp_path, "evaluate", model, *settings, tmp_path / "two.txt"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    finished = run_python(*launcher, script, tmp_path, "evaluate", model, *settings, tmp_path / "two.txt")
     # Each sentence was translated by one process.
     shares = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("sentences-*.json"))]
     assert [len(share) for share in shares] == [6, 5]

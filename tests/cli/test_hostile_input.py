@@ -137,6 +137,7 @@ MODEL_CODE = r"needs code of its own, which Heedful does not run unasked.*trust_
 PICKLE = r"its weights \(\.bin\) are broken, or hold more than tensors, which could run code.*as \.safetensors"
 NAMES_OUT = "must name files in the model's folder, but names"
 LINK = "must be a file in the model's folder, but is a link to"
+OUTSIDE, OTHER_TOKENIZER = f"../outside/{WEIGHTS}", "../outside/tokenizer.4.0.json"
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 REFUSED = [  # how a folder is spoiled, the message, and by what; {place} is where "model" and "outside" are
     (code_in_the_tokenizer, NEEDS_CODE, ["evil.X", "evil.X"], "evil.X", [None, "evil.X"], ["a/b--evil.X", None]),
@@ -145,21 +146,15 @@ REFUSED = [  # how a folder is spoiled, the message, and by what; {place} is whe
     (code_in_the_model, MODEL_CODE, "evil.X", "a/b--evil.X"),
     (code_in_the_model, f"{MODEL_CODE}|`auto_map` and .* must name a file in the folder", "{place}/evil.X"),
     (pickled, PICKLE, "alone", "in shards", "garbage"),
-    (sharded, f"`weight_map` of .*{NAMES_OUT}", f"../outside/{WEIGHTS}", f"x/../../outside/{WEIGHTS}", ["a"]),
+    (sharded, f"`weight_map` of .*{NAMES_OUT}", OUTSIDE, f"x/../../outside/{WEIGHTS}", ["a"]),
     (sharded, f"`weight_map` of .*{NAMES_OUT}", "{place}/outside/model.safetensors", f"..\\outside\\{WEIGHTS}"),
     (sharded, f"`weight_map` of .*{NAMES_OUT} 'C:a'", "C:a"),
     (sharded, f"`weight_map` of .*{NAMES_OUT} 7", 7),
-    (
-        *(changed, f"`transformers_weights` of .*{NAMES_OUT}"),
-        {"config.json": {"transformers_weights": f"../outside/{WEIGHTS}"}},
-    ),
-    (
-        *(changed, f"`fast_tokenizer_files` of .*{NAMES_OUT}"),
-        {SETTINGS: {"fast_tokenizer_files": ["../outside/tokenizer.4.0.json"]}},
-    ),
+    (changed, f"`transformers_weights` of .*{NAMES_OUT}", {"config.json": {"transformers_weights": OUTSIDE}}),
+    (changed, f"`fast_tokenizer_files` of .*{NAMES_OUT}", {SETTINGS: {"fast_tokenizer_files": [OTHER_TOKENIZER]}}),
     (linked, LINK, WEIGHTS, "config.json", "tokenizer.json", CHECKSUMS_FILE, "generation_config.json"),
     (lambda place, names: linked(place, *names), LINK, [TARGET_FOLDER, "{place}/outside"]),
-    (lambda place, names: linked(place, *names), LINK, [WEIGHTS, f"../outside/{WEIGHTS}"], ["vocab.txt", "/no/such"]),
+    (lambda place, names: linked(place, *names), LINK, [WEIGHTS, OUTSIDE], ["vocab.txt", "/no/such"]),
     (
         *(lambda place, names: [linked(place, *each) for each in names], LINK),
         [["one.json", "{place}/outside/config.json"], ["config.json", "{place}/model/one.json"]],
@@ -169,15 +164,13 @@ REFUSED = [  # how a folder is spoiled, the message, and by what; {place} is whe
     (written, "must be a JSON object", {CHECKSUMS_FILE: "[]"}),
     (written, "must hold the checksums", {CHECKSUMS_FILE: '{"weights": 3}'}),
     (
-        *(changed, f"must be the one that was saved there, but ../outside/{WEIGHTS}, {WEIGHTS} changed"),
-        {CHECKSUMS_FILE: {"weights": {f"../outside/{WEIGHTS}": "0"}}, "config.json": {"_weights_checksums": {}}},
+        *(changed, f"must be the one that was saved there, but {OUTSIDE}, {WEIGHTS} changed"),
+        {CHECKSUMS_FILE: {"weights": {OUTSIDE: "0"}}, "config.json": {"_weights_checksums": {}}},
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message", "how"), [(spoil, message, how) for spoil, message, *ways in REFUSED for how in ways]
-)
+@pytest.mark.parametrize(("spoil", "message", "how"), [(*case[:2], how) for case in REFUSED for how in case[2:]])
 def test_a_hostile_folder_is_refused_by_name(place, spoil, message, how):
     spoil(place, json.loads(json.dumps(how).replace("{place}", str(place))))
     for road in (Translator.from_pretrained, check_folder):
@@ -273,10 +266,7 @@ def test_an_adapter_is_judged_as_a_model_is(adapter):
     assert load_model(adapter)
     for changed, message in (
         ({name: weight * math.nan for name, weight in weights.items()}, "must be finite numbers, but are not in .*q_"),
-        (
-            {name.replace("q_proj", "qq_proj"): weight for name, weight in weights.items()},
-            r"lack .*q_proj\.lora_A.* and \d+ more",
-        ),
+        ({name.replace("q_", "qq_"): each for name, each in weights.items()}, r"lack .*q_proj\.lora_A.* and \d+ more"),
         (
             weights | {"base_model.model.model.x.lora_A.weight": torch.zeros(2)},
             r"have, unknown to the model, .*model\.x\.lora_A",
@@ -308,8 +298,8 @@ def test_another_vocabulary_beside_an_exported_model_is_told(place):
     for part in ("weights", "engine"):
         write_checksums(folder, part)
     (folder / "shared_vocabulary.json").write_text('["<pad>", "b", "a"]')
-    with pytest.raises(ValueError, match=r"model in .*, but shared_vocabulary\.json changed since"):
-        ExportedModel(folder, torch.device("cpu"))
+    message = r"model in .*, but shared_vocabulary\.json changed since"
+    assert_error(message, ExportedModel, folder, torch.device("cpu"))
 
 
 def test_every_load_by_a_class_that_could_run_code_says_whom_it_trusts():

@@ -17,8 +17,6 @@ PAIRS = [
     {"source": "네.", "target": "Yes, that is how it is."},
     {"source": "나는 사과를 먹는다.", "target": "I eat."},
 ]
-
-
 SIDES = [pair["source"] for pair in PAIRS], [pair["target"] for pair in PAIRS]
 
 

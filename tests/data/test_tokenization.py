@@ -235,8 +235,7 @@ def test_a_fitting_config_passes_and_one_that_disagrees_is_refused():
     ):
         (name, value), *_ = change.items()
         message = f"does not fit the tokenizers: `{name}` must be {expected}, but is {value} instead"
-        with pytest.raises(ValueError, match=message):
-            tokenizers.check_config(MarianConfig(**fields | change))
+        assert_error(message, tokenizers.check_config, MarianConfig(**fields | change))
 
 
 def strangers_tokenizer(pad_token="<pad>", eos_token="</s>"):
@@ -308,11 +307,8 @@ def test_transformers_loads_either_tokenizer_and_the_source_s_refuses_texts_of_t
     assert target(text_target=ENGLISH[:3])["input_ids"] == pair.encode_target(ENGLISH[:3])
     source.save_pretrained(tmp_path / "again")
     both, alone = {"text": KOREAN[:2], "text_target": ENGLISH[:2]}, {"text_target": ENGLISH[:2]}
-    for tokenizer, texts in (
-        (source, both),
-        (source, alone),
-        (AutoTokenizer.from_pretrained(tmp_path / "again"), alone),
-    ):
+    again = AutoTokenizer.from_pretrained(tmp_path / "again")
+    for tokenizer, texts in ((source, both), (source, alone), (again, alone)):
         assert_error("`text_target` must be given to the target's tokenizer", tokenizer, **texts)
     assert source(KOREAN[:2])["input_ids"] == pair.encode_source(KOREAN[:2])
 

@@ -23,8 +23,6 @@ SOUND = {
     "checkpoints.every_updates": 20,
     "decoding.max_length": 128,
 }
-
-
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 

@@ -1,9 +1,6 @@
 """`heedful train --dry-run`: its figures are those of the run, and it leaves nothing behind."""
 
 import copy
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from unittest.mock import DEFAULT, Mock
 
@@ -20,6 +17,7 @@ from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import to_yaml
+from helpers import run_python
 from row_lengths import padding_share
 from tiny_runs import recipe_file, tiny_recipe
 
@@ -227,14 +225,11 @@ def test_the_command_prints_it_and_leaves_no_folder(tmp_path, printed):
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_print_one_estimate_for_two(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "heedful", "train", str(recipe_file(tmp_path)), "--dry-run"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=200)
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    assert finished.stdout.count("--- model") == 1
-    assert "on each of 2 processes" in finished.stdout
-    assert "gradients in exchange" in finished.stdout
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    output = run_python(*launcher, "-m", "heedful", "train", recipe_file(tmp_path), "--dry-run").stdout
+    assert output.count("--- model") == 1
+    assert "on each of 2 processes" in output
+    assert "gradients in exchange" in output
     assert not (tmp_path / "run").exists()
 
 

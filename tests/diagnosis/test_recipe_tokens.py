@@ -155,8 +155,6 @@ SOUND = {
     "validation.patience": 5,
 }
 PLAN = RunPlan(updates_per_epoch=100, seconds_per_update=0.5)
-
-
 PAPER = {"optimization.schedule": "paper", "optimization.learning_rate": 1.0}
 NEVER = {"validation.every_updates": 1001}
 CASES = [  # the plan, changes of the recipe, the findings, and what their texts say

@@ -9,18 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    GPT2Config,
-    GPT2LMHeadModel,
-    MarianConfig,
-    MarianMTModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from heedful import HeedForConditionalGeneration, modeling_heed
 from heedful.data.korean_english.pairs import korean_english_pairs
@@ -120,26 +110,31 @@ def test_two_tokenizers_of_a_kind_each_are_both_tried():
     options = {"vocab_size": 400, "target_vocab_size": 350, "joint": False, "algorithm": "unigram"}
     two = train_tokenizers(*korean_and_english(300), **options)
     model = model_of(decoder_vocab_size=350, share_encoder_decoder_embeddings=False)
-    for finding in (
-        checks.check_special_ids(model, two),
-        checks.check_round_trip(two),
-        checks.check_special_text(two),
-    ):
-        finding.assert_passed()
+    checks.check_special_ids(model, two).assert_passed()
+    for check in (checks.check_round_trip, checks.check_special_text):
+        check(two).assert_passed()
     swapped = checks.check_special_ids(model, TokenizerPair(two.target, two.source))
     assert (swapped.level, swapped.figure) == ("FAIL", 2), swapped
 
 
 def marian():
-    return MarianMTModel(MarianConfig(**SIZES, pad_token_id=98, decoder_start_token_id=98))
+    return transformers.MarianMTModel(transformers.MarianConfig(**SIZES, pad_token_id=98, decoder_start_token_id=98))
+
+
+def bart():
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(**SIZES))
+
+
+def t5():
+    sizes = {"vocab_size": 99, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
 
 
 LACKING = {"attention weights", "loss of a split update"}
-T5_SIZES = {"vocab_size": 99, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
 OTHERS = {
     "marian": (marian, {*LACKING, "left padding"}),
-    "bart": (lambda: BartForConditionalGeneration(BartConfig(**SIZES)), {*LACKING, "left padding"}),
-    "t5": (lambda: T5ForConditionalGeneration(T5Config(**T5_SIZES, decoder_start_token_id=0)), LACKING),
+    "bart": (bart, {*LACKING, "left padding"}),
+    "t5": (t5, LACKING),
 }
 
 
@@ -164,7 +159,7 @@ def test_the_loss_of_marian_grows_with_the_number_of_micro_batches():
 
 def test_a_tokenizer_that_takes_text_for_control_tokens_is_caught(tokenizers):
     special = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>"}
-    plain = PreTrainedTokenizerFast(tokenizer_object=tokenizers.source.backend_tokenizer, **special)
+    plain = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.source.backend_tokenizer, **special)
     finding = checks.check_special_text(TokenizerPair(plain, plain))
     assert finding.level == "FAIL"
     assert "<s>" in finding.message
@@ -368,7 +363,8 @@ def test_texts_of_the_user_are_tried(printed, bare, tmp_path):
 
 
 def test_a_mistake_of_the_user_is_named_in_one_line(refused, bare, tmp_path):
-    GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path / "gpt2")
+    gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1))
+    gpt.save_pretrained(tmp_path / "gpt2")
     marian().save_pretrained(tmp_path / "marian")
     (tmp_path / "empty.txt").write_text("\n")
     broken = shutil.copytree(bare, tmp_path / "broken")

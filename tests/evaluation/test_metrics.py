@@ -3,8 +3,6 @@
 import json
 import math
 import multiprocessing
-import subprocess
-import sys
 from unicodedata import normalize
 
 import pytest
@@ -16,7 +14,7 @@ from heedful.evaluation import metrics
 from heedful.evaluation.error_rates import ERROR_RATES, commonest_confusions, confusions_table
 from heedful.evaluation.metrics import METRICS, affordable_metrics, score_translations, scores_table, wilson_interval
 from heedful.evaluation.translation_metric import TranslationMetric
-from helpers import assert_refused
+from helpers import assert_refused, run_python
 from memorised import PAIRS, saved_model
 
 PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park today.", "고양이가 매트 위에 앉았다.", "Yes"]
@@ -41,9 +39,7 @@ def test_signatures_tell_the_tokenizer_and_the_case_which_counts_for_bleu_chrf_a
     scores = score_translations(PREDICTIONS, REFERENCES, tokenize="char", lowercase=True)
     parts = {"bleu": ["tok:char", "case:lc"], "chrf": ["nrefs:1", "nc:6"], "ter": ["case:lc"]}
     assert all(part in scores[f"{name}_signature"] for name, some in parts.items() for part in some)
-    plain, lowered = (
-        score_translations(["THE CAT SAT THERE"], ["the cat sat there"], lowercase=on) for on in (False, True)
-    )
+    plain, lowered = (score_translations(["A CAT SAT HERE"], ["a cat sat here"], lowercase=on) for on in (False, True))
     assert (plain["bleu"], plain["exact_match"]) == (0.0, 0.0)
     assert [lowered[name] for name in ("bleu", "chrf", "exact_match")] == pytest.approx([100, 100, 100])
 
@@ -123,7 +119,7 @@ def test_wilsons_interval_holds_the_share_within_bounds_and_has_the_published_wi
 def test_the_function_does_without_the_evaluate_library():
     code = "import sys; import heedful.evaluation.metrics as m; m.score_translations(['a'], ['a']);"
     code += " assert 'evaluate' not in sys.modules and 'datasets' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)
 
 
 def test_every_score_sees_a_space_for_a_line_break_and_texts_in_nfc():
@@ -394,12 +390,10 @@ def test_the_command_scores_against_all_targets_that_are_right(evaluate):
 def test_the_command_shows_what_is_ignored_and_the_commonest_confusions(evaluate):
     lines = evaluate("--ignore", "[.]", "--confusions", 1).splitlines()
     assert lines[1] == "What matches [.] is taken out of predictions and references before they are scored."
-    assert [line.split("  ")[0] for line in lines[2:-2]] == [
-        *("BLEU", "chrF", "TER", "exact match", "token error rate", "character error rate"),
-    ]
+    titles = ["BLEU", "chrF", "TER", "exact match", "token error rate", "character error rate"]
+    assert [line.split("  ")[0] for line in lines[2:-2]] == titles
     assert lines[-1].split("  ")[-1].strip() == "1: 고양이가 잔다. | A cat sleeps | The cat sleeps"
     found = json.loads(evaluate("--ignore", "[.]", "--confusions", 1, "--json"))
     assert found["ignore"] == "[.]"
-    assert [(each["reference"], each["prediction"], each["count"]) for each in found["confusions"]] == [
-        ("A", "The", 2)
-    ]
+    (confusion,) = found["confusions"]
+    assert (confusion["reference"], confusion["prediction"], confusion["count"]) == ("A", "The", 2)

@@ -9,13 +9,12 @@ import pytest
 
 from helpers import load_script
 
-ROOT = Path(__file__).parents[2]
 report = load_script("scripts/conformance/report.py")
 with pytest.MonkeyPatch.context() as patch:
     patch.setitem(sys.modules, "report", report)  # as it is when the script runs
     run = load_script("scripts/conformance/run.py")
-DOCUMENT = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
-WRITTEN = DOCUMENT.split(run.BEGIN)[1].split(run.END)[0]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
+WRITTEN = DOCUMENT.read_text(encoding="utf-8").split(run.BEGIN)[1].split(run.END)[0]
 
 
 def rows(text: str, columns: int) -> list[list[str]]:
@@ -133,13 +132,11 @@ def test_tests_of_a_checkout_are_the_ones_that_run(checkout, tmp_path, monkeypat
     assert f"{tmp_path} lacks tests/generation/test_utils.py" in capsys.readouterr().err
 
 
-def test_stand_ins_fill_gaps_of_the_fetched_tests_and_replace_nothing(tmp_path):
-    fetched = tmp_path / "fetched"
-    (fetched / "tests" / "generation").mkdir(parents=True)
-    (fetched / "tests" / "generation" / "test_utils.py").write_text("theirs")
-    run.lay_out(fetched, tmp_path / "run")
+def test_stand_ins_fill_gaps_of_the_fetched_tests_and_replace_nothing(checkout, tmp_path):
+    (checkout / "tests" / "exporters" / "test_export.py").unlink()
+    run.lay_out(checkout, tmp_path / "run")
     tests = tmp_path / "run" / "tests"
-    assert (tests / "generation" / "test_utils.py").read_text() == "theirs"
+    assert (tests / "generation" / "test_utils.py").read_text() == "theirs: generation/test_utils.py"
     for name in run.STAND_INS:
         assert (run.SUITE / name).is_file()
         assert (tests / name).is_file()

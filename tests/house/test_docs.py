@@ -107,6 +107,7 @@ def test_every_test_that_a_document_names_exists():
     texts = "".join(map(Path.read_text, [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]))
     named = sorted(set(re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", texts)))
     assert len(named) > 100
+    assert (ROOT / "docs" / "contract.md").read_text("utf-8").count(".py::test_") > 30
     assert [file for file, _ in named if not (ROOT / file).is_file()] == []
     assert [name for file, name in named if name and f"\ndef {name}(" not in (ROOT / file).read_text("utf-8")] == []
 

@@ -43,11 +43,9 @@ def training_model(model, monkeypatch):
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures that were drawn; nothing is written."""
-    figures = []
-    monkeypatch.setattr(
-        "heedful.inference.attention.drawing._save", lambda figure, path: figures.append(figure) or path
-    )
-    return figures
+    found = []
+    monkeypatch.setattr("heedful.inference.attention.drawing._save", lambda figure, path: found.append(figure) or path)
+    return found
 
 
 @pytest.fixture

@@ -143,9 +143,7 @@ def test_the_extras_font_serves_where_the_system_has_none(small_map, tmp_path, m
     assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []
 
 
-def test_letters_without_any_font_name_the_extra_and_are_written_as_their_code_points(
-    small_map, tmp_path, monkeypatch
-):
+def test_letters_without_any_font_name_the_extra_and_are_written_as_code_points(small_map, tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "_wide_fonts", lambda manager: iter(()))
     messages = drawn_warnings(small_map, tmp_path / "map.png")
     assert len(messages) == 1

@@ -17,16 +17,10 @@ BOTH = [SOURCE, "--target", TARGET]
 
 
 @pytest.fixture
-def run(heedful_command, folder, tmp_path, monkeypatch):
+def run(printed, folder, tmp_path, monkeypatch):
     """Run a command with the model, which must succeed, in an empty folder; return what it prints."""
     monkeypatch.chdir(tmp_path)
-
-    def run(command, *arguments):
-        code, output, errors = heedful_command(command, folder, *arguments)
-        assert code == 0, errors
-        return output
-
-    return run
+    return lambda command, *arguments: printed(command, folder, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -207,9 +201,7 @@ def test_what_would_be_ignored_is_refused(heedful_command, folder, command, tmp_
 def test_a_picture_without_matplotlib_is_refused_before_the_model_is_loaded(heedful_command, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("heedful.inference.translation.Translator.from_pretrained", None)
-    code, _, errors = heedful_command("attention", folder, SOURCE, "-o", "map.png")
-    assert code == 2
-    assert "pip install 'heedful[plots]'" in errors
+    assert_named(heedful_command, [(["attention", folder, SOURCE, "-o", "map.png"], "pip install 'heedful[plots]'")])
 
 
 def test_spellings_of_the_version_before_work_with_a_hint(heedful_command, folder, maps, tmp_path):
@@ -229,7 +221,6 @@ def test_spellings_of_the_version_before_work_with_a_hint(heedful_command, folde
         former = str(options[0]).partition("=")[0]
         hint = f"hint: write `heedful {today}`; the next version knows no `heedful attention {former}`."
         assert errors.splitlines()[0] == hint
-    for options in (["--alignment", "--entropy"], ["--gold=gold", "--steps"], ["--alignment", "-o", "a.png"]):
-        code, _, errors = heedful_command("attention", folder, *BOTH, *options)
-        assert code == 2
-        assert "Each command does one thing now, and must be asked for it alone: `heedful attention` draws" in errors
+    message = "Each command does one thing now, and must be asked for it alone: `heedful attention` draws"
+    several = (["--alignment", "--entropy"], ["--gold=gold", "--steps"], ["--alignment", "-o", "a.png"])
+    assert_named(partial(heedful_command, "attention", folder, *BOTH), [(options, message) for options in several])

@@ -24,14 +24,14 @@ def place(model, tokenizers, tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_every_command_of_the_guide_and_the_readme_runs(place, heedful_command):
+def test_every_command_of_the_guide_and_the_readme_runs(place, printed):
     assert len(COMMANDS) >= 12
-    printed = run_commands(heedful_command, COMMANDS)
+    found = run_commands(printed, COMMANDS)
     for command in map(str.split, COMMANDS):
         assert "-o" not in command or Path(command[command.index("-o") + 1]).stat().st_size > 2000
-    (aligned,) = (text for command, text in printed.items() if command.endswith("target.txt"))
+    (aligned,) = (text for command, text in found.items() if command.endswith("target.txt"))
     assert [re.fullmatch(r"\d+-\d+( \d+-\d+)*", line) is not None for line in aligned.splitlines()] == [True, True]
-    (compared,) = (text for command, text in printed.items() if "--gold" in command)
+    (compared,) = (text for command, text in found.items() if "--gold" in command)
     assert compared.splitlines()[-1].startswith("AER ")
 
 

@@ -369,9 +369,7 @@ def test_pages_begin_with_what_was_asked_for_whatever_the_stacks(browser, maps, 
     assert_shows(shown(browser, "columns"), maps.weights["decoder"][0, 2, 1])
     maps = random_maps(["a", "b"], ["x", "y", "z"], layers=1, heads=1, kinds=("cross",))
     browser.open(write_attention_report(maps, tmp_path / "page.html"))
-    labels = browser.run(
-        "['kinds', 'layers', 'heads-of-layer'].map(id => document.getElementById(id).innerText.split(/\\s+/))"
-    )
+    labels = browser.run("['kinds', 'layers', 'heads-of-layer'].map(id => find(id).innerText.split(/\\s+/))")
     assert labels == [["cross"], ["0"], ["mean", "0"]]
     browser.move_to(token("rows", 2))
     assert_shows(shown(browser, "columns"), maps.weights["cross"][0, 0, 2])

@@ -80,15 +80,11 @@ def test_targets_are_the_best_of_the_beam_or_the_closest_and_useless_ones_are_le
 
 
 @pytest.mark.parametrize("is_ensemble", [False, True])
-def test_the_most_probable_tokens_are_those_of_the_mean_of_the_teachers(
-    model, other, tokenizers, pairs, tmp_path, is_ensemble
-):
+def test_most_probable_tokens_are_those_of_the_teachers_mean(model, other, tokenizers, pairs, tmp_path, is_ensemble):
     models = [model, other] if is_ensemble else [model]
     texts = [{"source": source, "target": target} for source, target in pairs.items()]
-    counts = write_teacher_tokens(
-        tmp_path / "teacher", Translator(model, tokenizers, ensemble=models[1:]), [*texts, texts[0]], (), 5, 60
-    )
-    assert counts == (9, 0)
+    translator = Translator(model, tokenizers, ensemble=models[1:])
+    assert write_teacher_tokens(tmp_path / "teacher", translator, [*texts, texts[0]], (), 5, 60) == (9, 0)
     teacher, rows = TeacherTokens(tmp_path / "teacher"), EncodedPairs(PairEncoder(tokenizers).rows(texts))
     for row in (rows[number] for number in range(len(rows))):
         batch = collate([row], 0)
@@ -158,7 +154,7 @@ def test_wrong_use_is_told_and_leaves_nothing(distill, other, pairs):
     assert {*Path().rglob("*")} == before
 
 
-def test_the_commands_of_the_guide_run(distill, heedful_command, fresh_accelerate):
+def test_the_commands_of_the_guide_run(distill, printed, fresh_accelerate):
     commands = commands_of(SECTION, r"[\w-]+")
     assert [command.split()[0] for command in commands] == ["distill", "train", "distill-tokens", "train"]
     data = {"train": "pairs.tsv", "validation": "pairs.tsv", "source": "1", "target": "2"}
@@ -172,7 +168,7 @@ def test_the_commands_of_the_guide_run(distill, heedful_command, fresh_accelerat
         "overwrite": True,
     }
     Path("pairs.yaml").write_text(json.dumps(recipe))
-    run_commands(heedful_command, commands)
+    run_commands(printed, commands)
     assert [*read_pairs("distilled.jsonl.gz", "1", "2")] == [*read_pairs("pairs.tsv", "1", "2")]
     log = [json.loads(line) for line in Path("runs/student/log.jsonl").read_text().splitlines()]
     assert all(log[number]["train/distillation"] for number in (0, 1))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from heedful.inference.loading import load_model, resolve_device
@@ -39,15 +38,8 @@ def test_tokenizers_that_are_of_another_model_or_broken_are_named(folder):
     assert_error(f"tokenizers in {folder} cannot be used", Translator.from_pretrained, folder)
 
 
-def test_weights_that_are_unknown_missing_or_truncated_are_named(folder):
+def test_weights_that_are_cut_off_anywhere_are_named(folder):
     path = folder / "model.safetensors"
-    save_file(load_file(path) | {"extra.weight": torch.zeros(2)}, path, metadata={"format": "pt"})
-    assert_error(r"unknown to the model, extra\.weight", load_model, folder)
-    weights = load_file(path)
-    name = next(name for name in sorted(weights) if "q_proj" in name)
-    del weights[name]
-    save_file(weights, path, metadata={"format": "pt"})
-    assert_error(f"weights in .* lack {name}", load_model, folder)
     for kept in (20_000, 100, 5, 0):
         path.write_bytes(path.read_bytes()[:kept])
         with pytest.raises(ValueError, match=rf"The model in {folder} cannot be loaded: .*whole safetensors files"):

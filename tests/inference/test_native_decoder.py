@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.inference.native import kernels
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.search import best_tokens
 from heedful.modeling_heed import HeedFeedForward
@@ -96,7 +97,6 @@ def test_every_setting_of_a_search_gives_the_tokens_and_scores_of_generate(
     if beams > 1:
         arguments |= search | {"num_return_sequences": min(returned, beams), "output_scores": False}
     ours, theirs = both(model, make_batch(seed, sentences), **arguments)
-    assert ours.sequences.shape == theirs.sequences.shape
     assert torch.equal(ours.sequences, theirs.sequences)
     if beams > 1:
         theirs = model.generate(**make_batch(seed, sentences), **arguments | {"output_scores": True})
@@ -119,8 +119,7 @@ SETTINGS = [
 
 def test_what_generate_does_to_the_next_token_happens_here_too(model):
     for beams, arguments in product((1, 3), SETTINGS):
-        ours, theirs = both(model, make_batch(3), num_beams=beams, **arguments)
-        assert torch.equal(ours, theirs), arguments
+        assert torch.equal(*both(model, make_batch(3), num_beams=beams, **arguments)), arguments
 
 
 def test_int8_stays_close_to_float32():
@@ -130,7 +129,8 @@ def test_int8_stays_close_to_float32():
     tokens = batch["attention_mask"].bool()
     states, approximate = (each["encoder_outputs"][0][tokens].float() for each in (exact, rough))
     error = (states - approximate).norm() / states.norm()
-    assert 0 < error < 0.1
+    assert error < 0.1
+    assert (error > 0) == (getattr(kernels.library(), "has_bytes", False))
 
 
 UNREAD = [
@@ -198,10 +198,8 @@ def test_autocast_changes_nothing_and_there_may_be_more_beams_than_tokens(model)
     with torch.autocast("cpu", torch.bfloat16):
         tokens = model.generate(**decoder.encoded(**batch), custom_generate=decoder, num_beams=3)
     assert torch.equal(tokens, model.generate(**batch, num_beams=3))
-    ours, theirs = both(
-        make_model({"vocab_size": 6}), {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}, num_beams=8
-    )
-    assert torch.equal(ours, theirs)
+    batch = {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}
+    assert torch.equal(*both(make_model({"vocab_size": 6}), batch, num_beams=8))
 
 
 def add_in_place(model):

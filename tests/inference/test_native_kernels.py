@@ -3,8 +3,6 @@
 import os
 import shutil
 import stat
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from heedful.inference.native import kernels
 from heedful.inference.native.compiled_network import CompiledNetwork
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.network import NativeNetwork
+from helpers import run_python
 
 compiled = pytest.mark.skipif(kernels.library() is None, reason="no kernels can be compiled here")
 has_bytes = getattr(kernels.library(), "has_bytes", False)
@@ -117,8 +116,7 @@ def test_a_model_that_kernels_compute_in_part_alone_is_never_int8(monkeypatch):
         (name, value), model = *options.items(), make_model(options)
         reason = f"`{name}` of {value}" if has_bytes else "VNNI"
         with pytest.warns(UserWarning, match=f"in place of int8, which only Heedful's own kernels .*{reason}"):
-            ours, theirs = both(model, make_batch(1), "int8")
-        assert torch.equal(ours, theirs)
+            assert torch.equal(*both(model, make_batch(1), "int8"))
     monkeypatch.setattr(kernels.library(), "has_bytes", False)
     with pytest.warns(UserWarning, match="in place of int8, .*: the processor lacks AVX-512 VNNI"):
         assert NativeDecoder(make_model({}), "int8").precision == "float32"
@@ -206,8 +204,7 @@ for name, spoil in {
 @pytest.mark.slow
 def test_a_file_that_is_cut_changed_open_to_others_or_cannot_be_loaded_is_compiled_again(cache):
     assert load() is not None
-    done = subprocess.run([sys.executable, "-c", LOAD, cache], capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_python("-c", LOAD, cache)
 
 
 @compiled
@@ -232,9 +229,7 @@ def test_a_relative_cache_is_ignored(cache, tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["home"]
 
 
-def test_a_compiler_that_is_missing_or_complains_is_warned_of_and_another_processor_is_not(
-    cache, monkeypatch, tmp_path, recwarn
-):
+def test_a_missing_or_broken_compiler_is_warned_of_and_another_processor_is_not(cache, monkeypatch, tmp_path, recwarn):
     with monkeypatch.context() as patch:
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
         assert load() is None

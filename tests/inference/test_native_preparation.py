@@ -13,10 +13,10 @@ import torch
 import transformers
 from test_native_decoder import OPTIONS, make_batch, make_model
 
-from heedful import HeedForConditionalGeneration, prepare_for_inference
+from heedful import prepare_for_inference
 from heedful.inference.native.compiled_network import CompiledNetwork
 from heedful.inference.native.network import NativeNetwork
-from helpers import assert_error, needs_peft_of_transformers
+from helpers import assert_error, empty_cache, needs_peft_of_transformers
 
 
 @pytest.fixture
@@ -114,9 +114,7 @@ def test_what_the_native_decoder_cannot_do_is_done_as_before(model, steps):
 
 def test_a_streamer_is_fed_token_by_token_and_a_cache_that_is_handed_in_is_filled(model, steps):
     batch = {name: rows[:1] for name, rows in make_batch(4).items()}
-    cache = transformers.EncoderDecoderCache(
-        transformers.DynamicCache(config=model.config), transformers.DynamicCache(config=model.config)
-    )
+    cache = empty_cache(model, "dynamic", 0, 0)
     prepare_for_inference(model)
     streamed = []
     streamer = SimpleNamespace(put=streamed.append, end=lambda: streamed.append(None))
@@ -226,11 +224,7 @@ def test_copies_and_saved_models_are_not_prepared(model, tmp_path):
     torch.save(model, buffer)
     buffer.seek(0)
     assert type(copy.deepcopy(model.get_encoder())) is type(model.model.encoder)
-    others = [
-        copy.deepcopy(model),
-        torch.load(buffer, weights_only=False),
-        HeedForConditionalGeneration.from_pretrained(tmp_path),
-    ]
+    others = [copy.deepcopy(model), torch.load(buffer, weights_only=False), type(model).from_pretrained(tmp_path)]
     assert model.prepared is not None
     for other in others:
         assert other.prepared is None

@@ -11,21 +11,18 @@ import torch
 from accelerate import Accelerator
 
 from guides import assert_named
-from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration, Translator, dual_cross_entropy
+from heedful import Translator, dual_cross_entropy
 from heedful.data.encoding import EncodedPairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.scoring import PairScore
 from heedful.training.loop.validation import validation_loss
-from helpers import assert_refused, tiny_model
+from helpers import assert_refused, tiny_model, tiny_rnn
 from memorised import saved_in
 
 
 @pytest.fixture(scope="module")
 def recurrent(tokenizers):
-    torch.manual_seed(1)
-    return HeedRNNForConditionalGeneration(
-        HeedRNNConfig(vocab_size=290, embedding_size=16, hidden_size=24, **tokenizers.special_ids())
-    ).eval()
+    return tiny_rnn(vocab_size=290, **tokenizers.special_ids())
 
 
 @pytest.fixture(params=["transformer", "recurrent"])

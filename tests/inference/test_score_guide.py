@@ -38,21 +38,21 @@ def place(model, tokenizers, pairs, tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_every_command_of_the_guide_runs(place, heedful_command, pairs):
+def test_every_command_of_the_guide_runs(place, printed, pairs):
     assert len(COMMANDS) >= 11
-    printed = run_commands(heedful_command, COMMANDS, {"compare": ["--resamples", "40", "--trials", "40"]})
-    told = printed["score runs/quickstart/model pairs.tsv"]
+    found = run_commands(printed, COMMANDS, {"compare": ["--resamples", "40", "--trials", "40"]})
+    told = found["score runs/quickstart/model pairs.tsv"]
     assert told.splitlines()[0].split("\t") == ["log_probability", "per_token", "tokens"]
     scored = [json.loads(line) for line in Path("scored.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["target"] for row in scored] == list(pairs.values())
     assert "dual_cross_entropy" in scored[0]
-    *_, accepted, ignoring = [out for command, out in printed.items() if " --references accepted" in command]
+    *_, accepted, ignoring = [out for command, out in found.items() if " --references accepted" in command]
     assert "nrefs:2" in accepted
     assert "What matches [0-9] is taken out" in ignoring
     assert "commonest confusions" in ignoring
     compared = json.loads(Path("comparison.json").read_text(encoding="utf-8"))
     assert list(compared["systems"]) == ["old.txt", "runs/other/model"]
-    assert "± " in printed[COMMANDS[-1]]
+    assert "± " in found[COMMANDS[-1]]
 
 
 def test_the_python_of_the_guide_runs_and_every_column_is_explained(place, capsys, monkeypatch):

@@ -86,14 +86,9 @@ def test_scores_and_candidates_are_returned_which_may_come_from_another_strategy
     found = models[0].generate(ids, custom_generate=risk, return_dict_in_generate=True, **options)
     assert torch.equal(found.candidate_sequences, candidates)
     # The code of another one, such as the Hub's, reads settings that ours do not.
-    diverse = {**options, "diversity_penalty": 0.5}
-    assert_error(
-        "`diversity_penalty` must not be set with MinimumB",
-        models[0].generate,
-        ids,
-        custom_generate=MinimumBayesRisk(Letters()),
-        **diverse,
-    )
+    diverse, risk = {**options, "diversity_penalty": 0.5}, MinimumBayesRisk(Letters())
+    message = "`diversity_penalty` must not be set with MinimumB"
+    assert_error(message, models[0].generate, ids, custom_generate=risk, **diverse)
     theirs = MinimumBayesRisk(Letters(), candidates=lambda *given, **settings: candidates)
     assert torch.equal(models[0].generate(ids, custom_generate=theirs, **diverse), found.sequences)
     rows = without_padding(candidates)

@@ -12,33 +12,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, pipeline
 
+import helpers
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.checksums_heed import CHECKSUMS_FILE
 from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator
-from helpers import (
-    PAD,
-    SHARINGS,
-    VARIANTS,
-    assert_near,
-    assert_refused,
-    closure_of,
-    loss_and_gradients,
-    matrices_of,
-    needs_peft_of_transformers,
-    padded,
-    sentences,
-    slow_but,
-    tiny_model,
-)
-from memorised import learn_by_heart, saved_model
+from helpers import VARIANTS, assert_near, loss_and_gradients, matrices_of, needs_peft_of_transformers, tiny_model
+from memorised import learn_by_heart, saved_in, saved_model
 from trainer_runs import make_trainer
 
 torch.manual_seed(0)
-ROWS = sentences(7, 4, 6)
-SOURCE, MASK = padded(ROWS)
+ROWS = helpers.sentences(7, 4, 6)
+SOURCE, MASK = helpers.padded(ROWS)
 LABELS = torch.randint(14, 70, (3, 6))
 LABELS[0, 2:] = -100
 BATCH = {"input_ids": SOURCE, "attention_mask": MASK, "labels": LABELS}
@@ -91,7 +78,7 @@ def adapted(config, updates=3, **changes):
 # Every adapter; what has other linear layers than the default, and every way to share embeddings; the other family.
 OTHERS = ("modern", "additive", "grouped", "bart", "unequal_stacks", "shared_layers")
 MERGED = [(name, {"tie_word_embeddings": name != "embeddings"}) for name in ADAPTERS | PROMPTS]
-MERGED += [("all_linear", changes) for changes in (*(VARIANTS[name] for name in OTHERS), *SHARINGS.values())]
+MERGED += [("all_linear", changes) for changes in (*(VARIANTS[name] for name in OTHERS), *helpers.SHARINGS.values())]
 RECURRENT = {"family": "recurrent"}
 MERGED += [
     ("all_linear", RECURRENT),
@@ -122,7 +109,7 @@ def test_an_adapter_learns_the_model_under_it_stays_and_it_is_saved_loaded_and_m
         assert torch.equal(logits_of(loaded), logits_of(merged))
         assert matrices_of(loaded) == matrices_of(merged) == matrices
         files = {"config.json", "generation_config.json", "model.safetensors", CHECKSUMS_FILE}
-        files |= closure_of(f"modeling_{plain.config.model_type}.py")
+        files |= helpers.closure_of(f"modeling_{plain.config.model_type}.py")
         assert {path.name for path in (tmp_path / "merged").iterdir()} == files
 
 
@@ -153,14 +140,14 @@ def test_gradient_checkpointing_changes_no_gradient_of_an_adapter():
         assert_near(loss_and_gradients(model, BATCH), plain, 1e-6)
 
 
-@pytest.mark.parametrize("trainer", slow_but([HeedSeq2SeqTrainer], [Seq2SeqTrainer, HeedSeq2SeqTrainer]))
+@pytest.mark.parametrize("trainer", helpers.slow_but([HeedSeq2SeqTrainer], [Seq2SeqTrainer, HeedSeq2SeqTrainer]))
 def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(trainer, tmp_path):
     rows = [
         {"input_ids": source.tolist(), "labels": [label for label in labels.tolist() if label != -100]}
         for source, labels in zip([*ROWS, ROWS[0]], [*LABELS, LABELS[0]], strict=True)
     ]
     settings = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
-    given, found, losses = {"train_dataset": rows, "data_collator": lambda rows: collate(rows, PAD)}, [], []
+    given, found, losses = {"train_dataset": rows, "data_collator": lambda rows: collate(rows, helpers.PAD)}, [], []
     for size, parts in ((4, 1), (2, 2), (1, 4)):
         model, folder = adapted(ADAPTERS["attention"], updates=0), tmp_path / f"{size}"
         settings |= {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
@@ -188,7 +175,8 @@ def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(tr
 def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_path, modules, sharing, matrices):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        model = peft.get_peft_model(tiny_model(**SHARINGS[sharing]), peft.LoraConfig(**LORA, modules_to_save=modules))
+        config = peft.LoraConfig(**LORA, modules_to_save=modules)
+        model = peft.get_peft_model(tiny_model(**helpers.SHARINGS[sharing]), config)
     # peft sees only what is tied to the source's embeddings.
     if sharing == "all_shared":
         assert any("`ensure_weight_tying` is not set to True" in str(warning.message) for warning in told)
@@ -333,8 +321,7 @@ def folders(tmp_path_factory):
     model = peft.get_peft_model(model, peft.LoraConfig(**{**LORA, "target_modules": "all-linear"})).train()
     learn_by_heart(model, tokenizers, TURNED, learning_rate=1e-2)
     model.save_pretrained(place / "adapter")
-    model.eval().merge_and_unload().save_pretrained(place / "merged")
-    tokenizers.save_pretrained(place / "merged")
+    saved_in(place / "merged", model.eval().merge_and_unload(), tokenizers)
     return place
 
 
@@ -362,7 +349,7 @@ def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_pa
         (tmp_path / "adapter_config.json").write_text(text)
         load_model(tmp_path)
 
-    assert_refused(cases, load, (ValueError, FileNotFoundError))
+    helpers.assert_refused(cases, load, (ValueError, FileNotFoundError))
     prompt = peft.get_peft_model(load_model(folders / "model"), copy.deepcopy(PROMPTS["prompt"]))
     prompt.save_pretrained(tmp_path / "prompt")
     with pytest.raises(ValueError, match=r"must be one that can be merged .*, but is PROMPT_TUNING instead"):

@@ -9,13 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-    GenerationConfig,
-    LogitsProcessorList,
-    MinLengthLogitsProcessor,
-)
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LogitsProcessorList
+from transformers.generation import MinLengthLogitsProcessor
 
 from heedful import HeedConfig, HeedForConditionalGeneration, fast_paths_heed, loss_heed, modeling_heed
 from heedful.fast_paths_heed import HeedDropout, PackedTokens, linear, needed_targets, project, project_together

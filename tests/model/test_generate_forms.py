@@ -10,22 +10,11 @@ import pytest
 import torch
 from transformers import GenerationMixin, WatermarkingConfig
 
+import helpers
 from heedful import BeamSearch
 from heedful.versions_heed import cache_of
-from helpers import (
-    ENDS,
-    POSITIONS,
-    START,
-    VARIANTS,
-    assert_near,
-    each_once,
-    empty_cache,
-    padded,
-    pairwise,
-    sentences,
-    tiny_model,
-)
-from plain_strategies import PlainBeamSearch, without_padding
+from helpers import ENDS, POSITIONS, START, VARIANTS, assert_near, each_once, padded, pairwise, sentences, tiny_model
+from plain_strategies import PlainBeamSearch, cut, without_padding
 
 LENGTHS = (9, 2, 6)
 START_OF_THREE = torch.full((3, 1), START)
@@ -95,12 +84,6 @@ def test_beam_search_and_its_n_best(variant, length_penalty):
     expected = [entry for row in rows for entry in beams_of(model, row, alpha=length_penalty)]
     assert [cut(row) for row in found.sequences.tolist()] == [cut(tokens) for _, tokens in expected]
     assert found.sequences_scores.tolist() == pytest.approx([score for score, _ in expected], abs=1e-4)
-
-
-def cut(row):
-    """Cut a row behind its first end token: transformers fills up with end tokens where padding is 0."""
-    end = next((place for place, token in enumerate(row) if token in ENDS), len(row))
-    return without_padding([row[: end + 1]])[0]
 
 
 def test_beam_samples_are_the_draws_of_the_plainest_loop():
@@ -232,7 +215,7 @@ def test_transition_scores_are_those_that_transformers_computes(beams):
 def test_a_cache_of_the_users_own_is_filled_and_reset(kind, beams):
     model, _, batch = model_and_batch()
     batch |= {"do_sample": False, "num_beams": beams}
-    own = empty_cache(model, kind, 9, 16)
+    own = helpers.empty_cache(model, kind, 9, 16)
     plain = model.generate(**batch, use_cache=False)
     for _ in range(2):
         found = model.generate(**batch, past_key_values=own, return_dict_in_generate=True).sequences

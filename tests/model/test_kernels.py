@@ -10,20 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+import helpers
 from heedful import HeedConfig, HeedForConditionalGeneration, kernels_heed, masks_heed
-from helpers import (
-    VARIANTS,
-    assert_near,
-    assert_refused,
-    empty_cache,
-    loss_and_gradients,
-    masked_batch,
-    padded_batch,
-    pairwise,
-    tiny_config,
-    tiny_model,
-    uncompiled,
-)
+from helpers import VARIANTS, assert_near, empty_cache, padded_batch, pairwise, tiny_config, tiny_model, uncompiled
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 TARGET = torch.tensor([[1, 13, 14], [1, 15, 16]])
@@ -50,8 +39,8 @@ def test_a_kernel_gives_logits_loss_and_gradients_of_eager_attention_with_paddin
     assert_near(found.loss, expected.loss)
     assert models[1].config._attn_implementation == kernel
     if kernel == "sdpa":
-        whole = masked_batch((9, 4, 1), (5, 7, 2))
-        assert_near(*(loss_and_gradients(model, whole) for model in models[::-1]), 2e-5)
+        whole = helpers.masked_batch((9, 4, 1), (5, 7, 2))
+        assert_near(*(helpers.loss_and_gradients(model, whole) for model in models[::-1]), 2e-5)
 
 
 CACHED = ["default", "rotary", "t5", "neighbourhoods", "grouped"]
@@ -347,6 +336,6 @@ def test_encoder_and_decoder_have_one_kernel_and_two_are_refused():
         lambda names: HeedConfig(attn_implementation=names),
     ]
     for road in roads:
-        assert_refused([(two, "`attn_implementation` must be one name for encoder and decoder")], road)
+        helpers.assert_refused([(two, "`attn_implementation` must be one name for encoder and decoder")], road)
     model.model.encoder.set_attn_implementation("eager")
     assert model.config._attn_implementation == model.model.decoder.config._attn_implementation == "eager"

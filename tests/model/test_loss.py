@@ -7,22 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import helpers
 from heedful.loss_heed import OutputLoss, smoothed_cross_entropy
 from heedful.versions_heed import cache_of
-from helpers import (
-    PAD,
-    RECURRENT_VARIANTS,
-    assert_near,
-    assert_refused,
-    collated,
-    each_once,
-    loss_and_gradients,
-    rows,
-    tiny_model,
-)
+from helpers import PAD, assert_near, assert_refused, collated, each_once, loss_and_gradients, rows, tiny_model
 
 KINDS = {"transformer": {}} | {
-    name: {"family": "recurrent", **options} for name, options in RECURRENT_VARIANTS.items()
+    name: {"family": "recurrent", **options} for name, options in helpers.RECURRENT_VARIANTS.items()
 }
 FAMILIES = ("transformer", "default")
 of_both_families = pytest.mark.parametrize("kind", FAMILIES, ids=("transformer", "recurrent"))

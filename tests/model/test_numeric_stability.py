@@ -6,31 +6,19 @@ import re
 import pytest
 import torch
 
+import helpers
 from heedful import HeedForConditionalGeneration
-from helpers import (
-    VARIANTS,
-    assert_near,
-    each_once,
-    loss_and_gradients,
-    masked_batch,
-    padded,
-    padded_batch,
-    pairwise,
-    sentences,
-    tiny_config,
-    tiny_model,
-    uncompiled,
-)
+from helpers import VARIANTS, assert_near, loss_and_gradients, padded, pairwise, sentences, tiny_model, uncompiled
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 DEPTH = {"encoder_layers": 12, "decoder_layers": 12}
-BATCH = masked_batch((9, 4, 1, 12), (5, 7, 2, 11), "left")
+BATCH = helpers.masked_batch((9, 4, 1, 12), (5, 7, 2, 11), "left")
 
 
 def fresh(dtype=torch.float32, **changes):
     """Return a model with the weights that training starts from."""
     torch.manual_seed(0)
-    return HeedForConditionalGeneration(tiny_config(**changes)).to(dtype)
+    return HeedForConditionalGeneration(helpers.tiny_config(**changes)).to(dtype)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +85,7 @@ def test_depth_scaled_init_divides_the_matrices_of_layer_l_by_its_root_and_leave
 )
 def test_rows_of_padding_alone_are_finite_and_leave_the_other_rows_as_they_are(variant, kernel, dtype):
     model = tiny_model(attention=kernel, **VARIANTS[variant]).to(HALF.get(dtype, torch.float32))
-    given = padded_batch((9, 4, 6), (5, 7, 3), "left")
+    given = helpers.padded_batch((9, 4, 6), (5, 7, 3), "left")
     with uncompiled(kernel), torch.set_grad_enabled(kernel != "flex_attention"):
         expected = model(**given).logits
         given["attention_mask"][2], given["decoder_attention_mask"][2] = 0, 0
@@ -112,8 +100,7 @@ def test_rows_of_padding_alone_are_finite_and_leave_the_other_rows_as_they_are(v
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("kernel", "dtype", "side"),
-    pairwise(["eager", "sdpa", "flex_attention"], ["float32", *HALF], ["left", "right"]),
+    ("kernel", "dtype", "side"), pairwise(["eager", "sdpa", "flex_attention"], ["float32", *HALF], ["left", "right"])
 )
 def test_a_thousand_tokens_of_padding_change_nothing(kernel, dtype, side):
     model = tiny_model(attention=kernel).to(HALF.get(dtype, torch.float32))
@@ -127,7 +114,7 @@ def test_a_thousand_tokens_of_padding_change_nothing(kernel, dtype, side):
     assert_near(logits.float(), expected.float(), 1e-5 if dtype == "float32" else 2e-2)
 
 
-@pytest.mark.parametrize(("kernel", "dtype"), each_once(["eager", "sdpa", "flex_attention"], HALF))
+@pytest.mark.parametrize(("kernel", "dtype"), helpers.each_once(["eager", "sdpa", "flex_attention"], HALF))
 def test_generate_in_half_precision_gives_whole_translations(kernel, dtype):
     model = tiny_model(attention=kernel, norm_placement="pre").to(HALF[dtype])
     torch.manual_seed(1)

@@ -8,23 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
+import helpers
 from heedful import HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_special_ids
 from heedful.inference.translation import Translator
-from helpers import (
-    FAMILIES,
-    SHARINGS,
-    assert_near,
-    assert_refused,
-    each_once,
-    logits_of,
-    matrices_of,
-    slow_but,
-    tiny_config,
-    tiny_model,
-)
-from memorised import PAIRS, learn_by_heart, memorised_model
+from helpers import FAMILIES, SHARINGS, assert_near, assert_refused, each_once, logits_of, matrices_of, tiny_model
+from memorised import PAIRS, learn_by_heart, memorised_model, saved_in
 
 BIAS = {"transformer": {"output_bias": True}, "recurrent": {}}  # recurrent models have none
 ONE_VOCABULARY = ("all_shared", "nothing_shared", "own_output")
@@ -158,14 +148,14 @@ def test_frozen_embeddings_stay_frozen_and_the_modules_stay_the_same():
 
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_a_model_without_its_head_and_a_stack_on_its_own_resize_what_they_have(sharing):
-    model = HeedModel(tiny_config(**SHARINGS[sharing]))
+    model = HeedModel(helpers.tiny_config(**SHARINGS[sharing]))
     target = 120 if sharing in ONE_VOCABULARY else model.config.decoder_vocab_size
     model.resize_token_embeddings(120)
     assert model.encoder.embed_tokens.weight.shape[0] == model.config.vocab_size == 120
     assert model.decoder.embed_tokens.weight.shape[0] == model.config.decoder_vocab_size == target
     shared = model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight
     assert shared == model.config.shares_source_and_target_embeddings
-    encoder, decoder = (stack(tiny_config(**SHARINGS[sharing])) for stack in (HeedEncoder, HeedDecoder))
+    encoder, decoder = (stack(helpers.tiny_config(**SHARINGS[sharing])) for stack in (HeedEncoder, HeedDecoder))
     assert encoder.resize_token_embeddings(120).weight.shape[0] == encoder.config.vocab_size == 120
     assert decoder.resize_token_embeddings(130).weight.shape[0] == decoder.config.decoder_vocab_size == 130
     if "vocabularies" in sharing:
@@ -202,7 +192,7 @@ def test_embeddings_on_the_disk_are_not_resized(tmp_path):
         model.resize_token_embeddings(120)
 
 
-@pytest.mark.parametrize("joint", slow_but([False], [True, False]), ids=["joint", "separate"])
+@pytest.mark.parametrize("joint", helpers.slow_but([False], [True, False]), ids=["joint", "separate"])
 def test_added_tokens_are_learned_saved_loaded_and_translated(tmp_path, joint):
     sizes = {"vocab_size": 272} if joint else {"vocab_size": 267, "target_vocab_size": 267, "joint": False}
     tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), **sizes)
@@ -219,7 +209,5 @@ def test_added_tokens_are_learned_saved_loaded_and_translated(tmp_path, joint):
     assert check_special_ids(model, tokenizers).figure == 0
     pairs = {**PAIRS, "고라니가 잔다.": "The water deer sleeps."}
     learn_by_heart(model.train(), tokenizers, pairs)
-    model.save_pretrained(tmp_path)
-    tokenizers.save_pretrained(tmp_path)
-    found = Translator.from_pretrained(tmp_path).translate(list(pairs), num_beams=3)
+    found = Translator.from_pretrained(saved_in(tmp_path, model, tokenizers)).translate(list(pairs), num_beams=3)
     assert [row[0].text for row in found] == list(pairs.values())

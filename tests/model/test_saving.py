@@ -15,27 +15,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, WatermarkingConfig
 
 import heedful
+import helpers
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNForConditionalGeneration
 from heedful.configuration_base_heed import FORMAT_VERSION
 from heedful.inference.loading import load_model
-from helpers import (
-    FAMILIES,
-    SHARINGS,
-    SOURCE,
-    TARGET,
-    WITHOUT_HEEDFUL,
-    assert_near,
-    assert_refused,
-    closure_of,
-    fresh_process,
-    logits_of,
-    matrices_of,
-    pairwise,
-    shake,
-    slow_but,
-    tiny_config,
-    tiny_model,
-)
+from helpers import FAMILIES, SOURCE, assert_near, closure_of, logits_of, matrices_of, tiny_config, tiny_model
 from memorised import PAIRS, saved_model
 
 SHELF = sorted(Path(heedful.__file__).parent.glob("*_heed*.py"))
@@ -43,7 +27,7 @@ SHELF = sorted(Path(heedful.__file__).parent.glob("*_heed*.py"))
 VARIANTS = [
     (family, name, changes)
     for family, (_, _, variants) in FAMILIES.items()
-    for name, changes in {**SHARINGS, **variants}.items()
+    for name, changes in {**helpers.SHARINGS, **variants}.items()
     if name != "all_shared"  # which is the default
 ]
 MATRICES = {"own_source": [0, 1, 1], "separate_vocabularies": [0, 1, 1], "own_output": [0, 0, 2]}
@@ -124,7 +108,7 @@ def test_where_weights_lie_in_their_file_changes_no_bit(tmp_path):
     loaded = HeedForConditionalGeneration.from_pretrained(tmp_path).eval()
     assert all(weight.data_ptr() % 16 == 0 for weight in loaded.parameters())
     one_row = {"input_ids": torch.tensor([[5]]), "decoder_input_ids": torch.tensor([[1]])}
-    for given in (one_row, {"input_ids": SOURCE, "decoder_input_ids": TARGET}):
+    for given in (one_row, {"input_ids": SOURCE, "decoder_input_ids": helpers.TARGET}):
         assert torch.equal(loaded(**given).logits, model(**given).logits)
 
 
@@ -188,12 +172,12 @@ ORDERS = {
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("order", slow_but([*ORDERS][2:], ORDERS))
+@pytest.mark.parametrize("order", helpers.slow_but([*ORDERS][2:], ORDERS))
 def test_auto_classes_load_a_saved_folder_in_a_new_process_when(folders, tmp_path, order):
     first, pieces = ORDERS[order]
     values = {"place": str(folders["transformer", "5GB"].parent), "code": CODE}
     pieces = {f"piece {number}": code for number, code in enumerate(pieces)}
-    assert fresh_process(pieces, values, tmp_path, first) == {}
+    assert helpers.fresh_process(pieces, values, tmp_path, first) == {}
 
 
 def test_a_shelf_file_imports_only_what_every_hub_user_has_and_no_text_of_it_looks_like_a_relative_import():
@@ -225,7 +209,8 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(
-    ("options_and_dtype", "family", "is_auto", "size"), pairwise(OPTIONS, FAMILIES, [True, False], ["8KB", "5GB"])
+    ("options_and_dtype", "family", "is_auto", "size"),
+    helpers.pairwise(OPTIONS, FAMILIES, [True, False], ["8KB", "5GB"]),
 )
 def test_options_of_from_pretrained_change_the_dtype_and_nothing_else(
     folders, options_and_dtype, family, is_auto, size, tmp_path
@@ -259,7 +244,7 @@ def test_weights_that_are_not_the_config_of_a_recurrent_model_are_errors(folders
         (folder / "config.json").write_text(json.dumps(config | changes))
         HeedRNNForConditionalGeneration.from_pretrained(folder)
 
-    assert_refused(cases, load, (ValueError, RuntimeError))
+    helpers.assert_refused(cases, load, (ValueError, RuntimeError))
 
 
 def test_a_model_of_a_newer_heed_is_refused_by_every_road(folders, tmp_path):
@@ -372,7 +357,7 @@ def save_models(place):
     del weights[LOST]
     save_file(weights, place / "damaged" / "model.safetensors", metadata={"format": "pt"})
     model = get_peft_model(tiny_model(), LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules="all-linear"))
-    shake(torch.nn.ParameterList([weight for weight in model.parameters() if weight.requires_grad]))
+    helpers.shake(torch.nn.ParameterList([weight for weight in model.parameters() if weight.requires_grad]))
     model.save_pretrained(place / "adapter")
     model.eval().merge_and_unload().save_pretrained(place / "merged")
     for name, sizes in {"joint": {"vocab_size": 272}, "separate": {"vocab_size": 264, "joint": False}}.items():
@@ -395,7 +380,8 @@ def raised(tmp_path_factory):
     save_models(place)
     save_two_vocabularies(place)
     pieces = {name: IMPORTS + code for name, code in PIECES.items()}
-    return fresh_process(pieces, {"place": str(place), "texts": PAIRS}, place / "process", WITHOUT_HEEDFUL)
+    values = {"place": str(place), "texts": PAIRS}
+    return helpers.fresh_process(pieces, values, place / "process", helpers.WITHOUT_HEEDFUL)
 
 
 @pytest.mark.multiprocess

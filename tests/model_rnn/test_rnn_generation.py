@@ -7,22 +7,12 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 
+import helpers
 from heedful import BeamSearch, HeedRNNModel
 from heedful.cells_heed import RecurrentCache
 from heedful.versions_heed import CACHE
-from helpers import (
-    ATTENTIONS,
-    FIRST_WORD,
-    SUTSKEVER,
-    assert_near,
-    assert_refused,
-    generated,
-    padded,
-    sentences,
-    tiny_model,
-    tiny_rnn,
-)
 from helpers import RECURRENT_VARIANTS as VARIANTS
+from helpers import SUTSKEVER, assert_near, assert_refused, generated, padded, sentences, tiny_model, tiny_rnn
 
 LENGTHS = (9, 2, 6)
 
@@ -47,7 +37,7 @@ def test_padding_anywhere_in_source_and_target_changes_nothing(source, target, v
 
 @torch.no_grad()
 @pytest.mark.parametrize("input_feeding", [True, False])
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", helpers.ATTENTIONS)
 def test_attention_comes_out_as_cross_attentions(attention, input_feeding):
     model = tiny_rnn(attention=attention, input_feeding=input_feeding)
     source, mask = padded(sentences(*LENGTHS), "left")
@@ -118,7 +108,7 @@ def test_what_a_recurrent_model_cannot_read_is_refused_by_name():
 def test_compiling_changes_nothing():
     model = tiny_rnn(encoder_layers=1, decoder_layers=1)
     source, mask = padded(sentences(4, 2))
-    given = {"attention_mask": mask, "decoder_input_ids": torch.randint(FIRST_WORD, 71, (2, 2))}
+    given = {"attention_mask": mask, "decoder_input_ids": torch.randint(helpers.FIRST_WORD, 71, (2, 2))}
     assert_near(torch.compile(model, backend="eager")(source, **given).logits, model(source, **given).logits)
 
 

@@ -20,6 +20,7 @@ from heedful.publishing.conversion.model_conversion import convert
 from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from heedful.publishing.exports.onnx_export import export_onnx
 from helpers import SUTSKEVER, assert_refused, shake, tiny_rnn, tiny_rnn_config
+from memorised import saved_in
 
 TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
 
@@ -37,9 +38,7 @@ def folder(request, tmp_path_factory):
     model = HeedRNNForConditionalGeneration(tiny_rnn_config(**vocabularies))
     shake(model)
     model.generation_config.max_length = 12
-    model.save_pretrained(path)
-    tokenizers.save_pretrained(path)
-    return path
+    return saved_in(path, model, tokenizers)
 
 
 @pytest.mark.filterwarnings("ignore:.*")

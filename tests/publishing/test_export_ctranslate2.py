@@ -100,14 +100,6 @@ def exported(memorised_folder, tmp_path_factory):
     return export_ctranslate2(memorised_folder, tmp_path_factory.mktemp("exported") / "out", list(PAIRS)).folder
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make_model(tokenizers, seed: int = 1, **changes):
     """Return a tiny model whose outputs depend on everything it reads, and which ends at a token that it likes."""
     sizes = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
@@ -241,8 +233,7 @@ def test_a_setting_that_ctranslate2_cannot_express_is_refused_by_name(tokenizers
             model.generation_config = copy.deepcopy(config)
             setattr(model.generation_config, name, value)
             for translate in (translator.translate, translator.translate_lines):
-                with pytest.raises(ValueError, match=f"`{name}` must "):
-                    translate(iter(SOURCES) if translate == translator.translate_lines else SOURCES, num_beams=beams)
+                assert_error(f"`{name}` must ", translate, SOURCES, num_beams=beams)
 
 
 def test_an_exported_folder_translates_as_the_model_does_and_empty_lines_stay_empty(memorised, exported, monkeypatch):

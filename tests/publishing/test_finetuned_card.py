@@ -77,17 +77,15 @@ def test_scores_are_those_that_were_measured(card, folder, tmp_path):
     assert (results["bleu"].metric_value, results["bleu"].dataset_name) == (round(bleu, 2), "news")
     assert f"| news | 12 | {bleu:.2f} [" in (folder / "README.md").read_text(encoding="utf-8")
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
-    code, _, errors = card(*TOLD, *LANGUAGES, "--scores", tmp_path / "other.json", "--overwrite")
-    assert (code, "`scores['other']` must have `count`" in errors) == (2, True)
+    wrong = [*TOLD, *LANGUAGES, "--scores", tmp_path / "other.json", "--overwrite"]
+    assert_named(card, [(wrong, "`scores['other']` must have `count`")])
 
 
 def test_a_card_that_is_there_is_replaced_only_when_asked_and_that_of_the_base_model_is_not_read(
     card, folder, tmp_path
 ):
     (folder / "README.md").write_text("Mine.", encoding="utf-8")
-    code, output, errors = card(*TOLD, *LANGUAGES)
-    assert (code, output) == (2, "")
-    assert "has README.md; `--overwrite` replaces it." in errors
+    assert_named(card, [([*TOLD, *LANGUAGES], "has README.md; `--overwrite` replaces it.")])
     assert (folder / "README.md").read_text(encoding="utf-8") == "Mine."
     assert card(*TOLD, *LANGUAGES, "--overwrite")[0] == 0
     assert "Mine." not in (folder / "README.md").read_text(encoding="utf-8")

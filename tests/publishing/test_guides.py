@@ -1,37 +1,17 @@
 """The guides of loading and publishing run as they are written, the latter against a stand-in of the Hub."""
 
 import json
-import os
-import re
-import subprocess
-import sys
 
 import pytest
 
 from card_facts import card_facts
-from guides import python_of, text_of
+from guides import blocks_of, python_of, text_of
 from heedful.publishing.model_card import write_model_card
+from helpers import run_python
 from hub_stand_in import HubStandIn
 from memorised import SHOWN, saved_model
 
-# A block of Python and, right behind it, what it prints.
-BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", re.DOTALL)
 MARK = "--- next block"
-
-
-def blocks_of(name):
-    return BLOCK.findall(text_of(name))
-
-
-def printed(name, environment, setting):
-    """Run a guide's blocks one after the other in a process of their own; return what each printed, and the names."""
-    code = f"\nprint({MARK!r})\n".join([setting, *(code for code, _ in blocks_of(name))])
-    script = f"{code}\nprint({MARK!r})\nprint(revision)\n"
-    process = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr[-4000:]
-    return process.stdout.split(f"{MARK}\n")[1:]
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +26,19 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outputs(place):
-    """What the blocks of publish.md and the code of the pushed card print."""
+    """What the blocks of publish.md, one after the other, and the code of the pushed card print."""
     with HubStandIn() as hub:
-        environment = os.environ | hub.environment(place / "caches")
+        environment = hub.environment(place / "caches")
         setting = f"import os; os.chdir({json.dumps(str(place))})"
-        *published, revision = printed("publish", environment, setting)
+        script = f"\nprint({MARK!r})\n".join([setting, *python_of(text_of("publish")), "print(revision)"])
+        _, *published, revision = run_python("-c", script, **environment).stdout.split(f"{MARK}\n")
         card = hub.repositories["me/model"].commits[revision.strip()]["README.md"].decode()
         code = "\n".join(python_of(card))
-        command = [sys.executable, "-c", code]
-        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert process.returncode == 0, process.stderr[-4000:]
-    return {"publish": published, "card": process.stdout, "code": code}
+        return {"publish": published, "card": run_python("-c", code, **environment).stdout, "code": code}
 
 
 def check_printed(name, outputs):
-    blocks = blocks_of(name)
+    blocks = blocks_of(text_of(name))
     assert sum(bool(expected) for _, expected in blocks) >= 4
     for (code, expected), found in zip(blocks, outputs, strict=True):
         assert found == expected, code
@@ -69,7 +47,7 @@ def check_printed(name, outputs):
 def test_the_guide_of_loading_begins_from_the_quickstarts_model_and_prints_what_it_says(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     names, outputs = {}, []
-    for code, _ in blocks_of("load_and_generate"):
+    for code in python_of(text_of("load_and_generate")):
         exec(code, names)
         outputs.append(capsys.readouterr().out)
     check_printed("load_and_generate", outputs)

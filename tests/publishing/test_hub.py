@@ -1,10 +1,7 @@
 """Models on the Hub, or rather on a stand-in of it: what is pushed is what others load, at every revision."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +11,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.hub import check_folder, push
 from heedful.publishing.model_card import write_model_card
-from helpers import CODE, assert_error, assert_refused
+from helpers import CODE, assert_error, assert_refused, run_python
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model, saved_in
 
@@ -118,11 +115,7 @@ print("done")
 
 
 def run(environment, *command):
-    process = subprocess.run(
-        [sys.executable, *command], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr[-4000:]
-    return process.stdout.splitlines()
+    return run_python(*command, **environment).stdout.splitlines()
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,8 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention.recording import record_attention
-from heedful.studies.attention import dilution, masking, questions, scaling
-from heedful.studies.attention.homonyms import (
-    WORDS,
-    Meaning,
-    sentences,
-    separation,
-    split_meanings,
-    translated_meanings,
-)
+from heedful.studies.attention import dilution, homonyms, masking, questions, scaling
+from heedful.studies.attention.homonyms import WORDS, Meaning, sentences, separation, split_meanings
 from heedful.studies.attention.single_heads import attention_modules, head_importance, heads_of, look_of, without_heads
 from heedful.studies.catalogue import find_study
 from heedful.studies.measures import Head
@@ -211,7 +204,7 @@ def test_translations_are_right_wrong_or_neither():
     said = {"a": "I ate the pear.", "b": "I ate the ship.", "c": "I ate the pears."}
     translator = SimpleNamespace(translate=lambda texts: [[SimpleNamespace(text=said[text])] for text in texts])
     meanings = [Meaning("pear", [], [[("a", ""), ("b", "")], [("c", "")]]), Meaning("ship", [], [[("b", "")]])]
-    assert translated_meanings(translator, meanings) == (2 / 4, 1 / 4)
+    assert homonyms.translated_meanings(translator, meanings) == (2 / 4, 1 / 4)
 
 
 SOURCE, TARGET, OTHER_TOKEN = [12, 40, 7, 33, 21, 2], [50, 8, 19, 64, 31, 11, 2], 77

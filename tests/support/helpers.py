@@ -23,6 +23,7 @@ import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
+from memorised import saved_in
 
 PAD, START = 0, 1
 # Many end tokens, so that the sentences of a batch end at different steps.
@@ -340,9 +341,7 @@ def untrained_folder(folder: Path, pairs: int = 200, **settings) -> Path:
     config = tiny_config(vocab_size=400, encoder_layers=1, decoder_layers=1, **tokenizers.special_ids())
     model = HeedForConditionalGeneration(config)
     model.generation_config.update(**settings)
-    for each in (model, tokenizers):
-        each.save_pretrained(folder)
-    return folder
+    return saved_in(folder, model, tokenizers)
 
 
 def closure_of(*files: str) -> set[str]:
@@ -381,6 +380,14 @@ json.dump(raised, open(sys.argv[2], "w"))
 """
 
 
+def run_python(*arguments, **environment: str) -> subprocess.CompletedProcess:
+    """Run Python with arguments in a new process, which must end well, and return it with its output and errors."""
+    command, variables = [sys.executable, *map(str, arguments)], {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(command, env=variables, capture_output=True, encoding="utf-8", timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
 def fresh_process(pieces: dict[str, str], values: dict, folder: Path, first: str = "") -> dict[str, str]:
     """Run named pieces of code in one new process, and return the traceback of each that raised, by its name.
 
@@ -389,8 +396,6 @@ def fresh_process(pieces: dict[str, str], values: dict, folder: Path, first: str
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pieces.json").write_text(json.dumps([first, pieces, values]))
-    environment = {**os.environ, "HF_MODULES_CACHE": str(folder / "modules"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", RUN_PIECES, str(folder / "pieces.json"), str(folder / "raised.json")]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-3000:]
+    arguments = "-c", RUN_PIECES, folder / "pieces.json", folder / "raised.json"
+    run_python(*arguments, HF_MODULES_CACHE=str(folder / "modules"))
     return json.loads((folder / "raised.json").read_text())

@@ -53,7 +53,7 @@ def without_padding(rows):
 
 
 def cut(row):
-    """Cut a generated row behind its end token, or where padding begins."""
+    """Cut a generated row behind its first end token, with which transformers fills up, or where padding begins."""
     end = next((place for place, token in enumerate(row) if token in ENDS), len(row))
     return without_padding([row[: end + 1]])[0]
 

@@ -187,10 +187,7 @@ def stream(folder: Path, accelerator) -> dict:
         return encode(encoder, pairs)
 
     corpus = prepare_corpus(tiny_recipe(folder, changes), folder / "tokenizer", accelerator)
-    with (
-        patch.object(PairEncoder, "rows", count_and_encode),
-        patch("heedful.data.epochs.streaming.CHUNK", 32),
-    ):
+    with patch.object(PairEncoder, "rows", count_and_encode), patch("heedful.data.epochs.streaming.CHUNK", 32):
         rows = rows_of(corpus, 0)
     return {"rows": rows, "encoded": sum(encoded), "too_long": encoders[-1].too_long}
 

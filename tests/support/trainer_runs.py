@@ -67,10 +67,10 @@ def logged(trainer, name: str = "loss") -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-def trained(kind, folder: Path, model=None, given=None, **arguments):
-    """Return a trainer that has trained."""
+def trained(kind, folder: Path, model=None, given=None, resume=None, **arguments):
+    """Return a trainer that has trained, from a checkpoint on where one is to be resumed."""
     trainer = make_trainer(kind, folder, model, given, **arguments)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 

@@ -22,6 +22,7 @@ from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.engine import Results
 from heedful.training.loop.feed import Feed
+from heedful.training.processes import devices
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.speed import compilation
 from heedful.training.speed.compilation import CompiledBody
@@ -319,6 +320,7 @@ def test_weights_are_rounded_once_for_all_micro_batches(make_loop, monkeypatch):
                 cast.append(args[0].data_ptr())
             return function(*args, **(kwargs or {}))
 
+    monkeypatch.setattr(devices, "has_bfloat16", lambda: True)
     loop = make_loop({"optimization.mixed_precision": "bf16", "optimization.token_budget": 500})
     update = next(loop._updates())
     assert len(update.micro_batches) > 2

@@ -23,16 +23,12 @@ from heedful.training.loop.schedule import learning_rate, make_optimizer
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.objectives.moving_average import MovingAverage
 from heedful.training.preparation import prepare_corpus
+from heedful.training.processes import devices
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.recipe import OptimizationRecipe
 from heedful.training.run import train
-from heedful.training.run_folder.checkpoints import (
-    checkpoint_path,
-    find_damage,
-    list_checkpoints,
-    load_progress,
-    published_checkpoints,
-)
+from heedful.training.run_folder import checkpoints
+from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, list_checkpoints, load_progress
 from heedful.training.run_folder.progress import new_window
 from heedful.training.speed import throughput
 from heedful.training.speed.throughput import operations_of_pairs
@@ -113,7 +109,7 @@ def test_the_last_weights_are_validated_before_the_best_is_chosen(make_loop, mon
     assert (progress.update, progress.best) == (last, [(1 / last, last)])
     folder = tmp_path / "run" / "checkpoints"
     settings = loop.recipe.checkpoints
-    assert published_checkpoints(folder, settings, progress) == [checkpoint_path(folder, last)]
+    assert checkpoints.published_checkpoints(folder, settings, progress) == [checkpoint_path(folder, last)]
     assert load_progress(checkpoint_path(folder, last)).best != progress.best
     loop = make_loop(changes | {"resume": True})
     assert loop.run().best == progress.best
@@ -155,6 +151,7 @@ def test_a_stream_gives_the_rows_of_the_corpus_in_every_epoch_and_counts_them(co
 
 
 def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one_autocast(make_loop, monkeypatch):
+    monkeypatch.setattr(devices, "has_bfloat16", lambda: True)
     loop, seen = make_loop({"optimization.mixed_precision": "bf16", "validation.sentences": 4}), []
     network = loop.engine.network
     wrapper = vars(network)["forward"]

@@ -12,19 +12,7 @@ import forked
 import process_checks
 from heedful.training.loop.loop import seed_of_update
 from heedful.training.preparation import prepare_corpus
-from process_checks import (
-    END,
-    NO_DROPOUT,
-    R_DROP,
-    REGULAR,
-    SEVERAL,
-    STREAM,
-    losses_of,
-    make_loop,
-    rows_of,
-    with_stand_in_for_dropout,
-    write_teacher,
-)
+from process_checks import END, NO_DROPOUT, R_DROP, STREAM, losses_of, make_loop, rows_of, with_stand_in_for_dropout
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.multiprocess
@@ -37,7 +25,7 @@ def two(tmp_path_factory, corpus):
     folder = tmp_path_factory.mktemp("two")
     begun, accelerator = {**NO_DROPOUT, "optimization.max_updates": 3}, Accelerator(cpu=True)
     make_loop(folder / "alone", begun, corpus, accelerator).run()
-    write_teacher(folder / "teacher", corpus.tokenizers)
+    process_checks.write_teacher(folder / "teacher", corpus.tokenizers)
     forked.run(2, folder, process_checks.main, folder)
     return folder, [json.loads((folder / f"result-{rank}.json").read_text()) for rank in (0, 1)]
 
@@ -80,9 +68,9 @@ def test_translations_and_scores_are_the_same_and_in_order(two, one):
 
 
 def test_what_regularizes_resumes_bit_for_bit_and_draws_the_same_rows_on_every_process(two, tmp_path):
-    corpus = prepare_corpus(tiny_recipe(tmp_path, {**REGULAR, **STREAM}), tmp_path / "tokenizer")
+    corpus = prepare_corpus(tiny_recipe(tmp_path, {**process_checks.REGULAR, **STREAM}), tmp_path / "tokenizer")
     rows = rows_of(corpus, 1)
-    mixed = list(prepare_corpus(tiny_recipe(tmp_path, SEVERAL), tmp_path / "tagged").updates(1))
+    mixed = list(prepare_corpus(tiny_recipe(tmp_path, process_checks.SEVERAL), tmp_path / "tagged").updates(1))
     alone = make_loop(tmp_path / "rows", {**R_DROP, **STREAM}, corpus, Accelerator(cpu=True))
     with_stand_in_for_dropout(alone).run()
     for check in two[1]:

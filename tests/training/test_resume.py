@@ -27,20 +27,7 @@ from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.publication import average_weights
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder import checkpoints
-from heedful.training.run_folder.checkpoints import (
-    MANIFEST,
-    TrainingState,
-    checkpoint_path,
-    clear_leftovers,
-    find_damage,
-    list_checkpoints,
-    load_progress,
-    load_state,
-    newest_whole_checkpoint,
-    prune_checkpoints,
-    published_checkpoints,
-    write_manifest,
-)
+from heedful.training.run_folder.checkpoints import MANIFEST, checkpoint_path, newest_whole_checkpoint
 from heedful.training.run_folder.folder import changed_keys, check_output_folder
 from heedful.training.run_folder.progress import Progress
 from helpers import slow_but, tiny_model
@@ -59,7 +46,7 @@ def tokenizers():
 
 def state_of(model, optimizer, update):
     progress = Progress(update=update, best=[(1.5, 3)], window={"loss": 0.1 + 0.2})
-    return TrainingState(progress, dict(model.named_parameters()), optimizer.state_dict())
+    return checkpoints.TrainingState(progress, dict(model.named_parameters()), optimizer.state_dict())
 
 
 def save(folder, tokenizers, update, seed=0, **sizes):
@@ -86,7 +73,7 @@ def folder(saved, tmp_path):
 def test_a_whole_checkpoint_is_an_ordinary_model_folder_with_every_file_in_its_manifest(saved):
     assert sorted(path.name for path in saved.iterdir()) == ["update-00000003", "update-00000007", "update-00000020"]
     path = checkpoint_path(saved, 20)
-    assert find_damage(path) is None
+    assert checkpoints.find_damage(path) is None
     named = set(json.loads((path / MANIFEST).read_text()))
     assert named == {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} - {MANIFEST}
     assert {"model.safetensors", "config.json", "tokenizer.json", "training_state/optimizer.pt"} <= named
@@ -142,17 +129,17 @@ def test_a_damaged_checkpoint_is_found_and_the_newest_whole_one_used(folder, cap
     damage(checkpoint_path(folder, 3))
     with pytest.raises(ValueError, match=r"all are damaged: update-00000020 \(.*overwrite=true or another `output`"):
         newest_whole_checkpoint(folder)
-    assert re.fullmatch(description, find_damage(checkpoint_path(folder, 3)))
+    assert re.fullmatch(description, checkpoints.find_damage(checkpoint_path(folder, 3)))
 
 
 def test_checkpoints_are_listed_oldest_first_and_the_newest_is_never_a_half_written_one(folder):
     assert newest_whole_checkpoint(folder / "nowhere") is None
-    assert list_checkpoints(folder / "nowhere") == []
+    assert checkpoints.list_checkpoints(folder / "nowhere") == []
     (folder / "notes").mkdir()
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 20)
     checkpoint_path(folder, 20).rename(folder / ".update-00000020.abcdefgh.partial")
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
-    assert list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7)]
+    assert checkpoints.list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7)]
 
 
 def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
@@ -166,15 +153,15 @@ def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
     (folder / "y.partial").symlink_to(folder)
     (folder / ".update-00000014.abcdefgh.partial").symlink_to(folder.parent)
     (folder / "update-00000015.partial").mkdir()
-    clear_leftovers(folder, 7)
+    checkpoints.clear_leftovers(folder, 7)
     names = {"x.partial", "y.partial", "update-00000012.damaged", "update-00000001", "update-00000020.damaged"}
     names |= {"update-00000003", "update-00000007", "update-00000015.partial"}
     names |= {f".update-000000{number}.abcdefgh.partial" for number in (13, 14)}
     assert {path.name for path in folder.iterdir()} == names
     assert (folder / "update-00000020.damaged" / "model.safetensors").is_file()
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
-    prune_checkpoints(folder, {7})
-    assert [update for update, _ in list_checkpoints(folder)] == [7]
+    checkpoints.prune_checkpoints(folder, {7})
+    assert [update for update, _ in checkpoints.list_checkpoints(folder)] == [7]
 
 
 def test_a_file_that_cannot_be_read_is_no_damage(folder, monkeypatch):
@@ -186,10 +173,10 @@ def test_a_file_that_cannot_be_read_is_no_damage(folder, monkeypatch):
 def test_a_checkpoint_that_cannot_be_deleted_now_is_left_for_later(folder, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", Mock(side_effect=OSError("Device or resource busy")))
-        prune_checkpoints(folder, {20})
+        checkpoints.prune_checkpoints(folder, {20})
     assert "update-00000003 could not be deleted: Device or resource busy" in caplog.text
-    prune_checkpoints(folder, {20, 99})
-    assert [update for update, _ in list_checkpoints(folder)] == [20]
+    checkpoints.prune_checkpoints(folder, {20, 99})
+    assert [update for update, _ in checkpoints.list_checkpoints(folder)] == [20]
 
 
 def test_an_older_format_is_refused_with_the_way_out(folder):
@@ -197,7 +184,7 @@ def test_an_older_format_is_refused_with_the_way_out(folder):
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1, "unheard_of": 1}))
     way = "resume with the version that wrote it, or .*`model.start_from`"
     with pytest.raises(ValueError, match=rf"has format 1; this Heedful reads 2: {way}"):
-        load_progress(checkpoint_path(folder, 7))
+        checkpoints.load_progress(checkpoint_path(folder, 7))
 
 
 def test_progress_moving_average_and_scaler_come_back(tokenizers, tmp_path):
@@ -207,8 +194,8 @@ def test_progress_moving_average_and_scaler_come_back(tokenizers, tmp_path):
     scaler.scale(torch.ones(1))
     state = state_of(model, torch.optim.Adam(model.parameters()), 4)
     state = replace(state, moving_average=average, scaler=scaler.state_dict())
-    loaded = load_state(checkpoints.save_checkpoint(tmp_path, model, state, tokenizers, RECIPE))
-    assert load_progress(checkpoint_path(tmp_path, 4)) == loaded.progress == state.progress
+    loaded = checkpoints.load_state(checkpoints.save_checkpoint(tmp_path, model, state, tokenizers, RECIPE))
+    assert checkpoints.load_progress(checkpoint_path(tmp_path, 4)) == loaded.progress == state.progress
     assert (loaded.scaler, loaded.scaler["scale"]) == (state.scaler, 128)
     assert loaded.moving_average.keys() == average.keys()
     assert all(torch.equal(loaded.moving_average[name], value) for name, value in average.items())
@@ -238,11 +225,11 @@ def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, 
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
     assert newest_whole_checkpoint(tmp_path) == whole
     monkeypatch.undo()
-    assert find_damage(save(tmp_path, tokenizers, 2)) is None
+    assert checkpoints.find_damage(save(tmp_path, tokenizers, 2)) is None
 
 
 def test_the_average_is_the_mean_of_every_weight_also_of_those_in_several_files(folder):
-    paths = [path for _, path in list_checkpoints(folder)]
+    paths = [path for _, path in checkpoints.list_checkpoints(folder)]
     by_hand = [load_file(path / "model.safetensors") for path in paths]
     average = average_weights(paths)
     assert average.keys() == by_hand[0].keys()
@@ -276,7 +263,7 @@ CHANGES |= {"validation.every_updates": 3, "checkpoints.every_updates": 2, "chec
 def final(folder):
     """Return all that a run has come to, but for its clock."""
     path = checkpoint_path(folder / "checkpoints", END)
-    state = load_state(path)
+    state = checkpoints.load_state(path)
     lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
     clock = re.compile("second|per_s|wait")
     timeless = [{key: value for key, value in line.items() if not clock.search(key)} for line in lines]
@@ -405,7 +392,7 @@ def test_a_run_stopped_before_its_validation_validates_when_it_goes_on(
         patch.setattr("heedful.training.loop.validation.validation_loss", receive_a_signal)
         with pytest.raises(TrainingInterrupted, match="after update 3;"):
             loop.run()
-    assert load_progress(checkpoint_path(loop.checkpoints.folder, 3)).validated_update == 0
+    assert checkpoints.load_progress(checkpoint_path(loop.checkpoints.folder, 3)).validated_update == 0
     make_loop({**CHANGES, "resume": True}, tmp_path / "run").run()
     assert_same(final(tmp_path / "run"), straight)
     validated = [line for line in (tmp_path / "run/log.jsonl").read_text().splitlines() if "validation/loss" in line]
@@ -426,7 +413,7 @@ def test_a_killed_run_replaces_what_is_damaged_and_has_no_line_of_its_log_twice(
     assert loop.progress.update == len(logged(folder, "train/loss")) == 4
     loop.run()
     assert_same(final(folder), final(tmp_path / "straight"))
-    assert find_damage(damaged) is None
+    assert checkpoints.find_damage(damaged) is None
     assert not half_written.exists()
 
 
@@ -516,7 +503,7 @@ def test_a_checkpoint_off_the_interval_counts_as_regular_only_while_it_is_the_la
     loop = make_loop({**changes, "optimization.max_updates": 4, "resume": True})
     progress = loop.run()
     assert saved_updates(tmp_path / "run") == [2, 4]
-    paths = published_checkpoints(tmp_path / "run/checkpoints", loop.recipe.checkpoints, progress)
+    paths = checkpoints.published_checkpoints(tmp_path / "run/checkpoints", loop.recipe.checkpoints, progress)
     assert [path.name[-1] for path in paths] == ["2", "4"]
 
 
@@ -581,7 +568,7 @@ def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path)
     (path / "model.safetensors").write_bytes(weights)
     (state / "progress.json").write_text((state / "progress.json").read_text().replace('"format": 2', '"format": 9'))
     (state / "recipe.yaml").write_text("new_key: 1\n" + (state / "recipe.yaml").read_text())
-    write_manifest(path)
+    checkpoints.write_manifest(path)
     for resume in (check_output_folder, lambda recipe: make_loop({"resume": True})):
         with pytest.raises(ValueError, match="has format 9; this Heedful reads 2: upgrade it"):
             resume(tiny_recipe(tmp_path / "run", {"resume": True}))
@@ -620,10 +607,10 @@ def test_allowed_changes_of_the_optimizer_and_a_later_moving_average_are_at_work
     assert {group["betas"] for group in loop.engine.optimizer.param_groups} == {(0.9, 0.9)}
     assert len(loop.engine.optimizer.state) == len(loop.engine.parameters)
     loop.run()
-    assert load_state(checkpoint_path(tmp_path / "run/checkpoints", 2)).moving_average
+    assert checkpoints.load_state(checkpoint_path(tmp_path / "run/checkpoints", 2)).moving_average
     for more in ({}, average):  # the second saves what the checkpoint of this very update lacks
         make_loop({"optimization.max_updates": 3} | resumed | more).run()
-    assert load_state(checkpoint_path(tmp_path / "run/checkpoints", 3)).moving_average
+    assert checkpoints.load_state(checkpoint_path(tmp_path / "run/checkpoints", 3)).moving_average
 
 
 def test_a_run_that_came_further_than_a_lowered_number_of_epochs_stays_where_it_is(make_loop):

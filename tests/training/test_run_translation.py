@@ -12,22 +12,14 @@ from pathlib import Path
 import evaluate
 import numpy as np
 import pytest
+import transformers
 from datasets import load_dataset
-from transformers import (
-    AutoConfig,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    DataCollatorForSeq2Seq,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    default_data_collator,
-)
 from transformers.trainer_utils import get_last_checkpoint
 
 from heedful import Translator
 from heedful.evaluation import translation_metric
 from helpers import FAMILIES, tiny_model
-from memorised import PAIRS
+from memorised import PAIRS, saved_in
 from trainer_runs import joint_tokenizers
 
 LONGEST = 32
@@ -43,8 +35,7 @@ def place(tmp_path_factory) -> Path:
         tokenizers = joint_tokenizers()
         sizes = {"vocab_size": len(tokenizers.source), "encoder_layers": 1, "decoder_layers": 1}
         sizes |= {"max_position_embeddings": LONGEST} if family == "transformer" else {}
-        tiny_model(family=family, **sizes, **tokenizers.special_ids()).save_pretrained(place / family)
-        tokenizers.save_pretrained(place / family)
+        saved_in(place / family, tiny_model(family=family, **sizes, **tokenizers.special_ids()), tokenizers)
     return place
 
 
@@ -69,9 +60,9 @@ def trainer_of(place: Path, family: str, output: Path, pads_rows: bool, smoothin
     """Return a trainer of what the script would make of the folder, and its rows."""
     folder = str(place / family)
     options = {"trust_remote_code": True, "cache_dir": None, "revision": "main", "token": None}
-    config = AutoConfig.from_pretrained(folder, **options)
-    tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, **options)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, from_tf=False, config=config, **options)
+    config = transformers.AutoConfig.from_pretrained(folder, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, **options)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, from_tf=False, config=config, **options)
     tokenizer.add_tokens(["번역:"])
     assert len(tokenizer) > model.get_input_embeddings().weight.shape[0]
     model.resize_token_embeddings(len(tokenizer))
@@ -88,18 +79,20 @@ def trainer_of(place: Path, family: str, output: Path, pads_rows: bool, smoothin
         lengths = [np.count_nonzero(row != tokenizer.pad_token_id) for row in predicted.predictions]
         return {"bleu": round(found["score"], 4), "gen_len": np.mean(lengths)}
 
-    collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=-100, pad_to_multiple_of=8)
+    collator = transformers.DataCollatorForSeq2Seq(
+        tokenizer, model=model, label_pad_token_id=-100, pad_to_multiple_of=8
+    )
     rows = rows_of(place, tokenizer, pads_rows)
     settings = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 4, "learning_rate": 1e-3, **arguments}
     settings |= {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_steps": 2}
     settings |= {"predict_with_generate": True, "label_smoothing_factor": smoothing}
-    trainer = Seq2SeqTrainer(
+    trainer = transformers.Seq2SeqTrainer(
         model=model,
-        args=Seq2SeqTrainingArguments(str(output), **settings),
+        args=transformers.Seq2SeqTrainingArguments(str(output), **settings),
         train_dataset=rows,
         eval_dataset=rows,
         processing_class=tokenizer,
-        data_collator=default_data_collator if pads_rows else collator,
+        data_collator=transformers.default_data_collator if pads_rows else collator,
         compute_metrics=scores,
     )
     return trainer, rows

@@ -1,8 +1,6 @@
 """HeedSeq2SeqTrainer and the loop: the same results for any batch size, accumulation, processes, rows and streams."""
 
-import re
 from itertools import product
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -16,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 import contract_measures as contract
 import forked
 import trainer_process
+import trainer_runs
 from heedful import HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.training.trainer.batches import divide_update, without_padding
@@ -24,19 +23,7 @@ from row_lengths import lengths, natural_lengths, padding_share, rows_of
 from row_lengths import several as many_examples
 from tiny_runs import around
 from trainer_process import Sized
-from trainer_runs import (
-    SOURCES,
-    TARGETS,
-    TRAINERS,
-    collator,
-    encoded_pairs,
-    fresh_model,
-    joint_tokenizers,
-    logged,
-    make_trainer,
-    same_weights,
-    trained,
-)
+from trainer_runs import encoded_pairs, fresh_model, joint_tokenizers, logged, make_trainer, same_weights, trained
 
 TOLERANCE = 1e-5
 each_column = pytest.mark.parametrize("column", ["loop", "trainer"])
@@ -306,14 +293,6 @@ def test_what_would_be_ignored_or_break_a_promise_is_refused(column):
         column.trainer().train()
 
 
-def test_every_test_that_the_contract_names_exists():
-    root = Path(__file__).parents[2]
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "docs" / "contract.md").read_text(encoding="utf-8"))
-    assert len(named) > 30
-    missing = [name for file, name in named if f"\ndef {name}(" not in (root / file).read_text(encoding="utf-8")]
-    assert missing == []
-
-
 @many_examples
 @given(lengths, st.integers(1, 4), st.integers(1, 9))
 def test_an_update_is_divided_into_so_many_micro_batches(rows, buckets, parts):
@@ -341,12 +320,13 @@ def collate(rows):
     sides = list(zip(*(row.values() if isinstance(row, dict) else row for row in rows), strict=True))
     if isinstance(sides[0][0], str):
         sides = joint_tokenizers().encode_source(sides[0]), joint_tokenizers().encode_target(sides[1])
-    return collator()([{"input_ids": ids, "labels": labels} for ids, labels in zip(*sides, strict=True)])
+    return trainer_runs.collator()([{"input_ids": ids, "labels": labels} for ids, labels in zip(*sides, strict=True)])
 
 
+TEXTS = trainer_runs.SOURCES, trainer_runs.TARGETS
 ROWS = {
-    "texts": [{"ko": ko, "en": en} for ko, en in zip(SOURCES, TARGETS, strict=True)],
-    "tuples": list(zip(SOURCES, TARGETS, strict=True)),
+    "texts": [{"ko": ko, "en": en} for ko, en in zip(*TEXTS, strict=True)],
+    "tuples": list(zip(*TEXTS, strict=True)),
     "tuples of ids": [tuple(row.values()) for row in encoded_pairs()],
 }
 
@@ -357,7 +337,7 @@ def test_rows_of_any_kind_train_as_encoded_ones_do(rows, tmp_path):
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4}
     options |= {"remove_unused_columns": False}
     given = {"train_dataset": rows, "eval_dataset": rows, "data_collator": collate}
-    losses = {kind: logged(trained(kind, tmp_path, given=given, **options)) for kind in TRAINERS}
+    losses = {kind: logged(trained(kind, tmp_path, given=given, **options)) for kind in trainer_runs.TRAINERS}
     assert losses[HeedSeq2SeqTrainer] == logged(trained(HeedSeq2SeqTrainer, tmp_path, **options))
     assert losses[HeedSeq2SeqTrainer] == pytest.approx(losses[Seq2SeqTrainer], rel=1e-5)
 
@@ -407,9 +387,7 @@ def test_a_stream_is_resumed_at_the_right_pair_in_every_epoch(name, strategy, tm
 
     def run(checkpoint=None):
         given = {"train_dataset": stream()}
-        trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), given, **options)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        return trainer
+        return trained(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), given, checkpoint, **options)
 
     whole = run()
     checkpoints = sorted(tmp_path.glob("checkpoint-*"))
@@ -448,8 +426,8 @@ def test_a_stream_that_cannot_be_divided_is_refused(tmp_path):
 def test_nothing_is_trained_after_the_last_update_is_resumed(tmp_path):
     for rows in (encoded_pairs(), shuffled()):
         options = {"per_device_train_batch_size": 2, "max_steps": 2, "save_strategy": "steps"}
-        first = trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options)
-        again = make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options)
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        options["given"] = {"train_dataset": rows}
+        first = trained(HeedSeq2SeqTrainer, tmp_path, **options)
+        again = trained(HeedSeq2SeqTrainer, tmp_path, resume=str(tmp_path / "checkpoint-2"), **options)
         assert again.state.global_step == 2
         assert same_weights(first, again)

@@ -17,6 +17,7 @@ from test_resume import flip_a_bit
 from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 
+import trainer_runs
 from heedful import HeedSeq2SeqTrainer, Translator
 from heedful.data.tokenization import TokenizerPair
 from heedful.publishing.finetuned_card import write_finetuned_card
@@ -26,29 +27,14 @@ from heedful.training.trainer import saving
 from helpers import CODE
 from hub_stand_in import HubStandIn
 from tiny_runs import full_disk
-from trainer_runs import (
-    PUSHES,
-    SEPARATE,
-    SOURCES,
-    TRAINERS,
-    collator,
-    encoded_pairs,
-    fresh_model,
-    joint_tokenizers,
-    make_trainer,
-    same_weights,
-    separate_tokenizers,
-    trained,
-)
+from trainer_runs import SOURCES, fresh_model, joint_tokenizers, make_trainer, same_weights, trained
 
 OPTIONS = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 6}
 OPTIONS |= {"save_strategy": "steps", "save_steps": 2}
 
 
 def run(folder, resume=None, kind=HeedSeq2SeqTrainer, **options):
-    trainer = make_trainer(kind, folder, fresh_model(dropout=0.2), **{**OPTIONS, **options})
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+    return trained(kind, folder, fresh_model(dropout=0.2), resume=resume, **{**OPTIONS, **options})
 
 
 @pytest.fixture(scope="module")
@@ -185,17 +171,17 @@ def test_a_checkpoint_that_is_written_again_is_never_away(whole, folder):
     assert saving.checkpoint_to_resume(folder) == folder / "checkpoint-6"
 
 
-both = pytest.mark.parametrize("kind", TRAINERS)
+both = pytest.mark.parametrize("kind", trainer_runs.TRAINERS)
 WHOLE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 WHOLE |= {"target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"}
 
 
 @both
 def test_two_tokenizers_are_saved_with_every_checkpoint_and_at_the_end(kind, tmp_path):
-    tokenizers = separate_tokenizers()
-    rows = encoded_pairs(tokenizers)
+    tokenizers = trainer_runs.separate_tokenizers()
+    rows = trainer_runs.encoded_pairs(tokenizers)
     given = {"processing_class": tokenizers, "train_dataset": rows, "eval_dataset": rows}
-    trainer = trained(kind, tmp_path, fresh_model(**SEPARATE), given, save_strategy="steps")
+    trainer = trained(kind, tmp_path, fresh_model(**trainer_runs.SEPARATE), given, save_strategy="steps")
     trainer.save_model(tmp_path / "saved")
     for folder in (tmp_path / "checkpoint-2", tmp_path / "saved"):
         loaded = TokenizerPair.from_pretrained(folder)
@@ -212,8 +198,9 @@ def test_with_tokenizers_that_fit_the_model_the_collator_is_made(tmp_path):
     for tokenizers in (joint_tokenizers(), joint_tokenizers().source):
         given = {"processing_class": tokenizers, "data_collator": None}
         assert trained(HeedSeq2SeqTrainer, tmp_path, given=given).state.global_step == 2
+    given = {"processing_class": trainer_runs.separate_tokenizers()}
     with pytest.raises(ValueError, match="`vocab_size` must be 264, but is 272 instead"):
-        make_trainer(HeedSeq2SeqTrainer, tmp_path / "run", given={"processing_class": separate_tokenizers()})
+        make_trainer(HeedSeq2SeqTrainer, tmp_path / "run", given=given)
     assert not (tmp_path / "run").exists()
 
 
@@ -225,12 +212,12 @@ def warnings_of(caplog, folder, model, **given) -> bool:
 
 def test_a_tokenizer_that_would_be_lost_is_warned_of(tmp_path, caplog):
     transformers_logging.enable_propagation()
-    tokenizers = separate_tokenizers()
-    separate = fresh_model(**SEPARATE)
+    tokenizers = trainer_runs.separate_tokenizers()
+    separate = fresh_model(**trainer_runs.SEPARATE)
     assert warnings_of(caplog, tmp_path, separate, processing_class=tokenizers.source)
     assert warnings_of(caplog, tmp_path, separate)  # the collator has one, which Trainer saves
     assert not warnings_of(caplog, tmp_path, separate, processing_class=tokenizers)
-    assert not warnings_of(caplog, tmp_path, separate, data_collator=lambda rows: collator()(rows))
+    assert not warnings_of(caplog, tmp_path, separate, data_collator=lambda rows: trainer_runs.collator()(rows))
     assert not warnings_of(caplog, tmp_path, fresh_model(), processing_class=joint_tokenizers().source)
     # Two tokenizers of one size show in the folder that the model comes from.
     (tmp_path / "origin" / "target_tokenizer").mkdir(parents=True)
@@ -261,7 +248,7 @@ def repositories(tmp_path_factory):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("kind", "strategy"), PUSHES)
+@pytest.mark.parametrize(("kind", "strategy"), trainer_runs.PUSHES)
 def test_what_is_pushed_is_whole(repositories, kind, strategy, tmp_path):
     repository = repositories[f"me/{kind.__name__}-{strategy}"]
     files = repository.commits[repository.branches["main"]]

@@ -13,38 +13,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import (
-    EarlyStoppingCallback,
-    GenerationConfig,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainingArguments
+from transformers.trainer_callback import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_pt_utils import EvalLoopContainer
 
+import trainer_runs
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.evaluation.translation_metric import TranslationMetric
 from heedful.modeling_heed import HeedFeedForward
 from helpers import tiny_model
 from memorised import PAIRS, memorised_model
 from trainer_process import Stream
-from trainer_runs import (
-    SOURCES,
-    TARGETS,
-    TRAINERS,
-    collator,
-    encoded_pairs,
-    fresh_model,
-    joint_tokenizers,
-    logged,
-    make_trainer,
-    same_weights,
-    trained,
-)
+from trainer_runs import collator, encoded_pairs, fresh_model, joint_tokenizers, logged, make_trainer, trained
 
 RANDOM = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 5}
-both = pytest.mark.parametrize("kind", TRAINERS)
+both = pytest.mark.parametrize("kind", trainer_runs.TRAINERS)
 
 
 @both
@@ -82,7 +65,10 @@ def test_labels_are_smoothed_once_however_an_update_is_accumulated(kind, tmp_pat
 
 
 def test_the_evaluation_loss_is_smoothed_by_transformers_trainer_which_needs_a_collator_with_the_model(tmp_path):
-    values = [make_trainer(kind, tmp_path, label_smoothing_factor=0.3).evaluate()["eval_loss"] for kind in TRAINERS]
+    values = [
+        make_trainer(kind, tmp_path, label_smoothing_factor=0.3).evaluate()["eval_loss"]
+        for kind in trainer_runs.TRAINERS
+    ]
     assert values == pytest.approx([smoothed_loss(0.3), smoothed_loss(0.0)], rel=1e-5)
     given = {"data_collator": collator()}
     with pytest.raises(ValueError, match=r"needs the collator `DataCollatorForSeq2Seq\(tokenizer, model\)`"):
@@ -225,7 +211,7 @@ def test_a_run_is_resumed_to_the_same_weights_without_false_alarm_also_where_it_
         with patch("transformers.trainer.logger.warning") as warning:
             resumed.train(resume_from_checkpoint=checkpoint)
         assert len(logged(resumed)) == 5
-        assert same_weights(resumed, whole)
+        assert trainer_runs.same_weights(resumed, whole)
         # transformers takes tied weights, which are saved once, for missing.
         assert any("missing keys" in str(call) for call in warning.call_args_list) == (kind is Seq2SeqTrainer)
 
@@ -275,7 +261,7 @@ def test_what_would_be_ignored_is_refused_before_a_folder_is_made(tmp_path):
     with pytest.raises(ValueError, match="`fp16` must be False on the CPU"):
         make_trainer(HeedSeq2SeqTrainer, tmp_path / "run", fp16=True)
     assert not (tmp_path / "run").exists()
-    for kind in TRAINERS:
+    for kind in trainer_runs.TRAINERS:
         with pytest.raises(ValueError, match="fsdp only works in distributed training"):
             make_trainer(kind, tmp_path, fsdp="full_shard")
     # But pairs of a stream may be left unskipped.
@@ -332,7 +318,7 @@ def test_what_is_generated_is_scored(kind, size, learned, tmp_path):
     values = [found[f"eval_{name}"] for name in ("bleu", "exact_match", "same_length")]
     assert values == [pytest.approx(100.0), 100.0, 1.0]
     output = trainer.predict(encoded_pairs())
-    assert joint_tokenizers().decode_target(output.predictions) == TARGETS
+    assert joint_tokenizers().decode_target(output.predictions) == trainer_runs.TARGETS
     assert output.metrics["test_exact_match"] == 100.0
 
 
@@ -356,7 +342,7 @@ def test_generation_takes_a_config_from_the_arguments_and_what_it_leaves_open_fr
         trainer = make_trainer(kind, tmp_path, deepcopy(learned), **options)
         return trainer.predict(encoded_pairs()).predictions, trainer.model.generation_config.num_beams
 
-    for kind in TRAINERS:
+    for kind in trainer_runs.TRAINERS:
         tokens, _ = predicted(kind, max_new_tokens=3, decoder_start_token_id=1, eos_token_id=2, pad_token_id=0)
         assert ((tokens >= 0) & (tokens != 0)).sum(1).max() == 1 + 3
     with pytest.raises(ValueError, match="decoder_start_token_id"):
@@ -364,7 +350,7 @@ def test_generation_takes_a_config_from_the_arguments_and_what_it_leaves_open_fr
     # One of them is longer than the 20 tokens at which generate() stops by itself.
     assert max(len(row["labels"]) for row in encoded_pairs()) > 20
     tokens, beams = predicted(HeedSeq2SeqTrainer)
-    assert (joint_tokenizers().decode_target(tokens), beams) == (TARGETS, 2)
+    assert (joint_tokenizers().decode_target(tokens), beams) == (trainer_runs.TARGETS, 2)
 
 
 @both
@@ -465,11 +451,11 @@ def columns() -> datasets.Dataset:
     """Return a table of texts, as they come from the Hub, with the encoded pairs beside them."""
 
     def encode(batch):
-        tokenizers = joint_tokenizers()
-        encoded = tokenizers.source(batch["ko"], text_target=batch["en"])
+        encoded = joint_tokenizers().source(batch["ko"], text_target=batch["en"])
         return {name: encoded[name] for name in ("input_ids", "attention_mask", "labels")}
 
-    return datasets.Dataset.from_dict({"ko": SOURCES, "en": TARGETS}).map(encode, batched=True)
+    texts = {"ko": trainer_runs.SOURCES, "en": trainer_runs.TARGETS}
+    return datasets.Dataset.from_dict(texts).map(encode, batched=True)
 
 
 @both

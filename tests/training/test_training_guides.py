@@ -9,14 +9,10 @@ from pathlib import Path
 import pytest
 from transformers.utils import logging as transformers_logging
 
+from guides import blocks_of, commands_of, run_commands, text_of
 from heedful.publishing.hub import check_folder, read_card
 from memorised import PAIRS, SHOWN, memorised_model
 from trainer_runs import joint_tokenizers
-
-GUIDES = Path(__file__).parents[2] / "docs" / "guides"
-# A block of Python and, right behind it, what it prints, if anything.
-BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", re.DOTALL)
-
 
 LEARNED = {source: target for source, target in SHOWN.items() if "lawyer" in target}
 # What the guide draws from the built-in corpus: pairs to fine-tune with and, of other sentences, what was known.
@@ -40,12 +36,10 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(
-    place, capsys, monkeypatch, heedful_command
-):
+def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(place, capsys, printed):
     transformers_logging.disable_progress_bar()
-    text = (GUIDES / "finetune.md").read_text(encoding="utf-8")
-    blocks = BLOCK.findall(text)
+    text = text_of("finetune")
+    blocks = blocks_of(text)
     assert len(blocks) == text.count("```python") == 5
     names = {}
     for code, expected in blocks:
@@ -55,8 +49,7 @@ def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(
     exact = {}
     for command in re.findall(r"^heedful (evaluate .*?)(?: > .*)?$", text, flags=re.MULTILINE):
         arguments = shlex.split(command)
-        code, output, errors = heedful_command(*arguments, *({"--json"} - {*arguments}))
-        assert not code, errors
+        output = printed(*arguments, *({"--json"} - {*arguments}))
         model, _, data, *_ = arguments[1:]
         exact[Path(model).name, data] = json.loads(output)["exact_match"]
         Path("new.json").write_text(output, encoding="utf-8")
@@ -64,8 +57,7 @@ def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(
         **{("model", "known.tsv"): 100, ("model", "new.tsv"): 0},
         **{("finetuned", "known.tsv"): 100, ("finetuned", "new.tsv"): 100},
     }
-    (card,) = re.findall(r"^heedful (card .*)$", text, flags=re.MULTILINE)
-    assert heedful_command(*shlex.split(card))[0] == 0
+    assert len(run_commands(printed, commands_of(text, "card"))) == 1
     folder = place / "runs" / "finetuned"
     check_folder(folder)
     found = {each.metric_type: each.metric_value for each in read_card(folder / "README.md").data.eval_results}
@@ -97,8 +89,8 @@ def cell(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_page_on_training_in_python_prints_in_a_notebook_what_it_says_it_prints(cell):
-    text = (GUIDES / "train_in_python.md").read_text(encoding="utf-8")
-    blocks = BLOCK.findall(text)
+    text = text_of("train_in_python")
+    blocks = blocks_of(text)
     assert len(blocks) == text.count("```python") >= 5
     for code, shown in blocks:
         printed, told = cell(code)

@@ -135,14 +135,9 @@ def test_the_generation_config_is_the_checkpoints_and_names_the_language(convert
 
 
 def test_tokenizers_give_the_same_ids_and_text_and_what_looks_like_a_special_token_is_text(converted):
-<<<<<<< HEAD
-    pair, texts = converted.pair, [*TEXTS, *KOREAN, *ENGLISH]
+    pair, tokenizer, texts = converted.pair, converted.tokenizer, [*TEXTS, *KOREAN, *ENGLISH]
     encode_source = partial(pair.encode_source, target_language=converted.language)
     assert encode_source(texts) == converted.tokens([text.strip() for text in texts])
-=======
-    pair, tokenizer, texts = converted.pair, converted.tokenizer, [*TEXTS, *KOREAN, *ENGLISH]
-    assert pair.encode_source(texts) == converted.tokens([text.strip() for text in texts])
->>>>>>> ae1156ea634764004d856e4f809efe3fd10061ec
     labels = converted.tokens(texts, "target")
     assert pair.encode_target(texts) == labels
     if converted.name in HAS_LANGUAGES:

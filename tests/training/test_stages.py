@@ -1,11 +1,14 @@
 """Stages of a recipe: one tokenizer, one folder, one log and one card, and the same to the bit when it is killed."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import yaml
 from safetensors.torch import load_file
 
+from guides import commands_of, run_commands, text_of
 from heedful import TokenizerPair
 from heedful.publishing.run_card import publish_run
 from heedful.training import run as run_module
@@ -131,6 +134,19 @@ def test_a_file_has_paths_of_its_folder_in_stages_and_an_override_names_a_stage(
     empty = {"name": "b", "data": {"test": {}}}
     recipe = tiny_recipe(tmp_path / "run", {"stages": [empty, ONE], "data.test": {"test": "builtin:test:4"}})
     assert [len(stage.data.test) for stage in stages_of(recipe).values()] == [0, 1]
+
+
+def test_the_guides_recipe_is_one_and_its_commands_run(tmp_path, monkeypatch, printed):
+    section = text_of("low_resource").split("## In stages")[1].split("\n## ")[0]
+    written = yaml.safe_load(re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1])["stages"]
+    assert [list(stages_of(tiny_recipe(tmp_path, {"stages": written})))] == [["both", "one"]]
+    monkeypatch.chdir(tmp_path)
+    tree = tiny_tree("runs/pairs", {**STAGES, "optimization.max_updates": 2})
+    tree["stages"] = [BOTH, {"name": "one", "optimization": {"max_updates": 1000, "max_minutes": 0.001}}]
+    Path("pairs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    commands = commands_of(section)
+    assert len(commands) == 4
+    run_commands(printed, commands)
 
 
 def test_a_dry_run_and_the_doctor_read_all_stages(tmp_path, printed, heedful_command):

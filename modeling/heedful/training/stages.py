@@ -78,7 +78,10 @@ def stages_of(recipe: Recipe) -> dict[str, Recipe]:
             raise mistake(f"{STAGES}.{number}.name", must, repr(name))
         _check_changes(f"{STAGES}.{name}", changes)
         own = {key: value for key, value in changes.items() if key != "name"}
-        place: dict[str, Any] = {"name": f"{recipe.name}, {name}", "output": str(recipe.folder / STAGES / f"{number}-{name}")}
+        place: dict[str, Any] = {
+            "name": f"{recipe.name}, {name}",
+            "output": str(recipe.folder / STAGES / f"{number}-{name}"),
+        }
         place |= dict.fromkeys(("resume", "overwrite", "allow_changes"), False)
         try:
             found[name] = make_recipe(_merged(base, own | place))
@@ -126,7 +129,12 @@ def train_stages(recipe: Recipe) -> RunResult:
             with written_folder(folder) as partial:
                 shutil.copytree(result.folder, partial, dirs_exist_ok=True)
         facts = tuple(_facts(stage, changes) for stage, changes in zip(stages.values(), recipe.stages, strict=True))
-    whole: dict[str, Any] = {"name": recipe.name, "output": recipe.output, "tokenizer": recipe.tokenizer, "stages": recipe.stages}
+    whole: dict[str, Any] = {
+        "name": recipe.name,
+        "output": recipe.output,
+        "tokenizer": recipe.tokenizer,
+        "stages": recipe.stages,
+    }
     return replace(result, folder=folder, recipe=replace(result.recipe, **whole), stages=facts)
 
 

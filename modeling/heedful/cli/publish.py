@@ -62,15 +62,26 @@ def convert(
     target: Annotated[Path, Argument(metavar="TARGET", help="Folder to write; it must not exist.")],
     source_language: Annotated[str | None, Option(help="As mBART's, M2M100's, NLLB's tokenizer calls it.")] = None,
     target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
+    decoder_layers: Annotated[int | None, Option(help="Of a new decoder, for a BERT, RoBERTa or XLM-R.")] = None,
 ):
     """Turn a saved Marian, Pegasus, BART, mBART, M2M100, NLLB or T5 model into a Heed model that computes the same."""
     from heedful.publishing.conversion.model_conversion import convert as convert_folder
 
     options.quieten()
-    result = convert_folder(source, target, source_language, target_language)
+    if decoder_layers is None:
+        result = convert_folder(source, target, source_language, target_language)
+    else:
+        if source_language or target_language:
+            raise ValueError("`--source-language` and `--target-language` must be left out beside `--decoder-layers`.")
+        from heedful.publishing.conversion.warm_start import warm_start
+
+        result = warm_start(source, target, decoder_layers)
     for note in result.notes:
         print(note)
-    print(f"{result.model_type}: {result.parameters:,} parameters, logits differ by {result.difference:.1e} at most")
+    compared = "logits" if decoder_layers is None else "states of the encoder"
+    print(
+        f"{result.model_type}: {result.parameters:,} parameters, {compared} differ by {result.difference:.1e} at most"
+    )
     print(f"model: {result.folder}")
 
 

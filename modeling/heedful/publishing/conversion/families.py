@@ -271,6 +271,9 @@ FAMILIES = {
 }
 
 
+ENCODERS = ("bert", "roberta", "xlm-roberta")  # models of transformers that a Heed model's encoder can be
+
+
 def stock_kind(config: HeedConfig) -> str:
     """Return the family that is nearest to a Heed model."""
     is_pre = config.norm_placement == "pre"

@@ -20,7 +20,14 @@ from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.publishing.conversion.families import EMBEDDINGS, FAMILIES, ROUNDING, exact_sinusoids, field_faults
+from heedful.publishing.conversion.families import (
+    EMBEDDINGS,
+    ENCODERS,
+    FAMILIES,
+    ROUNDING,
+    exact_sinusoids,
+    field_faults,
+)
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
 from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
 from heedful.training.publication import LANGUAGE_CODE, UNDETERMINED
@@ -151,7 +158,10 @@ def relative_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
 def _check_expressible(config: PreTrainedConfig) -> None:
     """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in FAMILIES:
-        raise ValueError(f"`model_type` must be one of {', '.join(FAMILIES)}, but is {config.model_type} instead.")
+        hint = ": `--decoder-layers` gives such an encoder a decoder" * (config.model_type in ENCODERS)
+        raise ValueError(
+            f"`model_type` must be one of {', '.join(FAMILIES)}, but is {config.model_type} instead{hint}."
+        )
     family = FAMILIES[config.model_type]
     expected = family.model_class
     others = [name for name in config.architectures or [] if name != expected]  # a config that was made names no class

@@ -117,10 +117,10 @@ def _choose_languages(
 def _fast_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> TokenizerPair | None:
     """Return plain fast tokenizers that give the same ids, or None where they do not."""
     tags = _language_tags(tokenizer)
-    source = target = _plain_fast(tokenizer, config.vocab_size, bos, tags)
+    source = target = plain_fast(tokenizer, config.vocab_size, bos, tags)
     if getattr(tokenizer, "src_lang", None) is not None:
         tokenizer.set_tgt_lang_special_tokens(tokenizer.tgt_lang)
-        target = _plain_fast(tokenizer, config.vocab_size, bos)
+        target = plain_fast(tokenizer, config.vocab_size, bos)
         tokenizer.set_src_lang_special_tokens(tokenizer.src_lang)
     pair = TokenizerPair(source, target)
     texts = _comparison_texts(tokenizer)
@@ -137,7 +137,8 @@ def _language_tags(tokenizer: Any) -> list[str]:
     return tags if all(starts) else []
 
 
-def _plain_fast(tokenizer: Any, size: int, bos: str | None, tags: Sequence[str] = ()) -> Any:
+def plain_fast(tokenizer: Any, size: int, bos: str | None, tags: Sequence[str] = ()) -> Any:
+    """Return a tokenizer of so many tokens that needs no class of its own, with a `bos_token` and language tags."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["truncation"] = state["padding"] = None
     for token in state["added_tokens"]:

@@ -1,0 +1,94 @@
+"""The encoder of a BERT, RoBERTa or XLM-R becomes a Heed model's; what no HeedConfig holds is refused by name."""
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoTokenizer
+
+from heedful import HeedForConditionalGeneration, TokenizerPair
+from heedful.publishing.conversion.model_conversion import convert
+from heedful.publishing.conversion.warm_start import warm_start
+from heedful.training.run import train
+from helpers import assert_error, assert_refused, change_json, padded, shake
+from pretrained_checkpoints import ENGLISH, KOREAN, unigram_pieces
+from tiny_runs import logged, tiny_recipe
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def saved(folder, kind, **options):
+    """Save a checkpoint of random weights, as those are that were trained to fill gaps, with its tokenizer."""
+    folder.mkdir()
+    if kind == "xlm-roberta":
+        pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), *unigram_pieces(folder)]
+        tokenizer = transformers.XLMRobertaTokenizer(vocab=[*pieces[:3], ("<unk>", 0.0), *pieces[3:]])
+    else:
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys("".join(KOREAN + ENGLISH).lower())]
+        vocabulary = {word: number for number, word in enumerate([*words, *(f"##{each}" for each in words[5:])])}
+        tokenizer = transformers.BertTokenizer(vocab=vocabulary)
+    sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": 80}
+    config = transformers.AutoConfig.for_model(kind, **SIZES | sizes | options)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForMaskedLM.from_config(config)
+    with torch.no_grad():
+        shake(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
+@torch.no_grad()
+def test_the_encoder_computes_what_the_checkpoint_does_and_the_tokenizer_gives_its_ids(tmp_path, kind):
+    source = saved(tmp_path / kind, kind)
+    result = warm_start(str(source), tmp_path / "heed", 1)
+    ours, theirs = HeedForConditionalGeneration.from_pretrained(tmp_path / "heed"), AutoModel.from_pretrained(source)
+    rows = [torch.randint(5, 60, (length,)) for length in (70, 9, 3)]
+    ids, mask = padded(rows)
+    ids = ids.masked_fill(mask == 0, ours.config.pad_token_id)
+    given = {"input_ids": ids, "attention_mask": mask}
+    found, expected = ours.eval().get_encoder()(**given)[0], theirs.eval()(**given)[0]
+    assert expected.std() > 0.5
+    assert (found - expected)[mask.bool()].abs().max() < 1e-5
+    assert result.difference < 1e-5
+    pair, tokenizer = TokenizerPair.from_pretrained(tmp_path / "heed"), AutoTokenizer.from_pretrained(source)
+    rows = tokenizer(KOREAN[:20])["input_ids"]
+    assert pair.encode_source(KOREAN[:20]) == rows
+    assert pair.encode_target(KOREAN[:20]) == [row[1:] for row in rows]  # which begin with the token for sources
+    assert ours.config.decoder_start_token_id == rows[0][0]
+    assert ours.config.shares_source_and_target_embeddings
+
+
+def test_it_is_trained_further_and_the_same_each_time(tmp_path):
+    source = saved(tmp_path / "xlm", "xlm-roberta")
+    for name in ("one", "two"):
+        warm_start(str(source), tmp_path / name, 1)
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    changes = {"model": {"start_from": str(tmp_path / "one")}, "tokenizer": {}, "optimization.max_updates": 5}
+    train(tiny_recipe(tmp_path / "run", changes))
+    losses = logged(tmp_path / "run", "train/loss")
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_what_no_heed_config_holds_and_wrong_use_are_refused_and_nothing_is_left(tmp_path, refused):
+    bert = saved(tmp_path / "bert", "bert")
+    modern = transformers.ModernBertConfig(vocab_size=50, hidden_size=16, num_attention_heads=2, num_hidden_layers=1)
+    modern.save_pretrained(tmp_path / "modern")
+    transformers.ElectraConfig().save_pretrained(tmp_path / "electra")
+    transformers.BartConfig().save_pretrained(tmp_path / "bart")
+    cases = [
+        (("modern", 2), r"must be one of bert, roberta, xlm-roberta .* is modernbert instead: .* two kinds of rotary"),
+        (("electra", 2), "is electra instead: its embeddings are projected"),
+        (("bart", 2), r"is bart instead\."),
+        (("bert", 0), "`--decoder-layers` must be at least 1, but is 0"),
+    ]
+    assert_refused(cases, lambda case: warm_start(str(tmp_path / case[0]), tmp_path / "heed", case[1]))
+    assert_error("but is bert instead: `--decoder-layers` gives such", convert, bert, tmp_path / "heed")
+    assert "must be left out beside" in refused(
+        *("convert", bert, tmp_path / "heed", "--decoder-layers", 1, "--target-language", "de")
+    )
+    change_json(bert / "config.json", is_decoder=True)
+    assert_error("`is_decoder` must be False", warm_start, str(bert), tmp_path / "heed", 1)
+    assert not (tmp_path / "heed").exists()

@@ -37,7 +37,6 @@ RUN: dict[str, Any] = {
     "validation_loss": 1.2345,
     "example": {"source": '그는 "네"라고 한다.', "translation": 'He says "yes".', "language": None},
     "learning_curve": "",
-    "stages": (),
 }
 
 

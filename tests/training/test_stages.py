@@ -141,7 +141,7 @@ def test_the_guides_recipe_is_one_and_its_commands_run(tmp_path, monkeypatch, pr
     written = yaml.safe_load(re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1])["stages"]
     assert [list(stages_of(tiny_recipe(tmp_path, {"stages": written})))] == [["both", "one"]]
     monkeypatch.chdir(tmp_path)
-    tree = tiny_tree("runs/pairs", {**STAGES, "optimization.max_updates": 2})
+    tree = tiny_tree("runs/pairs", {**STAGES, "optimization.max_updates": 4, "optimization.warmup_updates": 1})
     tree["stages"] = [BOTH, {"name": "one", "optimization": {"max_updates": 1000, "max_minutes": 0.001}}]
     Path("pairs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     commands = commands_of(section)

@@ -46,7 +46,7 @@ OPTIONAL = (
 )
 OPTIONAL += ("onnx", "onnxruntime", "onnxscript", "optuna", "peft", "sentencepiece", "tensorboard", "torchao")
 ABSENT = "|".join(name for name in OPTIONAL if find_spec(name) is None)
-MISSING = re.compile(rf"No module named '({ABSENT})\b|({ABSENT}) must be installed: pip install 'heedful")
+MISSING = re.compile(rf"No module named '({ABSENT})\b|\b({ABSENT})\b[^\n]{{,30}}: pip install 'heedful")
 
 
 def pytest_unconfigure():

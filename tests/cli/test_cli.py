@@ -53,6 +53,7 @@ def model(trained):
 
 
 def test_training_learns_and_tells_what_it_made(trained):
+    pytest.importorskip("matplotlib")
     finished, run = trained
     losses, training = logged(run, "validation/loss"), logged(run, "train/loss")
     assert training[0] > 5
@@ -86,6 +87,7 @@ def test_a_run_is_plotted_and_all_of_it_is_its_own(trained, heedful_command, tmp
 
 
 def test_the_published_folder_has_a_card_a_picture_and_the_recipe(model):
+    pytest.importorskip("matplotlib")
     assert (model / "learning_curve.png").is_file()
     assert "tiny" in (model / "README.md").read_text(encoding="utf-8")
     written = yaml.safe_load((model / "recipe.yaml").read_text())

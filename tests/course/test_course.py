@@ -64,7 +64,10 @@ def test_both_languages_have_the_same_chapters_headings_cells_output_and_figures
 
 
 # The English chapters have the same cells, see above. `runs/course` is what an earlier run of chapter 10 has left.
-@pytest.mark.parametrize("name", slow_but({*CHAPTERS} - {"04_seq2seq", "10_training"}, CHAPTERS))
+SLOW = {"01_markov", "03_gates", "04_seq2seq", "10_training"}
+
+
+@pytest.mark.parametrize("name", slow_but({*CHAPTERS} - SLOW, CHAPTERS))
 def test_a_chapter_prints_what_it_shows_the_second_time_too(name, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
@@ -124,6 +127,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_the_site_offers_every_chapter_as_a_notebook_has_the_reference_and_both_languages_and_is_searched(site):
     assert len(list(site.glob("course/*/*.ipynb"))) == 2 * len(CHAPTERS)

@@ -45,6 +45,7 @@ def test_a_run_that_translates_nothing_publishes_a_model_and_a_card_that_do_not_
 
 
 def test_every_part_of_the_card_is_filled_from_the_run(result):
+    pytest.importorskip("matplotlib")
     path = write_run_card(result)
     assert path == result.folder / "README.md"
     text = path.read_text(encoding="utf-8")

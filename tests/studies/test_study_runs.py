@@ -16,6 +16,7 @@ from heedful.studies.pairs import corpus_pairs
 from heedful.studies.recurrent import cells, clue, gradients, robustness
 from heedful.studies.recurrent.equal_models import recurrent_models
 from heedful.studies.training import train_model
+from helpers import slow_but
 from small_studies import SMALL, SMALLEST, run_smallest
 
 
@@ -25,11 +26,16 @@ def small(tmp_path_factory):
     return cache(lambda name: run_smallest(name, tmp_path_factory.mktemp(name)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+# The others train more models, and run before a release.
+QUICK = ("clue", "complexity", "gradients", "paths", "positions", "questions", "scaling")
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, NAMES))
 def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
     small(name)
 
 
+@pytest.mark.slow
 def test_dilution_measures_every_head(small):
     *_, rows = small("dilution")
     assert len(rows["heads"]) == 3 * 2 * 4
@@ -47,6 +53,7 @@ def test_scaling_trains_every_scoring_at_every_width(small):
     assert found == {(scoring, heads) for scoring in scaling.SCORINGS for heads in (16, 4, 1)}
 
 
+@pytest.mark.slow
 def test_masking_trains_one_recipe_twice_and_measures_both(small):
     _, results, rows = small("masking")
     masked, unmasked = results["trainings"]
@@ -62,6 +69,7 @@ def test_masking_trains_one_recipe_twice_and_measures_both(small):
     assert len(rows["examples"]) == 3
 
 
+@pytest.mark.slow
 def test_heads_are_compared_looked_at_and_left_out(small):
     *_, rows = small("heads")
     assert [row[0] for row in rows["quality"]] == [1, 4, 8]
@@ -82,6 +90,7 @@ def test_questions_leaves_out_each_head_of_the_encoder(small):
     assert [results["values"][name] for name in ("head", "asked")] == best[:2]
 
 
+@pytest.mark.slow
 def test_homonyms_have_one_vector_before_the_first_layer(small):
     lab, results, rows = small("homonyms")
     assert rows["words"][0][:3] == ["배를", "pear, ship, belly", pytest.approx(1 / 3)]
@@ -93,6 +102,7 @@ def test_homonyms_have_one_vector_before_the_first_layer(small):
     assert (lab.folder / "data").is_dir()
 
 
+@pytest.mark.slow
 def test_each_cell_has_its_score_and_each_gate_its_shares(small):
     *_, rows = small("cells")
     assert [row[0] for row in rows["quality"]] == list(recurrent_models())
@@ -111,6 +121,7 @@ def test_each_cell_has_its_score_and_each_gate_its_shares(small):
     assert means["GRU", "update"] == pytest.approx(0.5, abs=0.08)
 
 
+@pytest.mark.slow
 def test_robustness_scores_every_model_on_every_change(small):
     _, results, _ = small("robustness")
     names = [*recurrent_models(), "Transformer"]
@@ -161,6 +172,7 @@ def test_learned_positions_have_parameters_of_their_own(tmp_path, monkeypatch):
     assert sizes["learned"] > sizes["sinusoidal"] == sizes["none"]
 
 
+@pytest.mark.slow
 def test_sharing_adds_vocabulary_times_width_for_every_further_matrix(small):
     _, results, rows = small("sharing")
     rows = rows["quality"]
@@ -179,6 +191,7 @@ def held_out():
     return corpus_pairs("builtin:test:6")
 
 
+@pytest.mark.slow
 def test_all_models_of_markov_foretell_the_same_tokens_with_the_same_tokenizer(small, held_out):
     lab, results, rows = small("markov")
     tokenizers = [training.translator().tokenizers for training in lab.trainings]
@@ -200,6 +213,7 @@ def test_all_models_of_markov_foretell_the_same_tokens_with_the_same_tokenizer(s
         assert [row["target"] for row in rows] == [target for _, target in markov.training_pairs(lab)]
 
 
+@pytest.mark.slow
 def test_perplexity_is_of_all_tokens_together_and_counts_are_of_the_training_targets(small, held_out):
     lab, _, rows = small("markov")
     table = {row[0]: row for row in rows["perplexity"]}
@@ -222,6 +236,7 @@ def test_perplexity_is_of_all_tokens_together_and_counts_are_of_the_training_tar
     assert table["first-order Markov"][4] < 0.5 * table["unigram"][4]
 
 
+@pytest.mark.slow
 def test_dependence_trains_each_model_on_both_tasks_and_scores_it_by_length(small):
     lab, results, _ = small("dependence")
     names = [training.name for training in lab.trainings]
@@ -243,6 +258,7 @@ def test_dependence_trains_each_model_on_both_tasks_and_scores_it_by_length(smal
         assert max(len(pair["source"].split()) for pair in read_pairs(path, "source", "target")) == longest
 
 
+@pytest.mark.slow
 def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
     lab, *_ = small("dependence")
     pairs = dependence.joined_sentences("test", 9, seed=1)[:2]
@@ -263,6 +279,7 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
         assert dependence._share_at_the_first(translator, pairs[:1]) == pytest.approx(shares[0], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_updates(small):
     lab, results, rows = small("ladder")
     assert [one.name for one in lab.trainings] == [rung["name"] for rung in ladder.RUNGS]

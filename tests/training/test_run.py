@@ -251,6 +251,7 @@ def test_both_directions_end_in_one_model_that_translates_either_way(tmp_path):
 
 
 def test_training_goes_on_from_a_published_model(finished, tmp_path):
+    pytest.importorskip("tensorboard")
     start = {"model": {"start_from": str(finished.folder)}, "optimization.max_updates": 1}
     start |= {"optimization.learning_rate": 1e-9, "logging.trackers": ["tensorboard"]}
     result = train(tiny_recipe(tmp_path / "run", start))

@@ -1,18 +1,22 @@
 """The encoder of a BERT, RoBERTa or XLM-R becomes a Heed model's; what no HeedConfig holds is refused by name."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
+from guides import commands_of, run_commands, text_of
 from heedful import HeedForConditionalGeneration, TokenizerPair
 from heedful.publishing.conversion.model_conversion import convert
 from heedful.publishing.conversion.warm_start import warm_start
 from heedful.training.run import train
 from helpers import assert_error, assert_refused, change_json, padded, shake
 from pretrained_checkpoints import ENGLISH, KOREAN, unigram_pieces
-from tiny_runs import logged, tiny_recipe
+from tiny_runs import logged, tiny_recipe, tiny_tree
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 
@@ -70,6 +74,18 @@ def test_it_is_trained_further_and_the_same_each_time(tmp_path):
     train(tiny_recipe(tmp_path / "run", changes))
     losses = logged(tmp_path / "run", "train/loss")
     assert losses[-1] < losses[0] - 0.3
+
+
+def test_the_guides_commands_run(tmp_path, monkeypatch, printed):
+    section = text_of("convert").split("## An encoder alone")[1].split("\n## ")[0]
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "xlm", "xlm-roberta")
+    Path("pairs.yaml").write_text(yaml.safe_dump(tiny_tree("runs/pairs", {"optimization.max_updates": 2})))
+    commands = [command.replace("FacebookAI/xlm-roberta-base", "xlm") for command in commands_of(section)]
+    assert len(commands) == 2
+    first, _ = run_commands(printed, commands).values()
+    assert "states of the encoder differ by" in first
+    assert Path("runs/from-xlm/model/README.md").is_file()
 
 
 def test_what_no_heed_config_holds_and_wrong_use_are_refused_and_nothing_is_left(tmp_path, refused):

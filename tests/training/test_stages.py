@@ -41,7 +41,7 @@ def test_each_stage_begins_with_the_model_of_the_one_before_and_the_last_ones_is
     assert equal(weights, after)
     assert not equal(before, after)
     assert read_recipe(second / "recipe.yaml").model.start_from == str(first)
-    assert [(stage.name, stage.updates) for stage in whole.stages] == [("both", 6), ("one", 4)]
+    assert [(stage.name, stage.progress.update) for stage in whole.stages] == [("both", 6), ("one", 4)]
     # It was made of the first stage's last weights: one more update changes little.
     losses = logged(folder, "train/loss")
     assert losses[6] < losses[0] - 0.5

@@ -59,7 +59,7 @@ def facts_of(result: RunResult) -> CardFacts:
     trained = [recipe.data.train, *(part.train for part in recipe.data.mixture.values())]
     given = ["pieces of a given tokenizer"] * 2
     tokens = given if recipe.tokenizer.path else [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
-    done = result.stages or [progress]
+    done = [stage.progress for stage in result.stages] or [progress]
     source, language = corpus.validation_pairs[0]["source"], corpus.target_language
     columns = {"source": recipe.data.source, "target": recipe.data.target}  # of which a number says nothing
     translator = Translator.from_pretrained(result.folder)
@@ -88,7 +88,7 @@ def facts_of(result: RunResult) -> CardFacts:
             "cleaning": corpus.report.to_dict(),
             "joint_vocabulary": corpus.tokenizers.is_joint,
             **{name: sum(getattr(each, name) for each in done) for name in ("target_tokens", "seconds")},
-            "updates": sum(each.updates for each in result.stages) or progress.update,
+            "updates": sum(each.update for each in done),
             "stages": result.stages,
             "hardware": result.hardware,
             "validation_loss": result.metrics["validation"]["loss"],

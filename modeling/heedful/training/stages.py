@@ -40,6 +40,7 @@ from heedful.training.recipe_file import make_recipe, to_yaml
 from heedful.training.run import RunResult, train
 from heedful.training.run_folder.checkpoints import CHECKPOINTS, load_progress, newest_whole_checkpoint, written_folder
 from heedful.training.run_folder.folder import check_output_folder, folder_of_run
+from heedful.training.run_folder.progress import Progress
 from heedful.training.start_checks import check_installed
 
 logger = logging.getLogger(__name__)
@@ -56,10 +57,7 @@ class StageFacts:
     """What a stage came to, for the card of the whole run."""
 
     name: str
-    changes: Mapping[str, Any]  # of the recipe
-    updates: int
-    target_tokens: int
-    seconds: float
+    progress: Progress
     scores: Mapping[str, Mapping[str, Any]]  # by the name of the split, as in `metrics.json`
 
 
@@ -78,11 +76,8 @@ def stages_of(recipe: Recipe) -> dict[str, Recipe]:
             raise mistake(f"{STAGES}.{number}.name", must, repr(name))
         _check_changes(f"{STAGES}.{name}", changes)
         own = {key: value for key, value in changes.items() if key != "name"}
-        place: dict[str, Any] = {
-            "name": f"{recipe.name}, {name}",
-            "output": str(recipe.folder / STAGES / f"{number}-{name}"),
-        }
-        place |= dict.fromkeys(("resume", "overwrite", "allow_changes"), False)
+        place: dict[str, Any] = dict.fromkeys(("resume", "overwrite", "allow_changes"), False)
+        place |= {"name": f"{recipe.name}, {name}", "output": str(recipe.folder / STAGES / f"{number}-{name}")}
         try:
             found[name] = make_recipe(_merged(base, own | place))
         except ValueError as error:
@@ -114,27 +109,19 @@ def train_stages(recipe: Recipe) -> RunResult:
     ):
         if is_main and not (recipe.folder / "recipe.yaml").is_file():
             _begin(recipe, stages)
-        *earlier, last = _in_a_row(stages)
-        for stage in earlier:
-            if not (stage.folder / MODEL_FOLDER / "metrics.json").is_file():  # which is written last
+        for stage in (row := _in_a_row(stages)):
+            # What is written last tells that a stage is done; the last one gives the result.
+            if stage is row[-1] or not (stage.folder / MODEL_FOLDER / "metrics.json").is_file():
                 logger.info("stage %s", stage.name)
-                _train(stage, recipe.allow_changes)
+                result = _train(stage, recipe.allow_changes)
             if is_main:
                 _join_logs(recipe.folder, stages)
-        logger.info("stage %s", last.name)
-        result = _train(last, recipe.allow_changes)
         folder = recipe.folder / MODEL_FOLDER
         if is_main:
-            _join_logs(recipe.folder, stages)
             with written_folder(folder) as partial:
                 shutil.copytree(result.folder, partial, dirs_exist_ok=True)
-        facts = tuple(_facts(stage, changes) for stage, changes in zip(stages.values(), recipe.stages, strict=True))
-    whole: dict[str, Any] = {
-        "name": recipe.name,
-        "output": recipe.output,
-        "tokenizer": recipe.tokenizer,
-        "stages": recipe.stages,
-    }
+        facts = tuple(_facts(name, stage) for name, stage in stages.items()) if is_main else ()
+    whole: Any = {name: getattr(recipe, name) for name in ("name", "output", "tokenizer", "stages")}
     return replace(result, folder=folder, recipe=replace(result.recipe, **whole), stages=facts)
 
 
@@ -161,14 +148,12 @@ def rehearsed(recipe: Recipe) -> Iterator[dict[str, Recipe]]:
 
 
 def _check_changes(key: str, changes: Mapping[str, Any]) -> None:
-    for name, value in changes.items():
-        if name == "model" and isinstance(value, dict):
-            wrong = [f"model.{option}" for option in value if option not in OF_MODEL]
-        else:
-            wrong = [] if name in ("name", "model", *CHANGED) else [name]
-        if wrong:
-            reason = "all stages train one model with one tokenizer, into one folder"
-            raise mistake(f"{key}.{wrong[0]}", "left out", "given", reason)
+    names = [name for name in changes if name not in ("name", "model", *CHANGED)]
+    model = changes.get("model")
+    names += [f"model.{name}" for name in model if name not in OF_MODEL] if isinstance(model, dict) else []
+    if names:
+        reason = "all stages train one model with one tokenizer, into one folder"
+        raise mistake(f"{key}.{names[0]}", "left out", "given", reason)
 
 
 def _merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,8 +223,7 @@ def _join_logs(folder: Path, stages: Mapping[str, Recipe]) -> None:
     write_text(folder / LOG_FILE, "".join(lines))
 
 
-def _facts(stage: Recipe, changes: Mapping[str, Any]) -> StageFacts:
+def _facts(name: str, stage: Recipe) -> StageFacts:
     checkpoint = newest_whole_checkpoint(stage.folder / CHECKPOINTS)
     assert checkpoint is not None  # a finished run has one
-    progress, scores = load_progress(checkpoint), read_object(stage.folder / MODEL_FOLDER / "metrics.json")
-    return StageFacts(changes["name"], changes, progress.update, progress.target_tokens, progress.seconds, scores)
+    return StageFacts(name, load_progress(checkpoint), read_object(stage.folder / MODEL_FOLDER / "metrics.json"))

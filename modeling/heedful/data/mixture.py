@@ -65,7 +65,7 @@ class DenoiseRules:
     length: int = 3  # of a span, on average; of a word's way, at most
 
     def __post_init__(self) -> None:
-        if self != DenoiseRules() and not self:
+        if not self and (self.alone, self.kind, self.share, self.length) != (False, "spans", None, 3):
             raise ValueError("`data.denoise` must name a `text` or one of the `sides`, but names neither.")
         if len({*self.sides}) < len(self.sides):
             raise ValueError(f"`data.denoise.sides` must name each side once, but is {self.sides} instead.")

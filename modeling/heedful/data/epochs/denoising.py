@@ -95,39 +95,35 @@ class Denoising:
 def spans(text: Tokens, share: float, length: int, marks: Tokens, draws: Draws) -> tuple[Tokens, Tokens]:
     """Return a text with a mark for each span that is dropped, and each mark with its span, ending in one mark more.
 
-    Spans have `length` tokens on average, and never touch; the text begins with a token that is kept (Raffel et al.,
-    2020, section 3.1.4, arXiv 1910.10683, and T5's `random_spans_noise_mask`). One token alone is kept.
+    This is T5's objective (Raffel et al., 2020, section 3.1.4, arXiv 1910.10683). Spans have `length` tokens on
+    average, and never touch; of one token nothing is dropped. A span lies anywhere: the only one of a short text
+    would be its end in T5's own code, which was written for texts of 512 tokens.
     """
     if len(text) < 2:
         return text, marks[:1]
     dropped = min(max(round(len(text) * share), 1), len(text) - 1)
-    number = min(max(round(dropped / length), 1), len(text) - dropped, len(marks) - 1)
-    source, missing, place = Tokens(), Tokens(), 0
-    lengths = zip(_cut(len(text) - dropped, number, draws), _cut(dropped, number, draws), marks, strict=False)
-    for kept, gone, mark in lengths:
-        source += [*text[place : place + kept], mark]
-        missing += [mark, *text[place + kept : place + kept + gone]]
-        place += kept + gone
-    return source, [*missing, marks[number]]
+    number = min(max(round(dropped / length), 1), len(text) - dropped + 1, len(marks) - 1)
+    cuts = [0, *sorted(1 + place for place in _chosen(dropped - 1, number - 1, draws)), dropped]
+    source, missing = Tokens(), Tokens()
+    parts = _parts(text, [end - begin for begin, end in pairwise(cuts)], draws)
+    for (kept, gone), mark in zip(parts, marks, strict=False):
+        source += [*kept, mark]
+        missing += [mark, *gone]
+    return source[:-1], missing
 
 
 def infilled(text: Tokens, share: float, length: int, mask: int, draws: Draws) -> Tokens:
-    """Return a text with one mask for each span that is dropped, and at a place where nothing is missing for others.
+    """Return a text with one mask for each span that is dropped, and for spans of no token one more between others.
 
-    Lengths of spans are drawn from a Poisson distribution, until they have the share of the tokens; one of length 0
-    puts in a mask (Lewis et al., 2020, section 2.2, arXiv 1910.13461). Spans never touch.
+    This is BART's text infilling (Lewis et al., 2020, section 2.2, arXiv 1910.13461): lengths of spans are drawn from
+    a Poisson distribution until they have the share of the tokens. Spans never touch.
     """
     left, lengths = max(1, round(len(text) * share)), list[int]()
-    rest = len(text) - left
-    while left and len(lengths) <= rest:  # where so many fit between what is kept
+    most = len(text) - left + 1  # spans between what is kept
+    while left and len(lengths) < most:
         lengths.append(min(_poisson(length, draws), left))
         left -= lengths[-1]
-    gaps = sorted(_chosen(rest + left + 1, len(lengths), draws))
-    source, place, kept = Tokens(), 0, 0
-    for gap, gone in zip(gaps, lengths, strict=True):
-        source += [*text[place : place + gap - kept], mask]
-        place, kept = place + gap - kept + gone, gap
-    return source + text[place:]
+    return [token for kept, _ in _parts(text, lengths, draws) for token in (*kept, mask)][:-1]
 
 
 def deleted(text: Tokens, share: float, draws: Draws) -> Tokens:
@@ -145,10 +141,15 @@ def reordered(words: list[str], length: int, draws: Draws) -> list[str]:
     return [words[place] for place in sorted(range(len(words)), key=places.__getitem__)]
 
 
-def _cut(total: int, number: int, draws: Draws) -> list[int]:
-    """Cut a total into so many numbers of at least 1, each way with the same probability."""
-    cuts = [0, *sorted(1 + place for place in _chosen(total - 1, number - 1, draws)), total]
-    return [end - begin for begin, end in pairwise(cuts)]
+def _parts(text: Tokens, lengths: list[int], draws: Draws) -> Iterator[tuple[Tokens, Tokens]]:
+    """Yield what is kept before each span, and the span; in the end what is kept behind them, and nothing."""
+    place = before = 0
+    total = len(text) - sum(lengths)
+    gaps = sorted(_chosen(total + 1, len(lengths), draws))
+    for gap, length in zip([*gaps, total], [*lengths, 0], strict=True):
+        end = place + gap - before
+        yield text[place:end], text[end : end + length]
+        place, before = end + length, gap
 
 
 def _chosen(total: int, number: int, draws: Draws) -> list[int]:

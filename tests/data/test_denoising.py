@@ -297,7 +297,7 @@ def test_the_guides_commands_learn_from_texts(tmp_path, monkeypatch, printed):
         stage["optimization"]["max_updates"] = 4
     Path("pairs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     Path("english.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    assert list(stages_of(read_recipe("pairs.yaml"))) == ["mend", "translate"]
+    assert [*stages_of(read_recipe("pairs.yaml"))] == ["mend", "translate"]
     found = run_commands(printed, commands_of(section))
     assert "of data.denoise.text.1 60" in found["train pairs.yaml --dry-run"].replace(",", "")
     card = Path("runs/pairs/model/README.md").read_text(encoding="utf-8")

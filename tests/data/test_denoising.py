@@ -66,7 +66,9 @@ def test_spans_lie_anywhere_and_have_their_length_on_average():
     for seed in range(2000):
         source, _ = spans(list(range(8)), 0.15, 3, MARKS, drawn_numbers(seed))
         found[source.index(MARKS[0])] += 1
-        lengths += runs_of(token not in spans(list(range(100)), 0.15, 3, MARKS, drawn_numbers(seed))[0] for token in range(100))
+        lengths += runs_of(
+            token not in spans(list(range(100)), 0.15, 3, MARKS, drawn_numbers(seed))[0] for token in range(100)
+        )
     assert sorted(found) == list(range(8))
     assert min(found.values()) > 150
     assert np.mean(lengths) == 3
@@ -195,7 +197,9 @@ def recipe_of(tmp_path):
 
     def make(denoise, changes=None):
         given = {"text": [str(tmp_path / "own.txt.gz")]} | denoise
-        return tiny_recipe(tmp_path / "run", {"data.train": "builtin:train:50", "data.denoise": given, **(changes or {})})
+        return tiny_recipe(
+            tmp_path / "run", {"data.train": "builtin:train:50", "data.denoise": given, **(changes or {})}
+        )
 
     return make
 
@@ -247,7 +251,9 @@ def test_held_out_texts_are_no_texts_to_learn_from_and_one_text_is_no_copy(tmp_p
     (tmp_path / "more.txt").write_text("\n".join([*held_out, "A new text."]), encoding="utf-8")
     for streaming in (False, True):
         changes = {"data.cleaning.drop_identical": True, "data.streaming": streaming}
-        found = texts_of(corpus_of(recipe_of({"text": [str(tmp_path / "more.txt")], "kind": "deletion"}, changes), None))
+        found = texts_of(
+            corpus_of(recipe_of({"text": [str(tmp_path / "more.txt")], "kind": "deletion"}, changes), None)
+        )
         assert [target for source, target in found if source.startswith("<denoise>")] == ["A new text.</s>"]
     only = recipe_of({"text": [str(tmp_path / "more.txt")], "alone": True}, {"data.train": None})
     assert corpus_of(only, None).pairs == 1
@@ -337,7 +343,10 @@ def test_wrong_use_is_refused_by_name_before_anything_is_read(tmp_path):
         ({"data.denoise": TEXT, "data.validation": None}, r"`data.validation` must be given where `data.denoise` is"),
         ({"data.denoise": TEXT, "tokenizer.joint": False}, r"`tokenizer.joint` must be true where .*`data.denoise`"),
         ({"data.denoise": TEXT, "tokenizer.sentences": 9}, r"`tokenizer.sentences` must be empty where"),
-        ({"data.denoise": TEXT, "optimization.distillation": "x"}, r"`data.denoise` must be empty where `optimization"),
+        (
+            {"data.denoise": TEXT, "optimization.distillation": "x"},
+            r"`data.denoise` must be empty where `optimization",
+        ),
         (
             {"data.denoise": TEXT, "data.streaming": True, "data.temperature": 2.0},
             r"`data.temperature` must be 1 in a stream",

@@ -51,8 +51,10 @@ def test_the_missing_spans_and_what_is_kept_are_the_text(length, seed, share):
     assert missing[-1] == MARKS[number]
     pieces = {mark: [] for mark in MARKS}
     for token in missing:
-        mark = token if token >= 1000 else mark
-        pieces[mark] += [token] * (token < 1000)
+        if token >= 1000:
+            piece = pieces[token]
+        else:
+            piece.append(token)
     back = [token for each in source for token in (pieces[each] if each >= 1000 else [each])]
     assert back == text
     dropped = [token not in source for token in text]
@@ -66,9 +68,8 @@ def test_spans_lie_anywhere_and_have_their_length_on_average():
     for seed in range(2000):
         source, _ = spans(list(range(8)), 0.15, 3, MARKS, drawn_numbers(seed))
         found[source.index(MARKS[0])] += 1
-        lengths += runs_of(
-            token not in spans(list(range(100)), 0.15, 3, MARKS, drawn_numbers(seed))[0] for token in range(100)
-        )
+        long, _ = spans(list(range(100)), 0.15, 3, MARKS, drawn_numbers(seed))
+        lengths += runs_of(token not in long for token in range(100))
     assert sorted(found) == list(range(8))
     assert min(found.values()) > 150
     assert np.mean(lengths) == 3
@@ -196,10 +197,8 @@ def recipe_of(tmp_path):
         file.write("".join(f"{text}\n" for text in texts))
 
     def make(denoise, changes=None):
-        given = {"text": [str(tmp_path / "own.txt.gz")]} | denoise
-        return tiny_recipe(
-            tmp_path / "run", {"data.train": "builtin:train:50", "data.denoise": given, **(changes or {})}
-        )
+        pairs = {"data.train": "builtin:train:50", "data.denoise": {"text": [str(tmp_path / "own.txt.gz")]} | denoise}
+        return tiny_recipe(tmp_path / "run", pairs | (changes or {}))
 
     return make
 
@@ -251,9 +250,8 @@ def test_held_out_texts_are_no_texts_to_learn_from_and_one_text_is_no_copy(tmp_p
     (tmp_path / "more.txt").write_text("\n".join([*held_out, "A new text."]), encoding="utf-8")
     for streaming in (False, True):
         changes = {"data.cleaning.drop_identical": True, "data.streaming": streaming}
-        found = texts_of(
-            corpus_of(recipe_of({"text": [str(tmp_path / "more.txt")], "kind": "deletion"}, changes), None)
-        )
+        corpus = corpus_of(recipe_of({"text": [str(tmp_path / "more.txt")], "kind": "order"}, changes), None)
+        found = texts_of(corpus)
         assert [target for source, target in found if source.startswith("<denoise>")] == ["A new text.</s>"]
     only = recipe_of({"text": [str(tmp_path / "more.txt")], "alone": True}, {"data.train": None})
     assert corpus_of(only, None).pairs == 1
@@ -372,8 +370,8 @@ def test_files_and_tokenizers_that_cannot_do_it_are_refused_by_name(tmp_path, re
     readable = train_tokenizers(TEXTS, TEXTS, vocab_size=500, languages=list(known))
     readable.source.split_special_tokens = False
     unmarked = train_tokenizers(TEXTS, TEXTS, vocab_size=400, languages=["<denoise>"])
-    for name, given in {"plain": plain, "readable": readable, "unmarked": unmarked}.items():
-        given.save_pretrained(tmp_path / name)
+    for name, each in {"plain": plain, "readable": readable, "unmarked": unmarked}.items():
+        each.save_pretrained(tmp_path / name)
 
     def prepare(given):
         denoise, changes = given

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guides import commands_of, run_commands, text_of
-from heedful import TokenizerPair
+from heedful import HeedConfig, TokenizerPair
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.augmentation import drawn_numbers
 from heedful.data.epochs.denoising import Denoising, deleted, infilled, reordered, spans
 from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.data.mixture import MASK, SENTINELS, DenoiseRules
+from heedful.data.mixture import MASK, SENTINELS, DenoiseRules, check_room
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
 from heedful.training.preparation import corpus_of, prepare_corpus
@@ -362,6 +362,35 @@ def test_wrong_use_is_refused_by_name_before_anything_is_read(tmp_path):
     assert_refused([*(({"data.denoise": rules}, message) for rules, message in REFUSED), *more], make)
 
 
+def test_paths_lie_beside_the_recipe_and_its_card_is_not_that_of_other_texts(tmp_path, monkeypatch):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "own.txt").write_text("A text.", encoding="utf-8")
+    tree = tiny_tree(tmp_path / "run", {"data.denoise": {"text": ["own.txt"]}, "card.license": "mit"})
+    (tmp_path / "recipes" / "mine.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    recipe = read_recipe("recipes/mine.yaml")
+    assert recipe.data.parts["data.denoise.text.1"].train == ["recipes/own.txt"] * 2
+    assert recipe.card.license == "mit"
+    assert read_recipe("recipes/mine.yaml", ["data.denoise.text=[other.txt]"]).card.license is None
+
+
+def test_damaged_texts_must_have_room_in_the_model(recipe_of):
+    config = HeedConfig(position_encoding="learned", max_position_embeddings=64)
+    check_room(recipe_of({}, {"data.max_source_tokens": 64, "data.max_target_tokens": 64}).data, config)
+    with pytest.raises(ValueError, match=r"`data.max_source_tokens` must be at most 64, .*`data.denoise`.* is 256"):
+        check_room(recipe_of({}).data, config)
+
+
+def test_rows_that_are_left_out_before_do_not_shift_what_is_damaged(recipe_of):
+    changes = {"data.max_source_tokens": 22, "data.augmentation": {"lower_case": 1.0}}
+    corpus = corpus_of(recipe_of({"kind": "deletion", "share": 0.01}, changes), None)
+    assert corpus.too_long > 9
+    for source, target in texts_of(corpus):
+        is_text = source.startswith("<denoise>")
+        assert is_text == (source.removeprefix("<denoise>")[:1] == target[:1])
+        assert is_text or source == source.lower()
+
+
 def test_files_and_tokenizers_that_cannot_do_it_are_refused_by_name(tmp_path, recipe_of):
     (tmp_path / "empty.txt").write_text("", encoding="utf-8")
     (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
@@ -370,7 +399,8 @@ def test_files_and_tokenizers_that_cannot_do_it_are_refused_by_name(tmp_path, re
     readable = train_tokenizers(TEXTS, TEXTS, vocab_size=500, languages=list(known))
     readable.source.split_special_tokens = False
     unmarked = train_tokenizers(TEXTS, TEXTS, vocab_size=400, languages=["<denoise>"])
-    for name, each in {"plain": plain, "readable": readable, "unmarked": unmarked}.items():
+    separate = train_tokenizers(TEXTS, TEXTS, vocab_size=400, joint=False, languages=["<denoise>"])
+    for name, each in {"plain": plain, "readable": readable, "unmarked": unmarked, "separate": separate}.items():
         each.save_pretrained(tmp_path / name)
 
     def prepare(given):
@@ -387,6 +417,7 @@ def test_files_and_tokenizers_that_cannot_do_it_are_refused_by_name(tmp_path, re
         (({}, {"tokenizer.path": str(tmp_path / "readable")}), tag.format("denoise")),
         (({}, {"tokenizer.path": str(tmp_path / "unmarked")}), tag.format("extra_id_0")),
         (({"kind": "infilling"}, {"tokenizer.path": str(tmp_path / "unmarked")}), tag.format("mask")),
+        (({}, {"tokenizer.path": str(tmp_path / "separate")}), r"must be empty where source and target have two"),
         (({}, words), r"`data.denoise` must be empty where the vocabulary is closed"),
     ]
     assert_refused(cases, prepare)

@@ -122,6 +122,9 @@ def random_recipe(random, folder):
     if random.random() < 0.3:
         options = {"position_encoding": "learned", "max_position_embeddings": random.choice([24, 300])}
         changes |= {f"model.options.{name}": value for name, value in options.items()}
+    if random.random() < 0.15:
+        kind = random.choice(["spans", "infilling", "deletion", "order"])
+        changes["data.denoise"] = {"sides": random.choice([["target"], ["source", "target"]]), "kind": kind}
     return tiny_recipe(folder / "run", changes)
 
 

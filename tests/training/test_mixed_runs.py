@@ -179,7 +179,10 @@ def test_the_doctor_looks_at_every_part(parts, tmp_path):
 PART = {"train": "b.tsv"}
 MIXED = {"data.mixture": {"a": PART}}
 WRONG = [
-    ({"data.temperature": 2.0}, r"`data.temperature` must be 1 without a `data.mixture`, but is 2.0"),
+    (
+        {"data.temperature": 2.0},
+        r"`data.temperature` must be 1 without a `data.mixture` or `data.denoise`, but is 2.0",
+    ),
     ({"data.temperature": 0.5, "data.mixture": {"a": PART}}, r"`data.temperature` must be at least 1, but is 0.5"),
     ({"data.mixture": {"a": {}}}, r"`data.mixture.a.train` must be given, but is missing"),
     ({"data.mixture": {"a": {**PART, "tags": "x"}}}, r"`data.mixture.a.tags` is not a key .* `data.mixture.a.tag`"),

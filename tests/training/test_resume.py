@@ -304,12 +304,14 @@ SEVERAL = {
     "data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko", "tag": "bt"}},
     "data.temperature": 2.0,
     "data.augmentation": {"lower_case": 0.2, "typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
+    "data.denoise": {"sides": ["target"], "kind": "infilling"},
 }
+MENDED = {"data.train": "builtin:train:150", "data.denoise": {"sides": ["target"]}}
 R_DROP = {"optimization.r_drop": 5.0}
 FEW = {"optimization.r_drop": 5.0, "data.train": "builtin:train:80"}
 KINDS = {
     "plain": {},
-    "stream": {"data.streaming": True, "data.pool_size": 70},
+    "stream": {"data.streaming": True, "data.pool_size": 70, **MENDED},
     "moving_average": {"optimization.ema_decay": 0.5, "checkpoints.publish": "ema", "validation.sentences": 3},
     "all against overfitting": FEW | DROPPED | SEVERAL,
     "student": FEW | {"optimization.mixed_precision": "bf16"},

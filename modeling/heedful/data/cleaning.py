@@ -94,11 +94,13 @@ def clean_pairs(
     rules: CleaningRules,
     held_out: Iterable[Mapping[str, str]] = (),
     both_directions: bool = False,
+    texts: Iterable[int] = (),
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
     """Return the pairs (rows with `source` and `target`) that break no rule, in their order, and the report.
 
     `held_out` holds the rows of validation and test data, for `drop_overlap`; `both_directions` tells that each pair
-    is trained on from target to source, too. If no pair is left, a `ValueError` holds the report.
+    is trained on from target to source, too; `texts` are the numbers of parts whose pairs are one text each, which
+    `drop_identical` spares. If no pair is left, a `ValueError` holds the report.
     An `IterableDataset` is not read yet: its report fills while it is iterated, and starts from zero with
     every pass (the report of a data loader's worker process stays in that process); its error comes at a pass's end.
     """
@@ -106,7 +108,7 @@ def clean_pairs(
 
     report, rows = CleaningReport(), list(held_out) if rules.drop_overlap else []
     sources, targets = (frozenset(row[side].strip() for row in rows) for side in ("source", "target"))
-    judge = _Judge(rules, sources, sources | targets, both_directions, report)
+    judge = _Judge(rules, sources, sources | targets, both_directions, report, frozenset(texts))
     if isinstance(pairs, IterableDataset):
         stream = IterableDataset.from_generator(partial(_clean_stream, pairs, judge), features=pairs.features)
         return cast("IterableDataset", stream), report
@@ -139,7 +141,7 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
 
 
 def _clean_stream(pairs: "IterableDataset", judge: "_Judge") -> Iterator[dict[str, str]]:
-    return judge.kept((pair, pair["source"], pair["target"], 0) for pair in pairs)
+    return judge.kept((pair, pair["source"], pair["target"], pair.get("part", 0)) for pair in pairs)
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class _Judge:
     held_out_texts: frozenset[str]  # of both sides
     both_directions: bool
     report: CleaningReport
+    texts: frozenset[int]
 
     def kept(self, rows: Iterable[tuple[Any, str, str, int]]) -> Iterator[Any]:
         """Yield what comes with a source, a target and the number of a part that break no rule."""
@@ -173,9 +176,9 @@ class _Judge:
             return "too_long"
         if rules.max_ratio is not None and longer > rules.max_ratio * shorter:
             return "ratio"
-        if rules.drop_identical and source == target:
+        if rules.drop_identical and source == target and part not in self.texts:
             return "identical"
-        is_either = part or self.both_directions
+        is_either = part or self.both_directions or part in self.texts
         if source in self.held_out_sources or (is_either and {source, target} & self.held_out_texts):
             return "overlap"
         if rules.drop_duplicates:

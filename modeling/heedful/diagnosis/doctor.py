@@ -104,12 +104,13 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         check_output_folder(recipe)
     except ValueError as error:
         yield RecipeFinding("output", "warning", str(error), "output")
-    if recipe.card.license is None and "builtin:" not in recipe.data.train:
+    if recipe.card.license is None and "builtin:" not in (recipe.data.train or ""):
         message = "The model card will say that the license is unknown, and without one the model may not be used."
         yield RecipeFinding("card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0.")
     read = Pairs.of("train", "data.train", splits.train)
-    yield from texts.check_pointless_pairs(read, recipe.data.cleaning)
-    yield from texts.check_sides(read)
+    if pairs := read.without(recipe.data.denoised):
+        yield from texts.check_pointless_pairs(pairs, recipe.data.cleaning)
+        yield from texts.check_sides(pairs)
     with refusal("references", "decoding.ignore"):
         preparation.check_references(splits, recipe.decoding.ignore)
     with refusal("cleaning", "data.cleaning"):
@@ -121,11 +122,13 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
     yield from texts.check_overlap(read, recipe.data.cleaning, held_out)
     for split in held_out:
         yield from texts.check_pointless_pairs(split, None)
-    for split in (train, *held_out):
+    pairs = train.without(recipe.data.denoised)
+    for split in (pairs, *held_out):
         yield from texts.check_length_ratios(split)
+    for split in (train, *held_out):
         yield from texts.check_text(split)
     languages = recipe.card.source_language or recipe.data.source, recipe.card.target_language or recipe.data.target
-    yield from texts.check_scripts(train, held_out, languages)
+    yield from texts.check_scripts(pairs, held_out, languages) if pairs else ()
     with refusal("installed", "decoding.bleu_tokenizer"):
         check_installed(recipe)
     yield from _check_tokens(recipe, splits, kept, [train, *held_out])

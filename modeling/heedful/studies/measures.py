@@ -23,7 +23,7 @@ TOKEN_BUDGET = 4096  # of one batch in measurements; it does not change them
 
 def training_pairs(lab: Lab) -> list[Pair]:
     """Return the pairs of the built-in corpus that a study trains on."""
-    return corpus_pairs(lab.data or study_recipe(dict(lab.study.changes)).data.train)
+    return corpus_pairs(lab.data or study_recipe(dict(lab.study.changes)).data.parts["data.train"].train)
 
 
 def train_with_seeds(lab: Lab, name: str, changes: Mapping[str, Any], count: int) -> list[Training]:

@@ -30,6 +30,7 @@ from heedful.training.run_folder.checkpoints import newest_whole_checkpoint, wri
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
+    from heedful.data.epochs.denoising import Denoising
     from heedful.data.epochs.teacher import TeacherTokens
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def check_references(splits: Splits, ignore: str | None) -> None:
 def clean(splits: Splits, data: DataRecipe) -> Splits:
     """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none."""
     held_out = chain(splits.validation or (), *splits.tests.values())
-    train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions)
+    train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions, data.denoised)
     kept = replace(splits, train=train, report=report)
     if splits.validation is not None:
         return kept
@@ -115,6 +116,7 @@ def tokenizers_of(
     rest = held_out if ("word", None) in settings.sides else ()
     own = settings.target_algorithm
     tags = dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)
+    tags |= dict.fromkeys(mark for each in data or [recipe.data] for mark in each.denoise.marks)
     return train_tokenizers(
         (pair["source"] for pair in chain(islice(pairs, settings.sentences), rest)),
         (pair["target"] for pair in chain(islice(pairs, settings.sentences), rest)),
@@ -175,6 +177,7 @@ class _HeldOut:
     report: CleaningReport
     target_language: str | None  # which validation and test pairs are translated into, if the model knows several
     fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
+    denoising: "Denoising | None"  # damages texts anew in every epoch
     parts: dict[str, int] = field(default_factory=dict)  # rows of each part of a mixture, by its key in the recipe
 
 
@@ -235,8 +238,9 @@ class StreamedCorpus(_HeldOut):
         from heedful.data.epochs.streaming import encode_in_shares, stream_updates
 
         encoder, count = replace(self.encoder, too_long=0), 0
-        rows = filter(None, encode_in_shares(encoder, self.stream, self.accelerator))
-        for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
+        rows = encode_in_shares(encoder, self.stream, self.accelerator)
+        rows = rows if self.denoising is None else self.denoising.damaged(rows, epoch)
+        for update in stream_updates(filter(None, rows), self.batching, pool_size=self.pool_size, epoch=epoch):
             count += sum(map(len, update))
             yield update
         if not count:
@@ -262,6 +266,12 @@ def encode(recipe: Recipe, kept: Splits, tokenizers: TokenizerPair, accelerator:
     validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(ways(kept.validation)))
     tests = {key: tokenizers.encode_source(test["source"][:], language) for key, test in kept.tests.items()}
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
+    denoising = None
+    if data.denoise:
+        from heedful.data.epochs.denoising import Denoising
+
+        denoising = Denoising(data.denoise, encoder, recipe.seed)
+        validation = denoising.held_out(kept.validation) if data.denoise.alone else validation
     held_out = _HeldOut(
         tokenizers=tokenizers,
         batching=recipe.batching,
@@ -272,6 +282,7 @@ def encode(recipe: Recipe, kept: Splits, tokenizers: TokenizerPair, accelerator:
         report=kept.report,
         target_language=language,
         fingerprint=validation.fingerprint(),
+        denoising=denoising,
     )
     pairs = mixture.with_other_direction(kept.train) if data.both_directions else kept.train
     if isinstance(pairs, Sized):
@@ -286,15 +297,17 @@ def _stored(recipe: Recipe, pairs: Any, held_out: _HeldOut) -> StoredCorpus:
         raise _nothing_left(encoder)
     numbers = mixture.numbers_of_parts(pairs)[rows.numbers]
     fingerprint, drawn = held_out.fingerprint + rows.fingerprint(), []
-    parts = mixture.rows_of_parts(data.parts, numbers) if data.mixture else {}
+    parts = mixture.rows_of_parts(data.parts, numbers) if data.mixture or data.denoise else {}
     if data.temperature != 1:
         from heedful.data.epochs.sampling import Sampling
 
         drawn.append(Sampling(numbers, data.temperature, recipe.seed).rows)
+    if held_out.denoising is not None:
+        drawn.append(held_out.denoising.rows)
     if any(asdict(data.augmentation).values()):
         from heedful.data.epochs.augmentation import Augmentation
 
-        drawn.append(Augmentation(data.augmentation, pairs, encoder, recipe.seed).rows)
+        drawn.append(Augmentation(data.augmentation, pairs, encoder, recipe.seed, data.denoised).rows)
     tokens = None
     if teacher is not None:
         from heedful.data.epochs.teacher import TeacherTokens

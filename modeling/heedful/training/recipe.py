@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
-from heedful.data.mixture import OTHER_DIRECTION, AugmentationRules, MixturePart, check_mixture
+from heedful.data.mixture import DENOISE, OTHER_DIRECTION, AugmentationRules, DenoiseRules, MixturePart, check_mixture
 from heedful.data.tokenizer_training import TokenizerRecipe
 from heedful.evaluation.metrics import check_scoring
 from heedful.files import check_at_least
@@ -22,7 +22,7 @@ Location = str | list[str]
 class Locations(NamedTuple):
     """Where the pairs of each split are, in the form that `read_pairs` takes."""
 
-    train: Location
+    train: Location | None
     validation: Location | None
     test: dict[str, Location]
 
@@ -31,7 +31,7 @@ class Locations(NamedTuple):
 class DataRecipe:
     """Where the pairs come from and which of them are kept."""
 
-    train: Location
+    train: Location | None
     source: str
     target: str
     validation: Location | None = None
@@ -47,35 +47,59 @@ class DataRecipe:
     max_target_tokens: int | None = 256
     cleaning: CleaningRules = field(default_factory=CleaningRules)
     augmentation: AugmentationRules = field(default_factory=AugmentationRules)
+    denoise: DenoiseRules = field(default_factory=DenoiseRules)
 
     def __post_init__(self):
         _at_least(1, "data", self, "temperature", "pool_size", "max_source_tokens", "max_target_tokens")
         check_mixture(self.mixture, self.target, self.temperature, self.source if self.both_directions else None)
         if "validation" in self.test:
             raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
-        for name in ("streaming", "mixture", "references"):
+        for name in ("streaming", "mixture", "references", "denoise"):
             if self.validation is None and getattr(self, name):
                 raise mistake("data.validation", f"given where `data.{name}` is", "empty")
         if self.streaming and (self.mixture or self.augmentation != AugmentationRules()):
             raise mistake("data.streaming", "false where `data.mixture` or `data.augmentation` is given", "true")
+        if self.temperature != 1 and (self.streaming or not (self.mixture or self.denoise)):
+            must = "1 in a stream" if self.streaming else "1 without a `data.mixture` or `data.denoise`"
+            raise mistake("data.temperature", must, self.temperature)
+        if self.train is None and (self.denoise.sides or not self.denoise.alone):
+            raise mistake("data.train", "given, but for `data.denoise.text` with `alone: true`", "empty")
+        for name in ("mixture", "both_directions", "augmentation") if self.denoise.alone else ():
+            if getattr(self, name) not in ({}, False, AugmentationRules()):
+                raise mistake(f"data.{name}", "left out where `data.denoise.alone` is true", getattr(self, name))
 
     @property
     def locations(self) -> Locations:
         """Where the pairs of each split are, with `folder` in front of file names."""
         test = {name: self._located(where) for name, where in self.test.items()}
-        return Locations(self._located(self.train), self.validation and self._located(self.validation), test)
+        train, validation = (where and self._located(where) for where in (self.train, self.validation))
+        return Locations(train, validation, test)
 
     @property
     def parts(self) -> dict[str, MixturePart]:
-        """The parts of the training data by their keys: `train`, perhaps its other direction, and `mixture`."""
-        train = self.locations.train
-        parts = {"data.train": MixturePart(train, self.source, self.target, self.target)}
+        """The parts of the training data by their keys: `train`, its other direction, `mixture`, and `denoise`."""
+        train = self.locations.train or ""
+        parts = {}
+        if not self.denoise.alone:
+            parts["data.train"] = MixturePart(train, self.source, self.target, self.target)
         if self.both_directions:
             parts[OTHER_DIRECTION] = MixturePart(train, self.target, self.source, self.source)
         for name, part in self.mixture.items():
             source, target, to = part.source or self.source, part.target or self.target, part.to or self.target
             parts[f"data.mixture.{name}"] = MixturePart(self._located(part.train), source, target, to, part.tag)
+        for side in self.denoise.sides:  # a pair of one text
+            name, is_one = getattr(self, side), isinstance(train, str) or len(train) != 2
+            file = train if is_one else [train[side == "target"]] * 2
+            parts[f"data.denoise.{side}"] = MixturePart(file, name, name, name, DENOISE)
+        for number, text in enumerate(self.denoise.text, start=1):
+            file, name = self._located([text, text]), self.target
+            parts[f"data.denoise.text.{number}"] = MixturePart(file, name, name, name, DENOISE)
         return parts
+
+    @property
+    def denoised(self) -> list[int]:
+        """The numbers of the parts whose texts are damaged."""
+        return [number for number, part in enumerate(self.parts.values()) if part.tag == DENOISE]
 
     def _located(self, where: Location) -> Location:
         if self.folder is None or "builtin:" in where:
@@ -285,20 +309,22 @@ class Recipe:
         if (self.optimization.ema_decay is not None) != (self.checkpoints.publish == "ema"):
             value = f"{self.optimization.ema_decay} with {self.checkpoints.publish}"
             raise mistake("optimization.ema_decay", "given where `checkpoints.publish` is ema, and only there", value)
-        if self.data.mixture and self.tokenizer.sentences is not None:
-            must = "empty where `data.mixture` is given, of which the tokenizer needs every part"
+        if (self.data.mixture or self.data.denoise) and self.tokenizer.sentences is not None:
+            must = "empty where `data.mixture` or `data.denoise` is given, of which the tokenizer needs every part"
             raise mistake("tokenizer.sentences", must, self.tokenizer.sentences)
         if self.optimization.distillation is not None:
             tags = {f"data.mixture.{name}.tag": part.tag for name, part in self.data.mixture.items()}
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
+            denoise = self.data.denoise and "given"
             drawn: dict[str, Any] = {"data.streaming": self.data.streaming, "data.augmentation": noise, **tags}
+            drawn |= {"data.denoise": denoise}
             for key, value in drawn.items():
                 if value:
                     off = "false" if value is True else "empty"
                     must = f"{off} where `optimization.distillation` knows the tokens of all pairs beforehand"
                     raise mistake(key, must, value)
-        if self.data.both_directions and not self.tokenizer.joint:
-            raise mistake("tokenizer.joint", "true where `data.both_directions` is", "false")
+        if (self.data.both_directions or self.data.denoise) and not self.tokenizer.joint:
+            raise mistake("tokenizer.joint", "true where `data.both_directions` or `data.denoise` is given", "false")
 
     @property
     def folder(self) -> Path:

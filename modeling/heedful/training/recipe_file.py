@@ -29,7 +29,7 @@ IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true o
 IN_WORDS |= {type(None): "empty", list: "a list", dict: "a mapping"}
 # Keys whose paths may be relative to the recipe's file: those of data only where there is no `data.folder`.
 PATHS = re.compile(r"model\.(config|start_from)|tokenizer\.path|optimization\.distillation|data\.folder")
-PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train)")
+PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train|denoise\.text)")
 # Keys that a recipe no longer has: the values by which they did nothing, which are still read, and why they went.
 REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "tokenizer.dropout": ((None, 0), "BPE-dropout lost in every row of docs/studies/lowresource.md"),
@@ -105,7 +105,8 @@ def read_recipe(
         raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {shortened(tree)} instead.")
     is_open = tree.get("optimization") is None and not section_of(tree, "model").get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
-    is_other = any(key in ("data", "data.train") or key.startswith("data.mixture") for key in overridden)
+    others = ("data.mixture", "data.denoise")
+    is_other = any(key in ("data", "data.train") or key.startswith(others) for key in overridden)
     if is_other and (card := section_of(tree, "card")):
         # What the file says of its data is not so of others: a model is not published under someone else's licence.
         tree["card"] = {key: value for key, value in card.items() if key.endswith("_language")}

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from heedful.data.mixture import source_prefixes
+from heedful.data.mixture import mark_ids, source_prefixes
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import read_object, write_text
 from heedful.training.loop.monitoring import LOG_FILE, lines_of
@@ -206,6 +206,7 @@ def _tokenizers(recipe: Recipe, stages: Mapping[str, Recipe], given: TokenizerPa
     tokenizers = given or tokenizers_of(recipe, pairs, held_out, [stage.data for stage in alike])
     for stage in stages.values():
         source_prefixes(stage.data.parts, tokenizers)
+        mark_ids(stage.data.denoise, tokenizers)
         check_symbols(tokenizers, kept[stage.name], stage.decoding.ignore)
     return tokenizers
 

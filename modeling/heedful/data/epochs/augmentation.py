@@ -3,7 +3,7 @@
 import logging
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, replace
 from itertools import chain, count, pairwise
 from typing import TYPE_CHECKING
@@ -32,14 +32,16 @@ class Augmentation:
     get typos, and be put in lower case; the target stays as it is, so that the model writes well what is typed badly.
     A pair that would be longer than its limit stays as it is for that epoch. Only what has changed is encoded anew.
 
-    `pairs` are those that the rows were made of, by their `numbers`.
+    `pairs` are those that the rows were made of, by their `numbers`; those of the parts `left` stay as they are.
     """
 
-    def __init__(self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int):
+    def __init__(
+        self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int, left: Collection[int] = ()
+    ):
         if any(asdict(replace(rules, joined=0)).values()) and symbols_of(encoder.tokenizers.source) is not None:
             must = "empty but for `joined` where the source's vocabulary is closed"
             raise ValueError(f"`data.augmentation` must be {must}, but changes the words of sources.")
-        self._rules, self._pairs, self._encoder, self._seed = rules, pairs, encoder, seed
+        self._rules, self._pairs, self._encoder, self._seed, self._left = rules, pairs, encoder, seed, left
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
         """Return the rows of an epoch, from 0."""
@@ -53,6 +55,8 @@ class Augmentation:
         changed = {}
         for index, number in enumerate(numbers):
             source, target = sources[number], targets[number]
+            if parts[number] in self._left:
+                continue
             if next(draws) < self._rules.joined:
                 others = of_part[parts[number]]
                 other = others[int(next(draws) * len(others))]
@@ -68,11 +72,11 @@ class Augmentation:
         return EncodedPairs(encoded.get(index) or rows[index] for index in range(len(rows)))
 
 
-def drawn_numbers(*seeds: int) -> Draws:
-    """Draw numbers without end; the same seeds always give the same."""
+def drawn_numbers(*seeds: int, block: int = 2**12) -> Draws:
+    """Draw numbers without end, a `block` at a time; the same seeds always give the same."""
     # The raw output of a bit generator is the one thing numpy promises never to change.
     generator = np.random.PCG64(np.random.SeedSequence(seeds))
-    return chain.from_iterable(((generator.random_raw(2**12) >> 11) / 2**53).tolist() for _ in count())
+    return chain.from_iterable(((generator.random_raw(block) >> 11) / 2**53).tolist() for _ in count())
 
 
 def noisy(source: str, rules: AugmentationRules, draws: Draws) -> str:

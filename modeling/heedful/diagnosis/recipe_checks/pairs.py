@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -54,6 +54,10 @@ class Pairs:
         names = ("sources", "targets", "rows", "parts")
         columns: Any = {name: [getattr(self, name)[number] for number in numbers] for name in names}
         return replace(self, **columns)
+
+    def without(self, parts: Collection[int]) -> "Pairs":
+        """Leave out the pairs of some parts."""
+        return self.chosen([number for number, part in enumerate(self.parts) if part not in parts]) if parts else self
 
     def examples(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Show the first few of some of these pairs, counted from 0."""

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +11,7 @@ from typer import Argument, Option, Typer
 
 from heedful.cli import options
 from heedful.cli.translate import CHUNK, lines_of
-from heedful.files import check_at_least, check_is_new
+from heedful.files import check_at_least, check_is_new, shortened
 
 OF_PAIRS = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}  # files whose lines are no sentences
 pairs = Typer(help="Make pairs (`source`, `target`) for a task that is no translation.", no_args_is_help=True)
@@ -29,6 +29,7 @@ Most = Annotated[int | None, Option("--count", min=1, help="Of pairs. Default: o
 Count = Annotated[int, Option(min=1, help="Of pairs.")]
 Seed = Annotated[int, Option(min=0, help="Another one gives other pairs.")]
 Teachers = Annotated[list[str], Argument(metavar="TEACHER…", help="Saved models; several are an ensemble.")]
+Choice = Literal["chrf", "bleu", "reverse", "score"]
 
 
 def task(command: Callable[..., None]) -> Callable[..., None]:
@@ -126,30 +127,77 @@ def backtranslate(
 
 
 def distill(
-    teachers: Teachers,
-    data: options.Data,
     output: PairsFile,
+    teachers: Annotated[list[str] | None, Argument(metavar="[TEACHER…]", help="Saved models, or an ensemble.")] = None,
+    data: Annotated[list[str] | None, Option("--data", help="Pairs for TEACHER: as of `heedful score`.")] = None,
     source: options.Source = "source",
     target: options.Target = "target",
-    num_beams: Annotated[int, Option("--num-beams", help="Beam width.")] = 5,
+    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width. Default: 5.")] = None,
     closest: Annotated[int | None, Option(help="Of so many translations, take the target's closest by BLEU.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
+    candidates: Annotated[str | None, Option(help="In place of TEACHER: file of translations to choose from.")] = None,
+    choose: Annotated[
+        Choice | None, Option(help="Most like the others, by --reverse, or a score. Default: chrf.")
+    ] = None,
+    reverse: Annotated[str | None, Option(help="Model of the other direction, for --choose reverse.")] = None,
+    max_ratio: Annotated[float | None, Option(help="Drop candidates so many times as long or short.")] = None,
+    language: Annotated[str | None, Option(help="Drop candidates in another script than this language's.")] = None,
     to: options.TargetLanguage = None,
-    token_budget: options.TokenBudget = 8192,
+    token_budget: Annotated[int | None, Option(help="Padded tokens in one batch. Default: 8192.")] = None,
     device: options.Device = None,
 ):
-    """Put a larger model's translations in the place of targets: pairs that a smaller model learns from."""
+    """Put translations of a larger model, or the best of given ones, in the place of targets: pairs to learn from."""
+    models = {"--to": to, "--token-budget": token_budget, "--device": device}
+    choices = {"--choose": choose, "--reverse": reverse, "--max-ratio": max_ratio, "--language": language}
+    search = {"TEACHER": teachers, "--data": data, "--num-beams": num_beams, "--closest": closest}
+    if candidates is None:
+        _check_left_out("without --candidates", choices)
+        for name in ("TEACHER", "--data"):
+            if not search[name]:
+                raise ValueError(f"`{name}` must be given, or --candidates in place of TEACHER and --data.")
+    else:
+        _check_left_out("with --candidates", search | {"--max-new-tokens": max_new_tokens})
+        if choose != "reverse":
+            _check_left_out("without --choose reverse", {"--reverse": reverse} | models)
+        elif reverse is None:
+            raise ValueError(
+                "`--reverse` must be a model of the other direction with --choose reverse, but is missing."
+            )
+    options.check_pairs_file(output, data or [candidates])
+    options.quieten()
+    settings: Any = {"target_language": to, "token_budget": 8192 if token_budget is None else token_budget}
+    if candidates is not None:
+        from heedful.inference.teaching import candidates as given
+
+        choice = given.CandidateChoice(choose or "chrf", max_ratio, language)
+        place = candidates, source, target, choose == "score"
+        given.check_candidates(given.read_candidates(*place))
+        translator = None if reverse is None else options.load_translator(reverse, device)
+        settings = {} if reverse is None else settings | {"chunk_size": CHUNK}
+        made = choice.pairs(given.read_candidates(*place), translator, **settings)
+        _write_pairs(output, _renamed(made, source, target))
+        print(choice.summary(), file=sys.stderr)
+        return
     from heedful.inference.teaching.back_translation import SequenceDistillation
     from heedful.inference.teaching.distillation import load_teachers
 
-    options.quieten()
-    read = options.read_pairs(data, source, target, streaming=True)
-    options.check_pairs_file(output, data)
-    making = SequenceDistillation(num_beams, closest)
-    search: Any = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    made = making.pairs(load_teachers(teachers, device), read, chunk_size=CHUNK, **search)
-    # The columns are named as those of the data, so that a recipe reads them as it reads those.
-    _write_pairs(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")
+    read = options.read_pairs(data or [], source, target, streaming=True)
+    making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
+    settings |= {"max_new_tokens": max_new_tokens, "chunk_size": CHUNK}
+    made = making.pairs(load_teachers(teachers or [], device), read, **settings)
+    _write_pairs(output, _renamed(made, source, target), making, "`--data`")
+
+
+def _renamed(pairs: Iterable[dict[str, str]], source: str, target: str) -> Iterator[dict[str, str]]:
+    """Name the columns as those of what was read, so that a recipe reads the pairs as it reads that."""
+    return ({source: pair["source"], target: pair["target"]} for pair in pairs)
+
+
+def _check_left_out(where: str, given: dict[str, Any]) -> None:
+    """Raise a `ValueError` that names the first option that has a value where none would be read."""
+    for name, value in given.items():
+        if value not in (None, []):
+            raise ValueError(f"`{name}` must be left out {where}, but is {shortened(value)} instead.")
 
 
 def distill_tokens(

@@ -101,6 +101,11 @@ def first_rows(location: str | Sequence[str], count: int) -> list[Mapping[str, A
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 
 
+def read_rows(location: str, columns: Columns) -> Iterator[Record]:
+    """Yield the rows of any location of `read_pairs` with all columns, unchecked; `columns` are of tables."""
+    return _reader(location, columns, "train", streaming=True)()
+
+
 def _reader(location: str | Sequence[str], columns: Columns, split: str, streaming: bool) -> Reader:
     """Return what reads the rows of a location; errors that need no row are raised here, for streams too."""
     for name in [location] if isinstance(location, str) else location:

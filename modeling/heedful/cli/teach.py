@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -147,55 +148,48 @@ def distill(
     device: options.Device = None,
 ):
     """Put translations of a larger model, or the best of given ones, in the place of targets: pairs to learn from."""
-    models = {"--to": to, "--token-budget": token_budget, "--device": device}
-    choices = {"--choose": choose, "--reverse": reverse, "--max-ratio": max_ratio, "--language": language}
     search = {"TEACHER": teachers, "--data": data, "--num-beams": num_beams, "--closest": closest}
+    choices = {"--choose": choose, "--max-ratio": max_ratio, "--language": language, "--reverse": reverse}
+    models = {"--reverse": reverse, "--to": to, "--token-budget": token_budget, "--device": device}
     if candidates is None:
-        _check_left_out("without --candidates", choices)
-        for name in ("TEACHER", "--data"):
-            if not search[name]:
-                raise ValueError(f"`{name}` must be given, or --candidates in place of TEACHER and --data.")
+        _check_given("without --candidates", {"TEACHER": teachers, "--data": data}, choices)
+    elif choose == "reverse":
+        _check_given("with --choose reverse", {"--reverse": reverse}, search | {"--max-new-tokens": max_new_tokens})
     else:
-        _check_left_out("with --candidates", search | {"--max-new-tokens": max_new_tokens})
-        if choose != "reverse":
-            _check_left_out("without --choose reverse", {"--reverse": reverse} | models)
-        elif reverse is None:
-            raise ValueError(
-                "`--reverse` must be a model of the other direction with --choose reverse, but is missing."
-            )
-    options.check_pairs_file(output, data or [candidates])
+        where = f"with --candidates and --choose {choose or 'chrf'}"
+        _check_given(where, {}, search | {"--max-new-tokens": max_new_tokens} | models)
+    options.check_pairs_file(output, data or [str(candidates)])
     options.quieten()
     settings: Any = {"target_language": to, "token_budget": 8192 if token_budget is None else token_budget}
-    if candidates is not None:
-        from heedful.inference.teaching import candidates as given
+    settings["chunk_size"] = CHUNK
+    if candidates is None:
+        from heedful.inference.teaching.back_translation import SequenceDistillation
+        from heedful.inference.teaching.distillation import load_teachers
 
-        choice = given.CandidateChoice(choose or "chrf", max_ratio, language)
+        read = options.read_pairs(data or [], source, target, streaming=True)
+        making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
+        settings["max_new_tokens"] = max_new_tokens
+        made = making.pairs(load_teachers(teachers or [], device), read, **settings)
+    else:
+        from heedful.inference.teaching.candidates import CandidateChoice, read_candidates
+
+        making, choice = None, CandidateChoice(choose or "chrf", max_ratio, language)
         place = candidates, source, target, choose == "score"
-        given.check_candidates(given.read_candidates(*place))
-        translator = None if reverse is None else options.load_translator(reverse, device)
-        settings = {} if reverse is None else settings | {"chunk_size": CHUNK}
-        made = choice.pairs(given.read_candidates(*place), translator, **settings)
-        _write_pairs(output, _renamed(made, source, target))
+        deque(read_candidates(*place), maxlen=0)  # what is wrong in the last row is known before anything is computed
+        backward = reverse and options.load_translator(reverse, device)
+        made = choice.pairs(read_candidates(*place), backward, **settings)
+    # The columns are named as those of the data, so that a recipe reads them as it reads those.
+    _write_pairs(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")
+    if candidates is not None:
         print(choice.summary(), file=sys.stderr)
-        return
-    from heedful.inference.teaching.back_translation import SequenceDistillation
-    from heedful.inference.teaching.distillation import load_teachers
-
-    read = options.read_pairs(data or [], source, target, streaming=True)
-    making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
-    settings |= {"max_new_tokens": max_new_tokens, "chunk_size": CHUNK}
-    made = making.pairs(load_teachers(teachers or [], device), read, **settings)
-    _write_pairs(output, _renamed(made, source, target), making, "`--data`")
 
 
-def _renamed(pairs: Iterable[dict[str, str]], source: str, target: str) -> Iterator[dict[str, str]]:
-    """Name the columns as those of what was read, so that a recipe reads the pairs as it reads that."""
-    return ({source: pair["source"], target: pair["target"]} for pair in pairs)
-
-
-def _check_left_out(where: str, given: dict[str, Any]) -> None:
-    """Raise a `ValueError` that names the first option that has a value where none would be read."""
-    for name, value in given.items():
+def _check_given(where: str, needed: dict[str, Any], unread: dict[str, Any]) -> None:
+    """Raise a `ValueError` that names an option that must be given, or would not be read."""
+    for name, value in needed.items():
+        if not value:
+            raise ValueError(f"`{name}` must be given {where}.")
+    for name, value in unread.items():
         if value not in (None, []):
             raise ValueError(f"`{name}` must be left out {where}, but is {shortened(value)} instead.")
 

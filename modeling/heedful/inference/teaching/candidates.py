@@ -54,7 +54,7 @@ def _checked(cells: Mapping[str, Any], source: str, target: str, with_scores: bo
     except (TypeError, ValueError):
         numbers = [math.nan]
     if len(numbers) != len(texts) or any(map(math.isnan, numbers)):
-        must = f"{len(texts)} numbers, one for each candidate" if is_list else "a number"
+        must = "a list of one number for each candidate" if is_list else "a number"
         raise ValueError(f"{score!r} must be {must}, but is {shortened(scores)} instead in {place}.")
     texts = (" ".join(unicodedata.normalize("NFC", text).split()) for text in texts)
     return unicodedata.normalize("NFC", cells[source]), list(zip(texts, numbers, strict=True))

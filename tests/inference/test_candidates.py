@@ -1,4 +1,4 @@
-"""One of several given candidates becomes the target of each source: read, filtered, chosen, and told what is wrong."""
+"""One of several given candidates becomes the target of each source, and what is wrong with them is named."""
 
 import json
 from functools import partial
@@ -79,7 +79,7 @@ def test_the_candidate_most_like_the_others_is_chosen_and_a_measure_may_choose_a
     for method, measure in (("chrf", sacrebleu.sentence_chrf), ("bleu", sacrebleu.sentence_bleu)):
         worth = [sum(measure(text, [other]).score for other in TEXTS) for text in TEXTS]
         assert chosen(TEXTS, method=method) == ([TEXTS[worth.index(max(worth))]], {})
-    texts = ["the big dog sleeps now", "the dog is asleep", "big dogs sleeping", "a dog sleeps now"]
+    texts = ["The cats are sleeping now.", "The cat is asleep.", "The cat sleeps now.", "Cats sleeping."]
     assert chosen(texts, method="chrf") != chosen(texts, method="bleu")
 
 
@@ -97,9 +97,8 @@ def test_candidates_are_left_out_before_the_choice_and_counted_under_the_first_r
     choice = CandidateChoice()
     assert [pair["target"] for pair in choice.pairs(rows)] == ["a", "b"]
     assert choice.summary() == "left out: 1 pairs that came before"
-    with pytest.raises(
-        ValueError, match="`candidates` must hold one that is good enough, .+: left out: 1 empty, 1 sou"
-    ):
+    message = r"`candidates` must hold one that is good enough, .+: left out: 1 empty, 1 sources without another"
+    with pytest.raises(ValueError, match=message):
         list(CandidateChoice().pairs([(SOURCE, [("", 0.0)])]))
 
 
@@ -122,18 +121,14 @@ def test_the_candidate_is_chosen_from_which_the_reverse_model_finds_the_source_m
     rows = [(source, [(text, 0.0) for text in [*pairs][::-1]]) for source in pairs.values()]
     choice = CandidateChoice("reverse")
     found = list(choice.pairs(rows, backward, token_budget=100, chunk_size=3))
-    assert {pair["target"]: pair["source"] for pair in found} == {text: source for text, source in pairs.items()}
-    # The sum over the source's tokens counts, and the longest candidate is too long here.
-    source = "The cat sleeps."
-    (first, *_), (second, *_) = (list(backward.score_pairs([(text, source)])) for text in ("네.", "비가 온다."))
-    expected = "네." if first.log_probability > second.log_probability else "비가 온다."
-    monkeypatch.setattr("heedful.inference.search_settings.MOST_SOURCE_TOKENS", 12)
-    long = "고양이가 잔다. " * 9
-    candidates = [(long, 0.0), ("네.", 0.0), ("비가 온다.", 0.0)]
-    with pytest.warns(UserWarning, match="too long|longer"):
-        (pair,) = choice.pairs([(source, candidates)], backward)
-    assert pair["target"] == expected
-    assert choice.left_out["too long"] == 1
+    assert {pair["target"]: pair["source"] for pair in found} == pairs
+    monkeypatch.setattr(backward.model.config, "max_position_embeddings", 12)
+    monkeypatch.setattr(backward.model.config, "position_encoding", "learned")
+    choice = CandidateChoice("reverse")
+    rows = [("Yes.", [("네." * 20, 0.0), ("비가", 0.0), ("네.", 0.0)]), ("No.", [("네." * 20, 0.0)])]
+    with pytest.warns(UserWarning, match="is too long to be scored"):
+        assert list(choice.pairs(rows, backward)) == [{"source": "Yes.", "target": "네."}]
+    assert choice.left_out == {"too long": 2, "sources without another": 1}
 
 
 def test_pairs_come_before_the_rest_is_read(backward, tmp_path):
@@ -220,12 +215,11 @@ def test_the_commands_of_the_guide_run(place, printed, pairs, fresh_accelerate):
     assert [command.split()[0] for command in commands] == ["distill"] * 4 + ["train"]
     recipe = {
         "name": "student",
-        "data": {"train": "pairs.tsv", "validation": "alike.jsonl", "cleaning": {"drop_overlap": False}},
+        "data": {"train": "pairs.tsv", "validation": "columns.jsonl", "cleaning": {"drop_overlap": False}},
         "model": {"options": {**SIZES, "dropout": 0.1}},
         "optimization": {"max_updates": 1, "tokens_per_update": 500, "device": "cpu"},
         "decoding": {"bootstrap": 0, "max_length": 12},
     }
-    recipe["data"]["validation"] = "columns.jsonl"
     Path("pairs.yaml").write_text(json.dumps(recipe))
     run_commands(printed, commands)
     assert len(read_pairs("columns.jsonl", "ko", "en")) == len(pairs)

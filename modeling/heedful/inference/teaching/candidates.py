@@ -143,6 +143,7 @@ class CandidateChoice:
             kept = [(text, score.log_probability) for (text, _), score in found if score is not None]
             self.left_out["too long"] += len(candidates) - len(kept)
             yield source, kept
+        next(scores, None)  # warns at its end
 
     def summary(self) -> str:
         """Say in a line what was left out so far, by the names of the cleaning rules."""

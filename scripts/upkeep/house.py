@@ -28,7 +28,9 @@ HOUSE = {
 }
 ANNEXES = {
     "*_rnn.py cells_heed.py pipeline_heed.py figures.py": "the recurrent models; the pipelines; small pictures",
-    "data/epochs/ data/korean_english/ data/tasks/": "what an epoch draws or changes; the built-in corpus; tasks",
+    "data/epochs/ data/korean_english/ data/tasks/ data/scripts.py": (
+        "what an epoch draws or changes; the built-in corpus; tasks; scripts"
+    ),
     "training/trainer/ training/launch/ training/speed/ training/objectives/ training/stages.py": (
         "Trainer; processes; GPUs; R-Drop; several runs as one"
     ),

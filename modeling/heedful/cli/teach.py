@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -11,7 +12,7 @@ from typer import Argument, Option, Typer
 
 from heedful.cli import options
 from heedful.cli.translate import CHUNK, lines_of
-from heedful.files import check_at_least, check_is_new
+from heedful.files import check_at_least, check_is_new, shortened
 
 OF_PAIRS = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}  # files whose lines are no sentences
 pairs = Typer(help="Make pairs (`source`, `target`) for a task that is no translation.", no_args_is_help=True)
@@ -29,6 +30,7 @@ Most = Annotated[int | None, Option("--count", min=1, help="Of pairs. Default: o
 Count = Annotated[int, Option(min=1, help="Of pairs.")]
 Seed = Annotated[int, Option(min=0, help="Another one gives other pairs.")]
 Teachers = Annotated[list[str], Argument(metavar="TEACHER…", help="Saved models; several are an ensemble.")]
+Choice = Literal["chrf", "bleu", "reverse", "score"]
 
 
 def task(command: Callable[..., None]) -> Callable[..., None]:
@@ -126,30 +128,70 @@ def backtranslate(
 
 
 def distill(
-    teachers: Teachers,
-    data: options.Data,
     output: PairsFile,
+    teachers: Annotated[list[str] | None, Argument(metavar="[TEACHER…]", help="Saved models, or an ensemble.")] = None,
+    data: Annotated[list[str] | None, Option("--data", help="Pairs for TEACHER: as of `heedful score`.")] = None,
     source: options.Source = "source",
     target: options.Target = "target",
-    num_beams: Annotated[int, Option("--num-beams", help="Beam width.")] = 5,
+    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width. Default: 5.")] = None,
     closest: Annotated[int | None, Option(help="Of so many translations, take the target's closest by BLEU.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
+    candidates: Annotated[str | None, Option(help="In place of TEACHER: file of translations to choose from.")] = None,
+    choose: Annotated[
+        Choice | None, Option(help="Most like the others, by --reverse, or a score. Default: chrf.")
+    ] = None,
+    reverse: Annotated[str | None, Option(help="Model of the other direction, for --choose reverse.")] = None,
+    max_ratio: Annotated[float | None, Option(help="Drop candidates so many times as long or short.")] = None,
+    language: Annotated[str | None, Option(help="Drop candidates in another script than this language's.")] = None,
     to: options.TargetLanguage = None,
-    token_budget: options.TokenBudget = 8192,
+    token_budget: Annotated[int | None, Option(help="Padded tokens in one batch. Default: 8192.")] = None,
     device: options.Device = None,
 ):
-    """Put a larger model's translations in the place of targets: pairs that a smaller model learns from."""
-    from heedful.inference.teaching.back_translation import SequenceDistillation
-    from heedful.inference.teaching.distillation import load_teachers
-
+    """Put translations of a larger model, or the best of given ones, in the place of targets: pairs to learn from."""
+    search = {"TEACHER": teachers, "--data": data, "--num-beams": num_beams, "--closest": closest}
+    choices = {"--choose": choose, "--max-ratio": max_ratio, "--language": language, "--reverse": reverse}
+    models = {"--reverse": reverse, "--to": to, "--token-budget": token_budget, "--device": device}
+    if candidates is None:
+        _check_given("without --candidates", {"TEACHER": teachers, "--data": data}, choices)
+    elif choose == "reverse":
+        _check_given("with --choose reverse", {"--reverse": reverse}, search | {"--max-new-tokens": max_new_tokens})
+    else:
+        where = f"with --candidates and --choose {choose or 'chrf'}"
+        _check_given(where, {}, search | {"--max-new-tokens": max_new_tokens} | models)
+    options.check_pairs_file(output, data or [str(candidates)])
     options.quieten()
-    read = options.read_pairs(data, source, target, streaming=True)
-    options.check_pairs_file(output, data)
-    making = SequenceDistillation(num_beams, closest)
-    search: Any = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    made = making.pairs(load_teachers(teachers, device), read, chunk_size=CHUNK, **search)
+    settings: Any = {"target_language": to, "token_budget": 8192 if token_budget is None else token_budget}
+    settings["chunk_size"] = CHUNK
+    if candidates is None:
+        from heedful.inference.teaching.back_translation import SequenceDistillation
+        from heedful.inference.teaching.distillation import load_teachers
+
+        read = options.read_pairs(data or [], source, target, streaming=True)
+        making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
+        settings["max_new_tokens"] = max_new_tokens
+        made = making.pairs(load_teachers(teachers or [], device), read, **settings)
+    else:
+        from heedful.inference.teaching.candidates import CandidateChoice, read_candidates
+
+        making, choice = None, CandidateChoice(choose or "chrf", max_ratio, language)
+        place = candidates, source, target, choose == "score"
+        deque(read_candidates(*place), maxlen=0)  # what is wrong in the last row is known before anything is computed
+        backward = reverse and options.load_translator(reverse, device)
+        made = choice.pairs(read_candidates(*place), backward, **settings)
     # The columns are named as those of the data, so that a recipe reads them as it reads those.
     _write_pairs(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")
+    if candidates is not None:
+        print(choice.summary(), file=sys.stderr)
+
+
+def _check_given(where: str, needed: dict[str, Any], unread: dict[str, Any]) -> None:
+    """Raise a `ValueError` that names an option that must be given, or would not be read."""
+    for name, value in needed.items():
+        if not value:
+            raise ValueError(f"`{name}` must be given {where}.")
+    for name, value in unread.items():
+        if value not in (None, []):
+            raise ValueError(f"`{name}` must be left out {where}, but is {shortened(value)} instead.")
 
 
 def distill_tokens(

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from itertools import count, repeat
@@ -108,7 +108,7 @@ def clean_pairs(
 
     report, rows = CleaningReport(), list(held_out) if rules.drop_overlap else []
     sources, targets = (frozenset(row[side].strip() for row in rows) for side in ("source", "target"))
-    judge = _Judge(rules, sources, sources | targets, both_directions, report, frozenset(texts))
+    judge = Judge(rules, sources, sources | targets, both_directions, report, frozenset(texts))
     if isinstance(pairs, IterableDataset):
         stream = IterableDataset.from_generator(partial(_clean_stream, pairs, judge), features=pairs.features)
         return cast("IterableDataset", stream), report
@@ -140,20 +140,20 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
     return numbers
 
 
-def _clean_stream(pairs: "IterableDataset", judge: "_Judge") -> Iterator[dict[str, str]]:
+def _clean_stream(pairs: "IterableDataset", judge: "Judge") -> Iterator[dict[str, str]]:
     return judge.kept((pair, pair["source"], pair["target"], pair.get("part", 0)) for pair in pairs)
 
 
 @dataclass(frozen=True)
-class _Judge:
+class Judge:
     """Applies the rules to one pair after another."""
 
     rules: CleaningRules
-    held_out_sources: frozenset[str]
-    held_out_texts: frozenset[str]  # of both sides
-    both_directions: bool
-    report: CleaningReport
-    texts: frozenset[int]
+    held_out_sources: frozenset[str] = frozenset()
+    held_out_texts: frozenset[str] = frozenset()  # of both sides
+    both_directions: bool = False
+    report: CleaningReport = field(default_factory=CleaningReport)
+    texts: frozenset[int] = frozenset()  # parts whose pairs are one text each
 
     def kept(self, rows: Iterable[tuple[Any, str, str, int]]) -> Iterator[Any]:
         """Yield what comes with a source, a target and the number of a part that break no rule."""
@@ -168,6 +168,7 @@ class _Judge:
             raise ValueError(f"The cleaning rules must leave at least one pair, but leave none:\n{self.report}")
 
     def reason_to_drop(self, source: str, target: str, part: int, seen: set[bytes]) -> str | None:
+        """Return the first of `REASONS` to drop a pair of trimmed texts, if there is one; `seen` are those before."""
         rules = self.rules
         shorter, longer = sorted((len(source), len(target)))
         if rules.drop_empty and not shorter:

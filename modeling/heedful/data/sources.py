@@ -80,7 +80,7 @@ def read_pairs(
     if references is not None:
         features["references"] = List(Value("string"))
     columns = (source, target) if isinstance(location, str) else ("source", "target")
-    read = partial(_checked_pairs, _reader(location, columns, split, streaming), columns, references, streaming)
+    read = partial(_checked_pairs, row_reader(location, columns, split, streaming), columns, references, streaming)
     if streaming:
         return cast("IterableDataset", IterableDataset.from_generator(read, features=features))
     pairs, tables = read(), [features.arrow_schema.empty_table()]
@@ -96,12 +96,12 @@ def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
 
 def first_rows(location: str | Sequence[str], count: int) -> list[Mapping[str, Any]]:
     """Return the first rows of training data, by languages or columns; of a table, all lines by number of column."""
-    rows = _reader(location, ANY_COLUMNS, "train", streaming=True)
+    rows = row_reader(location, ANY_COLUMNS, "train", streaming=True)
     found = [(cells.get("translation"), cells) for _, _, cells in islice(rows(), count)]
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 
 
-def _reader(location: str | Sequence[str], columns: Columns, split: str, streaming: bool) -> Reader:
+def row_reader(location: str | Sequence[str], columns: Columns, split: str, streaming: bool) -> Reader:
     """Return what reads the rows of a location; errors that need no row are raised here, for streams too."""
     for name in [location] if isinstance(location, str) else location:
         if re.match(r"[A-Za-z][A-Za-z0-9+]*://", name):

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from heedful.data.cleaning import CleaningRules, clean_pairs
+from heedful.data.scripts import SCRIPTS_AND_LANGUAGES, SCRIPTS_OF_LANGUAGES, lacks_script, main_script
 from heedful.data.sources import first_rows
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks import pairs as looks
-from heedful.diagnosis.recipe_checks.pairs import Pairs, kind_of, main_script, roles_of
+from heedful.diagnosis.recipe_checks.pairs import Pairs, kind_of, roles_of
 from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings
 from heedful.training.preparation import read_splits
@@ -215,7 +216,7 @@ def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | Non
     lines = list(zip(*(cells[key][1:] for key in texts), strict=True))
     alike = sum(all(map(_is_like_a_name, line)) for line in lines)
     scripts = ((key, main_script(cells[key][1:])) for key in texts)
-    is_other = any(script and script != "Latin" and looks.lacks_script(first[key], script) for key, script in scripts)
+    is_other = any(script and script != "Latin" and lacks_script(first[key], script) for key, script in scripts)
     if is_other or (known > 1 and not (alike and all(len(first[key]) < 4 for key in texts))):
         return True
     return False if alike > 0.1 * len(lines) and not known else None
@@ -239,8 +240,8 @@ def language_of(column: str, texts: list[str]) -> str | None:
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
     code = re.split("[-_]", column.lower())[0]
-    if code in looks.SCRIPTS_OF_LANGUAGES or code in TO_LANGUAGE_CODE:
+    if code in SCRIPTS_OF_LANGUAGES or code in TO_LANGUAGE_CODE:
         return TO_LANGUAGE_CODE.get(code, code)
     script = main_script(texts)
-    codes = looks.SCRIPTS_AND_LANGUAGES[script][1].split() if script else []
+    codes = SCRIPTS_AND_LANGUAGES[script][1].split() if script else []
     return codes[0] if len(codes) == 1 else None

@@ -1,0 +1,273 @@
+"""One of several given candidates becomes the target of each source, and what is wrong with them is named."""
+
+import json
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import sacrebleu
+from pyarrow import parquet
+
+from guides import assert_named, commands_of, run_commands, text_of
+from heedful import Translator
+from heedful.data.sources import read_pairs
+from heedful.inference.teaching.candidates import CandidateChoice, read_candidates
+from helpers import assert_refused
+from memorised import saved_in
+from tiny_runs import SIZES
+
+SECTION = text_of("low_resource").split("## Candidates from any system")[1].split("\n## ")[0]
+SOURCE = "고양이가 잔다."
+TEXTS = ["It rains.", "The cat sleeps.", "A cat sleeps.", "The cats sleep here."]
+
+
+def written(path: Path, *rows: dict) -> str:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def chosen(candidates: list[str], source: str = SOURCE, **settings) -> tuple[list[str], dict[str, int]]:
+    """Return the target chosen for a source, and what was left out."""
+    choice = CandidateChoice(**settings)
+    scored = [(text, 0.0) for text in candidates]
+    # A second source, so that there is a pair whatever becomes of the first.
+    found = list(choice.pairs([(source, scored), ("x", [("y", 0.0)])]))
+    return [pair["target"] for pair in found if pair["source"] == source], {
+        k: n for k, n in choice.left_out.items() if n
+    }
+
+
+def test_every_form_of_a_file_gives_the_same_candidates(tmp_path):
+    expected = [("a", [("b", 1.0), ("c d", 2.5)]), ("é", [("b", -3.0)])]
+    lines = [("a", "b", 1), ("a", " c\n d", 2.5), ("e\u0301", "b", -3)]
+    whole = [{"source": "a", "candidates": ["b", " c\n d"], "scores": [1, 2.5]}]
+    whole.append({"source": "e\u0301", "candidates": ["b"], "scores": [-3]})
+    names = ("source", "candidate", "score")
+    places = [
+        written(tmp_path / "whole.jsonl", *whole),
+        written(tmp_path / "lines.jsonl", *(dict(zip(names, line, strict=True)) for line in lines)),
+        written(
+            tmp_path / "mixed.jsonl",
+            dict(zip(names, lines[0], strict=True)),
+            dict(zip(names, lines[1], strict=True)),
+            whole[1],
+        ),
+    ]
+    table = {name: [line[place] for line in lines] for place, name in enumerate(names)}
+    for name, rows in (
+        ("whole", whole),
+        ("lines", pa.table(table).rename_columns(["source", "target", "score"]).to_pylist()),
+    ):
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+        places.append(str(tmp_path / f"{name}.parquet"))
+    (tmp_path / "lines.tsv").write_text(
+        "source\ttarget\tscore\na\tb\t1\na\t c  d\t2.5\ne\u0301\tb\t-3\n", encoding="utf-8"
+    )
+    for place in (*places, str(tmp_path / "lines.tsv")):
+        assert list(read_candidates(place, "source", "target", with_scores=True)) == expected, place
+    (tmp_path / "bare.tsv").write_text("a\tb\na\tc d\ne\u0301\tb\n", encoding="utf-8")
+    without = [(source, [(text, 0.0) for text, _ in candidates]) for source, candidates in expected]
+    assert list(read_candidates(str(tmp_path / "bare.tsv"), "1", "2")) == without
+    # Two whole rows of one source are two choices.
+    twice = written(tmp_path / "twice.jsonl", *[{"source": "a", "candidates": ["b"]}] * 2)
+    assert len(list(read_candidates(twice, "source", "target"))) == 2
+
+
+def test_the_candidate_most_like_the_others_is_chosen_and_a_measure_may_choose_another():
+    for method, measure in (("chrf", sacrebleu.sentence_chrf), ("bleu", sacrebleu.sentence_bleu)):
+        worth = [sum(measure(text, [other]).score for other in TEXTS) for text in TEXTS]
+        assert chosen(TEXTS, method=method) == ([TEXTS[worth.index(max(worth))]], {})
+    texts = ["The cats are sleeping now.", "The cat is asleep.", "The cat sleeps now.", "Cats sleeping."]
+    assert chosen(texts, method="chrf") != chosen(texts, method="bleu")
+
+
+def test_candidates_are_left_out_before_the_choice_and_counted_under_the_first_reason():
+    left = {"empty": 1, "duplicate": 2, "identical": 1, "ratio": 1, "language": 1}
+    useless = ["", TEXTS[1], SOURCE, "The cat sleeps. " * 3, "개가 잔다 또"]
+    texts = [TEXTS[1], *useless, TEXTS[1]]
+    assert chosen(texts, max_ratio=3, language="en_US") == ([TEXTS[1]], left)
+    # What is not asked for is kept.
+    assert chosen([*TEXTS, *useless])[1] == {"empty": 1, "duplicate": 1, "identical": 1}
+    # Repeated candidates have one vote each: twice the same is not most like the others by that alone.
+    assert chosen(["It rains."] * 9 + TEXTS)[0] == chosen(TEXTS)[0]
+    assert chosen(["", SOURCE]) == ([], {"empty": 1, "identical": 1, "sources without another": 1})
+    rows = [(SOURCE, [("a", 0.0)]), (f" {SOURCE}", [("a", 0.0)]), (SOURCE, [("b", 0.0)])]
+    choice = CandidateChoice()
+    assert [pair["target"] for pair in choice.pairs(rows)] == ["a", "b"]
+    assert choice.summary() == "left out: 1 pairs that came before"
+    message = r"`candidates` must hold one that is good enough, .+: left out: 1 empty, 1 sources without another"
+    with pytest.raises(ValueError, match=message):
+        list(CandidateChoice().pairs([(SOURCE, [("", 0.0)])]))
+
+
+def test_the_highest_score_is_chosen_also_of_a_candidate_that_is_repeated():
+    choice = CandidateChoice("score")
+    (pair,) = choice.pairs([(SOURCE, [("a", 1.0), ("b", 2.0), (SOURCE, 9.0), ("a", 3.0), ("c", 3.0)])])
+    assert pair == {"source": SOURCE, "target": "a"}
+    assert choice.left_out == {"duplicate": 1, "identical": 1}
+
+
+@pytest.fixture
+def backward(model, tokenizers) -> Translator:
+    """A model from Korean to English: the reverse one of English sources with Korean candidates."""
+    return Translator(model, tokenizers)
+
+
+def test_the_candidate_is_chosen_from_which_the_reverse_model_finds_the_source_most_probable(
+    backward, pairs, monkeypatch
+):
+    rows = [(source, [(text, 0.0) for text in [*pairs][::-1]]) for source in pairs.values()]
+    choice = CandidateChoice("reverse")
+    found = list(choice.pairs(rows, backward, token_budget=100, chunk_size=3))
+    assert {pair["target"]: pair["source"] for pair in found} == pairs
+    monkeypatch.setattr(backward.model.config, "max_position_embeddings", 12)
+    monkeypatch.setattr(backward.model.config, "position_encoding", "learned")
+    choice = CandidateChoice("reverse")
+    rows = [("Yes.", [("네." * 20, 0.0), ("비가", 0.0), ("네.", 0.0)]), ("No.", [("네." * 20, 0.0)])]
+    with pytest.warns(UserWarning, match="is too long to be scored"):
+        assert list(choice.pairs(rows, backward)) == [{"source": "Yes.", "target": "네."}]
+    assert choice.left_out == {"too long": 2, "sources without another": 1}
+
+
+def test_pairs_come_before_the_rest_is_read(backward, tmp_path):
+    rows = [{"source": f"{number}", "candidates": ["a", "b"]} for number in range(3)]
+    place = written(tmp_path / "broken.jsonl", *rows, {"source": "x"})
+    assert next(read_candidates(place, "source", "target"))[0] == "0"
+    read = []
+
+    def endless():
+        for number in count():
+            read.append(number)
+            yield f"{number}", [("네.", 1.0), ("비가 온다.", 0.0)]
+
+    assert next(CandidateChoice("score").pairs(endless())) == {"source": "0", "target": "네."}
+    assert len(read) == 1
+    next(CandidateChoice("reverse").pairs(endless(), backward, chunk_size=6))
+    assert len(read) <= 1 + 6
+
+
+def test_what_is_wrong_in_a_file_or_a_setting_is_named_with_its_row(tmp_path, backward):
+    good = {"source": "a", "candidates": ["b", "c"]}
+    cases = [
+        (
+            {"candidates": ["b"]},
+            "Row 2 of .+ must have the columns 'source' and 'target', .+, but has 'candidates' inst",
+        ),
+        ({"source": "a"}, "Row 2 of .+ must have the columns 'source' and .+, but has 'source' instead"),
+        (good | {"score": [1, 2]}, "and perhaps 'scores', but has 'source', 'candidates', 'score' instead"),
+        ({"source": "a", "candidate": "b", "model": "c"}, "perhaps 'score', but has 'source', 'candidate', 'model'"),
+        ({"source": " ", "candidates": ["b"]}, "'source' must be a text, but is ' ' instead in row 2 of .+c.jsonl"),
+        ({"source": None, "candidates": ["b"]}, "'source' must be a text, but is None instead in row 2"),
+        ({"source": "a", "candidates": []}, r"'candidates' must hold one text or more, but is \[\] instead in row 2"),
+        ({"source": "a", "candidates": "bc"}, "'candidates' must hold one text or more, but is 'bc' instead in row 2"),
+        ({"source": "a", "candidate": None}, "'candidate' must hold one text or more, but is None instead in row 2"),
+        (
+            good | {"scores": [1]},
+            r"'scores' must be a list of one number for each candidate, but is \[1\] instead in row 2",
+        ),
+        (good | {"scores": [1, "high"]}, "'scores' must be a list of one number"),
+        (good | {"scores": [1, float("nan")]}, "'scores' must be a list of one number"),
+        (good | {"scores": 3}, "'scores' must be a list of one number"),
+        ({"source": "a", "target": "b", "score": "high"}, "'score' must be a number, but is 'high' instead in row 2"),
+    ]
+
+    def read(row, with_scores=False):
+        place = written(tmp_path / "c.jsonl", good | {"scores": [1, 2]}, row)
+        return list(read_candidates(place, "source", "target", with_scores))
+
+    assert_refused(cases, read)
+    assert len(read(good)) == 2
+    cases = [
+        (good, "'scores' must be a list .+, but is None"),
+        ({"source": "a", "target": "b"}, "'score' must be a num"),
+    ]
+    assert_refused(cases, partial(read, with_scores=True))
+    cases = [
+        ({"method": "best"}, "`method` must be one of chrf, bleu, reverse, score, but is 'best'"),
+        ({"language": "xx"}, "`language` must be one of en, .+ but is 'xx'"),
+        ({"max_ratio": 0.5}, "`max_ratio` must be at least 1, but is 0.5"),
+    ]
+    assert_refused(cases, lambda settings: CandidateChoice(**settings))
+    cases = [("reverse", None), ("chrf", backward), ("score", backward)]
+    assert_refused(
+        [(case, "`reverse` must be a model for reverse, and None") for case in cases],
+        lambda case: list(CandidateChoice(case[0]).pairs([], case[1])),
+    )
+
+
+@pytest.fixture
+def place(model, tokenizers, pairs, tmp_path, monkeypatch):
+    """A working directory with what the guide speaks of."""
+    monkeypatch.chdir(tmp_path)
+    saved_in("runs/backward/model", model, tokenizers)
+    rows = [line for line in SECTION.splitlines() if line.startswith("{")]
+    others = [{"source": source, "candidates": [target, "Ja."], "scores": [2, 1]} for source, target in pairs.items()]
+    written(Path("candidates.jsonl"), *map(json.loads, rows), *others)
+    table = ["ko\ten", *(f"{source}\t{text}" for source, target in pairs.items() for text in (target, "No."))]
+    Path("candidates.tsv").write_text("\n".join(table) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_the_commands_of_the_guide_run(place, printed, pairs, fresh_accelerate):
+    commands = commands_of(SECTION)
+    assert [command.split()[0] for command in commands] == ["distill"] * 4 + ["train"]
+    recipe = {
+        "name": "student",
+        "data": {"train": "pairs.tsv", "validation": "columns.jsonl", "cleaning": {"drop_overlap": False}},
+        "model": {"options": {**SIZES, "dropout": 0.1}},
+        "optimization": {"max_updates": 1, "tokens_per_update": 500, "device": "cpu"},
+        "decoding": {"bootstrap": 0, "max_length": 12},
+    }
+    Path("pairs.yaml").write_text(json.dumps(recipe))
+    run_commands(printed, commands)
+    assert len(read_pairs("columns.jsonl", "ko", "en")) == len(pairs)
+    known = {pair["source"]: pair["target"] for pair in read_pairs("scored.jsonl.gz", "source", "target")}
+    assert known == pairs
+    assert len(read_pairs("reversed.jsonl", "source", "target")) >= len(pairs)
+    assert read_pairs("alike.jsonl", "source", "target")[0]["target"] in ("It rains.", "It is raining.")
+
+
+def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, heedful_command):
+    distill = partial(heedful_command, "distill")
+    same = {"source": SOURCE, "candidates": ["A cat.", "A cat.", SOURCE]}
+    written(Path("few.jsonl"), same, same)
+    code, output, errors = distill("--candidates", "few.jsonl", "-o", "new.jsonl.gz")
+    assert (code, output) == (0, "")
+    left = "2 duplicate, 2 identical, 1 pairs that came before"
+    assert errors.splitlines()[-2:] == ["1 pairs in new.jsonl.gz", f"left out: {left}"]
+    written(Path("bad.jsonl"), same, {"source": "a", "candidates": []})
+    written(Path("none.jsonl"), {"source": "a", "candidates": ["a"]})
+    given, out = ["--candidates", "few.jsonl"], ["-o", "out.jsonl"]
+    reverse = ["--reverse", "runs/backward/model"]
+    cases = [
+        ([*out], "`TEACHER` must be given without --candidates"),
+        (["teacher", *out], "`--data` must be given without --candidates"),
+        (["teacher", "--data", "few.jsonl", "--choose", "chrf", *out], "`--choose` must be left out without --cand"),
+        (["teacher", "--data", "few.jsonl", *reverse, *out], "`--reverse` must be left out without --candidates"),
+        ([*given, "teacher", *out], "`TEACHER` must be left out with --candidates and --choose chrf"),
+        ([*given, "--data", "few.jsonl", *out], "`--data` must be left out with --candidates"),
+        ([*given, "--num-beams", "1", *out], "`--num-beams` must be left out with --candidates"),
+        ([*given, "--max-new-tokens", "1", *out], "`--max-new-tokens` must be left out with --candidates"),
+        ([*given, *reverse, *out], "`--reverse` must be left out with --candidates and --choose chrf"),
+        ([*given, "--to", "ko", *out], "`--to` must be left out with --candidates and --choose chrf"),
+        ([*given, "--choose", "reverse", *out], "`--reverse` must be given with --choose reverse"),
+        ([*given, "--choose", "reverse", *reverse, "--closest", "2", *out], "`--closest` must be left out with"),
+        ([*given, "--choose", "reverse", *reverse, "--to", "de", *out], "`--to` must be one of none"),
+        ([*given, "--choose", "score", *out], "'scores' must be a list of one number for each candidate, but is None"),
+        ([*given, "--choose", "best", *out], "Invalid value for '--choose'"),
+        ([*given, "--language", "xx", *out], "`--language` must be one of"),
+        ([*given, "--source", "ko", *out], "Row 1 of few.jsonl must have the columns 'ko' and 'target'"),
+        ([*given, "-o", "few.jsonl"], "`--output` must be another file than those that are read"),
+        ([*given, "-o", "out.tsv"], "`--output` must end in .jsonl or .jsonl.gz"),
+        (["--candidates", "none.jsonl", *out], "`--candidates` must hold one that is good enough"),
+        # The last row is read before any model.
+        (
+            ["--candidates", "bad.jsonl", "--choose", "reverse", "--reverse", "no/model", *out],
+            "instead in row 2 of bad",
+        ),
+    ]
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+    assert_named(distill, cases)
+    assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before

@@ -104,7 +104,11 @@ def compare(
     from heedful.evaluation import comparison, metrics
 
     directions = _directions(data, to)
-    options.check_output(output, "--output", [*chain(*directions.values()), *chain.from_iterable(system.split(",") for system in systems)])
+    options.check_output(
+        output,
+        "--output",
+        [*chain(*directions.values()), *chain.from_iterable(system.split(",") for system in systems)],
+    )
     settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore, ter)
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}

@@ -63,10 +63,14 @@ def convert(
     source_language: Annotated[str | None, Option(help="As mBART's, M2M100's, NLLB's tokenizer calls it.")] = None,
     target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
     decoder_layers: Annotated[int | None, Option(help="Of a new decoder, for a BERT, RoBERTa or XLM-R.")] = None,
-    add_language: Annotated[str | None, Option(help="Target language that a Heed model or NLLB learns to name.")] = None,
+    add_language: Annotated[
+        str | None, Option(help="Target language that a Heed model or NLLB learns to name.")
+    ] = None,
     pairs: Annotated[str | None, Option(help="Texts of that language, as recipes name pairs.")] = None,
     column: Annotated[str | None, Option(help="Of the texts in --pairs. Default: target.")] = None,
-    like: Annotated[str | None, Option(help="Language that the model knows, to begin with. Default: the first.")] = None,
+    like: Annotated[
+        str | None, Option(help="Language that the model knows, to begin with. Default: the first.")
+    ] = None,
     pieces: Annotated[int | None, Option(help="New pieces of the vocabulary, at most. Default: 500.")] = None,
     old: Annotated[list[str] | None, Option(help="Texts that keep their tokens, beside the run's own data.")] = None,
 ):

@@ -10,7 +10,6 @@ from state to state, beam search may order what it finds in another way.
 import copy
 import json
 import math
-import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -29,7 +28,7 @@ from heedful.checksums_heed import TARGET_FOLDER, write_checksums
 from heedful.configuration_base_heed import position_limit
 from heedful.data.sources import first_rows, read_pairs
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
-from heedful.files import check_at_least, check_is_new, new_folder, quoted, read_object, write_text
+from heedful.files import check_at_least, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import load_model, model_folder, tokenizer_folder
 from heedful.publishing.conversion.model_conversion import Conversion, convert, largest_difference, write_card
 from heedful.publishing.conversion.tokenizer_conversion import without_special_pieces
@@ -39,7 +38,6 @@ from heedful.training.recipe_file import read_recipe
 
 COMPARED = 100  # texts of the old languages that are translated before and after
 TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32: matrices of other sizes round differently
-UNUSED = re.compile(r"<unused_\d+>")
 
 SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
@@ -106,26 +104,26 @@ def add_language(
     backend = begun.pair.source.backend_tokenizer
     words = Counter(word for text in texts for word in _words(backend, text)) if new.pieces else Counter()
     pieces = learn_pieces(backend, words, "\n".join(old_words), new.pieces)
+    notes = [f"The token {begun.token} begins as a copy of {begun.relative}."]
     with new_folder(target) as folder:
         begun.pair.save_pretrained(folder)
         first = _grow_tokenizers(folder, begun, pieces)
         grown = TokenizerPair.from_pretrained(folder)
-        after = grown.source.backend_tokenizer
-        assert not pieces or all(_ids(backend, word) == _ids(after, word) for word in old_words)
+        if pieces:
+            after = grown.source.backend_tokenizer
+            assert all(_ids(backend, word) == _ids(after, word) for word in old_words)
+            lengths = (sum(n * len(_ids(each, word)) for word, n in words.items()) for each in (after, backend))
+            mean, mean_before = (length / len(texts) for length in lengths)
+            what = f"a text of the language has {mean:.1f} tokens on average instead of {mean_before:.1f}"
+            notes.append(f"{len(pieces)} new pieces begin as means of the pieces that they are made of: {what}.")
         larger = _grown_model(begun, len(grown.source), first, pieces)
         grown.check_config(larger.config)
         difference = _compare(begun, larger, compared, first)
+        why = "probabilities are smaller, because the softmax has more terms, and beams may come in another order"
+        notes.append(f"{len(compared)} old texts have the greedy output that they had; {why}.")
         if begun.conversion is not None:
             larger.generation_config.forced_bos_token_id = first
         torch.nn.Module.to(larger, begun.dtype).save_pretrained(folder)
-        lengths = [sum(n * len(_ids(each, word)) for word, n in words.items()) / len(texts) for each in (after, backend)]
-        saved = ": {:.1f} tokens in a text of the new language instead of {:.1f}".format(*lengths) if pieces else ""
-        notes = (
-            f"The token {begun.token} begins as a copy of {begun.relative}.",
-            f"{len(pieces)} new pieces begin as the means of the pieces that they are made of{saved}.",
-            f"{len(compared)} old texts have the greedy output that they had. Its probabilities are smaller, because "
-            "the softmax has more terms, and beams may be in another order.",
-        )
         base = begun.conversion or Conversion(str(source), Path(target), "heed", 0, 0.0)
         facts: dict[str, Any] = {"notes": (*base.notes, *notes), "added": new.name, "difference": difference}
         conversion = replace(base, folder=Path(target), parameters=larger.num_parameters(), **facts)
@@ -199,7 +197,6 @@ def _mergeable(backend: Any, vocabulary: Mapping[str, int], word: str) -> Iterat
 def _merged(cut: list[str], two: tuple[str, str]) -> list[str]:
     merged: list[str] = []
     for each in cut:
-        # The left half may be what has just been merged, as in "aaa": then the piece is not the half any more.
         if merged and (merged[-1], each) == two:
             merged[-1] += each
         else:
@@ -210,7 +207,8 @@ def _merged(cut: list[str], two: tuple[str, str]) -> list[str]:
 def _words(backend: Any, text: str) -> list[str]:
     """Return the parts of a text that pieces lie in, as the pieces are spelled."""
     text = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
-    return [text] if backend.pre_tokenizer is None else [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+    parts = [(text, ())] if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(text)
+    return [word for word, _ in parts]
 
 
 def _ids(backend: Any, word: str) -> list[int]:
@@ -253,7 +251,7 @@ def _begin(source: str, new: NewLanguage, source_language: str | None) -> _Begun
 
 
 def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
-    """Raise a `ValueError` for a vocabulary that takes no new pieces, or has tokens where a Unigram's would be."""
+    """Raise a `ValueError` for a vocabulary that takes no new pieces, or no tag either."""
     model, kind = state["model"], state["model"]["type"]
     if kind == "BPE":
         kind += " without merges" * (not model["merges"])
@@ -261,11 +259,6 @@ def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
     if kind not in ("BPE", "Unigram") and (pieces or kind[:3] not in ("BPE", "Wor")):
         must = "of the kinds BPE or Unigram to get new pieces (`pieces` of 0 adds a tag alone)"
         raise ValueError(f"The tokenizer must be {must}, but is {kind} instead.")
-    if kind == "Unigram":
-        tokens = [each["content"] for each in state["added_tokens"] if each["id"] >= len(model["vocab"])]
-        if others := [token for token in tokens if not UNUSED.fullmatch(token)]:
-            must = "have its tokens among its pieces, so that new ones get the ids behind them"
-            raise ValueError(f"The Unigram tokenizer must {must}, but {quoted(others)} come behind them.")
 
 
 def _old_texts(source: Path, old: Sequence[str]) -> Iterator[str]:
@@ -281,38 +274,39 @@ def _old_texts(source: Path, old: Sequence[str]) -> Iterator[str]:
 
 def _read_old(begun: _Begun, texts: Iterable[str]) -> tuple[set[str], list[str]]:
     """Return the words of old texts, and the first texts, without those that have too many tokens for the model."""
-    tokenizer, limit = begun.pair.source, position_limit(begun.model.config) or math.inf
+    backend, limit = begun.pair.source.backend_tokenizer, position_limit(begun.model.config) or math.inf
     words: set[str] = set()
     compared: dict[str, None] = {}
     for text in texts:
         short = trimmed(text)
-        words.update(*(_words(tokenizer.backend_tokenizer, each) for each in {text, short}))
-        if short and len(compared) < COMPARED and len(begun.pair.encode_source([short], begun.pair.languages[0] if begun.pair.languages else None)[0]) <= limit:
+        words.update(*(_words(backend, each) for each in {text, short}))  # sources are trimmed, targets are not
+        if short and len(compared) < COMPARED and len(begun.pair.source(short)["input_ids"]) < limit:
             compared[short] = None
     if not compared:
-        raise ValueError("`old` must name files with texts of the old languages, whose tokens must stay, but none is there.")
+        raise ValueError("`old` must name texts of the old languages, which keep their tokens, but there are none.")
     return words, list(compared)
 
 
 def _grow_tokenizers(folder: Path, begun: _Begun, pieces: Mapping[str, Piece]) -> int:
     """Give the saved tokenizers the token and the pieces, and return the id of the token, which the pieces follow."""
-    first, tokens = 0, [begun.token, *pieces]
+    first = 0
     for place in (folder,) if begun.pair.is_joint else (folder, folder / TARGET_FOLDER):
         state = read_object(place / "tokenizer.json")
         model, added, cut = state["model"], state["added_tokens"], state["pre_tokenizer"]
+        # Tokens behind the vocabulary become part of it: the ids behind them are the next ones.
         if model["type"] == "Unigram":
-            first = len(model["vocab"])
-            model["vocab"] += [[begun.token, 0.0], *([piece, each.score] for piece, each in pieces.items())]
-            if cut is None or cut["type"] != "ByteLevel":  # which cuts the text of a tag apart by itself
-                state["pre_tokenizer"] = without_special_pieces(cut, [begun.token])
+            special = [each["content"] for each in added if each["id"] >= len(model["vocab"])] + [begun.token]
+            model["vocab"] += [[token, 0.0] for token in special]
+            first = len(model["vocab"]) - 1
+            model["vocab"] += [[piece, each.score] for piece, each in pieces.items()]
+            if cut is None or cut["type"] != "ByteLevel":  # which cuts the text of a token apart by itself
+                state["pre_tokenizer"] = without_special_pieces(cut, special)
         else:
-            model["vocab"] |= {each["content"]: each["id"] for each in added}  # so that no id is left out
+            model["vocab"] |= {each["content"]: each["id"] for each in added}
             first = len(model["vocab"])
-            model["vocab"] |= {token: id_ for id_, token in enumerate(tokens, start=first)}
+            model["vocab"] |= {token: id_ for id_, token in enumerate([begun.token, *pieces], start=first)}
             model.get("merges", []).extend(list(each.halves) for each in pieces.values())
-        kept = [each for each in added if not first <= each["id"] < first + len(tokens)]  # no <unused_N> of these rows
-        token = {"id": first, "content": begun.token, **SPECIAL}
-        state["added_tokens"] = sorted([*kept, token], key=lambda each: each["id"])
+        added.append({"id": first, "content": begun.token, **SPECIAL})
         if begun.conversion is not None and place != folder:  # the target's language is before every target
             written = json.dumps(state["post_processor"]).replace(json.dumps(begun.relative), json.dumps(begun.token))
             state["post_processor"] = json.loads(written)
@@ -345,7 +339,10 @@ def _compare(begun: _Begun, larger: Any, texts: list[str], first: int) -> float:
     plain = {name: getattr(settings, name) for name in names}  # what forbids tokens may leave a new one as the best
     outputs = []
     for model in (begun.model, larger):
-        draft, search = Draft(model, begun.pair, texts, Path()), GenerationConfig(**plain, max_length=None)
+        draft, search = (
+            Draft(model, begun.pair, texts, Path()),
+            GenerationConfig(**plain, num_beams=1, num_return_sequences=1),
+        )
         found = draft.outputs(UnscoredEngine(model), {"greedy": search}, position_limit(model.config))
         outputs.append(found["greedy"])
     larger.generation_config = settings

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -104,11 +103,8 @@ def compare(
     from heedful.evaluation import comparison, metrics
 
     directions = _directions(data, to)
-    options.check_output(
-        output,
-        "--output",
-        [*chain(*directions.values()), *chain.from_iterable(system.split(",") for system in systems)],
-    )
+    read = chain(*directions.values(), *(system.split(",") for system in systems))
+    options.check_output(output, "--output", read)
     settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore, ter)
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}
@@ -122,27 +118,25 @@ def compare(
     for name, value in (search | {"target_language": to, "device": device}).items():
         if value is not None and files == places:
             raise ValueError(f"`{name}` must be left out where no model translates, but only files are given.")
-    read = partial(options.read_pairs, source=source, target=target, split="test", references=references)
-    pairs = {language: list(read(where)) for language, where in directions.items()}
-    accepted = {language: references_of(read) for language, read in pairs.items()}
-    for each in accepted.values():
-        metrics.references_left(ignore, each)  # raises now what it would raise when all is translated
+    reading: dict[str, Any] = {"split": "test", "references": references}
+    pairs = {into: list(options.read_pairs(where, source, target, **reading)) for into, where in directions.items()}
+    for rows in pairs.values():
+        metrics.references_left(ignore, references_of(rows))  # raises now what it would raise when all is translated
     texts = {(to, place): comparison.read_predictions(Path(place), len(pairs[to])) for place in files}
     from heedful.inference.loading import model_folder
 
     options.quieten()
-    sources = {language: [pair["source"] for pair in read] for language, read in pairs.items()}
+    sources = {into: [pair["source"] for pair in rows] for into, rows in pairs.items()}
     for place, folder in {place: model_folder(place) for place in places if place not in files}.items():
         translator = options.load_translator(folder, device)
-        for language, sentences in sources.items():
-            translations = translator.translate(sentences, target_language=language, **search)
-            texts[language, place] = [best.text for best, *_ in translations]
+        for into, sentences in sources.items():
+            translations = translator.translate(sentences, target_language=into, **search)
+            texts[into, place] = [best.text for best, *_ in translations]
     compared = {}
-    for language in directions:
-        translated = {name: [texts[language, place] for place in seeds] for name, seeds in named.items()}
-        compared[language] = comparison.compare_translations(
-            translated, accepted[language], sources[language], settings
-        )
+    for into, rows in pairs.items():
+        translated = {name: [texts[into, place] for place in seeds] for name, seeds in named.items()}
+        given = translated, references_of(rows), sources[into], settings
+        compared[into] = comparison.compare_translations(*given)
     is_one = directions.keys() == {to}
     result = compared[to] if is_one else {"directions": compared}
     if output is not None:

@@ -83,7 +83,7 @@ def convert(
     options.quieten()
     options.check_apart(add_language=add_language, decoder_layers=decoder_layers)
     options.check_apart(add_language=add_language, target_language=target_language)
-    details = {"column": column, "like": like, "pieces": pieces, "old": old}
+    details: dict[str, Any] = {"column": column, "like": like, "pieces": pieces, "old": old}
     details = {name: value for name, value in details.items() if value is not None}
     if add_language is None and (pairs is not None or details):
         name = next(iter(details), "pairs")

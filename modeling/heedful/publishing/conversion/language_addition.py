@@ -1,10 +1,10 @@
 """A target language more for a model of several: a tag for it, and pieces for the words that are cut badly today.
 
-What the model can do, it does as before. A new piece occurs in no text of the old languages, so their ids stay. The row
-of a new piece is the mean of the rows of the pieces that it is made of, and so is its bias; the tag's is a copy of a
-relative's. A mean is at most the largest of its parts, so before training no new token is likelier than every old one:
-what is decoded greedily stays the same. Probabilities become smaller, because the softmax has more terms; as these differ
-from state to state, beam search may order what it finds in another way.
+What the model does today it does afterwards. A new piece occurs in no text of the old languages: their ids stay. Its
+row is the mean of the rows of the pieces that it is made of, and so is its bias; the tag's row is a copy of a
+relative's. A mean is at most the largest of its parts, so before training no new token is likelier than every old one,
+and greedy output stays. Probabilities become smaller, because the softmax has more terms; how much differs from state
+to state, so that beam search may put what it finds in another order.
 """
 
 import copy
@@ -134,15 +134,14 @@ def add_language(
 def learn_pieces(backend: Any, words: Mapping[str, int], old: str, most: int) -> dict[str, Piece]:
     """Continue BPE on counted words as a tokenizer cuts them: the commonest two neighbours become a piece, in order.
 
-    The algorithm is that of Sennrich et al., 2016, "Neural Machine Translation of Rare Words with Subword Units";
-    of equally frequent neighbours the first by their strings are taken, none that come once. What occurs in the text
-    `old` is no piece, nor what repeats one piece alone: its row would be the same as that one's. A piece of Unigram has
-    as its score the logarithm of its share in the tokens, and must have more than its parts have together, so that it
-    is chosen.
+    Sennrich et al., 2016, "Neural Machine Translation of Rare Words with Subword Units". Of equally frequent
+    neighbours the first by their strings are taken, and none that come once. What occurs in the text `old` is no
+    piece, nor what repeats one piece alone: its row would be that one's. A piece of Unigram has as its score the
+    logarithm of its share in the tokens, and must have more than its parts together, so that it is chosen.
     """
     state = json.loads(backend.to_str())["model"]
     scores = dict(state["vocab"]) if state["type"] == "Unigram" else None
-    known, pieces = {*(vocabulary := backend.get_vocab())}, {}
+    known, pieces = set(vocabulary := backend.get_vocab()), dict[str, Piece]()
     cuts = [(cut, count) for word, count in words.items() for cut in _mergeable(backend, vocabulary, word)]
     total = sum(len(cut) * count for cut, count in cuts)
     counts: Counter[tuple[str, str]] = Counter()
@@ -231,6 +230,7 @@ def _begin(source: str, new: NewLanguage, source_language: str | None) -> _Begun
         elif source_language is not None:
             raise ValueError(f"`source_language` must be None for a Heed model, but is {source_language!r} instead.")
         model: Any = load_model(folder)
+        dtype = model.dtype
         pair = TokenizerPair.from_pretrained(tokenizer_folder(folder))
     if conversion is not None:
         token, relative = new.name, pair.target.convert_ids_to_tokens(model.generation_config.forced_bos_token_id)
@@ -247,7 +247,7 @@ def _begin(source: str, new: NewLanguage, source_language: str | None) -> _Begun
     if not model.config.share_encoder_decoder_embeddings:
         raise ValueError("`share_encoder_decoder_embeddings` must be True for `add_language`, but is False instead.")
     _check_can_grow(json.loads(pair.source.backend_tokenizer.to_str()), new.pieces)
-    return _Begun(model.float(), model.dtype, pair, token, relative, conversion)
+    return _Begun(model.float(), dtype, pair, token, str(relative), conversion)
 
 
 def _check_can_grow(state: dict[str, Any], pieces: int) -> None:

@@ -302,8 +302,8 @@ def test_models_of_several_languages_are_compared_in_all_of_them_in_one_table(pr
     lines = printed(*both).splitlines()
     assert [line.split()[:2] for line in lines[2:]] == [["en", "6"], ["ko", "4"]]
     bleu = alone["en"]["systems"]["after"]["bleu"]
-    expected = [f"{after['score']:.2f}", "100.00", f"{after['difference']:+.2f}", f"{after['bootstrap_p']:.4f}"]
-    expected += [f"{bleu['score']:.2f}", "100.00", f"{bleu['difference']:+.2f}", f"{bleu['bootstrap_p']:.4f}"]
+    expected = ["100.00", f"{after['score']:.2f}", f"{after['difference']:+.2f}", f"{after['bootstrap_p']:.4f}"]
+    expected += ["100.00", f"{bleu['score']:.2f}", f"{bleu['difference']:+.2f}", f"{bleu['bootstrap_p']:.4f}"]
     assert lines[2].split()[2:] == [*expected, "after"]
     # Two text files are one direction here too.
     files = ["--data", "en=sources", "--data", "en=targets"]

@@ -143,8 +143,8 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
 def directions_table(comparisons: Mapping[str | None, Mapping[str, Any]]) -> str:
     """Write what `compare_translations` returned for each target language, a row a language and system."""
     name, *_ = next(iter(comparisons.values()))["systems"]
-    tested = "  ".join(f"{title:>6} {'before':>6}  {'diff.':>6} {'p':>6}" for title in ("chrF", "BLEU"))
-    lines = [f"After each score that of {name}, the difference, and p by paired bootstrap."]
+    tested = "  ".join(f"{'before':>6} {title:>6}  {'diff.':>6} {'p':>6}" for title in ("chrF", "BLEU"))
+    lines = [f"Before each score that of {name}; after it the difference, and p by paired bootstrap."]
     width = max(map(len, ("into", *map(str, comparisons))))
     lines.append(f"{'into':<{width}}  {'pairs':>6}  {tested}")
     for language, comparison in comparisons.items():
@@ -153,7 +153,7 @@ def directions_table(comparisons: Mapping[str | None, Mapping[str, Any]]) -> str
             cells = []
             for metric in ("chrf", "bleu"):
                 row = {**found[metric], "before": baseline[1][metric]["score"]}
-                cells.append("{score:6.2f} {before:6.2f}  {difference:+6.2f} {bootstrap_p:6.4f}".format(**row))
+                cells.append("{before:6.2f} {score:6.2f}  {difference:+6.2f} {bootstrap_p:6.4f}".format(**row))
             lines.append(f"{language:<{width}}  {comparison['count']:>6}  {'  '.join(cells)}  {other}")
     return "\n".join(lines)
 

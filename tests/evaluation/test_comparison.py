@@ -1,10 +1,12 @@
 """Systems compared: sacrebleu's tests, seeds, sentences won and lost, and `heedful compare`."""
 
+import copy
 import json
 import os
 import random
 import re
 import unicodedata
+from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
@@ -13,10 +15,13 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
 from heedful import Translator, compare_translations
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.comparison import ComparisonSettings, comparison_table
 from heedful.evaluation.metrics import METRICS, score_translations
 from heedful.inference.translation import Translation
 from helpers import assert_refused, untrained_folder
+from memorised import PAIRS, memorised_model, saved_in
+from tiny_runs import table_file
 
 WORDS = ["the", "cat", "a", "dog", "sees", "runs", "in", "park", "and", "she", "reads", "no", "books", "today"]
 QUICK = ComparisonSettings(resamples=100, trials=200, seed=7)
@@ -270,3 +275,49 @@ def test_wrong_systems_are_told_before_a_model_is_loaded(refused, place, monkeyp
         (["model", "short.txt,alike.txt", "-o", "alike.txt"], "`--output` must be another file .* but alike.txt is"),
     ):
         assert re.search(message, refused(*COMPARE, *arguments)), message
+
+
+def test_models_of_several_languages_are_compared_in_all_of_them_in_one_table(printed, refused, place):
+    pair = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=270, languages=["ko", "en"])
+    model = memorised_model(pair, PAIRS, "en")
+    saved_in("before", model, pair)
+    shaken = copy.deepcopy(model)
+    shaken.lm_head.weight.data[80:90] = 0
+    saved_in("after", shaken, pair)
+    table_file(place / "en.tsv", [("source", "target"), *PAIRS.items()])
+    table_file(place / "ko.tsv", [("source", "target"), *list(PAIRS.items())[:4]])
+    Path("sources").write_text("".join(text + "\n" for text in PAIRS))
+    Path("targets").write_text("".join(text + "\n" for text in PAIRS.values()))
+    quick = ["--resamples", "40", "--trials", "40", "--max-new-tokens", 30]
+    both = ["compare", "before", "after", "--data", "en=en.tsv", "--data", "ko=ko.tsv", *quick]
+    found = json.loads(printed(*both, "--json"))
+    alone = {
+        language: json.loads(printed("compare", "before", "after", *data, "--to", language, *quick, "--json"))
+        for language, data in {"en": ["--data", "sources", "--data", "targets"], "ko": ["--data", "ko.tsv"]}.items()
+    }
+    assert found == {"directions": alone}
+    before, after = (alone["en"]["systems"][name]["chrf"] for name in ("before", "after"))
+    assert (before["score"], after["difference"]) == (100, after["score"] - 100)
+    assert after["difference"] < -5
+    lines = printed(*both).splitlines()
+    assert [line.split()[:2] for line in lines[2:]] == [["en", "6"], ["ko", "4"]]
+    bleu = alone["en"]["systems"]["after"]["bleu"]
+    expected = ["100.00", f"{after['score']:.2f}", f"{after['difference']:+.2f}", f"{after['bootstrap_p']:.4f}"]
+    expected += ["100.00", f"{bleu['score']:.2f}", f"{bleu['difference']:+.2f}", f"{bleu['bootstrap_p']:.4f}"]
+    assert lines[2].split()[2:] == [*expected, "after"]
+    # Two text files are one direction here too.
+    files = ["--data", "en=sources", "--data", "en=targets"]
+    assert (
+        json.loads(printed("compare", "before", "after", *files, *quick, "--json"))["directions"]["en"] == alone["en"]
+    )
+    for arguments, message in (
+        (["--data", "en=en.tsv", "--data", "ko.tsv"], "`--data` must name a language for each file"),
+        (["--data", "en=en.tsv", "--to", "en"], "`--data` must name a language for each file, without `--to`"),
+        (
+            ["baseline.txt", "--data", "en=en.tsv"],
+            "must be models where `--data` names languages, but baseline.txt is",
+        ),
+        (["--data", "en=en.tsv", "-o", "en.tsv"], "`--output` must be another file .* but en.tsv is"),
+        (["--data", "fr=en.tsv"], "must be one of ko, en, but is 'fr'"),
+    ):
+        assert re.search(message, refused("compare", "before", "after", *arguments)), message

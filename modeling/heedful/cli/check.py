@@ -1,6 +1,7 @@
 """For those who check: recipes, runs, models and rivals, the paper's claims, and what is installed here."""
 
 import json
+import re
 import sys
 from itertools import chain
 from pathlib import Path
@@ -94,38 +95,67 @@ def compare(
     as_json: options.AsJson = False,
     device: options.Device = None,
 ):
-    """Compare systems with the first: paired tests of BLEU, chrF, TER, exact match, error rates; who wins where."""
+    """Compare systems with the first: paired tests of BLEU, chrF, TER, exact match, error rates; who wins where.
+
+    With `--data de=FILE --data fr=FILE`, models of several languages are compared in one table, a row a direction.
+    """
     from heedful.data.sources import references_of
     from heedful.evaluation import comparison, metrics
 
-    options.check_output(output, "--output", [*data, *chain.from_iterable(system.split(",") for system in systems)])
+    directions = _directions(data, to)
+    read = chain(*directions.values(), *(system.split(",") for system in systems))
+    options.check_output(output, "--output", read)
     settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore, ter)
-    search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
+    search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}
     places = [place for seeds in named.values() for place in seeds]
     if len(systems) < 2 or len({*places}) < max(len(places), len(systems)) or not all(places):
         must = "at least two, all different, and none of them empty"
         raise ValueError(f"The systems must be {must}, but are {' '.join(systems)} instead.")
     files = [place for place in places if Path(place).is_file()]
-    for name, value in (search | {"device": device}).items():
+    if files and directions.keys() != {to}:
+        raise ValueError(f"The systems must be models where `data` names languages, but {files[0]} is a file.")
+    for name, value in (search | {"target_language": to, "device": device}).items():
         if value is not None and files == places:
             raise ValueError(f"`{name}` must be left out where no model translates, but only files are given.")
-    pairs = list(options.read_pairs(data, source, target, split="test", references=references))
-    accepted = references_of(pairs)
-    metrics.references_left(ignore, accepted)  # raises now what it would raise when all is translated
-    texts = {place: comparison.read_predictions(Path(place), len(pairs)) for place in files}
+    reading: dict[str, Any] = {"split": "test", "references": references}
+    pairs = {into: list(options.read_pairs(where, source, target, **reading)) for into, where in directions.items()}
+    for rows in pairs.values():
+        metrics.references_left(ignore, references_of(rows))  # raises now what it would raise when all is translated
+    texts = {(to, place): comparison.read_predictions(Path(place), len(pairs[to])) for place in files}
     from heedful.inference.loading import model_folder
 
     options.quieten()
-    sources = [pair["source"] for pair in pairs]
+    sources = {into: [pair["source"] for pair in rows] for into, rows in pairs.items()}
     for place, folder in {place: model_folder(place) for place in places if place not in files}.items():
-        translations = options.load_translator(folder, device).translate(sources, **search)
-        texts[place] = [best.text for best, *_ in translations]
-    translated = {name: [texts[place] for place in seeds] for name, seeds in named.items()}
-    result = comparison.compare_translations(translated, accepted, sources, settings)
+        translator = options.load_translator(folder, device)
+        for into, sentences in sources.items():
+            translations = translator.translate(sentences, target_language=into, **search)
+            texts[into, place] = [best.text for best, *_ in translations]
+    compared = {}
+    for into, rows in pairs.items():
+        translated = {name: [texts[into, place] for place in seeds] for name, seeds in named.items()}
+        given = translated, references_of(rows), sources[into], settings
+        compared[into] = comparison.compare_translations(*given)
+    is_one = directions.keys() == {to}
+    result = compared[to] if is_one else {"directions": compared}
     if output is not None:
         write_text(output, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    options.print_result(result, comparison.comparison_table(result), as_json)
+    table = comparison.comparison_table(result) if is_one else comparison.directions_table(compared)
+    options.print_result(result, table, as_json)
+
+
+def _directions(data: list[str], to: str | None) -> dict[str | None, list[str]]:
+    """Return the places of pairs by the language that they are translated into: `--to`, or that before each `=`."""
+    marks = [None if Path(place).exists() else re.fullmatch(r"([\w-]+)=(.+)", place) for place in data]
+    if not any(marks):
+        return {to: data}
+    if to is not None or not all(marks):
+        raise ValueError(f"`data` must name a language for each file, without `to`, but is {' '.join(data)} instead.")
+    directions: dict[str | None, list[str]] = {}
+    for mark in marks:
+        directions.setdefault(mark[1], []).append(mark[2])  # type: ignore[index]
+    return directions
 
 
 def study(

@@ -63,12 +63,39 @@ def convert(
     source_language: Annotated[str | None, Option(help="As mBART's, M2M100's, NLLB's tokenizer calls it.")] = None,
     target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
     decoder_layers: Annotated[int | None, Option(help="Of a new decoder, for a BERT, RoBERTa or XLM-R.")] = None,
+    add_language: Annotated[
+        str | None, Option(help="Target language that a Heed model or NLLB learns to name.")
+    ] = None,
+    pairs: Annotated[str | None, Option(help="Texts of that language, as recipes name pairs.")] = None,
+    column: Annotated[str | None, Option(help="Of the texts in --pairs. Default: target.")] = None,
+    like: Annotated[
+        str | None, Option(help="Language that the model knows, to begin with. Default: the first.")
+    ] = None,
+    pieces: Annotated[int | None, Option(help="New pieces of the vocabulary, at most. Default: 500.")] = None,
+    old: Annotated[list[str] | None, Option(help="Texts that keep their tokens, beside the run's own data.")] = None,
 ):
-    """Turn a saved Marian, Pegasus, BART, mBART, M2M100, NLLB or T5 model into a Heed model that computes the same."""
+    """Turn a saved Marian, Pegasus, BART, mBART, M2M100, NLLB or T5 model into a Heed model that computes the same.
+
+    Or give a model one target language more, with `--add-language`.
+    """
     from heedful.publishing.conversion.model_conversion import convert as convert_folder
 
     options.quieten()
-    if decoder_layers is None:
+    options.check_apart(add_language=add_language, decoder_layers=decoder_layers)
+    options.check_apart(add_language=add_language, target_language=target_language)
+    details: dict[str, Any] = {"column": column, "like": like, "pieces": pieces, "old": old}
+    details = {name: value for name, value in details.items() if value is not None}
+    if add_language is None and (pairs is not None or details):
+        name = next(iter(details), "pairs")
+        raise ValueError(f"`{name}` must be left out without `--add-language`.")
+    if add_language is not None:
+        if pairs is None:
+            raise ValueError("`pairs` must be given with `--add-language`, but is not.")
+        from heedful.publishing.conversion.language_addition import NewLanguage
+        from heedful.publishing.conversion.language_addition import add_language as add
+
+        result = add(source, target, NewLanguage(add_language, pairs, **details), source_language)
+    elif decoder_layers is None:
         result = convert_folder(source, target, source_language, target_language)
     else:
         if source_language or target_language:

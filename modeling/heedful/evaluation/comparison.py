@@ -140,6 +140,24 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def directions_table(comparisons: Mapping[str | None, Mapping[str, Any]]) -> str:
+    """Write what `compare_translations` returned for each target language, a row a language and system."""
+    name, *_ = next(iter(comparisons.values()))["systems"]
+    tested = "  ".join(f"{'before':>6} {title:>6}  {'diff.':>6} {'p':>6}" for title in ("chrF", "BLEU"))
+    lines = [f"Before each score that of {name}; after it the difference, and p by paired bootstrap."]
+    width = max(map(len, ("into", *map(str, comparisons))))
+    lines.append(f"{'into':<{width}}  {'pairs':>6}  {tested}")
+    for language, comparison in comparisons.items():
+        baseline, *others = comparison["systems"].items()
+        for other, found in others:
+            cells = []
+            for metric in ("chrf", "bleu"):
+                row = {**found[metric], "before": baseline[1][metric]["score"]}
+                cells.append("{before:6.2f} {score:6.2f}  {difference:+6.2f} {bootstrap_p:6.4f}".format(**row))
+            lines.append(f"{language:<{width}}  {comparison['count']:>6}  {'  '.join(cells)}  {other}")
+    return "\n".join(lines)
+
+
 def read_predictions(path: Path, count: int) -> list[str]:
     """Read translations, one a line, as `heedful evaluate --predictions` writes them; other files are an error."""
     what = f"{path} must hold translations, one a line, as `heedful evaluate --predictions` writes them"

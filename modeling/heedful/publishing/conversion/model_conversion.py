@@ -46,6 +46,7 @@ class Conversion:
     difference: float  # the largest of a logit, in float32; relative where logits are above 1
     languages: tuple[str, ...] = ()  # source and target, as the tokenizer names them; empty where it names none
     notes: tuple[str, ...] = ()  # what a user should know, a sentence each
+    added: str | None = None  # a target language that the model has learned to name
 
 
 def convert(
@@ -96,7 +97,7 @@ def convert(
         torch.nn.Module.to(ours, dtype).save_pretrained(folder)
         if converted.pair is not None:
             converted.pair.save_pretrained(folder)
-        _write_card(folder, conversion)
+        write_card(folder, conversion)
     return conversion
 
 
@@ -128,8 +129,13 @@ def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
 
 
 @torch.no_grad()
-def largest_difference(theirs: PreTrainedModel, ours: HeedForConditionalGeneration) -> float:
-    """Return the largest difference of a logit over random sentences, padded; relative where logits are above 1."""
+def largest_difference(
+    theirs: PreTrainedModel, ours: HeedForConditionalGeneration, tokens: int | None = None
+) -> float:
+    """Return the largest difference of a logit over random sentences, padded; relative where logits are above 1.
+
+    With `tokens`, only so many of the vocabulary, the first, are drawn and compared.
+    """
     config: Any = ours.config
     generator = torch.Generator().manual_seed(0)
     rows, source_length, target_length = 3, min(12, config.max_position_embeddings), 7
@@ -138,15 +144,15 @@ def largest_difference(theirs: PreTrainedModel, ours: HeedForConditionalGenerati
         allowed = torch.arange(limit)[torch.arange(limit) != config.pad_token_id]
         return allowed[torch.randint(len(allowed), (rows, length), generator=generator)]
 
-    source = draw(config.vocab_size, source_length)
-    target = draw(config.decoder_vocab_size, min(target_length, config.max_position_embeddings))
+    source = draw(tokens or config.vocab_size, source_length)
+    target = draw(tokens or config.decoder_vocab_size, min(target_length, config.max_position_embeddings))
     target[:, 0] = config.decoder_start_token_id
     mask = torch.ones_like(source)
     for row in range(1, rows):
         mask[row, -3 * row :] = 0
     source = source.masked_fill(mask == 0, config.pad_token_id)
     inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target, "use_cache": False}
-    expected, found = (model.eval()(**inputs).logits for model in (theirs, ours))
+    expected, found = (model.eval()(**inputs).logits[..., :tokens] for model in (theirs, ours))
     return relative_difference(expected, found)
 
 
@@ -217,7 +223,7 @@ def _generation_config(theirs: GenerationConfig, config: HeedConfig) -> Generati
     return settings
 
 
-def _write_card(folder: Path, conversion: Conversion) -> None:
+def write_card(folder: Path, conversion: Conversion) -> None:
     """Write README.md with the license and languages of the source's own card, `unknown` and `und` if it has none."""
     theirs, base_model = _metadata_of(conversion.source), _base_model(conversion.source)
     # NLLB's "kor_Hang" and mBART's "ko_KR" are languages with a script or country.

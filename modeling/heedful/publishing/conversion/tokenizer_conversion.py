@@ -145,7 +145,7 @@ def plain_fast(tokenizer: Any, size: int, bos: str | None, tags: Sequence[str] =
         token["special"] |= token["content"] in tags
     if state["model"]["type"] == "Unigram":
         special = [*tokenizer.all_special_tokens, *tags]
-        state["pre_tokenizer"] = _without_special_pieces(state["pre_tokenizer"], special)
+        state["pre_tokenizer"] = without_special_pieces(state["pre_tokenizer"], special)
     names = {name: getattr(tokenizer, f"{name}_token") for name in ("pad", "eos", "unk", "sep", "cls", "mask")}
     plain = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)),
@@ -161,7 +161,7 @@ def plain_fast(tokenizer: Any, size: int, bos: str | None, tags: Sequence[str] =
     return plain
 
 
-def _without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[str]) -> dict[str, Any]:
+def without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[str]) -> dict[str, Any]:
     """Return a pre-tokenizer that cuts special tokens in a text apart: Unigram has them among its pieces."""
     cuts = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(tokens) if len(token) > 1]
     cut = {"type": "Split", "pattern": {"Regex": "|".join(cuts)}, "behavior": "Isolated", "invert": False}

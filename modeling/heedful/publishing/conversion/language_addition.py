@@ -323,7 +323,7 @@ def _grown_model(begun: _Begun, size: int, first: int, pieces: Mapping[str, Piec
     larger.resize_token_embeddings(size, mean_resizing=False)
     rows = [[ids[begun.relative]], *([ids[part] for part in each.parts] for each in pieces.values())]
     embeddings = [each.get_input_embeddings().weight for each in (larger.get_encoder(), larger.get_decoder())]
-    for weight in (*embeddings, *()):  # one matrix twice gets the same rows again
+    for weight in (*embeddings, *larger.lm_head.parameters()):  # one matrix twice gets the same rows again
         for id_, row in enumerate(rows, start=first):
             weight[id_] = weight[row].mean(0).to(begun.dtype)
     return larger

@@ -87,7 +87,7 @@ class CandidateChoice:
             must = f"one of {', '.join(SCRIPTS_OF_LANGUAGES)}"
             raise ValueError(f"`language` must be {must}, but is {self.language!r} instead.")
         self._script = SCRIPTS_OF_LANGUAGES.get(code)
-        rules = CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=False, drop_overlap=False)
+        rules = CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True, drop_overlap=False)
         self._judge = Judge(rules)
 
     def pairs(self, rows: Iterable[Candidates], reverse: Any = None, **settings: Any) -> Iterator[dict[str, str]]:

@@ -126,7 +126,7 @@ def test_the_candidate_is_chosen_from_which_the_reverse_model_finds_the_source_m
     monkeypatch.setattr(backward.model.config, "position_encoding", "learned")
     choice = CandidateChoice("reverse")
     rows = [("Yes.", [("네." * 20, 0.0), ("비가", 0.0), ("네.", 0.0)]), ("No.", [("네." * 20, 0.0)])]
-    with pytest.warns(UserWarning, match="is too long to be scored"):
+    with pytest.warns(UserWarning, match="are too long to be scored"):
         assert list(choice.pairs(rows, backward)) == [{"source": "Yes.", "target": "네."}]
     assert choice.left_out == {"too long": 2, "sources without another": 1}
 

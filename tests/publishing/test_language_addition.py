@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from guides import commands_of, run_commands, text_of
 from heedful import TokenizerPair, Translator
+from heedful.checksums_heed import changed_files
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.publishing.conversion import language_addition as addition
@@ -58,6 +59,7 @@ def test_old_texts_keep_tokens_and_outputs_and_new_rows_are_means_of_old_ones(pl
     result = add_language(source, place / "larger", new(like="en"))
     before, after = (TokenizerPair.from_pretrained(folder) for folder in (source, "larger"))
     first, grown = len(before.source), len(after.source)
+    assert changed_files(place / "larger", "tokenizer") == []
     assert after.languages == (*before.languages, "cs")
     assert after.head("cs") == [first]
     assert grown > first + 10
@@ -105,6 +107,8 @@ def test_pieces_are_the_commonest_neighbours_first_and_none_is_in_an_old_text():
     assert list(learn_pieces(backend, words, "xabx\nd", 10)) == ["bc", "abc", "bd", "cd"]
     assert list(learn_pieces(backend, words, "", 1)) == ["ab"]
     assert learn_pieces(backend, words, "", 0) == {}
+    # "bc" comes eight times, but three times once "ab" has been taken.
+    assert list(learn_pieces(backend, {"abc": 5, "ab": 4, "bc": 3, "ef": 4}, "", 4)) == ["ab", "abc", "ef", "bc"]
 
 
 def test_pieces_of_unigram_are_those_that_its_search_chooses():

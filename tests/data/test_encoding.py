@@ -162,10 +162,11 @@ def test_a_given_tokenizer_must_have_the_tags_of_the_languages_that_are_learned(
     for parts, tokenizers, told in (
         (both, train(languages=()), r"\(en, de\), but has those of none"),
         (both, train(), r"\(en, de\), but has those of fr, de"),
-        (one, train(), r"\(only one, and so no tag\), .+ those of fr, de"),
+        ({"data.train": MixturePart("a", to="en")}, train(), r"\(en\), but has those of fr, de"),
     ):
         with pytest.raises(ValueError, match=rf"`tokenizer.path` or .+ each language that is learned {told}"):
             source_prefixes(parts, tokenizers)
+    assert source_prefixes(one, train()) == [train().head("de")]  # one direction of a model of several
     for tag in ("<s>", "<unk>", "<bt", "<1a>"):  # of which none can be a language's
         with pytest.raises(ValueError, match="`languages` must be different codes"):
             train(languages=[tag])

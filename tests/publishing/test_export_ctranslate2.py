@@ -49,6 +49,7 @@ EXPRESSIBLE = {
     "no_positions": {"position_encoding": "none"},
     "shaw": {"position_encoding": "shaw", "relative_attention_max_distance": 3},
     "t5": {"position_encoding": "t5", "relative_attention_max_distance": 17, "decoder_attention_heads": 2},
+    "umt5": {"position_encoding": "t5", "relative_bias_in_each_layer": True},
     "shared_layers": {"share_layers": True, "decoder_layers": 3},
     "concatenated": {"sinusoid_layout": "concatenated"},
     "tensor2tensor": {"sinusoid_layout": "tensor2tensor", "position_offset": 2},

@@ -58,6 +58,7 @@ EXPORTED = {
         "encoder_attention_heads": 2, "tie_output_embeddings": False, "share_encoder_decoder_embeddings": False,
     },
     "unequal_stacks": {**VARIANTS["unequal_stacks"], "max_position_embeddings": 100},
+    "umt5": {"max_position_embeddings": 100, "position_encoding": "t5", "relative_bias_in_each_layer": True},
 }
 # What no exported number depends on: initial values, training, `generate()`'s settings and sizes that tests give.
 NOT_COMPUTED = {

@@ -48,8 +48,6 @@ def obstacle(model: Any) -> str | None:
         d_k, d_v = config.d_k or config.d_model // heads, config.d_v or config.d_model // heads
         if d_k != d_v:
             return f"`d_v` must equal `d_k` for CTranslate2, but is {d_v} and not {d_k} in the {stack} instead."
-    if config.relative_bias_in_each_layer:
-        return "`relative_bias_in_each_layer` must be False for CTranslate2, but is True instead."
     name = config.activation_function
     if name not in GATED_ACTIVATIONS and name not in ACTIVATIONS:
         known = ", ".join([*ACTIVATIONS, *GATED_ACTIVATIONS])
@@ -155,15 +153,16 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
         _set_norm(theirs.layernorm_embedding, ours.embedding_norm)
     if config.norm_placement == "pre":
         _set_norm(theirs.layer_norm, ours.norm)
-    for their_layer, layer in zip(theirs.layer, _layers_of(ours), strict=True):
+    for number, (their_layer, layer) in enumerate(zip(theirs.layer, _layers_of(ours), strict=True)):
         own = layer.self_attn
         inputs = ((own.q_proj, own.k_proj, own.v_proj),)
         _set_attention(their_layer.self_attention, own, layer.self_attn_residual, inputs)
         if own.relative_keys is not None:  # Shaw's vectors
             their_layer.self_attention.relative_position_keys = _copied(own.relative_keys.weight)
             their_layer.self_attention.relative_position_values = _copied(own.relative_values.weight)
-        if (bias := ours.relative_positions.bias) is not None:  # T5's, which the layers of a stack share
-            their_layer.self_attention.relative_attention_bias = _copied(bias.weight)
+        if (bias := ours.relative_positions.bias) is not None:  # T5's, or umT5's
+            weight = ours.relative_positions.of_layer(bias.weight, number)
+            their_layer.self_attention.relative_attention_bias = _copied(weight)
             distance = numpy.dtype("int32").type(bias.max_distance)
             their_layer.self_attention.relative_attention_max_distance = distance
         inner = layer.feed_forward

@@ -96,17 +96,30 @@ def test_candidates_are_left_out_before_the_choice_and_counted_under_the_first_r
     rows = [(SOURCE, [("a", 0.0)]), (f" {SOURCE}", [("a", 0.0)]), (SOURCE, [("b", 0.0)])]
     choice = CandidateChoice()
     assert [pair["target"] for pair in choice.pairs(rows)] == ["a", "b"]
-    assert choice.summary() == "left out: 1 pairs that came before"
+    again = "; 2 sources came again, each with a choice of its own"
+    assert choice.summary() == f"left out: 1 pairs that came before{again}"
     message = r"`candidates` must hold one that is good enough, .+: left out: 1 empty, 1 sources without another"
     with pytest.raises(ValueError, match=message):
         list(CandidateChoice().pairs([(SOURCE, [("", 0.0)])]))
+
+
+def test_a_copy_of_the_source_is_left_out_whatever_its_spaces(tmp_path):
+    copied = {"source": "A  cat\nsleeps.", "candidates": ["A  cat\nsleeps.", "A cat sleeps.", "고양이가  잔다."]}
+    rows = read_candidates(written(tmp_path / "copied.jsonl", copied), "source", "target")
+    choice = CandidateChoice()
+    assert list(choice.pairs(rows)) == [{"source": copied["source"], "target": SOURCE}]
+    assert choice.left_out == {"identical": 2}
 
 
 def test_the_highest_score_is_chosen_also_of_a_candidate_that_is_repeated():
     choice = CandidateChoice("score")
     (pair,) = choice.pairs([(SOURCE, [("a", 1.0), ("b", 2.0), (SOURCE, 9.0), ("a", 3.0), ("c", 3.0)])])
     assert pair == {"source": SOURCE, "target": "a"}
-    assert choice.left_out == {"duplicate": 1, "identical": 1}
+    assert choice.summary() == "left out: 1 identical, 1 duplicate"
+    # Of equals by a measure the one with the higher score is taken, or else the first.
+    for scores, best in (((0.0, 1.0), "b"), ((0.0, 0.0), "a")):
+        (pair,) = CandidateChoice("chrf").pairs([(SOURCE, list(zip("ab", scores, strict=True)))])
+        assert pair["target"] == best
 
 
 @pytest.fixture
@@ -170,6 +183,10 @@ def test_what_is_wrong_in_a_file_or_a_setting_is_named_with_its_row(tmp_path, ba
         (good | {"scores": [1, "high"]}, "'scores' must be a list of one number"),
         (good | {"scores": [1, float("nan")]}, "'scores' must be a list of one number"),
         (good | {"scores": 3}, "'scores' must be a list of one number"),
+        ({"source": "a", "candidates": ["b"], "scores": 3}, "'scores' must be a list of one number"),
+        (good | {"scores": "12"}, "'scores' must be a list of one number"),
+        (good | {"scores": {"1": 0, "2": 0}}, "'scores' must be a list of one number"),
+        (good | {"scores": [1, 10**400]}, "'scores' must be a list of one number"),
         ({"source": "a", "target": "b", "score": "high"}, "'score' must be a number, but is 'high' instead in row 2"),
     ]
 
@@ -192,7 +209,10 @@ def test_what_is_wrong_in_a_file_or_a_setting_is_named_with_its_row(tmp_path, ba
     assert_refused(cases, lambda settings: CandidateChoice(**settings))
     cases = [("reverse", None), ("chrf", backward), ("score", backward)]
     assert_refused(
-        [(case, "`reverse` must be a model for reverse, and None") for case in cases],
+        [
+            (case, f"`reverse` must be a model for reverse, .+, but is {type(case[1]).__name__} for {case[0]} instead")
+            for case in cases
+        ],
         lambda case: list(CandidateChoice(case[0]).pairs([], case[1])),
     )
 
@@ -235,7 +255,7 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
     written(Path("few.jsonl"), same, same)
     code, output, errors = distill("--candidates", "few.jsonl", "-o", "new.jsonl.gz")
     assert (code, output) == (0, "")
-    left = "2 duplicate, 2 identical, 1 pairs that came before"
+    left = "2 duplicate, 2 identical, 1 pairs that came before; 1 sources came again, each with a choice of its own"
     assert errors.splitlines()[-2:] == ["1 pairs in new.jsonl.gz", f"left out: {left}"]
     written(Path("bad.jsonl"), same, {"source": "a", "candidates": []})
     written(Path("none.jsonl"), {"source": "a", "candidates": ["a"]})

@@ -50,8 +50,8 @@ def _checked(cells: Mapping[str, Any], source: str, target: str, with_scores: bo
     scores = cells.get(score)
     try:
         given: Any = [0] * len(texts) if scores is None and not with_scores else scores if is_list else [scores]
-        numbers = [float(value) for value in given]
-    except (TypeError, ValueError):
+        numbers = [float(value) for value in given] if isinstance(given, list) else []
+    except (TypeError, ValueError, OverflowError):
         numbers = [math.nan]
     if len(numbers) != len(texts) or any(map(math.isnan, numbers)):
         must = "a list of one number for each candidate" if is_list else "a number"
@@ -67,17 +67,18 @@ class CandidateChoice:
     `chrf` and `bleu` take the one most like the others by this measure (minimum Bayes risk: Kumar and Byrne, 2004; for
     targets: Finkelstein and Freitag, 2023, arXiv 2309.10966); `reverse` the one from which a model of the other
     direction finds the source most probable (as in Ng et al., 2019, arXiv 1907.06616, section 3.4); `score` the one
-    with the highest score. Of equals the first is taken.
+    with the highest score. Of equals the one with the higher score is taken, or else the first.
 
     Left out and counted are candidates that are empty, more than `max_ratio` times as long or short in characters as
-    the source, the same as the source, repeated, or hardly in the script of `language`, a code such as ko; sources
-    without any other; and pairs that came before.
+    the source, the same as the source but for spaces, repeated, or hardly in the script of `language`, a code such as
+    ko; sources without any other; and pairs that came before. A source that comes again has a choice of its own.
     """
 
     method: str = "chrf"
     max_ratio: float | None = None
     language: str | None = None
     left_out: Counter[str] = field(default_factory=Counter, init=False)  # by reason
+    repeated: int = field(default=0, init=False)  # how often a source came again
 
     def __post_init__(self):
         if self.method not in METHODS:
@@ -97,17 +98,19 @@ class CandidateChoice:
         no pair is left, a `ValueError` says why.
         """
         if (reverse is None) == (self.method == "reverse"):
-            raise ValueError(
-                f"`reverse` must be a model for reverse, and None for others, but is so for {self.method}."
-            )
+            found = f"{type(reverse).__name__} for {self.method}"
+            raise ValueError(f"`reverse` must be a model for reverse, and None for others, but is {found} instead.")
         from sacrebleu import sentence_bleu
 
         utilities = {"chrf": character_f_score(), "bleu": lambda text, other: sentence_bleu(text, [other]).score}
         utility = utilities.get(self.method)
         kept = ((source, self._kept(source, candidates)) for source, candidates in rows)
         seen: set[bytes] = set()
+        sources: set[int] = set()  # their hashes, which are smaller
         count = 0
         for source, candidates in kept if reverse is None else self._scored(kept, reverse, settings):
+            self.repeated += (key := hash(source.strip())) in sources
+            sources.add(key)
             texts = [text for text, _ in candidates]
             worth = expected_utilities(texts, utility) if utility else [score for _, score in candidates]
             target = texts[max(range(len(texts)), key=worth.__getitem__)] if texts else ""
@@ -124,7 +127,7 @@ class CandidateChoice:
         seen: set[bytes] = set()
         kept = []
         for text, score in sorted(candidates, key=lambda candidate: -candidate[1]):  # the best of those repeated
-            reason = self._judge.reason_to_drop(source.strip(), text, 0, seen)
+            reason = self._judge.reason_to_drop(" ".join(source.split()), text, 0, seen)
             if reason is None and self._script is not None and lacks_script(text, self._script):
                 reason = "language"
             if reason is None:
@@ -146,7 +149,7 @@ class CandidateChoice:
         next(scores, None)  # warns at its end
 
     def summary(self) -> str:
-        """Say in a line what was left out so far, by the names of the cleaning rules."""
-        return "left out: " + (
-            ", ".join(f"{count:,} {why}" for why, count in self.left_out.items() if count) or "none"
-        )
+        """Say in a line what was left out so far, by the names of the cleaning rules, and what came again."""
+        found = ", ".join(f"{count:,} {why}" for why, count in self.left_out.items() if count) or "none"
+        again = f"; {self.repeated:,} sources came again, each with a choice of its own" if self.repeated else ""
+        return f"left out: {found}{again}"

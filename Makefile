@@ -14,7 +14,7 @@ DEVELOPED := $(VENV)/developed
 # Each process of the tests computes on one core and takes up to 3 GB.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 QUICK := tests/data tests/evaluation tests/house tests/inference tests/model tests/model_rnn
-QUICK += $(foreach kind,guide training adapters compilation recipes offload attention strategies korean,--ignore-glob='*$(kind)*.py')
+QUICK += $(foreach kind,guide training adapters compilation recipes offload attention strategies korean denoising forms like_any,--ignore-glob='*$(kind)*.py')
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 

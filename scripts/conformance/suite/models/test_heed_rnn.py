@@ -30,6 +30,11 @@ class HeedRNNTest(EncoderDecoderTests, unittest.TestCase):
     decodes_its_inputs = HeedRNNDecodesItsInputs
     continues_a_target = HeedRNNContinuesATarget
 
+    def _get_tiny_config(self):
+        """Return the FSDP tests' config with the one head that there can be; they set four."""
+        config_class, values = super()._get_tiny_config()
+        return config_class, values | {"num_attention_heads": 1}
+
     def _check_past_key_values_for_generate(self, batch_size, past_key_values, seq_length, config):
         """Check a recurrent cache: a state of each layer, however long the target is."""
         assert past_key_values.get_seq_length() == seq_length

@@ -31,9 +31,10 @@ class HeedRNNTest(EncoderDecoderTests, unittest.TestCase):
     continues_a_target = HeedRNNContinuesATarget
 
     def _get_tiny_config(self):
-        """Return the FSDP tests' config with the one head that there can be; they set four."""
-        config_class, values = super()._get_tiny_config()
-        return config_class, values | {"num_attention_heads": 1}
+        """Return the FSDP tests' config, without the four heads that they set wherever there is a number of heads."""
+        config = self.model_tester.get_config()
+        config.update({"vocab_size": 256, "hidden_size": 64})
+        return type(config), config.to_diff_dict()
 
     def _check_past_key_values_for_generate(self, batch_size, past_key_values, seq_length, config):
         """Check a recurrent cache: a state of each layer, however long the target is."""

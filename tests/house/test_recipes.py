@@ -4,7 +4,7 @@ import gzip
 import json
 import re
 import shlex
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -19,9 +19,11 @@ from heedful.proposals.first_recipe import comments_of
 from heedful.training.model_of_recipe import config_of
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import MODEL_TYPES, find_known, make_recipe, read_config, read_recipe, sizes, to_yaml
+from heedful.training.stages import stages_of
 from helpers import assert_error, slow_but
 
 CONFIGURATION = Path(__file__).parents[2] / "configuration"
+MEASUREMENTS = Path(__file__).parents[2] / "docs" / "records" / "measurements.md"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
 MODELS = sorted((CONFIGURATION / "models").glob("*/config.json"))
 FULL = CONFIGURATION / "recipes" / "multi30k-de-en.yaml"
@@ -112,6 +114,35 @@ def test_every_recipe_is_one_and_its_model_can_be_built():
             model = AutoModelForSeq2SeqLM.from_config(config)
         assert model.num_parameters() > 0
         assert {name: getattr(model.config, name) for name in recipe.model.options} == recipe.model.options
+
+
+RECORDS = {
+    "multi30k-en-de-made": ("longer", "made", "last", "tatoeba", "captions"),
+    "korean-spacing-nouns": ("korean-spacing", "korean-spacing-2", "korean-spacing-3"),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_stages_of_a_record_are_the_commands_that_its_figure_was_measured_with(name):
+    commands = {}
+    for line in MEASUREMENTS.read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"heedful train {name.rsplit('-', 1)[0]} "):
+            recipe = read_recipe(name.rsplit("-", 1)[0], shlex.split(line)[3:])
+            commands[Path(recipe.output).name] = recipe
+    stages = stages_of(read_recipe(name))
+    assert len(stages) == len(RECORDS[name])
+    for stage, output in zip(stages.values(), RECORDS[name], strict=True):
+        command = commands[output]
+        assert (stage.seed, stage.optimization) == (command.seed, command.optimization)
+        assert stage.validation == command.validation
+        # The stage after this one begins with its last weights.
+        published = {"publish": "last"} if output == "made" else {}
+        assert stage.checkpoints == replace(command.checkpoints, **published)
+        assert stage.data.cleaning == command.data.cleaning
+        mixtures = (
+            {name: Path(str(part.train)).name for name, part in each.data.parts.items()} for each in (stage, command)
+        )
+        assert next(mixtures) == next(mixtures)
 
 
 def test_every_model_config_loads_and_builds():

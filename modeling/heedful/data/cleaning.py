@@ -96,25 +96,21 @@ def clean_pairs(
     both_directions: bool = False,
     texts: Iterable[int] = (),
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
-    """Return the pairs (rows with `source` and `target`) that break no rule, in their order, and the report.
+    """Return the pairs that break no rule, in their order, and the report, which a `ValueError` holds if none is left.
 
-    `held_out` holds the rows of validation and test data, for `drop_overlap`; `both_directions` tells that each pair
-    is trained on from target to source, too; `texts` are the numbers of parts whose pairs are one text each, which
-    `drop_identical` spares. If no pair is left, a `ValueError` holds the report.
-    An `IterableDataset` is not read yet: its report fills while it is iterated, and starts from zero with
-    every pass (the report of a data loader's worker process stays in that process); its error comes at a pass's end.
+    `held_out` holds the rows of validation and test data; `both_directions` tells that each pair is trained on from
+    target to source, too; `texts` are the numbers of parts whose pairs are one text each. The report of a stream fills
+    while it is iterated, and starts from zero with every pass, at whose end its error comes.
     """
     from datasets import IterableDataset
 
-    report, rows = CleaningReport(), list(held_out) if rules.drop_overlap else []
-    sources, targets = (frozenset(row[side].strip() for row in rows) for side in ("source", "target"))
-    judge = Judge(rules, sources, sources | targets, both_directions, report, frozenset(texts))
+    judge = Judge.of(rules, held_out, both_directions, texts)
     if isinstance(pairs, IterableDataset):
         stream = IterableDataset.from_generator(partial(_clean_stream, pairs, judge), features=pairs.features)
-        return cast("IterableDataset", stream), report
+        return cast("IterableDataset", stream), judge.report
     parts = pairs["part"][:] if "part" in pairs.column_names else repeat(0)
     kept = list(judge.kept(zip(count(), pairs["source"][:], pairs["target"][:], parts, strict=False)))
-    return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), report
+    return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), judge.report
 
 
 def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) -> tuple[list[int], list[int]]:
@@ -153,7 +149,16 @@ class Judge:
     held_out_texts: frozenset[str] = frozenset()  # of both sides
     both_directions: bool = False
     report: CleaningReport = field(default_factory=CleaningReport)
-    texts: frozenset[int] = frozenset()  # parts whose pairs are one text each
+    texts: frozenset[int] = frozenset()  # parts whose pairs are one text each, which may be identical
+
+    @classmethod
+    def of(
+        cls, rules: CleaningRules, held_out: Iterable[Mapping[str, str]], both_directions: bool, texts: Iterable[int]
+    ) -> "Judge":
+        """Make a judge who knows held-out rows."""
+        rows = list(held_out) if rules.drop_overlap else []
+        sources, targets = (frozenset(row[side].strip() for row in rows) for side in ("source", "target"))
+        return cls(rules, sources, sources | targets, both_directions, texts=frozenset(texts))
 
     def kept(self, rows: Iterable[tuple[Any, str, str, int]]) -> Iterator[Any]:
         """Yield what comes with a source, a target and the number of a part that break no rule."""

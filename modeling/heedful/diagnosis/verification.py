@@ -430,12 +430,7 @@ def verify(
 ) -> Verification:
     """Run every check on a saved encoder-decoder, and on its tokenizers where the folder has them.
 
-    Args:
-        folder: A local folder with config.json and weights.
-        texts: Texts to try model and tokenizers with; by default built-in ones of several scripts.
-        device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
-        dtype: To compute in. float32 shows faults that rounding hides in the others.
-        trust_remote_code: Whether code in the folder may run that is not the installed package's.
+    `texts` to try them with are by default built-in ones; float32 shows faults that rounding hides in other types.
     """
     folder, target = Path(folder), resolve_device(device)
     model, report = _load(folder, getattr(torch, dtype), trust_remote_code)

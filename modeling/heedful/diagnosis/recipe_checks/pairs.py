@@ -4,15 +4,13 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
 
-from heedful.data.cleaning import CleaningRules, clean_pairs
+from heedful.data.cleaning import CleaningRules, Judge
 from heedful.data.scripts import SCRIPTS_OF_LANGUAGES, lacks_script, main_script, script_of
 from heedful.diagnosis.findings import EXAMPLES, Level, RecipeFinding, RowCheck, graded, percent
 from heedful.files import shortened
@@ -67,11 +65,10 @@ class Pairs:
 
     def broken_by(self, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
         """Return the pairs, counted from 0, that some rules would drop."""
-        left, numbers = set[int](), range(len(self))
-        columns = {"source": self.sources, "target": self.targets, "part": self.parts, "number": numbers}
-        with suppress(ValueError):  # none is left
-            left.update(clean_pairs(Dataset.from_dict(columns), rules, held_out)[0]["number"][:])
-        return [number for number in numbers if number not in left]
+        judge, seen = Judge.of(rules, held_out, both_directions=False, texts=()), set[bytes]()
+        pairs = zip(self.sources, self.targets, self.parts, strict=True)
+        reasons = (judge.reason_to_drop(source.strip(), target.strip(), part, seen) for source, target, part in pairs)
+        return [number for number, reason in enumerate(reasons) if reason is not None]
 
 
 def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:

@@ -197,7 +197,7 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
     (
         *((1,), {}),  # an update larger than the data
         [("warning", f"optimization.{key}") for key in ("tokens_per_update", "max_updates")],
-        ["always sees the same pairs"],
+        ["always sees the same"],
     ),
     (PLAN, {"validation.patience": 9}, [], []),
     (PLAN, {"validation.patience": 10}, [("warning", "validation.patience")], []),

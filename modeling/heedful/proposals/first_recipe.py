@@ -62,8 +62,7 @@ def write_first_recipe(
         raise ValueError("`--source` and `--target` must be given both or not at all, but only one is.")
     location = str(files[0]) if len(files) == 1 else [*map(str, files)]
     source, target, why = find_columns(location, (source, target) if source and target else None)
-    recipe = DataRecipe(location, source, target)
-    splits = read_splits(recipe, LOOKED_AT)
+    splits = read_splits(DataRecipe(location, source, target), LOOKED_AT)
     count, pairs = splits.total or 0, Pairs.of("train", "data.train", splits.train)
     if count < 20:
         raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {count}.")

@@ -79,9 +79,7 @@ def _check_epochs(recipe: Recipe, per_epoch: float, end: RunEnd | None) -> Itera
     """Find updates larger than the data, and runs that repeat the data hundreds of times."""
     if per_epoch <= 1:
         size, advice = recipe.optimization.tokens_per_update, "Lower it so that an epoch has tens of updates at least."
-        message = (
-            f"One update takes {size:,} padded tokens, all training pairs at once: it always sees the same pairs."
-        )
+        message = f"One update takes {size:,} padded tokens, all training pairs at once: it always sees the same."
         yield RecipeFinding("epochs", "warning", message, "optimization.tokens_per_update", advice)
     if end is not None and end.updates > MANY_EPOCHS * per_epoch:
         message = f"The run passes {end.updates / per_epoch:,.0f} times over the training pairs ({per_epoch:,.0f} "

@@ -81,13 +81,11 @@ class CandidateChoice:
     def __post_init__(self):
         if self.method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but is {self.method!r} instead.")
-        code = re.split("[-_]", self.language or "")[0]
-        if self.language is not None and code not in SCRIPTS_OF_LANGUAGES:
+        self._script = SCRIPTS_OF_LANGUAGES.get(re.split("[-_]", self.language or "")[0])
+        if self.language is not None and self._script is None:
             must = f"one of {', '.join(SCRIPTS_OF_LANGUAGES)}"
             raise ValueError(f"`language` must be {must}, but is {self.language!r} instead.")
-        self._script = SCRIPTS_OF_LANGUAGES.get(code)
-        rules = CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True, drop_overlap=False)
-        self._judge = Judge(rules)
+        self._judge = Judge(CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True))
 
     def pairs(self, rows: Iterable[Candidates], reverse: Any = None, **settings: Any) -> Iterator[dict[str, str]]:
         """Yield a `source` and a `target` for each source, in order, without those that are left out.

@@ -290,6 +290,11 @@ def test_the_data_folder_is_relative_to_its_file_and_stands_before_file_names_on
     changes = {"data.train": ["a.de", "a.en"], "data.validation": "a.tsv", "data.test": test, "data.folder": "corpora"}
     located = splits_of(make_recipe(tiny_tree("x", changes)))
     assert located == (["corpora/a.de", "corpora/a.en"], "corpora/a.tsv", test)
+    changes |= {"data.mixture": {"more": {"train": "b.tsv"}}, "data.denoise": {"text": ["c.txt"]}}
+    data = make_recipe(tiny_tree("x", changes)).data
+    places = [["corpora/a.de", "corpora/a.en"], "corpora/b.tsv", ["corpora/c.txt"] * 2]
+    assert [part.train for part in data.parts.values()] == places
+    assert data.located.parts == data.parts
 
 
 def pairs_file(folder, count=40):

@@ -63,29 +63,33 @@ class DataRecipe:
     @property
     def located(self) -> "DataRecipe":
         """The same with `folder` in front of file names, as `read_pairs` takes them."""
-        test = {name: self._located(where) for name, where in self.test.items()}
         train, validation = self._located(self.train), self._located(self.validation)
-        return replace(self, train=train, validation=validation, test=test)
+        test = {name: self._located(where) for name, where in self.test.items()}
+        mixture = {name: replace(part, train=self._located(part.train)) for name, part in self.mixture.items()}
+        denoise = replace(self.denoise, text=self._located(self.denoise.text))
+        places: dict[str, Any] = {"train": train, "validation": validation, "test": test, "mixture": mixture}
+        return replace(self, **places, denoise=denoise, folder=None)
 
     @property
     def parts(self) -> dict[str, MixturePart]:
         """The parts of the training data by their keys: `train`, its other direction, `mixture`, and `denoise`."""
-        train = self._located(self.train) or ""
-        parts = {}
+        data, parts = self.located, {}
+        train = data.train or ""
         if not self.denoise.alone:
             parts["data.train"] = MixturePart(train, self.source, self.target, self.target)
         if self.both_directions:
             parts[OTHER_DIRECTION] = MixturePart(train, self.target, self.source, self.source)
-        for name, part in self.mixture.items():
+        for name, part in data.mixture.items():
             source, target, to = part.source or self.source, part.target or self.target, part.to or self.target
-            parts[f"data.mixture.{name}"] = MixturePart(self._located(part.train), source, target, to, part.tag)
+            parts[f"data.mixture.{name}"] = MixturePart(part.train, source, target, to, part.tag)
         for side in self.denoise.sides:  # a pair of one text
             name, is_one = getattr(self, side), isinstance(train, str) or len(train) != 2
             file = train if is_one else [train[side == "target"]] * 2
             parts[f"data.denoise.{side}"] = MixturePart(file, name, name, name, DENOISE)
-        for number, text in enumerate(self.denoise.text, start=1):
-            file, name = self._located([text, text]), self.target
-            parts[f"data.denoise.text.{number}"] = MixturePart(file, name, name, name, DENOISE)
+        for number, text in enumerate(data.denoise.text, start=1):
+            parts[f"data.denoise.text.{number}"] = MixturePart(
+                [text, text], self.target, self.target, self.target, DENOISE
+            )
         return parts
 
     @property

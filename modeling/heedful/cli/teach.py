@@ -91,8 +91,7 @@ def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = No
             print(json.dumps(pair, ensure_ascii=False), file=stream)
         if not count and making is not None:
             raise ValueError(f"{given} must hold sentences to translate, but all {making.left_out} are left out.")
-    why = "empty, not ended, or repeating themselves"
-    left_out = "" if making is None else f"; {making.left_out:,} lines left out: {why}"
+    left_out = f"; {making.left_out:,} lines left out: empty, not ended, or repeating themselves" if making else ""
     print(f"{count:,} pairs in {output}{left_out}", file=sys.stderr)
 
 

@@ -25,6 +25,7 @@ REASONS = {
     "duplicate": "the pair came before",
 }
 EXAMPLES_PER_REASON = 3
+Rows = Iterable[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class CleaningReport:
 def clean_pairs(
     pairs: "Dataset | IterableDataset",
     rules: CleaningRules,
-    held_out: Iterable[Mapping[str, str]] = (),
+    held_out: Rows = (),
     both_directions: bool = False,
     texts: Iterable[int] = (),
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
@@ -144,11 +145,7 @@ class Judge:
     """Applies the rules to one pair after another; pairs of the parts `texts` are one text each."""
 
     def __init__(
-        self,
-        rules: CleaningRules,
-        held_out: Iterable[Mapping[str, str]] = (),
-        both_directions: bool = False,
-        texts: Iterable[int] = (),
+        self, rules: CleaningRules, held_out: Rows = (), both_directions: bool = False, texts: Iterable[int] = ()
     ):
         rows = list(held_out) if rules.drop_overlap else []
         self._sources, targets = ({row[side].strip() for row in rows} for side in ("source", "target"))

@@ -489,6 +489,5 @@ def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPa
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, **trust)
         return TokenizerPair(tokenizer, tokenizer), "", False
     except Exception as error:
-        is_broken = not isinstance(error, ImportError)
-        what = "cannot be used" if is_broken else "needs a library"
-        return None, f"the tokenizer {what}: {first_line(error)}", is_broken
+        what = "needs a library" if isinstance(error, ImportError) else "cannot be used"
+        return None, f"the tokenizer {what}: {first_line(error)}", not isinstance(error, ImportError)

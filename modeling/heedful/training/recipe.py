@@ -87,9 +87,8 @@ class DataRecipe:
             file = train if is_one else [train[side == "target"]] * 2
             parts[f"data.denoise.{side}"] = MixturePart(file, name, name, name, DENOISE)
         for number, text in enumerate(data.denoise.text, start=1):
-            parts[f"data.denoise.text.{number}"] = MixturePart(
-                [text, text], self.target, self.target, self.target, DENOISE
-            )
+            name = self.target
+            parts[f"data.denoise.text.{number}"] = MixturePart([text, text], name, name, name, DENOISE)
         return parts
 
     @property

@@ -101,7 +101,7 @@ def translation_scores(model: Any, recipe: Recipe, corpus: Corpus) -> dict[str, 
     scoring = {"metrics": ("bleu", "chrf"), "tokenize": recipe.decoding.bleu_tokenizer}
     pairs = {
         name: list(read_pairs(location, data.source, data.target, split=name))
-        for name, location in data.locations.test.items()
+        for name, location in data.located.test.items()
     }
     return {
         name: score_pairs(translator, each, accelerator, scoring, token_budget=budget) for name, each in pairs.items()

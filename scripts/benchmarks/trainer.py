@@ -76,7 +76,7 @@ def train(run: Path, recipe: Recipe, corpus: StoredCorpus, steps: int) -> tuple[
 def score(model: Any, recipe: Recipe, corpus: StoredCorpus) -> dict[str, dict[str, float]]:
     """Return BLEU and chrF of each test set, decoded as the recipe says."""
     translator, found = Translator(model, corpus.tokenizers, engine="generate"), {}
-    for name, location in recipe.data.locations.test.items():
+    for name, location in recipe.data.located.test.items():
         pairs = list(read_pairs(location, recipe.data.source, recipe.data.target, split=name))
         search = {"num_beams": recipe.decoding.num_beams, "max_new_tokens": recipe.decoding.max_length}
         texts = [best.text for best, *_ in translator.translate([pair["source"] for pair in pairs], **search)]

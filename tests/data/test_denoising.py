@@ -17,14 +17,16 @@ from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.augmentation import drawn_numbers
 from heedful.data.epochs.denoising import Denoising, deleted, infilled, reordered, spans
 from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.data.mixture import MASK, SENTINELS, DenoiseRules, check_room
+from heedful.data.mixture import MASK, SENTINELS, DenoiseRules, check_room, source_prefixes
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
+from heedful.publishing.conversion.model_conversion import convert
 from heedful.training.preparation import corpus_of, prepare_corpus
 from heedful.training.recipe_file import make_recipe, read_recipe
 from heedful.training.run import train
 from heedful.training.stages import stages_of
 from helpers import assert_refused
+from pretrained_checkpoints import t5
 from tiny_runs import logged, tiny_recipe, tiny_tree
 
 PAIRS = [{"source": pair["ko"], "target": pair["en"]} for pair in korean_english_pairs("train", 60)]
@@ -161,6 +163,36 @@ def test_texts_are_damaged_anew_in_every_epoch_each_by_its_number_alone_and_pair
     # Other rows before it, and rows that were left out, change nothing in a row of the same number.
     stream = [None, *(whole[1] for _ in range(9)), *whole[10:]]
     assert list(denoising.damaged(iter(stream), 0))[10:] == first[10:]
+
+
+def test_of_texts_alone_the_held_out_ones_have_the_tag_of_the_language_they_are_in():
+    tags = ["ko", "en", "<denoise>", *SENTINELS]
+    tokenizers = train_tokenizers([p["source"] for p in PAIRS], TEXTS, vocab_size=500, languages=tags)
+    known = tokenizers.source.added_tokens_encoder
+    for sides, language in (([], "en"), (["source"], "en"), (["source", "target"], "en")):
+        data = make_recipe(tiny_tree("run", {"data.denoise": {"text": ["x"], "sides": sides, "alone": True}})).data
+        encoder = PairEncoder(tokenizers, heads=source_prefixes(data.parts, tokenizers))
+        (row,) = listed(Denoising(data.denoise, encoder, 1).held_out(PAIRS[:1]))
+        assert row["input_ids"][:2] == [known[f"<2{language}>"], known["<denoise>"]]
+
+
+def test_t5s_own_tokenizer_which_has_no_tag_learns_missing_spans_without_one(tmp_path, recipe_of):
+    convert(t5(tmp_path / "t5"), tmp_path / "model")
+    given = TokenizerPair.from_pretrained(tmp_path / "model")
+    mixed = corpus_of(recipe_of({}, {"data.max_source_tokens": None, "data.max_target_tokens": None}), given)
+    found = texts_of(mixed)
+    assert all(("<extra_id_0>" in source) == ("<extra_id_0>" in target) for source, target in found)
+    assert sum("<extra_id_0>" in source for source, _ in found) == 80
+    assert not any("<denoise>" in source for source, _ in found)
+    alone = corpus_of(recipe_of({"alone": True}, {"data.train": None}), given)
+    assert all("<extra_id_0>" in given.source.decode(row["input_ids"]) for row in listed(alone.validation))
+    with pytest.raises(ValueError, match=r"`data.denoise` must be a special token .* but <mask> is none"):
+        corpus_of(recipe_of({"kind": "infilling"}), given)
+    # What the tokenizer does not know is a part of the text, at its ends too.
+    encoder = PairEncoder(given)
+    rows = EncodedPairs(encoder.rows([{"source": "漢 字 漢", "target": "漢 字 漢"}] * 40))
+    first = {row["input_ids"][0] for row in listed(Denoising(DenoiseRules(text=["x"]), encoder, 1).rows(rows, 0))}
+    assert given.source.added_tokens_encoder["<extra_id_0>"] in first
 
 
 def test_words_change_places_and_tokens_go_in_the_text_itself(tokenizers):

@@ -127,7 +127,7 @@ DEFECTIVE = {
 
 
 def test_every_defect_of_a_text_is_found_and_named_with_its_row():
-    for name in (check.name for check in checks.DEFECTS):
+    for name in checks.DEFECTS:
         finding = only(checks.check_text(with_pairs((CLEAN[0][0], DEFECTIVE[name]))), name)
         assert "0 sources and 1 targets of 401" in finding.message
         assert finding.examples[0].startswith("train row 101: ")

@@ -16,7 +16,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.recipe_checks import tokens as checks
 from heedful.diagnosis.recipe_checks.pairs import Pairs
-from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
+from heedful.diagnosis.recipe_checks.run_length import check_run_length
 from heedful.training.start_checks import faults_of_targets
 from helpers import tiny_config
 from tiny_runs import tiny_recipe
@@ -154,12 +154,12 @@ SOUND = {
     "checkpoints.every_updates": 100,
     "validation.patience": 5,
 }
-PLAN = RunPlan(updates_per_epoch=100, seconds_per_update=0.5)
+PLAN = (100, 0.5)  # updates of an epoch, and seconds of an update
 PAPER = {"optimization.schedule": "paper", "optimization.learning_rate": 1.0}
 NEVER = {"validation.every_updates": 1001}
 CASES = [  # the plan, changes of the recipe, the findings, and what their texts say
     (PLAN, {}, [], []),
-    (RunPlan(), {}, [], []),
+    ((), {}, [], []),
     (PLAN, {"optimization.warmup_updates": 2000}, [("error", "optimization.warmup_updates")], ["50 % of its peak"]),
     (PLAN, {"optimization.warmup_updates": 600}, [("warning", "optimization.warmup_updates")], []),
     (
@@ -172,8 +172,8 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
     ),
     (PLAN, {"optimization.max_epochs": 60, "optimization.max_minutes": 50}, [], []),
     (PLAN, {"optimization.schedule": "constant", "optimization.max_epochs": 6}, [], []),
-    (RunPlan(updates_per_epoch=4), {}, [("warning", "optimization.max_updates")], ["250 times"]),
-    (RunPlan(updates_per_epoch=5), {}, [], []),
+    ((4,), {}, [("warning", "optimization.max_updates")], ["250 times"]),
+    ((5,), {}, [], []),
     (PLAN, NEVER | {"validation.patience": None}, [("warning", "validation.every_updates")], []),
     (PLAN, NEVER, [("error", "validation.every_updates")], []),
     (
@@ -195,9 +195,9 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
         ["by the speed measured here"],
     ),
     (
-        *(RunPlan(updates_per_epoch=1), {}),  # an update larger than the data
+        *((1,), {}),  # an update larger than the data
         [("warning", f"optimization.{key}") for key in ("tokens_per_update", "max_updates")],
-        ["always sees the same pairs"],
+        ["always sees the same"],
     ),
     (PLAN, {"validation.patience": 9}, [], []),
     (PLAN, {"validation.patience": 10}, [("warning", "validation.patience")], []),
@@ -206,6 +206,6 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
 
 def test_a_sound_run_gives_no_finding_and_what_is_wrong_is_named_by_its_key(tmp_path):
     for plan, changes, expected, texts in CASES:
-        found = list(check_run_length(tiny_recipe(tmp_path / "run", {**SOUND, **changes}), plan, 32))
+        found = list(check_run_length(tiny_recipe(tmp_path / "run", {**SOUND, **changes}), 32, *plan))
         assert [(finding.level, finding.where) for finding in found] == expected, (plan, changes)
         assert all(text in " ".join(finding.message for finding in found) for text in texts), found

@@ -109,6 +109,9 @@ def test_a_copy_of_the_source_is_left_out_whatever_its_spaces(tmp_path):
     choice = CandidateChoice()
     assert list(choice.pairs(rows)) == [{"source": copied["source"], "target": SOURCE}]
     assert choice.left_out == {"identical": 2}
+    wide = f"A{' ' * 30}cat."
+    choice = CandidateChoice(max_ratio=2.0)
+    assert list(choice.pairs([(wide, [("A dog.", 0.0)])])) == [{"source": wide, "target": "A dog."}]
 
 
 def test_the_highest_score_is_chosen_also_of_a_candidate_that_is_repeated():

@@ -69,7 +69,7 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
         "duplicates: 98 % of the pairs; source and target alike: 0 % of the pairs",
     ]
     assert read_recipe(tmp_path / "yes.yaml").name == "yes"
-    assert recipe.data.locations.train == str(tmp_path / "recipes" / ".." / "my pairs.tsv")
+    assert recipe.data.located.train == str(tmp_path / "recipes" / ".." / "my pairs.tsv")
     assert (recipe.data.source, recipe.data.target) == ("1", "2")
     assert recipe.data.cleaning.drop_duplicates
     assert "25 % of the pairs came before" in text
@@ -247,7 +247,7 @@ def test_what_strangers_call_things_stays_text_in_a_recipe(tmp_path):
         path = write(data, tmp_path / f"{output}.yaml").path
         recipe = read_recipe(path)
         assert (recipe.data.source, recipe.overwrite) == (key, False)
-        assert recipe.data.locations.train == str(data)
+        assert recipe.data.located.train == str(data)
         assert recipe.output.startswith("runs/")
         assert len(path.read_text().splitlines()) == len(plain.read_text().splitlines())
 
@@ -261,7 +261,7 @@ def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, printed, monkeypatch
     assert last == "Now: heedful train 'my corpus.yaml'"
     assert first.startswith("60 pairs in my corpus.xaa and corpus.xbb, source 'ko', target 'en'")
     recipe = read_recipe(tmp_path / "my corpus.yaml")
-    assert recipe.data.locations.train == [str(tmp_path / "my corpus.xaa"), str(tmp_path / "corpus.xbb")]
+    assert recipe.data.located.train == [str(tmp_path / "my corpus.xaa"), str(tmp_path / "corpus.xbb")]
     assert recipe.card.target_language == "en"
     assert "#   heedful train 'my corpus.yaml'" in (tmp_path / "my corpus.yaml").read_text()
 

@@ -241,6 +241,11 @@ def files_in(folder, *names):
         (folder / name).write_text("x", encoding="utf-8")
 
 
+def splits_of(recipe):
+    located = recipe.data.located
+    return located.train, located.validation, located.test
+
+
 LOCATED = """
 name: located
 data:
@@ -263,7 +268,7 @@ def test_paths_in_a_recipe_are_relative_to_its_file_and_others_to_the_working_di
     monkeypatch.chdir(tmp_path)
     recipe = read_recipe("mine/recipe.yaml", ["data.validation=b.tsv"])
     test = {"near": "mine/near.tsv", "hub": "someone/pairs", "built_in": "builtin:test:5", "lost": "lost.tsv"}
-    assert recipe.data.locations == (["mine/a.ko", "mine/a.en"], "b.tsv", test)
+    assert splits_of(recipe) == (["mine/a.ko", "mine/a.en"], "b.tsv", test)
     found = recipe.output, recipe.tokenizer.path, recipe.model.start_from
     assert found == ("runs/located", "mine/tokenizer", "runs/model")
     assert read_recipe("mine/recipe.yaml").data.validation == "mine/part-*.tsv"
@@ -271,7 +276,7 @@ def test_paths_in_a_recipe_are_relative_to_its_file_and_others_to_the_working_di
     written(tmp_path / "runs", to_yaml(recipe))
     assert read_recipe("runs/recipe.yaml").data == recipe.data
     monkeypatch.chdir(tmp_path / "mine")
-    assert read_recipe("recipe.yaml").data.locations[:2] == (["a.ko", "a.en"], "part-*.tsv")
+    assert splits_of(read_recipe("recipe.yaml"))[:2] == (["a.ko", "a.en"], "part-*.tsv")
 
 
 def test_the_data_folder_is_relative_to_its_file_and_stands_before_file_names_only(tmp_path, monkeypatch):
@@ -280,11 +285,16 @@ def test_the_data_folder_is_relative_to_its_file_and_stands_before_file_names_on
     written(tmp_path / "mine", SMALLEST.replace("{train", "{folder: corpus, train"))
     monkeypatch.chdir(tmp_path)
     for override, train in (([], "mine/corpus"), (["data.folder=else"], "else"), (["data.folder="], "mine")):
-        assert read_recipe("mine/recipe.yaml", override).data.locations.train == f"{train}/a.tsv"
+        assert read_recipe("mine/recipe.yaml", override).data.located.train == f"{train}/a.tsv"
     test = {"moved": "/else/a.tsv", "built_in": "builtin:test:5"}
     changes = {"data.train": ["a.de", "a.en"], "data.validation": "a.tsv", "data.test": test, "data.folder": "corpora"}
+    located = splits_of(make_recipe(tiny_tree("x", changes)))
+    assert located == (["corpora/a.de", "corpora/a.en"], "corpora/a.tsv", test)
+    changes |= {"data.mixture": {"more": {"train": "b.tsv"}}, "data.denoise": {"text": ["c.txt"]}}
     data = make_recipe(tiny_tree("x", changes)).data
-    assert data.locations == (["corpora/a.de", "corpora/a.en"], "corpora/a.tsv", test)
+    places = [["corpora/a.de", "corpora/a.en"], "corpora/b.tsv", ["corpora/c.txt"] * 2]
+    assert [part.train for part in data.parts.values()] == places
+    assert data.located.parts == data.parts
 
 
 def pairs_file(folder, count=40):
@@ -299,7 +309,7 @@ def test_a_recipe_of_data_alone_is_completed_for_them_and_says_so(tmp_path, capl
     pairs_file(tmp_path)
     with caplog.at_level("INFO"):
         recipe = read_recipe(written(tmp_path, SHORT), ["optimization.device=cpu"], complete)
-    proposal = propose(survey(read_pairs(recipe.data.train, "1", "2")), this_machine("cpu")).settings
+    proposal, _ = propose(survey(read_pairs(recipe.data.train, "1", "2")), this_machine("cpu"))
     assert recipe.name == "recipe"
     assert recipe.model.options == proposal["model.options"]
     assert recipe.optimization.max_updates == proposal["optimization.max_updates"]

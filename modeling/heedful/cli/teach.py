@@ -91,8 +91,7 @@ def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = No
             print(json.dumps(pair, ensure_ascii=False), file=stream)
         if not count and making is not None:
             raise ValueError(f"{given} must hold sentences to translate, but all {making.left_out} are left out.")
-    why = "empty, not ended, or repeating themselves"
-    left_out = "" if making is None else f"; {making.left_out:,} lines left out: {why}"
+    left_out = f"; {making.left_out:,} lines left out: empty, not ended, or repeating themselves" if making else ""
     print(f"{count:,} pairs in {output}{left_out}", file=sys.stderr)
 
 
@@ -149,27 +148,26 @@ def distill(
 ):
     """Put translations of a larger model, or the best of given ones, in the place of targets: pairs to learn from."""
     search = {"TEACHER": teachers, "--data": data, "--num-beams": num_beams, "--closest": closest}
+    search |= {"--max-new-tokens": max_new_tokens}
     choices = {"--choose": choose, "--max-ratio": max_ratio, "--language": language, "--reverse": reverse}
     models = {"--reverse": reverse, "--to": to, "--token-budget": token_budget, "--device": device}
     if candidates is None:
         _check_given("without --candidates", {"TEACHER": teachers, "--data": data}, choices)
     elif choose == "reverse":
-        _check_given("with --choose reverse", {"--reverse": reverse}, search | {"--max-new-tokens": max_new_tokens})
+        _check_given("with --choose reverse", {"--reverse": reverse}, search)
     else:
-        where = f"with --candidates and --choose {choose or 'chrf'}"
-        _check_given(where, {}, search | {"--max-new-tokens": max_new_tokens} | models)
+        _check_given(f"with --candidates and --choose {choose or 'chrf'}", {}, search | models)
     options.check_pairs_file(output, data or [str(candidates)])
     options.quieten()
-    settings: Any = {"target_language": to, "token_budget": 8192 if token_budget is None else token_budget}
-    settings["chunk_size"] = CHUNK
+    budget = 8192 if token_budget is None else token_budget
+    settings: Any = {"target_language": to, "token_budget": budget, "chunk_size": CHUNK}
     if candidates is None:
         from heedful.inference.teaching.back_translation import SequenceDistillation
         from heedful.inference.teaching.distillation import load_teachers
 
         read = options.read_pairs(data or [], source, target, streaming=True)
         making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
-        settings["max_new_tokens"] = max_new_tokens
-        made = making.pairs(load_teachers(teachers or [], device), read, **settings)
+        made = making.pairs(load_teachers(teachers or [], device), read, max_new_tokens=max_new_tokens, **settings)
     else:
         from heedful.inference.teaching.candidates import CandidateChoice, read_candidates
 

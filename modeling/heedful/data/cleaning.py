@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import count, repeat
@@ -25,6 +25,7 @@ REASONS = {
     "duplicate": "the pair came before",
 }
 EXAMPLES_PER_REASON = 3
+Rows = Iterable[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -92,29 +93,25 @@ class CleaningReport:
 def clean_pairs(
     pairs: "Dataset | IterableDataset",
     rules: CleaningRules,
-    held_out: Iterable[Mapping[str, str]] = (),
+    held_out: Rows = (),
     both_directions: bool = False,
     texts: Iterable[int] = (),
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
-    """Return the pairs (rows with `source` and `target`) that break no rule, in their order, and the report.
+    """Return the pairs that break no rule, in their order, and the report, which a `ValueError` holds if none is left.
 
-    `held_out` holds the rows of validation and test data, for `drop_overlap`; `both_directions` tells that each pair
-    is trained on from target to source, too; `texts` are the numbers of parts whose pairs are one text each, which
-    `drop_identical` spares. If no pair is left, a `ValueError` holds the report.
-    An `IterableDataset` is not read yet: its report fills while it is iterated, and starts from zero with
-    every pass (the report of a data loader's worker process stays in that process); its error comes at a pass's end.
+    `held_out` holds the rows of validation and test data; `both_directions` tells that each pair is trained on from
+    target to source, too; `texts` are the numbers of parts whose pairs are one text each. The report of a stream fills
+    while it is iterated, and starts from zero with every pass, at whose end its error comes.
     """
     from datasets import IterableDataset
 
-    report, rows = CleaningReport(), list(held_out) if rules.drop_overlap else []
-    sources, targets = (frozenset(row[side].strip() for row in rows) for side in ("source", "target"))
-    judge = Judge(rules, sources, sources | targets, both_directions, report, frozenset(texts))
+    judge = Judge(rules, held_out, both_directions, texts)
     if isinstance(pairs, IterableDataset):
         stream = IterableDataset.from_generator(partial(_clean_stream, pairs, judge), features=pairs.features)
-        return cast("IterableDataset", stream), report
+        return cast("IterableDataset", stream), judge.report
     parts = pairs["part"][:] if "part" in pairs.column_names else repeat(0)
     kept = list(judge.kept(zip(count(), pairs["source"][:], pairs["target"][:], parts, strict=False)))
-    return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), report
+    return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), judge.report
 
 
 def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) -> tuple[list[int], list[int]]:
@@ -136,7 +133,7 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
         kept = [n for n in numbers[0] if not texts & {sources[n].strip(), targets[n].strip()}]
         if len(kept) < len(numbers[0]):
             logger.info("%s training pairs share a text with held-out ones: left out", len(numbers[0]) - len(kept))
-        numbers = kept, numbers[1]
+        return kept, numbers[1]
     return numbers
 
 
@@ -144,16 +141,16 @@ def _clean_stream(pairs: "IterableDataset", judge: "Judge") -> Iterator[dict[str
     return judge.kept((pair, pair["source"], pair["target"], pair.get("part", 0)) for pair in pairs)
 
 
-@dataclass(frozen=True)
 class Judge:
-    """Applies the rules to one pair after another."""
+    """Applies the rules to one pair after another; pairs of the parts `texts` are one text each."""
 
-    rules: CleaningRules
-    held_out_sources: frozenset[str] = frozenset()
-    held_out_texts: frozenset[str] = frozenset()  # of both sides
-    both_directions: bool = False
-    report: CleaningReport = field(default_factory=CleaningReport)
-    texts: frozenset[int] = frozenset()  # parts whose pairs are one text each
+    def __init__(
+        self, rules: CleaningRules, held_out: Rows = (), both_directions: bool = False, texts: Iterable[int] = ()
+    ):
+        rows = list(held_out) if rules.drop_overlap else []
+        self._sources, targets = ({row[side].strip() for row in rows} for side in ("source", "target"))
+        self._held_out, self._texts = self._sources | targets, {*texts}
+        self._rules, self._both_directions, self.report = rules, both_directions, CleaningReport()
 
     def kept(self, rows: Iterable[tuple[Any, str, str, int]]) -> Iterator[Any]:
         """Yield what comes with a source, a target and the number of a part that break no rule."""
@@ -169,7 +166,7 @@ class Judge:
 
     def reason_to_drop(self, source: str, target: str, part: int, seen: set[bytes]) -> str | None:
         """Return the first of `REASONS` to drop a pair of trimmed texts, if there is one; `seen` are those before."""
-        rules = self.rules
+        rules = self._rules
         shorter, longer = sorted((len(source), len(target)))
         if rules.drop_empty and not shorter:
             return "empty"
@@ -177,10 +174,10 @@ class Judge:
             return "too_long"
         if rules.max_ratio is not None and longer > rules.max_ratio * shorter:
             return "ratio"
-        if rules.drop_identical and source == target and part not in self.texts:
+        if rules.drop_identical and source == target and part not in self._texts:
             return "identical"
-        is_either = part or self.both_directions or part in self.texts
-        if source in self.held_out_sources or (is_either and {source, target} & self.held_out_texts):
+        is_either = part or self._both_directions or part in self._texts
+        if source in self._sources or (is_either and {source, target} & self._held_out):
             return "overlap"
         if rules.drop_duplicates:
             # 16 bytes for each pair, not its text: the set of 100 million pairs still fits in memory.

@@ -85,15 +85,15 @@ class DenoiseRules:
         return {"spans": SENTINELS, "infilling": [MASK]}.get(self.kind, []) if self else []
 
 
-def check_mixture(mixture: dict[str, MixturePart], target: str, temperature: float, other: str | None = None) -> None:
+def check_mixture(mixture: dict[str, MixturePart], target: str, other: str | None = None) -> None:
     """Check what can be known before a part is read; `other` is the language of a second direction, if any."""
     if other == target:
         must = "another language than `data.target` where `data.both_directions` is true"
         raise ValueError(f"`data.source` must be {must}, but both are {other!r}.")
-    languages = {f"data.mixture.{name}.to": part.to or target for name, part in mixture.items()}
-    languages |= {} if other is None else {"data.source": other}
-    if len({target, *languages.values()}) > 1:
-        for key, language in {"data.target": target, **languages}.items():
+    languages = {"data.target": target} | ({} if other is None else {"data.source": other})
+    languages |= {f"data.mixture.{name}.to": part.to or target for name, part in mixture.items()}
+    if len({*languages.values()}) > 1:
+        for key, language in languages.items():
             if not LANGUAGE_TAG.fullmatch(f"<2{language}>"):
                 must = "a language's code of letters, digits, '-' and '_' where there are several"
                 raise ValueError(f"`{key}` must be {must}, but is {language!r} instead.")
@@ -127,10 +127,11 @@ def languages_of(parts: Mapping[Any, MixturePart]) -> tuple[str, ...]:
 def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair) -> list[list[int]]:
     """Return the ids before the sources of each part: of its language if the model knows several, and of its tag.
 
-    A text that is damaged may be in a language that no pair is translated into: it then has the tag alone.
+    A text that is damaged may be in a language that no pair is translated into: it then has the tag alone. T5's own
+    tokenizers, which have its sentinels and no such tag, need none.
     """
-    known = tokenizers.languages
-    is_known = len(known) > 1
+    known, tokens = tokenizers.languages, tokenizers.source.added_tokens_encoder
+    is_known, needs_tag = len(known) > 1, bool(known) or SENTINELS[0] not in tokens or f"<{DENOISE}>" in tokens
     languages = languages_of(parts) or {str(p.to) for p in parts.values() if is_known and p.tag != DENOISE}
     if not {*languages} <= {*known}:
         wanted, found = ", ".join(languages), ", ".join(known) or "none"
@@ -140,7 +141,7 @@ def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair)
     for key, part in parts.items():
         has_none = part.tag == DENOISE and not (is_known and part.to in known)
         prefixes.append([] if has_none else tokenizers.head(part.to if is_known else None))
-        if part.tag is not None:
+        if part.tag is not None and (part.tag != DENOISE or needs_tag):
             name, advice = ("data.denoise", "no `data.denoise`") if part.tag == DENOISE else (f"{key}.tag", "no tag")
             prefixes[-1] += control_ids([f"<{part.tag}>"], tokenizers, name, advice)
     return prefixes
@@ -161,10 +162,9 @@ def control_ids(tokens: Collection[str], tokenizers: TokenizerPair, key: str, ad
 
 def mark_ids(rules: DenoiseRules, tokenizers: TokenizerPair) -> list[int]:
     """Return the ids of the rules' marks; tokenizers that cannot say what is missing are a `ValueError`."""
-    if rules and not tokenizers.is_joint:
-        raise ValueError("`data.denoise` must be empty where source and target have two vocabularies, but is not.")
-    if rules and symbols_of(tokenizers.source) is not None:
-        raise ValueError("`data.denoise` must be empty where the vocabulary is closed, but is not.")
+    if rules and (not tokenizers.is_joint or symbols_of(tokenizers.source) is not None):
+        where = "the vocabulary is closed" if tokenizers.is_joint else "source and target have two vocabularies"
+        raise ValueError(f"`data.denoise` must be empty where {where}, but is not.")
     return control_ids(rules.marks, tokenizers, "data.denoise", "another `data.denoise.kind`")
 
 
@@ -181,8 +181,8 @@ def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> Any
         return read.popitem()[1]
     if streaming:
         return IterableDataset.from_generator(partial(_in_turns, read))
-    columns = {number: pa.array([number] * len(pairs), pa.int32()) for number, pairs in read.items()}
-    return Dataset(pa.concat_tables([read[n].data.table.append_column("part", columns[n]) for n in read]))
+    tables = ((pairs.data.table, pa.array([number] * len(pairs), pa.int32())) for number, pairs in read.items())
+    return Dataset(pa.concat_tables([table.append_column("part", numbers) for table, numbers in tables]))
 
 
 def _in_turns(streams: Mapping[int, Iterable[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:

@@ -58,20 +58,12 @@ def read_pairs(
 ) -> "Dataset | IterableDataset":
     """Read a parallel corpus as rows with the columns `source` and `target`, texts in Unicode's form NFC.
 
-    `location` is one of
-    - "builtin:SPLIT:COUNT", the corpus that comes with the package ("builtin:train:100000");
-    - a .jsonl, .json, .csv, .tsv, .txt or .parquet file, or a pattern such as "data/part-*.jsonl" (files are read in
-      alphabetical order), all but .parquet also compressed (.gz). A .json file holds an array of rows, or one row a
-      line. Tables may be separated by commas, tabs, semicolons or bars, and begin with a line of column names, or have
-      none where columns are given by number. Quotes have no meaning in .tsv and .txt, where every line is a row;
-    - two text files with the same number of lines, [source file, target file] (.gz allowed);
-    - a folder with such files for each split, as the library `datasets` lays them out, or one that it saved;
-    - a dataset on the Hugging Face Hub, "name", "name:config" or "name:config:split" (else `split`).
-
-    `source` and `target` are the languages inside a `translation` column, or the names of columns; "1" and "2", for
-    example, are the numbers of columns in a table without a line of names. With `streaming`, rows are read and checked
-    while they are iterated. `references` is a column with the list of all texts that are right, which the rows then
-    have as `references`, the target as the first of them. The message of an error names the file and the line or row.
+    `location` is "builtin:train:100000"; a file, compressed or not, or a pattern such as "data/part-*.jsonl"; [source
+    file, target file] of as many lines; a folder with files for each split, as the library `datasets` lays them out or
+    saves them; or a dataset on the Hub, "name", "name:config" or "name:config:split". In .tsv and .txt every line is a
+    row, and quotes have no meaning. `source` and `target` are languages inside a `translation` column, or columns by
+    name or, in a table without a line of names, by number. With `streaming`, rows are read and checked while they are
+    iterated. `references` is a column with the list of all texts that are right, of which the target is the first.
     """
     import pyarrow as pa
     from datasets import Dataset, Features, IterableDataset, List, Value
@@ -300,19 +292,15 @@ def _file_rows(files: Sequence[Path], columns: Columns) -> Iterator[Record]:
 
 def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of JSON Lines, and of the array that a .json file may hold, as `datasets` does."""
-    longest = LARGEST_JSON if _kind(Path(file)) == "json" else LONGEST_LINE
-    beginning = next((line for _, line in _lines(file, longest) if line.strip()), "")
-    is_array = longest == LARGEST_JSON and beginning.lstrip().startswith("[")
-    rows: Iterable[tuple[int, Any]]
-    if is_array:
-        text = "".join(line for _, line in _lines(file, longest))
+    what, place, lines = "JSON objects", "line", ((number, line.strip()) for number, line in _lines(file))
+    rows: Iterable[Any] = ((number, _parsed_json(file, "JSON", number, line)) for number, line in lines if line)
+    is_json = _kind(Path(file)) == "json"
+    if is_json and next((line for _, line in _lines(file, LARGEST_JSON) if line.strip()), "").lstrip().startswith("["):
+        what, place = "an array of JSON objects", "entry"
+        text = "".join(line for _, line in _lines(file, LARGEST_JSON))
         rows = enumerate(_parsed_json(file, "a JSON array", None, text), start=1)
-    else:
-        lines = ((number, line.strip()) for number, line in _lines(file))
-        rows = ((number, _parsed_json(file, "JSON", number, line)) for number, line in lines if line)
     for number, row in rows:
         if not isinstance(row, dict):
-            what, place = ("an array of JSON objects", "entry") if is_array else ("JSON objects", "line")
             raise ValueError(f"{file} must hold {what}, but {place} {number} is another value.")
         yield row
 
@@ -324,9 +312,8 @@ def _parsed_json(file: str, what: str, line: int | None, text: str) -> Any:
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # raises at half a surrogate pair
     except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        if isinstance(error, json.JSONDecodeError):
-            line, reason = line or error.lineno, error.msg
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
+        line = line or getattr(error, "lineno", None)
         place = "is broken" if line is None else f"line {line} is broken"
         raise ValueError(f"{file} must hold {what}, but {place}: {reason}.") from error
     return value

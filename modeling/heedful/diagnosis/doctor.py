@@ -15,7 +15,7 @@ from heedful.diagnosis.findings import Level, RecipeFinding
 from heedful.diagnosis.recipe_checks import pairs as texts
 from heedful.diagnosis.recipe_checks import tokens
 from heedful.diagnosis.recipe_checks.pairs import Pairs
-from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
+from heedful.diagnosis.recipe_checks.run_length import check_run_length
 from heedful.files import check_at_least
 from heedful.inference.loading import first_line
 from heedful.packed_rows_heed import why_padded
@@ -200,7 +200,7 @@ def _check_run(recipe: Recipe, corpus: StoredCorpus, config: Any, share: float |
             message = f"How far the run comes in its time could not be measured here: {first_line(error)}"
             yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
     per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
-    yield from check_run_length(recipe, RunPlan(per_epoch, seconds), config.d_model)
+    yield from check_run_length(recipe, config.d_model, per_epoch, seconds)
 
 
 def check_speed(recipe: Recipe, config: Any) -> Iterator[RecipeFinding]:

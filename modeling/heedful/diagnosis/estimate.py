@@ -19,7 +19,7 @@ from heedful.data.batching import Row
 from heedful.data.micro_batches import split_update
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.memory import MIB, HeldBytes, count_matrices, count_parameters, process_memory, state_memory
-from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
+from heedful.diagnosis.recipe_checks.run_length import RunEnd, run_end
 from heedful.files import duration, shortened
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
@@ -49,7 +49,6 @@ class BatchPlan:
     """The batches of a run, as far as its first epoch shows them."""
 
     updates_per_epoch: int | None  # None for a stream
-    looked_at: int  # updates that the following figures are of
     padding: float  # share of padding in their micro-batches
     padded_tokens: float  # mean of an update on the busiest rank
     target_tokens: float  # mean of an update, on all ranks together
@@ -178,7 +177,7 @@ def dry_run(recipe: Recipe) -> DryRun:
         # Freed memory stays with the process, in pieces that the next tensors do not quite fit into.
         memory["freed, but kept by the allocator"] = max(0, process_memory() - sum(memory.values()))
     seconds = speed * batches.padded_tokens
-    end = RunPlan(batches.updates_per_epoch, seconds).end(recipe)
+    end = run_end(recipe, batches.updates_per_epoch, seconds)
     return DryRun(recipe, corpus, batches, seconds, end, parameters, matrices, memory, accelerator, d_model)
 
 
@@ -199,7 +198,6 @@ def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> Batc
         micro_batches = max(micro_batches, len(parts[0]))
     return BatchPlan(
         updates_per_epoch=None if is_stream else sums["updates"] + sum(1 for _ in updates),
-        looked_at=sums["updates"],
         padding=1 - sums["real"] / sums["padded"],
         padded_tokens=sums["busiest"] / sums["updates"],
         target_tokens=sums["target"] / sums["updates"],

@@ -222,19 +222,18 @@ _FRESH_PROCESS = """
 import sys
 sys.modules["heedful"] = None  # makes its import fail
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
-folder, work, dtype, threads = sys.argv[1:]
-torch.set_num_threads(int(threads))
-model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True, dtype=getattr(torch, dtype)).eval()
+folder, work = sys.argv[1:]
+inputs, dtype, threads = torch.load(work + "/asked.pt")
+torch.set_num_threads(threads)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype).eval()
 if not type(model).__module__.startswith("transformers_modules."):
     raise ImportError(f"{type(model).__name__} comes from {type(model).__module__}, not from the folder")
-inputs = load_file(work + "/inputs.safetensors")
 with torch.no_grad():
     logits = model(**inputs, use_cache=False).logits
 del inputs["decoder_input_ids"]
 tokens = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=8)
-save_file({"logits": logits.contiguous(), "tokens": tokens}, work + "/found.safetensors")
+torch.save({"logits": logits, "tokens": tokens}, work + "/found.pt")
 """
 
 
@@ -266,19 +265,17 @@ def check_remote_code(
 
 def _found_in_fresh_process(folder: Path, dtype: torch.dtype, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Return logits and tokens that a folder's own code computes in a new process, which cannot import heedful."""
-    from safetensors.torch import load_file, save_file
-
     with tempfile.TemporaryDirectory() as work:
-        save_file({name: tensor.cpu().contiguous() for name, tensor in inputs.items()}, f"{work}/inputs.safetensors")
+        cpu = {name: tensor.cpu() for name, tensor in inputs.items()}
+        torch.save((cpu, dtype, torch.get_num_threads()), f"{work}/asked.pt")
         # -P: no module of the current folder is imported.
         command = [sys.executable, "-P", "-c", _FRESH_PROCESS, str(folder.resolve()), work]
-        command += [str(dtype).removeprefix("torch."), str(torch.get_num_threads())]
         environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
         process = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, check=False)
         if process.returncode != 0:
             lines = [line for line in process.stderr.splitlines() if line.strip()]
             raise ImportError(f"the new process failed: {lines[-1].strip() if lines else process.returncode}")
-        return load_file(f"{work}/found.safetensors")
+        return torch.load(f"{work}/found.pt")
 
 
 def _age_of_code(folder: Path) -> str | None:
@@ -430,12 +427,7 @@ def verify(
 ) -> Verification:
     """Run every check on a saved encoder-decoder, and on its tokenizers where the folder has them.
 
-    Args:
-        folder: A local folder with config.json and weights.
-        texts: Texts to try model and tokenizers with; by default built-in ones of several scripts.
-        device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
-        dtype: To compute in. float32 shows faults that rounding hides in the others.
-        trust_remote_code: Whether code in the folder may run that is not the installed package's.
+    `texts` to try them with are by default built-in ones; float32 shows faults that rounding hides in other types.
     """
     folder, target = Path(folder), resolve_device(device)
     model, report = _load(folder, getattr(torch, dtype), trust_remote_code)
@@ -497,6 +489,5 @@ def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPa
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, **trust)
         return TokenizerPair(tokenizer, tokenizer), "", False
     except Exception as error:
-        is_broken = not isinstance(error, ImportError)
-        what = "cannot be used" if is_broken else "needs a library"
-        return None, f"the tokenizer {what}: {first_line(error)}", is_broken
+        what = "needs a library" if isinstance(error, ImportError) else "cannot be used"
+        return None, f"the tokenizer {what}: {first_line(error)}", not isinstance(error, ImportError)

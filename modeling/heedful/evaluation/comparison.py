@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, cycle, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ HEADING = (
     "{count:,} pairs. After each difference from the first system, p by paired bootstrap ({resamples:,} resamples) "
     "and by approximate randomization ({trials:,} trials), seed {seed}."
 )
+TESTED = "  {difference:+.2f}  p {bootstrap_p:.4f}  {randomization_p:.4f}"
 
 
 @dataclass(frozen=True)
@@ -85,29 +86,27 @@ def compare_translations(
     for metric in metrics.affordable_metrics(settings.ter, list(chain(*every)), accepted * len(every)):
         measure = _Metric(metric, accepted, settings)
         counts = {name: [measure.counts(texts) for texts in seeds] for name, seeds in systems.items()}
-        wide = [np.stack(list(islice(cycle(seeds), width)), axis=1) for seeds in counts.values()]
-        for (name, seeds), tested in zip(counts.items(), _tests(measure, wide, settings), strict=True):
+        wide = [np.stack(seeds * (width // len(seeds)), axis=1) for seeds in counts.values()]
+        for (name, seeds), tested in zip(counts.items(), _tests(measure, wide), strict=True):
             scores = [measure.score(texts.sum(axis=0)) for texts in seeds]
-            compared[name][metric] = {"score": statistics.fmean(scores), "scores": scores}
-            if len(scores) > 1:
-                compared[name][metric]["deviation"] = statistics.stdev(scores)
-            compared[name][metric] |= tested
-        signatures[f"{metric}_signature"] = measure.signature(settings)
+            spread = {"deviation": statistics.stdev(scores)} if len(scores) > 1 else {}
+            compared[name][metric] = {"score": statistics.fmean(scores), "scores": scores, **spread, **tested}
+        signatures[f"{metric}_signature"] = measure.signature()
         if metric == "chrf":
             chrf = {name: np.mean([list(map(measure.score, texts)) for texts in counts[name]], 0) for name in counts}
     baseline, *others = systems
     for name in others:
         differences = chrf[name] - chrf[baseline]
         differences[np.abs(differences) <= TIE] = 0  # means of other numbers of seeds are rounded differently
-        compared[name] |= {"wins": int((differences > 0).sum()), "losses": int((differences < 0).sum())}
-        compared[name]["ties"] = int((differences == 0).sum())
+        signs = np.sign(differences)
+        compared[name] |= {key: int((signs == sign).sum()) for key, sign in (("wins", 1), ("losses", -1), ("ties", 0))}
         order = np.argsort(-differences, kind="stable")
         compared[name]["examples"] = [
             {"number": int(i) + 1, "source": sources[i], "reference": " / ".join(accepted[i])}
             | {each: {"text": systems[each][0][i], "chrf": float(chrf[each][i])} for each in (baseline, name)}
-            for ends in (order, order[::-1])
+            for sign, ends in ((1, order), (-1, order[::-1]))
             for i in ends[: settings.examples]
-            if (differences[i] > 0) == (ends is order) and differences[i] != 0
+            if signs[i] == sign
         ]
     return {"count": len(references), "settings": asdict(settings), **signatures, "systems": compared}
 
@@ -123,9 +122,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
         for name, found in systems.items():
             values = found[metric]
             spread = f" ± {values['deviation']:.2f}" if "deviation" in values else ""
-            tested = ""
-            if "difference" in values:
-                tested = "  {difference:+.2f}  p {bootstrap_p:.4f}  {randomization_p:.4f}".format(**values)
+            tested = TESTED.format(**values) if "difference" in values else ""
             lines.append(f"{title:<{TITLE_WIDTH}}{values['score']:6.2f}{spread}  {name}{tested}")
             title = ""
     baseline, *others = systems
@@ -182,7 +179,7 @@ class _Metric:
     """A score that is made of sums over sentences: one of sacrebleu's, exact match or an error rate."""
 
     def __init__(self, name: str, references: Sequence[Sequence[str]], settings: ComparisonSettings):
-        self.name, self.references, self.lowercase = name, references, settings.lowercase
+        self.name, self.references, self.settings = name, references, settings
         self.highest = math.inf if name in ("ter", *ERROR_RATES) else 100.0
         is_ours = name in PERCENTAGES
         self.metric = None if is_ours else metrics.sacrebleu_metric(name, settings.tokenize, settings.lowercase)
@@ -190,7 +187,7 @@ class _Metric:
     def counts(self, texts: Sequence[str]) -> np.ndarray:
         """Return what each sentence adds to the sums, `(sentences, counts)`."""
         if self.metric is None:
-            return counts_of(self.name, texts, self.references, self.lowercase)
+            return counts_of(self.name, texts, self.references, self.settings.lowercase)
         given = metrics.Counted(texts), metrics.streams(self.references)
         return np.array(self.metric._extract_corpus_statistics(*given))
 
@@ -202,23 +199,23 @@ class _Metric:
             return percentage(*sums)
         return float(self.metric._compute_score_from_stats(sums.tolist()).score)
 
-    def signature(self, settings: ComparisonSettings) -> str:
+    def signature(self) -> str:
         """Return sacrebleu's signature of a paired bootstrap."""
         from sacrebleu.metrics.base import Signature
 
         numbers = {len(texts) for texts in self.references}
         plain = Signature({"num_refs": min(numbers) if len(numbers) == 1 else -1})  # -1 is for different ones
         signature = plain if self.metric is None else self.metric.get_signature()
-        signature.update("seed", settings.seed)
-        signature.update("bs", settings.resamples)
+        signature.update("seed", self.settings.seed)
+        signature.update("bs", self.settings.resamples)
         return str(signature)
 
 
-def _tests(metric: _Metric, systems: list[np.ndarray], settings: ComparisonSettings) -> Iterator[dict[str, Any]]:
+def _tests(metric: _Metric, systems: list[np.ndarray]) -> Iterator[dict[str, Any]]:
     """Yield the interval of each system `(sentences, seeds, counts)`, and its difference from the first with p."""
     from sacrebleu.significance import estimate_ci
 
-    count = len(systems[0])  # the draws are those of sacrebleu's paired tests
+    settings, count = metric.settings, len(systems[0])  # the draws are those of sacrebleu's paired tests
     drawn = np.random.default_rng(settings.seed).choice(count, (settings.resamples, count))
     kept = np.random.default_rng(settings.seed).integers(2, size=(settings.trials, count), dtype=bool)
     resampled = [np.array([metric.score(counts[rows].sum(axis=0)) for rows in drawn]) for counts in systems]

@@ -62,16 +62,15 @@ def write_first_recipe(
         raise ValueError("`--source` and `--target` must be given both or not at all, but only one is.")
     location = str(files[0]) if len(files) == 1 else [*map(str, files)]
     source, target, why = find_columns(location, (source, target) if source and target else None)
-    recipe = DataRecipe(location, source, target)
-    splits = read_splits(recipe, LOOKED_AT)
+    splits = read_splits(DataRecipe(location, source, target), LOOKED_AT)
     count, pairs = splits.total or 0, Pairs.of("train", "data.train", splits.train)
     if count < 20:
         raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {count}.")
     facts = survey(pairs, count)
     machine = this_machine()
-    proposal = propose(facts, machine)
+    chosen, minutes = propose(facts, machine)
     place = "a GPU" if machine.has_gpu else f"{machine.cores} CPU cores"
-    about = f"about {max(1, round(proposal.minutes))} minute{'s' * (round(proposal.minutes) > 1)}"
+    about = f"about {max(1, round(minutes))} minute{'s' * (round(minutes) > 1)}"
     alike = sum(one == other for one, other in zip(pairs.sources, pairs.targets, strict=True)) / len(pairs)
     rules = _cleaning_for(pairs, alike)
     dropped = clean_pairs(splits.train, rules)[1].dropped
@@ -80,7 +79,7 @@ def write_first_recipe(
     paths, title = [os.path.relpath(file, output.parent) for file in files], files[0].name
     names = {"train": paths[0] if len(paths) == 1 else paths, "validation": None, "source": source, "target": target}
     cleaning = {name: getattr(rules, name) for name in ("drop_duplicates", "drop_identical", "max_ratio")}
-    name, chosen = re.sub(r"\W+", "-", title.split(".")[0]).strip("-") or "model", proposal.settings
+    name = re.sub(r"\W+", "-", title.split(".")[0]).strip("-") or "model"
     tree, _ = with_settings({"name": name, "data": {**names, "cleaning": cleaning}}, chosen)
     sides = {"source_language": languages[0], "target_language": languages[1]}
     tree["card"] = {"license": None, **sides, "dataset": title}

@@ -109,16 +109,11 @@ def this_machine(device: str = "auto") -> Machine:
     return Machine(cores, device != "cpu" and torch.cuda.is_available())
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """Chosen settings, and how long they will take."""
+def propose(data: DataFacts, machine: Machine) -> tuple[dict[str, Any], float]:
+    """Choose settings, by dotted key, and estimate the minutes of training with them.
 
-    settings: dict[str, Any]  # by dotted key: {"optimization.max_updates": 1200, …}
-    minutes: float  # of training, as estimated
-
-
-def propose(data: DataFacts, machine: Machine) -> Proposal:
-    """Choose settings by what was seen to work: the fewer pairs, the smaller all, and the more dropout and passes."""
+    The fewer pairs, the smaller all, and the more dropout and passes.
+    """
     largest = 32_000 if machine.has_gpu else 8_000
     # A vocabulary that has a token for each frequent word has enough.
     enough = 33 * data.pairs**0.5 if data.words is None else min(33 * data.pairs**0.5, 260 + data.words)
@@ -168,7 +163,7 @@ def propose(data: DataFacts, machine: Machine) -> Proposal:
         "decoding.num_beams": 4,
         "decoding.max_length": longest_tokens,
     }
-    return Proposal(settings, minutes)
+    return settings, minutes
 
 
 def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict[str, Any]:
@@ -193,10 +188,10 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     is_settled = bool(section_of(tree, "tokenizer")) or data.both_directions
     count = len(pairs) if isinstance(pairs, Sized) else None
     device = section_of(tree, "optimization").get("device", "auto")
-    proposal = propose(survey(pairs, count, ("bpe", "bpe") if is_settled else None), this_machine(device))
-    completed, chosen = with_settings({"name": name} | tree, proposal.settings)
+    settings, minutes = propose(survey(pairs, count, ("bpe", "bpe") if is_settled else None), this_machine(device))
+    completed, chosen = with_settings({"name": name} | tree, settings)
     message = "The recipe leaves these open, so they are chosen for the data and this machine (about %.1f min):\n  %s"
-    logger.info(message, proposal.minutes, "\n  ".join(chosen))
+    logger.info(message, minutes, "\n  ".join(chosen))
     return completed
 
 

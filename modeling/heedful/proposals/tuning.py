@@ -72,15 +72,8 @@ def tune(
     """Try values of a recipe's settings until the time is over, and write a recipe with the best ones.
 
     Trials are compared by the validation loss per byte of the target, because a loss per token depends on the
-    vocabulary. The first trial is the recipe itself, if its own values are among those to try. One that is worse than
-    the median of the others after as many updates is given up, and one that cannot be trained is left out.
-
-    Args:
-        recipe: Trained in every trial, with its own number of updates; its `output` is not used.
-        folder: Of the search; one that has been stopped goes on in its folder.
-        minutes: After which no update is begun; the next search in the folder goes on with an unfinished trial.
-        vary: The values to try by knob, which is one of `KNOBS` or a dotted key of the recipe; `None` in their place,
-            or in place of all, chooses some around the recipe's own. Layers of the decoder keep their proportion.
+    vocabulary. The first one is the recipe itself, if its own values are among those to try. `vary` has the values by
+    knob, which is one of `KNOBS` or a dotted key of the recipe; `None` chooses some around the recipe's own.
     """
     import optuna
 

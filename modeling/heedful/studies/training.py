@@ -101,7 +101,7 @@ def checksum_of(recipe: Recipe) -> str:
     """Return a name for a training: the same recipe and data files, the same name."""
     tree = {key: value for key, value in asdict(recipe).items() if key not in WHERE_AND_HOW}
     digest = hashlib.sha256(json.dumps([version("heedful"), tree], sort_keys=True).encode())
-    where = recipe.data.locations
+    where = recipe.data.located
     for location in (where.train, where.validation, *where.test.values()):
         for file in map(Path, [location] if isinstance(location, str) else location or []):
             if file.is_file():

@@ -54,7 +54,7 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
     """Read all pairs, or only the first `limit` of training, which then have their numbers from 1 as `row`."""
     from datasets import Dataset
 
-    where = data.locations
+    where = data.located
     read = partial(read_pairs, source=data.source, target=data.target, references=data.references)
     validation = None if where.validation is None else read(where.validation, split="validation")
     tests = {f"data.test.{name}": read(location, split=name) for name, location in where.test.items()}

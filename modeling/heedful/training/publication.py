@@ -118,7 +118,7 @@ def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) ->
     data, decoding = recipe.data, recipe.decoding
     scoring = {"bootstrap": decoding.bootstrap, "tokenize": decoding.bleu_tokenizer, "ignore": decoding.ignore}
     settings = {"target_language": corpus.target_language, "token_budget": budget}
-    for name, location in data.locations.test.items():
+    for name, location in data.located.test.items():
         pairs = list(read_pairs(location, data.source, data.target, split=name, references=data.references))
         metrics[name] = score_pairs(translator, pairs, accelerator, scoring, **settings)
     if not data.test:  # better than no score at all, which no card may have

@@ -5,9 +5,9 @@ every key. `recipe_file.py` reads and writes the files.
 """
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
@@ -17,14 +17,6 @@ from heedful.evaluation.metrics import check_scoring
 from heedful.files import check_at_least
 
 Location = str | list[str]
-
-
-class Locations(NamedTuple):
-    """Where the pairs of each split are, in the form that `read_pairs` takes."""
-
-    train: Location | None
-    validation: Location | None
-    test: dict[str, Location]
 
 
 @dataclass
@@ -51,7 +43,7 @@ class DataRecipe:
 
     def __post_init__(self):
         _at_least(1, "data", self, "temperature", "pool_size", "max_source_tokens", "max_target_tokens")
-        check_mixture(self.mixture, self.target, self.temperature, self.source if self.both_directions else None)
+        check_mixture(self.mixture, self.target, self.source if self.both_directions else None)
         if "validation" in self.test:
             raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
         for name in ("streaming", "mixture", "references", "denoise"):
@@ -69,31 +61,34 @@ class DataRecipe:
                 raise mistake(f"data.{name}", "left out where `data.denoise.alone` is true", getattr(self, name))
 
     @property
-    def locations(self) -> Locations:
-        """Where the pairs of each split are, with `folder` in front of file names."""
+    def located(self) -> "DataRecipe":
+        """The same with `folder` in front of file names, as `read_pairs` takes them."""
+        train, validation = self._located(self.train), self._located(self.validation)
         test = {name: self._located(where) for name, where in self.test.items()}
-        train, validation = (where and self._located(where) for where in (self.train, self.validation))
-        return Locations(train, validation, test)
+        mixture = {name: replace(part, train=self._located(part.train)) for name, part in self.mixture.items()}
+        denoise = replace(self.denoise, text=self._located(self.denoise.text))
+        places: dict[str, Any] = {"train": train, "validation": validation, "test": test, "mixture": mixture}
+        return replace(self, **places, denoise=denoise, folder=None)
 
     @property
     def parts(self) -> dict[str, MixturePart]:
         """The parts of the training data by their keys: `train`, its other direction, `mixture`, and `denoise`."""
-        train = self.locations.train or ""
-        parts = {}
+        data, parts = self.located, {}
+        train = data.train or ""
         if not self.denoise.alone:
             parts["data.train"] = MixturePart(train, self.source, self.target, self.target)
         if self.both_directions:
             parts[OTHER_DIRECTION] = MixturePart(train, self.target, self.source, self.source)
-        for name, part in self.mixture.items():
+        for name, part in data.mixture.items():
             source, target, to = part.source or self.source, part.target or self.target, part.to or self.target
-            parts[f"data.mixture.{name}"] = MixturePart(self._located(part.train), source, target, to, part.tag)
+            parts[f"data.mixture.{name}"] = MixturePart(part.train, source, target, to, part.tag)
         for side in self.denoise.sides:  # a pair of one text
             name, is_one = getattr(self, side), isinstance(train, str) or len(train) != 2
             file = train if is_one else [train[side == "target"]] * 2
             parts[f"data.denoise.{side}"] = MixturePart(file, name, name, name, DENOISE)
-        for number, text in enumerate(self.denoise.text, start=1):
-            file, name = self._located([text, text]), self.target
-            parts[f"data.denoise.text.{number}"] = MixturePart(file, name, name, name, DENOISE)
+        for number, text in enumerate(data.denoise.text, start=1):
+            name = self.target
+            parts[f"data.denoise.text.{number}"] = MixturePart([text, text], name, name, name, DENOISE)
         return parts
 
     @property
@@ -101,8 +96,8 @@ class DataRecipe:
         """The numbers of the parts whose texts are damaged."""
         return [number for number, part in enumerate(self.parts.values()) if part.tag == DENOISE]
 
-    def _located(self, where: Location) -> Location:
-        if self.folder is None or "builtin:" in where:
+    def _located(self, where: Any) -> Any:
+        if self.folder is None or where is None or "builtin:" in where:
             return where
         if isinstance(where, list):
             return [str(Path(self.folder) / name) for name in where]
@@ -313,12 +308,10 @@ class Recipe:
             must = "empty where `data.mixture` or `data.denoise` is given, of which the tokenizer needs every part"
             raise mistake("tokenizer.sentences", must, self.tokenizer.sentences)
         if self.optimization.distillation is not None:
-            tags = {f"data.mixture.{name}.tag": part.tag for name, part in self.data.mixture.items()}
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
-            denoise = self.data.denoise and "given"
-            drawn: dict[str, Any] = {"data.streaming": self.data.streaming, "data.augmentation": noise, **tags}
-            drawn |= {"data.denoise": denoise}
-            for key, value in drawn.items():
+            drawn: dict[str, Any] = {"data.streaming": self.data.streaming, "data.augmentation": noise}
+            drawn |= {f"data.mixture.{name}.tag": part.tag for name, part in self.data.mixture.items()}
+            for key, value in (drawn | {"data.denoise": self.data.denoise and "given"}).items():
                 if value:
                     off = "false" if value is True else "empty"
                     must = f"{off} where `optimization.distillation` knows the tokens of all pairs beforehand"

@@ -298,35 +298,31 @@ def make_section(kind: type, tree: Any, prefix: str) -> Any:
     """Make the dataclass `kind` of a mapping, after checking its keys and the types of its values."""
     if not isinstance(tree, dict):
         raise ValueError(f"`{prefix.rstrip('.')}` must be a section with keys, but is {shortened(tree)} instead.")
-    hints = get_type_hints(kind)
-    tree = {key: value for key, value in tree.items() if not _is_removed(f"{prefix}{key}", value)}
-    for key in tree:
-        if key not in hints:
-            nearest = get_close_matches(str(key), hints, n=1, cutoff=0)
-            unknown = shortened(f"{prefix}{key}").strip("'")
-            raise ValueError(f"`{unknown}` is not a key of a recipe; did you mean `{prefix}{nearest[0]}`?")
-    values = {}
+    hints, values = get_type_hints(kind), {}
     for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if key in REMOVED_KEYS:
+            off, reason = REMOVED_KEYS[key]
+            if value not in off:
+                found = f"{shortened(value)} instead: it was removed ({reason})"
+                raise ValueError(f"`{key}` must be left out, but is {found}.")
+            continue
+        if name not in hints:
+            nearest = get_close_matches(str(name), hints, n=1, cutoff=0)
+            unknown = shortened(key).strip("'")
+            raise ValueError(f"`{unknown}` is not a key of a recipe; did you mean `{prefix}{nearest[0]}`?")
         hint = hints[name]
         if isinstance(hint, type) and is_dataclass(hint):
-            values[name] = make_section(hint, {} if value is None else value, f"{prefix}{name}.")
+            values[name] = make_section(hint, {} if value is None else value, f"{key}.")
         elif hint == dict[str, MixturePart]:
-            parts = _typed(dict, {} if value is None else value, f"{prefix}{name}")
-            values[name] = {str(k): make_section(MixturePart, v, f"{prefix}{name}.{k}.") for k, v in parts.items()}
+            parts = _typed(dict, {} if value is None else value, key)
+            values[name] = {str(k): make_section(MixturePart, v, f"{key}.{k}.") for k, v in parts.items()}
         else:
-            values[name] = _typed(hint, value, f"{prefix}{name}")
+            values[name] = _typed(hint, value, key)
     for entry in fields(kind):
         if entry.name not in values and entry.default is MISSING and entry.default_factory is MISSING:
             raise ValueError(f"`{prefix}{entry.name}` must be given, but is missing.")
     return kind(**values)
-
-
-def _is_removed(key: str, value: Any) -> bool:
-    """Return whether a recipe no longer has a key; one that is in use is a `ValueError`."""
-    off, reason = REMOVED_KEYS.get(key, ((), ""))
-    if off and value not in off:
-        raise ValueError(f"`{key}` must be left out, but is {shortened(value)} instead: it was removed ({reason}).")
-    return bool(off)
 
 
 def _typed(hint: Any, value: Any, name: str) -> Any:

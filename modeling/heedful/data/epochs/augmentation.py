@@ -9,6 +9,7 @@ from itertools import chain, count, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+import regex
 
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.mixture import AugmentationRules, numbers_of_parts
@@ -28,11 +29,8 @@ class Augmentation:
     """Changes the rows of an epoch; the same seed, epoch and rows give the same.
 
     A pair that is joined has another one of its part, drawn anew, behind it, with a space between (Kondo et al., 2021,
-    arXiv 2104.08478): source behind source, target behind target. Then its source may lose the punctuation at its end,
-    get typos, and be put in lower case; the target stays as it is, so that the model writes well what is typed badly.
-    A pair that would be longer than its limit stays as it is for that epoch. Only what has changed is encoded anew.
-
-    `pairs` are those that the rows were made of, by their `numbers`; those of the parts `left` stay as they are.
+    arXiv 2104.08478); then its source may be damaged. One that would be longer than its limit stays as it is. `pairs`
+    are those that the rows were made of, by their `numbers`; those of the parts `left` stay as they are.
     """
 
     def __init__(
@@ -94,15 +92,9 @@ def noisy(source: str, rules: AugmentationRules, draws: Draws) -> str:
 
 def _mistyped(word: str, draws: Draws) -> str:
     """Swap two neighbouring letters, leave one out, double it, or put its neighbour in its place."""
-    kinds = [unicodedata.category(character)[0] for character in word]
-    if not {*kinds} <= {*"LMP"}:  # another number would be another text
+    if not {unicodedata.category(character)[0] for character in word} <= {*"LMP"}:  # another number, another text
         return word
-    letters: list[str] = []  # with the marks above, below and behind them
-    for character, kind in zip(word, kinds, strict=True):
-        if letters and kind == "M":
-            letters[-1] += character
-        else:
-            letters.append(character)
+    letters = regex.findall(r".\p{M}*", word)  # with the marks above, below and behind them
     is_letter = [unicodedata.category(letter[0])[0] == "L" for letter in letters]
     places = [place for place, both in enumerate(pairwise(is_letter)) if all(both)]
     if not places:

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 from heedful.data.batching import Row
 from heedful.data.encoding import CHUNK, EncodedPairs, PairEncoder
 from heedful.data.epochs.augmentation import Draws, drawn_numbers
-from heedful.data.mixture import DENOISE, USUAL_SHARES, DenoiseRules, control_ids, mark_ids
+from heedful.data.mixture import DENOISE, USUAL_SHARES, DenoiseRules, mark_ids
 from heedful.data.tokenization import encode_texts
 
 DRAW = 0xD401  # tells the draws of this damage from others of the same seed and epoch
@@ -18,20 +18,21 @@ Tokens = list[int]
 class Denoising:
     """Damages the rows of an epoch that have the tag `<denoise>`: each follows from seed, epoch and its number alone.
 
-    A row's source and target are one text; what is before and behind it, as tags and `</s>`, stays. A text whose row
-    would be longer than its limit stays whole for that epoch.
+    A row's source and target are one text, by which it is known where the tokenizer has no such tag; what is before it
+    and behind it, as tags and `</s>`, stays. A text whose row would be longer than its limit stays whole for an epoch.
 
     Raises:
         ValueError: If the tokenizers cannot say what is missing.
     """
 
     def __init__(self, rules: DenoiseRules, encoder: PairEncoder, seed: int):
-        tokenizers = encoder.tokenizers
-        self._marks = mark_ids(rules, tokenizers)
+        tokenizer = encoder.tokenizers.source
+        self._marks = mark_ids(rules, encoder.tokenizers)
         self._rules, self._encoder, self._seed = rules, encoder, seed
         self._share = rules.share or USUAL_SHARES.get(rules.kind, 0.0)
-        (self._tag,) = control_ids([f"<{DENOISE}>"], tokenizers, "data.denoise", "no `data.denoise`")
-        self._special = {id_ for id_, token in tokenizers.source.added_tokens_decoder.items() if token.special}
+        self._tag = tokenizer.added_tokens_encoder.get(f"<{DENOISE}>")
+        special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special = special - {tokenizer.unk_token_id}  # which is a part of a text
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
         """Return the rows of an epoch, from 0, which keep their `numbers`."""
@@ -42,7 +43,7 @@ class Denoising:
     def held_out(self, pairs: Iterable[Mapping[str, str]]) -> EncodedPairs:
         """Return a damaged text of each held-out pair: its target, or its source where no target is learned."""
         side = "target" if self._rules.text or "target" in self._rules.sides else "source"
-        part = self._rules.sides.index(side) if side in self._rules.sides else 0
+        part = [*self._rules.sides, side].index(side)  # of texts alone the first, which is behind the sides
         texts = ({"source": pair[side], "target": pair[side], "part": part} for pair in pairs)
         whole = PairEncoder(self._encoder.tokenizers, heads=self._encoder.heads)
         return self.rows(EncodedPairs(whole.rows(texts)), HELD_OUT)
@@ -51,7 +52,7 @@ class Denoising:
         """Yield the rows of an epoch, from 0; `None` for a row stays `None`."""
         stream, first = iter(rows), 0
         while chunk := list(islice(stream, CHUNK)):
-            ours = {index: row for index, row in enumerate(chunk) if row and self._tag in row["input_ids"]}
+            ours = {index: row for index, row in enumerate(chunk) if row and self._is_text(row)}
             draws = [drawn_numbers(self._seed, epoch, DRAW, first + index, block=64) for index in ours]
             make = self._in_other_order if self._rules.kind == "order" else self._with_marks
             for index, row in zip(ours, make([*ours.values()], draws), strict=True):
@@ -59,14 +60,18 @@ class Denoising:
             first += len(chunk)
             yield from chunk
 
+    def _is_text(self, row: Row) -> bool:
+        return self._tag in row["input_ids"] if self._tag is not None else row["input_ids"] == row["labels"]
+
     def _with_marks(self, rows: list[Row], draws: list[Draws]) -> Iterator[Row]:
         share, length, marks = self._share, self._rules.length, self._marks
         for row, drawn in zip(rows, draws, strict=True):
             before, text, behind = self._parted(row["input_ids"])
             labels = row["labels"]
             if self._rules.kind == "spans":
+                begin, _, end = self._parted(labels)
                 text, missing = spans(text, share, length, marks, drawn)
-                labels = [*self._parted(labels)[0], *missing, *self._parted(labels)[2]]
+                labels = [*begin, *missing, *end]
             elif self._rules.kind == "infilling":
                 text = infilled(text, share, length, marks[0], drawn)
             else:

@@ -4,15 +4,13 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
 
-from heedful.data.cleaning import CleaningRules, clean_pairs
+from heedful.data.cleaning import CleaningRules, Judge
 from heedful.data.scripts import SCRIPTS_OF_LANGUAGES, lacks_script, main_script, script_of
 from heedful.diagnosis.findings import EXAMPLES, Level, RecipeFinding, RowCheck, graded, percent
 from heedful.files import shortened
@@ -67,11 +65,10 @@ class Pairs:
 
     def broken_by(self, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
         """Return the pairs, counted from 0, that some rules would drop."""
-        left, numbers = set[int](), range(len(self))
-        columns = {"source": self.sources, "target": self.targets, "part": self.parts, "number": numbers}
-        with suppress(ValueError):  # none is left
-            left.update(clean_pairs(Dataset.from_dict(columns), rules, held_out)[0]["number"][:])
-        return [number for number in numbers if number not in left]
+        judge, seen = Judge(rules, held_out), set[bytes]()
+        pairs = zip(self.sources, self.targets, self.parts, strict=True)
+        reasons = (judge.reason_to_drop(source.strip(), target.strip(), part, seen) for source, target, part in pairs)
+        return [number for number, reason in enumerate(reasons) if reason is not None]
 
 
 def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:
@@ -227,43 +224,43 @@ def has_mojibake(text: str) -> bool:
 
 
 WITH = "{sources:,} sources and {targets:,} targets of {total} {split} pairs have "
-# Defects of a text, and what tells whether a text has one.
-DEFECTS: dict[RowCheck, Callable[[str], object]] = {
-    RowCheck(
-        "control_characters", WITH + "control characters.", "Remove them: the model learns to write them.", 0.001
-    ): re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]").search,
-    RowCheck(
-        "replacement_characters",
-        WITH + "the character U+FFFD, the mark of a lost letter.",
+# What tells whether a text has a defect.
+IS_IN: dict[str, Callable[[str], object]] = {
+    "control_characters": re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]").search,
+    "replacement_characters": re.compile("\ufffd").search,
+    "mojibake": has_mojibake,
+    "html": re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9A-Fa-f]{1,6});").search,
+    # Reading composes what can be composed, so jamo that are left have lost their syllable.
+    "decomposed": lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text),
+    "tabs": lambda text: re.search(r"[\t\n\r]", text.strip()),
+}
+# What such texts have, what to do about it, and from which shares on it is grave.
+DEFECTS: dict[str, tuple[Any, ...]] = {
+    "control_characters": ("control characters.", "Remove them: the model learns to write them.", 0.001),
+    "replacement_characters": (
+        "the character U+FFFD, the mark of a lost letter.",
         "Decode the original files again, with the encoding they are in.",
         *(0.001, 0.1),
-    ): re.compile("\ufffd").search,
-    RowCheck(
-        "mojibake",
-        WITH + "letters that were UTF-8 and read as Latin-1 or Windows-1252.",
+    ),
+    "mojibake": (
+        "letters that were UTF-8 and read as Latin-1 or Windows-1252.",
         "Decode the original files as UTF-8.",
         *(0.001, 0.1),
-    ): has_mojibake,
-    RowCheck("html", WITH + "HTML entities.", "`html.unescape` in Python turns them into text.", 0.01): re.compile(
-        r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9A-Fa-f]{1,6});"
-    ).search,
-    # Reading composes what can be composed, so jamo that are left have lost their syllable.
-    RowCheck(
-        "decomposed",
-        WITH
-        + "text that is not in Unicode's form NFC (Korean then costs 3 to 6 times the tokens), or loose jamo of it.",
+    ),
+    "html": ("HTML entities.", "`html.unescape` in Python turns them into text.", 0.01),
+    "decomposed": (
+        "text that is not in Unicode's form NFC (Korean then costs 3 to 6 times the tokens), or loose jamo of it.",
         "Normalize the files to NFC.",
         0.001,
-    ): lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text),
-    RowCheck(
-        "tabs", WITH + "tabs or line breaks inside.", "Look whether columns or lines have run together.", 0.01
-    ): lambda text: re.search(r"[\t\n\r]", text.strip()),
+    ),
+    "tabs": ("tabs or line breaks inside.", "Look whether columns or lines have run together.", 0.01),
 }
 
 
 def check_text(pairs: Pairs) -> Iterator[RecipeFinding]:
     """Find characters that do not belong in sentences."""
-    for check, is_in in DEFECTS.items():
+    for name, (what, *advice_and_shares) in DEFECTS.items():
+        check, is_in = RowCheck(name, WITH + what, *advice_and_shares), IS_IN[name]
         sides = (pairs.sources, pairs.targets)
         sources, targets = ({n for n, text in enumerate(texts) if is_in(text)} for texts in sides)
         counts: Any = {"sources": len(sources), "targets": len(targets)}

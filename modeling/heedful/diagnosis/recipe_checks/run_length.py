@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from heedful.diagnosis.findings import Level, RecipeFinding
@@ -29,33 +28,28 @@ class RunEnd(NamedTuple):
         return f"`{self.key}`{self.source}"
 
 
-@dataclass(frozen=True)
-class RunPlan:
-    """How long a run is; what is not known is None."""
-
-    updates_per_epoch: float | None = None
-    seconds_per_update: float | None = None  # measured on this machine
-
-    def end(self, recipe: Recipe) -> RunEnd | None:
-        """Return what ends the run first, None where that is not known."""
-        settings = recipe.optimization
-        ends = []
-        if settings.max_updates is not None:
-            ends.append(RunEnd("optimization.max_updates", settings.max_updates))
-        if settings.max_epochs is not None and self.updates_per_epoch is not None:
-            ends.append(RunEnd("optimization.max_epochs", settings.max_epochs * self.updates_per_epoch))
-        if settings.max_minutes is not None and self.seconds_per_update:
-            updates = math.ceil(settings.max_minutes * 60 / self.seconds_per_update)
-            # Another machine may be faster.
-            ends.append(RunEnd("optimization.max_minutes", updates, "warning", ", by the speed measured here"))
-        return min(ends, key=lambda end: end.updates, default=None)
+def run_end(recipe: Recipe, updates_per_epoch: float | None, seconds_per_update: float | None) -> RunEnd | None:
+    """Return what ends a run first by what is known of it on this machine, None where that is not enough."""
+    settings = recipe.optimization
+    ends = []
+    if settings.max_updates is not None:
+        ends.append(RunEnd("optimization.max_updates", settings.max_updates))
+    if settings.max_epochs is not None and updates_per_epoch is not None:
+        ends.append(RunEnd("optimization.max_epochs", settings.max_epochs * updates_per_epoch))
+    if settings.max_minutes is not None and seconds_per_update:
+        updates = math.ceil(settings.max_minutes * 60 / seconds_per_update)
+        # Another machine may be faster.
+        ends.append(RunEnd("optimization.max_minutes", updates, "warning", ", by the speed measured here"))
+    return min(ends, key=lambda end: end.updates, default=None)
 
 
-def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> Iterator[RecipeFinding]:
+def check_run_length(
+    recipe: Recipe, d_model: int, updates_per_epoch: float | None = None, seconds_per_update: float | None = None
+) -> Iterator[RecipeFinding]:
     """Run all checks of this file on a model of width `d_model`, which the paper's schedule depends on."""
-    end = plan.end(recipe)
-    if plan.updates_per_epoch is not None:
-        yield from _check_epochs(recipe, plan.updates_per_epoch, end)
+    end = run_end(recipe, updates_per_epoch, seconds_per_update)
+    if updates_per_epoch is not None:
+        yield from _check_epochs(recipe, updates_per_epoch, end)
     if end is not None:
         yield from _check_schedule(recipe, end, d_model)
         yield from _check_intervals(recipe, end)
@@ -85,9 +79,7 @@ def _check_epochs(recipe: Recipe, per_epoch: float, end: RunEnd | None) -> Itera
     """Find updates larger than the data, and runs that repeat the data hundreds of times."""
     if per_epoch <= 1:
         size, advice = recipe.optimization.tokens_per_update, "Lower it so that an epoch has tens of updates at least."
-        message = (
-            f"One update takes {size:,} padded tokens, all training pairs at once: it always sees the same pairs."
-        )
+        message = f"One update takes {size:,} padded tokens, all training pairs at once: it always sees the same."
         yield RecipeFinding("epochs", "warning", message, "optimization.tokens_per_update", advice)
     if end is not None and end.updates > MANY_EPOCHS * per_epoch:
         message = f"The run passes {end.updates / per_epoch:,.0f} times over the training pairs ({per_epoch:,.0f} "

@@ -1,7 +1,4 @@
-"""Pairs of which a model makes one side: sources for targets (back-translation), targets for sources (distillation).
-
-Both leave out what is of no use.
-"""
+"""Pairs of which a model makes one side: sources for targets (back-translation), or targets for sources."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby, islice, tee
+from operator import itemgetter
 from typing import Any
 
 from heedful.data.cleaning import CleaningRules, Judge
@@ -24,8 +25,7 @@ def read_candidates(location: str, source: str, target: str, with_scores: bool =
 
     A row holds all candidates of its source (in the columns `candidates` and perhaps `scores`), or one of them
     (`candidate`, or what `target` names, and perhaps `score`); then those of a source are rows one behind the other.
-    A `ValueError` names the row with other columns, with a source or candidate that is no text, without any, or with
-    scores that are not one number for each, which `with_scores` must be there.
+    A `ValueError` names the row with anything else, and with `scores` that are missing if `with_scores` is true.
     """
     rows = (
         (*_checked(cells, source, target, with_scores, f"row {number} of {file}"), "candidates" in cells, number)
@@ -67,11 +67,9 @@ class CandidateChoice:
     `chrf` and `bleu` take the one most like the others by this measure (minimum Bayes risk: Kumar and Byrne, 2004; for
     targets: Finkelstein and Freitag, 2023, arXiv 2309.10966); `reverse` the one from which a model of the other
     direction finds the source most probable (as in Ng et al., 2019, arXiv 1907.06616, section 3.4); `score` the one
-    with the highest score. Of equals the one with the higher score is taken, or else the first.
-
-    Left out and counted are candidates that are empty, more than `max_ratio` times as long or short in characters as
-    the source, the same as the source but for spaces, repeated, or hardly in the script of `language`, a code such as
-    ko; sources without any other; and pairs that came before. A source that comes again has a choice of its own.
+    with the highest score. Of equals the one with the higher score is taken, or else the first. Before, those are left
+    out that break a cleaning rule or are hardly in the script of `language`, a code such as ko; afterwards pairs that
+    came before.
     """
 
     method: str = "chrf"
@@ -83,13 +81,11 @@ class CandidateChoice:
     def __post_init__(self):
         if self.method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but is {self.method!r} instead.")
-        code = re.split("[-_]", self.language or "")[0]
-        if self.language is not None and code not in SCRIPTS_OF_LANGUAGES:
+        self._script = SCRIPTS_OF_LANGUAGES.get(re.split("[-_]", self.language or "")[0])
+        if self.language is not None and self._script is None:
             must = f"one of {', '.join(SCRIPTS_OF_LANGUAGES)}"
             raise ValueError(f"`language` must be {must}, but is {self.language!r} instead.")
-        self._script = SCRIPTS_OF_LANGUAGES.get(code)
-        rules = CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True, drop_overlap=False)
-        self._judge = Judge(rules)
+        self._judge = Judge(CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True))
 
     def pairs(self, rows: Iterable[Candidates], reverse: Any = None, **settings: Any) -> Iterator[dict[str, str]]:
         """Yield a `source` and a `target` for each source, in order, without those that are left out.
@@ -109,13 +105,13 @@ class CandidateChoice:
         sources: set[int] = set()  # their hashes, which are smaller
         count = 0
         for source, candidates in kept if reverse is None else self._scored(kept, reverse, settings):
-            self.repeated += (key := hash(source.strip())) in sources
-            sources.add(key)
+            plain = " ".join(source.split())
+            self.repeated += hash(plain) in sources
+            sources.add(hash(plain))
             texts = [text for text, _ in candidates]
             worth = expected_utilities(texts, utility) if utility else [score for _, score in candidates]
-            target = texts[max(range(len(texts)), key=worth.__getitem__)] if texts else ""
-            reason = self._judge.reason_to_drop(source.strip(), target, 0, seen)
-            if reason is None:
+            target = max(zip(worth, texts, strict=True), key=itemgetter(0), default=(0, ""))[1]
+            if self._judge.reason_to_drop(plain, target, 0, seen) is None:
                 count += 1
                 yield {"source": source, "target": target}
             else:

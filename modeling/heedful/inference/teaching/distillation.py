@@ -1,8 +1,4 @@
-"""What a teacher says of given targets, in a folder that a student learns from: token-level distillation.
-
-Kim and Rush, "Sequence-Level Knowledge Distillation", 2016, section 3.1 (there word-level). Only the k most probable
-tokens are kept, as by Tan et al., "Multilingual Neural Machine Translation with Knowledge Distillation", 2019.
-"""
+"""What a teacher says of given targets, in a folder that `heedful.data.epochs.teacher` reads."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +14,7 @@ from heedful.configuration_base_heed import IGNORED_LABEL, position_limit
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.teacher import ARRAYS, FACTS, key_of
 from heedful.data.mixture import both_ways
-from heedful.files import check_at_least, new_folder, write_text
+from heedful.files import new_folder, write_text
 from heedful.inference.engines import logits_in_parts
 from heedful.inference.scoring import forced_batches
 from heedful.inference.search_settings import MOST_SOURCE_TOKENS
@@ -49,7 +45,6 @@ def write_teacher_tokens(
     tokens of a batch. The ids of all pairs are held in memory; what the teacher says goes to the disk at once.
     """
     tokenizers, models = translator.tokenizers, [translator.model, *translator.ensemble]
-    check_at_least(1, top_k=top_k, token_budget=token_budget)
     if top_k > len(tokenizers.target):
         raise ValueError(f"`top_k` must be at most {len(tokenizers.target)}, all tokens, but is {top_k} instead.")
     if translator.engine == "ctranslate2":

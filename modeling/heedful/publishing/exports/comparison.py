@@ -291,8 +291,8 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
         raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
     with suppress(OSError, ValueError):  # its files may be elsewhere now, or of another version
         data = read_recipe(Path(model) / "recipe.yaml").data
-        split = "train" if data.locations.validation is None else "validation"
-        place = getattr(data.locations, split)
+        split = "train" if data.located.validation is None else "validation"
+        place = getattr(data.located, split)
         pairs = read_pairs(place, data.source, data.target, split=split, streaming=True)
         return [pair["source"] for pair in islice(pairs, count)]
     message = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."

@@ -61,7 +61,11 @@ def stages_of(recipe: Recipe) -> dict[str, Recipe]:
         if not isinstance(name, str) or not NAME.fullmatch(name) or name in found:
             must = "another one for each stage, of letters, digits, '-' and '_'"
             raise mistake(f"{STAGES}.{number}.name", must, repr(name))
-        _check_changes(f"{STAGES}.{name}", changes)
+        model = changes.get("model")
+        parts = [f"model.{part}" for part in model if part not in OF_MODEL] if isinstance(model, dict) else []
+        if wrong := [key for key in changes if key not in ("name", "model", *CHANGED)] + parts:
+            reason = "all stages train one model with one tokenizer, into one folder"
+            raise mistake(f"{STAGES}.{name}.{wrong[0]}", "left out", "given", reason)
         own = {key: value for key, value in changes.items() if key != "name"}
         place: dict[str, Any] = dict.fromkeys(("resume", "overwrite", "allow_changes"), False)
         place |= {"name": f"{recipe.name}, {name}", "output": str(recipe.folder / STAGES / f"{number}-{name}")}
@@ -133,15 +137,6 @@ def rehearsed(recipe: Recipe) -> Iterator[dict[str, Recipe]]:
             settings = replace(recipe.tokenizer, path=work)
             stages = {name: replace(stage, tokenizer=settings) for name, stage in stages.items()}
         yield stages
-
-
-def _check_changes(key: str, changes: Mapping[str, Any]) -> None:
-    names = [name for name in changes if name not in ("name", "model", *CHANGED)]
-    model = changes.get("model")
-    names += [f"model.{name}" for name in model if name not in OF_MODEL] if isinstance(model, dict) else []
-    if names:
-        reason = "all stages train one model with one tokenizer, into one folder"
-        raise mistake(f"{key}.{names[0]}", "left out", "given", reason)
 
 
 def _merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -154,13 +154,11 @@ def _check_expressible(config: PreTrainedConfig) -> None:
     """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in FAMILIES:
         hint = ": `--decoder-layers` gives such an encoder a decoder" * (config.model_type in ENCODERS)
-        raise ValueError(
-            f"`model_type` must be one of {', '.join(FAMILIES)}, but is {config.model_type} instead{hint}."
-        )
+        found = f"is {config.model_type} instead{hint}"
+        raise ValueError(f"`model_type` must be one of {', '.join(FAMILIES)}, but {found}.")
     family = FAMILIES[config.model_type]
-    expected = family.model_class
-    others = [name for name in config.architectures or [] if name != expected]  # a config that was made names no class
-    faults = [f"`architectures` must be {expected}, but is {name} instead." for name in others]
+    others = set(config.architectures or ()) - {family.model_class}  # a config that was made names no class
+    faults = [f"`architectures` must be {family.model_class}, but is {name} instead." for name in sorted(others)]
     choices = {"is_encoder_decoder": (True,), "is_decoder": (False,), **family.read_choices(config)}
     faults += field_faults(config, choices)
     faults += [

@@ -216,9 +216,8 @@ class T5Family(Family):
             queries = [name for name in weights if name.endswith("Attention.q.weight")]
             weights |= {name: weights[name] * stock.config.d_kv**-0.5 for name in queries}
         source = held[EMBEDDINGS[0]] * (math.sqrt(config.d_model) if config.scale_embedding else 1)
-        weights |= dict.fromkeys(
-            ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), source
-        )
+        names = ("shared.weight", *(f"{side}.embed_tokens.weight" for side in SIDES))
+        weights |= dict.fromkeys(names, source)
         norm = "decoder.final_layer_norm.weight"
         if self._scales_output(config):
             # The output is multiplied by 1/√d_model, and by the source's embeddings.
@@ -266,8 +265,6 @@ FAMILIES = {
     "t5": T5Family("T5ForConditionalGeneration", SHARED, T5_FIELDS),
     "umt5": T5Family("UMT5ForConditionalGeneration", OWN, T5_FIELDS),
 }
-
-
 ENCODERS = ("bert", "roberta", "xlm-roberta")  # models of transformers that a Heed model's encoder can be
 
 

@@ -38,7 +38,6 @@ from heedful.training.recipe_file import read_recipe
 
 COMPARED = 100  # texts of the old languages that are translated before and after
 TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32: matrices of other sizes round differently
-
 SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 

@@ -44,10 +44,7 @@ class Conversion:
 
 
 def convert(
-    source: str | Path,
-    target: str | Path,
-    source_language: str | None = None,
-    target_language: str | None = None,
+    source: str | Path, target: str | Path, source_language: str | None = None, target_language: str | None = None
 ) -> Conversion:
     """Turn a saved model of one of the `FAMILIES` into a Heed folder, with tokenizers and card.
 
@@ -128,20 +125,25 @@ def largest_difference(
     """
     config: Any = ours.config
     length, pad = config.max_position_embeddings, config.pad_token_id
-    inputs: dict[str, Any] = random_sentences(tokens or config.vocab_size, min(12, length), pad)
-    target = random_sentences(tokens or config.decoder_vocab_size, min(7, length), pad)["input_ids"]
-    target = target[:1].repeat(3, 1)  # the one without padding
+    generator = torch.Generator().manual_seed(0)
+    inputs: dict[str, Any] = padded(random_ids(tokens or config.vocab_size, min(12, length), pad, generator), pad)
+    target = random_ids(tokens or config.decoder_vocab_size, min(7, length), pad, generator)
     target[:, 0] = config.decoder_start_token_id
     inputs |= {"decoder_input_ids": target, "use_cache": False}
     expected, found = (model.eval()(**inputs).logits[..., :tokens] for model in (theirs, ours))
     return relative_difference(expected, found)
 
 
-def random_sentences(tokens: int, length: int, pad: int) -> dict[str, torch.Tensor]:
-    """Return three sentences of so many kinds of tokens, each three tokens shorter than the one before, padded."""
+def random_ids(tokens: int, length: int, pad: int, generator: torch.Generator) -> torch.Tensor:
+    """Return three sentences of so many kinds of tokens, `(3, length)`."""
     allowed = torch.arange(tokens)[torch.arange(tokens) != pad]
-    ids = allowed[torch.randint(len(allowed), (3, length), generator=torch.Generator().manual_seed(0))]
-    mask = torch.arange(length) < length - 3 * torch.arange(3)[:, None]
+    return allowed[torch.randint(len(allowed), (3, length), generator=generator)]
+
+
+def padded(ids: torch.Tensor, pad: int) -> dict[str, torch.Tensor]:
+    """Return sentences of which each is three tokens shorter than the one before, with their mask."""
+    rows, length = ids.shape
+    mask = torch.arange(length) < length - 3 * torch.arange(rows)[:, None]
     return {"input_ids": ids.masked_fill(~mask, pad), "attention_mask": mask.long()}
 
 

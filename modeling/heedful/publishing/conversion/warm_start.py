@@ -16,7 +16,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least, check_is_new, new_folder
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.conversion.families import ENCODERS, field_faults
-from heedful.publishing.conversion.model_conversion import Conversion, random_sentences, relative_difference
+from heedful.publishing.conversion.model_conversion import Conversion, padded, random_ids, relative_difference
 from heedful.publishing.conversion.tokenizer_conversion import plain_fast
 
 WHY_NOT = {
@@ -56,7 +56,8 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
     theirs = AutoModel.from_pretrained(source, trust_remote_code=False, add_pooling_layer=False).float().eval()
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     ours = _model_of(theirs, tokenizer, decoder_layers)
-    given = random_sentences(config.vocab_size, min(12, ours.config.max_position_embeddings), config.pad_token_id)
+    pad, length = config.pad_token_id, min(12, ours.config.max_position_embeddings)
+    given = padded(random_ids(config.vocab_size, length, pad, torch.Generator().manual_seed(0)), pad)
     mask = given["attention_mask"].bool()
     with torch.no_grad():
         difference = relative_difference(theirs(**given)[0][mask], ours.get_encoder()(**given)[0][mask])

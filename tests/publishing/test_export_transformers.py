@@ -145,6 +145,8 @@ def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
         assert_error(f"of which T5ForC[a-zA-Z]* is the nearest: `{field}` must be", stock_config, config)
     config = model_of({"norm_type": "rmsnorm", "d_k": 4, "activation_function": "geglu"}).config
     assert_error(r"`norm_type` .* `d_k` .* `activation_function`", stock_config, config)
+    config = model_of({"decoder_attention_heads": 2, "d_k": 16}).config  # which is the decoder's default alone
+    assert_error("`d_k` must be None, but is 16", stock_config, config)
     config = stock_config(model_of(EXPRESSIBLE["tensor2tensor"][1]).config)  # whose class drops layers by default
     assert config.encoder_layerdrop == config.decoder_layerdrop == 0.0
     with pytest.raises(ValueError, match="`zero_start` must be False for a PegasusFor"):

@@ -20,17 +20,8 @@ from typing import Any
 from heedful.data.mixture import mark_ids, source_prefixes
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import read_object, write_text
+from heedful.training import preparation
 from heedful.training.loop.monitoring import LOG_FILE, lines_of
-from heedful.training.preparation import (
-    Splits,
-    check_references,
-    check_symbols,
-    clean,
-    given_tokenizers,
-    read_splits,
-    save_tokenizers,
-    tokenizers_of,
-)
 from heedful.training.processes.collectives import lost_processes_reported
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.processes.launcher import world_size
@@ -62,11 +53,7 @@ class StageFacts:
 
 
 def stages_of(recipe: Recipe) -> dict[str, Recipe]:
-    """Return the recipe of each stage by its name, in their order; each has the model that the first begins with.
-
-    Raises:
-        ValueError: If a stage has no name of its own, or changes what is the same in all stages; the message names it.
-    """
+    """Return the recipe of each stage by its name, in their order; each has the model that the first begins with."""
     found: dict[str, Recipe] = {}
     base = {key: value for key, value in asdict(recipe).items() if key != STAGES}
     for number, changes in enumerate(recipe.stages, start=1):
@@ -74,7 +61,11 @@ def stages_of(recipe: Recipe) -> dict[str, Recipe]:
         if not isinstance(name, str) or not NAME.fullmatch(name) or name in found:
             must = "another one for each stage, of letters, digits, '-' and '_'"
             raise mistake(f"{STAGES}.{number}.name", must, repr(name))
-        _check_changes(f"{STAGES}.{name}", changes)
+        model = changes.get("model")
+        parts = [f"model.{part}" for part in model if part not in OF_MODEL] if isinstance(model, dict) else []
+        if wrong := [key for key in changes if key not in ("name", "model", *CHANGED)] + parts:
+            reason = "all stages train one model with one tokenizer, into one folder"
+            raise mistake(f"{STAGES}.{name}.{wrong[0]}", "left out", "given", reason)
         own = {key: value for key, value in changes.items() if key != "name"}
         place: dict[str, Any] = dict.fromkeys(("resume", "overwrite", "allow_changes"), False)
         place |= {"name": f"{recipe.name}, {name}", "output": str(recipe.folder / STAGES / f"{number}-{name}")}
@@ -113,7 +104,8 @@ def train_stages(recipe: Recipe) -> RunResult:
             # What is written last tells that a stage is done; the last one gives the result.
             if stage is row[-1] or not (stage.folder / MODEL_FOLDER / "metrics.json").is_file():
                 logger.info("stage %s", stage.name)
-                result = _train(stage, recipe.allow_changes)
+                is_begun = (stage.folder / "recipe.yaml").is_file()
+                result = train(replace(stage, resume=is_begun, allow_changes=is_begun and recipe.allow_changes))
             if is_main:
                 _join_logs(recipe.folder, stages)
         folder = recipe.folder / MODEL_FOLDER
@@ -140,20 +132,11 @@ def rehearsed(recipe: Recipe) -> Iterator[dict[str, Recipe]]:
     except ValueError as error:
         warnings.warn(f"Training would refuse the recipe: {error}", stacklevel=3)
     with tempfile.TemporaryDirectory() as work:
-        if given_tokenizers(recipe, None, is_main=False) is None:
+        if preparation.given_tokenizers(recipe, None, is_main=False) is None:
             _tokenizers(recipe, stages, None).save_pretrained(work)
             settings = replace(recipe.tokenizer, path=work)
             stages = {name: replace(stage, tokenizer=settings) for name, stage in stages.items()}
         yield stages
-
-
-def _check_changes(key: str, changes: Mapping[str, Any]) -> None:
-    names = [name for name in changes if name not in ("name", "model", *CHANGED)]
-    model = changes.get("model")
-    names += [f"model.{name}" for name in model if name not in OF_MODEL] if isinstance(model, dict) else []
-    if names:
-        reason = "all stages train one model with one tokenizer, into one folder"
-        raise mistake(f"{key}.{names[0]}", "left out", "given", reason)
 
 
 def _merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,38 +159,32 @@ def _in_a_row(stages: Mapping[str, Recipe]) -> list[Recipe]:
     return row
 
 
-def _train(stage: Recipe, allow_changes: bool) -> RunResult:
-    """Begin a stage, or go on with it."""
-    is_begun = (stage.folder / "recipe.yaml").is_file()
-    return train(replace(stage, resume=is_begun, allow_changes=is_begun and allow_changes))
-
-
 def _begin(recipe: Recipe, stages: Mapping[str, Recipe]) -> None:
     """Give the first stage a folder with the tokenizers of all, as a run that ends before its first update does."""
     first = next(iter(stages.values()))
-    given = given_tokenizers(first, None, is_main=True)
+    given = preparation.given_tokenizers(first, None, is_main=True)
     tokenizers = _tokenizers(recipe, stages, given)
     if given is None:
-        save_tokenizers(tokenizers, first.folder / "tokenizer", first)
+        preparation.save_tokenizers(tokenizers, first.folder / "tokenizer", first)
         write_text(first.folder / "recipe.yaml", to_yaml(first))
     write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
 
 
 def _tokenizers(recipe: Recipe, stages: Mapping[str, Recipe], given: TokenizerPair | None) -> TokenizerPair:
     """Train tokenizers on what all stages learn from, unless they are given; faults of data are errors now."""
-    kept: dict[str, Splits] = {}
+    kept = []
     for stage in stages.values():
-        splits = read_splits(stage.data)
-        check_references(splits, stage.decoding.ignore)
-        kept[stage.name] = clean(splits, stage.data)
-    alike = {str(asdict(stage.data)): stage for stage in stages.values()}.values()  # of which each pair counts once
-    held_out = chain.from_iterable(kept[stage.name].validation for stage in alike if kept[stage.name].is_held_out)
-    pairs = chain.from_iterable(kept[stage.name].train for stage in alike)
-    tokenizers = given or tokenizers_of(recipe, pairs, held_out, [stage.data for stage in alike])
-    for stage in stages.values():
+        splits = preparation.read_splits(stage.data)
+        preparation.check_references(splits, stage.decoding.ignore)
+        kept.append((stage, preparation.clean(splits, stage.data)))
+    alike = {str(asdict(stage.data)): (stage.data, splits) for stage, splits in kept}.values()  # each pair counts once
+    held_out = chain.from_iterable(splits.validation for _, splits in alike if splits.is_held_out)
+    pairs = chain.from_iterable(splits.train for _, splits in alike)
+    tokenizers = given or preparation.tokenizers_of(recipe, pairs, held_out, [data for data, _ in alike])
+    for stage, splits in kept:
         source_prefixes(stage.data.parts, tokenizers)
         mark_ids(stage.data.denoise, tokenizers)
-        check_symbols(tokenizers, kept[stage.name], stage.decoding.ignore)
+        preparation.check_symbols(tokenizers, splits, stage.decoding.ignore)
     return tokenizers
 
 

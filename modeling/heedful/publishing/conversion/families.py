@@ -32,6 +32,13 @@ RENAMINGS = {
     "coder.layer_norm": "coder.norm",
 }
 EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+SIDES = ("encoder", "decoder")
+# Of a Heed model that has a stock form: of any, and where its family says nothing else.
+COMMON: dict[str, Any] = {"share_encoder_decoder_embeddings": True, "position_offset": 0}
+COMMON |= dict.fromkeys(("encoder_neighbourhood", "decoder_neighbourhood"))
+ORIGINAL: dict[str, Any] = {"norm_type": "layernorm", "norm_placement": "post", "embedding_norm": False}
+ORIGINAL |= {"position_encoding": "sinusoidal", "attention_scoring": "scaled_dot", "layer_norm_eps": 1e-5}
+ORIGINAL |= {"tie_output_embeddings": True, "tie_word_embeddings": True}
 FIRST_POSITION = 2  # the row of BART's and mBART's tables where learned positions begin
 
 Weights = dict[str, torch.Tensor]
@@ -78,27 +85,21 @@ class Family:
 
     def write_choices(self, config: Any) -> Choices:
         """Return what our fields must be for the class to compute the same."""
-        wanted = {
-            "tie_output_embeddings": True,
-            "tie_word_embeddings": True,
-            "norm_type": "layernorm",
-            "layer_norm_eps": 1e-5,
-            "position_encoding": "sinusoidal",
-            "norm_placement": "post",
-            "embedding_norm": False,
-            "attention_scoring": "scaled_dot",
-            "position_offset": config.pad_token_id + 1 if self.model_class.startswith("M2M100") else 0,
-            **self.options,
-        }
-        choices: Choices = {name: (value,) for name, value in wanted.items() if name != "sinusoid_layout"}
-        for side in ("encoder", "decoder"):
-            heads = getattr(config, f"{side}_attention_heads")
-            # Each of these is by default what it must be.
-            own = {f"{side}_key_value_heads": heads, "d_k": config.d_model // heads, "d_v": config.d_model // heads}
-            choices |= {name: (None, value) for name, value in own.items()}
+        choices = self.fixed_choices(config, ORIGINAL)
+        choices.pop("sinusoid_layout", None)  # of any, the features can be reordered
+        if self.model_class.startswith("M2M100"):
+            choices["position_offset"] = (config.pad_token_id + 1,)
+        widths = {config.d_model // getattr(config, f"{side}_attention_heads") for side in SIDES}
+        choices["d_k"] = choices["d_v"] = (None, *widths) if len(widths) == 1 else (None,)
         if config.activation_function in GATED_ACTIVATIONS:
             choices["activation_function"] = ("one without a gate",)
         return choices
+
+    def fixed_choices(self, config: Any, wanted: Mapping[str, Any]) -> Choices:
+        """Return fields with the one value that each can have, and the numbers of key heads, which are the default."""
+        choices: Choices = {name: (value,) for name, value in {**COMMON, **wanted, **self.options}.items()}
+        keys = {f"{side}_key_value_heads": (None, getattr(config, f"{side}_attention_heads")) for side in SIDES}
+        return choices | keys
 
     def stock_options(self, config: HeedConfig) -> dict[str, Any]:
         """Return the fields of their config that computes the same as one of ours."""
@@ -168,7 +169,7 @@ class T5Family(Family):
         """Return their weights, the biases of all layers side by side, and the output's factor in the last norm."""
         held, names = theirs.state_dict(), self._names(config)
         weights = {names[name]: value for name, value in held.items() if name in names}
-        for side in ("encoder", "decoder"):
+        for side in SIDES:
             layers = [T5_TABLE.format(side, number) for number in range(getattr(config, f"{side}_layers"))]
             tables = [held[name] for name in layers if name in held]
             weights[f"model.{side}.relative_positions.bias.weight"] = torch.cat(tables, dim=1)
@@ -181,11 +182,8 @@ class T5Family(Family):
     def write_choices(self, config: Any) -> Choices:
         """Return choices with any scaling: queries can hold 1/√d_k, and embeddings √d_model."""
         heads = config.encoder_attention_heads
-        wanted = {"attention_bias": False, "output_bias": False, "position_offset": 0}
-        choices: Choices = {name: (value,) for name, value in {**wanted, **self.options}.items()}
+        choices = self.fixed_choices(config, {"attention_bias": False, "output_bias": False})
         choices["attention_scoring"] = ("dot", "scaled_dot")
-        for side in ("encoder", "decoder"):
-            choices[f"{side}_key_value_heads"] = (None, getattr(config, f"{side}_attention_heads"))
         choices |= {"decoder_attention_heads": (heads,), "decoder_ffn_dim": (config.encoder_ffn_dim,)}
         choices["d_v"] = (config.d_k,) if config.d_k is not None else (None, config.d_model // heads)
         if config.decoder_layers > config.encoder_layers:  # their cache has a layer for each of the encoder's
@@ -210,7 +208,7 @@ class T5Family(Family):
         """Return weights that hold what ours scales by, and give the stock model an output of its own if ours has."""
         config, held = ours.config, written_out(ours)
         weights = {name: held[own] for name, own in self._names(config).items() if own in held}
-        for side in ("encoder", "decoder"):
+        for side in SIDES:
             table = held[f"model.{side}.relative_positions.bias.weight"]
             for number, own in enumerate(table.split(config.encoder_attention_heads, dim=1)):
                 weights[T5_TABLE.format(side, number)] = own
@@ -218,9 +216,8 @@ class T5Family(Family):
             queries = [name for name in weights if name.endswith("Attention.q.weight")]
             weights |= {name: weights[name] * stock.config.d_kv**-0.5 for name in queries}
         source = held[EMBEDDINGS[0]] * (math.sqrt(config.d_model) if config.scale_embedding else 1)
-        weights |= dict.fromkeys(
-            ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), source
-        )
+        names = ("shared.weight", *(f"{side}.embed_tokens.weight" for side in SIDES))
+        weights |= dict.fromkeys(names, source)
         norm = "decoder.final_layer_norm.weight"
         if self._scales_output(config):
             # The output is multiplied by 1/√d_model, and by the source's embeddings.
@@ -238,7 +235,7 @@ class T5Family(Family):
         """Return our name of each of their weights, but for the tables of distances and second names of embeddings."""
         is_gated = config.activation_function in GATED_ACTIVATIONS
         names = {"shared.weight": EMBEDDINGS[0], "lm_head.weight": EMBEDDINGS[2]}
-        for side in ("encoder", "decoder"):
+        for side in SIDES:
             names[f"{side}.final_layer_norm.weight"] = f"model.{side}.norm.weight"
             for number in range(getattr(config, f"{side}_layers")):
                 for ours, theirs in T5_NAMES.items():
@@ -254,8 +251,7 @@ T5_FIELDS = {
     "d_model": "d_model", "encoder_layers": "num_layers", "decoder_layers": "num_decoder_layers",
     "encoder_attention_heads": "num_heads", "encoder_ffn_dim": "d_ff", "d_k": "d_kv", "dropout": "dropout_rate",
     "layer_norm_eps": "layer_norm_epsilon", "relative_attention_max_distance": "relative_attention_max_distance",
-    "use_cache": "use_cache", "pad_token_id": "pad_token_id", "eos_token_id": "eos_token_id",
-    "decoder_start_token_id": "decoder_start_token_id",
+    **{name: name for name in ("use_cache", "pad_token_id", "eos_token_id", "decoder_start_token_id")},
 }  # fmt: skip
 T5 = {"position_encoding": "t5", "norm_type": "rmsnorm", "feed_forward_bias": False, "embedding_norm": False} | PRE
 SHARED, OWN = T5 | {"relative_bias_in_each_layer": False}, T5 | {"relative_bias_in_each_layer": True}
@@ -269,8 +265,6 @@ FAMILIES = {
     "t5": T5Family("T5ForConditionalGeneration", SHARED, T5_FIELDS),
     "umt5": T5Family("UMT5ForConditionalGeneration", OWN, T5_FIELDS),
 }
-
-
 ENCODERS = ("bert", "roberta", "xlm-roberta")  # models of transformers that a Heed model's encoder can be
 
 
@@ -287,9 +281,9 @@ def stock_kind(config: HeedConfig) -> str:
 
 
 def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """Yield for each field of a config that is none of its choices what it must be."""
+    """Yield for each field of a config that is none of its choices what it must be; the first if there is no field."""
     for name, values in choices.items():
-        if getattr(config, name) not in values:
+        if getattr(config, name, values[0]) not in values:
             shown = " or ".join(str(value) for value in values if value is not None or len(values) == 1)
             yield f"`{name}` must be {shown}, but is {getattr(config, name)} instead."
 
@@ -312,14 +306,16 @@ def paper_order(config: HeedConfig) -> torch.Tensor | None:
     return torch.cat([features[0::2], features[1::2]])
 
 
-def exact_sinusoids(name: str, table: torch.Tensor, config: HeedConfig, tolerance: float = ROUNDING) -> torch.Tensor:
-    """Return the sinusoids that a table holds rounded; a `ValueError` names it if they are none."""
+def exact_sinusoids(
+    name: str, table: torch.Tensor, config: HeedConfig, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Return the sinusoids that a table holds rounded to a dtype; a `ValueError` names it if they are none."""
     layout = "concatenated" if config.sinusoid_layout == "interleaved" else config.sinusoid_layout
     expected = sinusoids(torch.arange(len(table)), config.d_model, layout)
     if layout == "tensor2tensor" and not table[config.pad_token_id].any():
         expected[config.pad_token_id] = 0
     distance = (table.float().cpu() - expected).abs().max().item()
-    if not distance <= tolerance:
+    if not distance <= max(ROUNDING, torch.finfo(dtype).eps):
         but = f"differs from them by {distance:.1e} instead"
         raise ValueError(f"`{name}` must hold the sinusoids that Heed computes, but {but}.")
     return expected

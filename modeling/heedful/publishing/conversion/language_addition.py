@@ -38,7 +38,6 @@ from heedful.training.recipe_file import read_recipe
 
 COMPARED = 100  # texts of the old languages that are translated before and after
 TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32: matrices of other sizes round differently
-
 SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
@@ -83,17 +82,8 @@ def add_language(
 ) -> Conversion:
     """Write a folder with a model that knows one target language more; before training, greedy outputs stay.
 
-    Args:
-        source: A Heed model of several target languages, or an NLLB checkpoint, which is converted first for the
-            direction from `source_language` into the relative: a folder, or an id on the Hub.
-        target: The folder to write; it must not exist, and appears whole or not at all.
-        new: The language. Its texts are cut by today's tokenizer, and `learn_pieces` goes on from there.
-        source_language: Of a checkpoint, as `convert` takes it.
-
-    Raises:
-        ValueError: If `target` exists, the language is known or its relative is not, texts are missing, the model or
-            its tokenizer cannot grow, or an old output changes.
-        OSError: If a file cannot be read or written.
+    `source` is a Heed model of several target languages, or an NLLB checkpoint, which is converted first for the
+    direction from `source_language` into the relative; the rest, and the errors, are those of `convert`.
     """
     check_is_new(Path(target))
     texts = [text for pair in read_pairs(new.pairs, new.column, new.column) if (text := trimmed(pair["target"]))]
@@ -125,8 +115,8 @@ def add_language(
             larger.generation_config.forced_bos_token_id = first
         torch.nn.Module.to(larger, begun.dtype).save_pretrained(folder)
         base = begun.conversion or Conversion(str(source), Path(target), "heed", 0, 0.0)
-        facts: dict[str, Any] = {"notes": (*base.notes, *notes), "added": new.name, "difference": difference}
-        conversion = replace(base, folder=Path(target), parameters=larger.num_parameters(), **facts)
+        facts: dict[str, Any] = {"parameters": larger.num_parameters(), "difference": difference, "added": new.name}
+        conversion = replace(base, folder=Path(target), notes=(*base.notes, *notes), **facts)
         write_card(folder, conversion)
     return conversion
 
@@ -141,8 +131,8 @@ def learn_pieces(backend: Any, words: Mapping[str, int], old: str, most: int) ->
     """
     state = json.loads(backend.to_str())["model"]
     scores = dict(state["vocab"]) if state["type"] == "Unigram" else None
-    known, pieces = set(vocabulary := backend.get_vocab()), dict[str, Piece]()
-    cuts = [(cut, count) for word, count in words.items() for cut in _mergeable(backend, vocabulary, word)]
+    known, pieces = backend.get_vocab(), dict[str, Piece]()
+    cuts = [(cut, count) for word, count in words.items() for cut in _mergeable(backend, known, word)]
     total = sum(len(cut) * count for cut, count in cuts)
     counts: Counter[tuple[str, str]] = Counter()
     places: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -154,28 +144,24 @@ def learn_pieces(backend: Any, words: Mapping[str, int], old: str, most: int) ->
     heapify(heap)
     while heap and len(pieces) < most:
         seen, two = heappop(heap)
-        if counts[two] < 2:
-            continue
-        if seen != -counts[two]:  # it has lost neighbours since
-            heappush(heap, (-counts[two], two))
+        if seen != -counts[two] or seen > -2:  # counted again since, or once
             continue
         piece, score = "".join(two), math.log(counts[two] / total)
         parts = [part for half in two for part in (pieces[half].parts if half in pieces else [half])]
         is_chosen = scores is None or score > sum(scores[part] for part in parts)
-        if piece in known or piece in old or len({*parts}) < 2 or not is_chosen:
+        if piece in known or piece in pieces or piece in old or len({*parts}) < 2 or not is_chosen:
             continue
-        known.add(piece)
         pieces[piece] = Piece(two, parts, score)
         touched = set()
         for number in places.pop(two):
-            cut, count = cuts[number]
-            counts.subtract({each: n * count for each, n in Counter(pairwise(cut)).items()})
-            cut = _merged(cut, two)
-            cuts[number] = cut, count
-            for each in pairwise(cut):
-                counts[each] += count
-                places[each].add(number)
-                touched |= {each} if piece in each else set()
+            before, count = cuts[number]
+            after = _merged(before, two)
+            cuts[number] = after, count
+            for sign, cut in ((-count, before), (count, after)):
+                for each in pairwise(cut):
+                    counts[each] += sign
+                    places[each].add(number)
+                    touched.add(each)
         for each in touched:
             heappush(heap, (-counts[each], each))
     return pieces
@@ -322,10 +308,12 @@ def _grown_model(begun: _Begun, size: int, first: int, pieces: Mapping[str, Piec
     larger, ids = copy.deepcopy(begun.model), begun.pair.source.get_vocab()
     larger.resize_token_embeddings(size, mean_resizing=False)
     rows = [[ids[begun.relative]], *([ids[part] for part in each.parts] for each in pieces.values())]
-    embeddings = [each.get_input_embeddings().weight for each in (larger.get_encoder(), larger.get_decoder())]
-    for weight in (*embeddings, *larger.lm_head.parameters()):  # one matrix twice gets the same rows again
-        for id_, row in enumerate(rows, start=first):
-            weight[id_] = weight[row].mean(0).to(begun.dtype)
+    weights = larger.state_dict()
+    for name, old in begun.model.state_dict().items():
+        if weights[name].shape != old.shape:  # one matrix twice gets the same rows again
+            for id_, row in enumerate(rows, start=first):
+                weights[name][id_] = old[row].mean(0).to(begun.dtype)
+        assert torch.equal(weights[name][: len(old)], old), name
     return larger
 
 
@@ -334,17 +322,12 @@ def _compare(begun: _Begun, larger: Any, texts: list[str], first: int) -> float:
     difference = largest_difference(begun.model, larger, first)
     if not difference <= TOLERANCE:
         raise ValueError(f"The logits of the larger model differ by {difference:.1e}, so that no folder is left.")
-    settings = copy.deepcopy(larger.generation_config)
+    settings, draft = larger.generation_config, Draft(begun.model, begun.pair, texts, Path())
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
     plain = {name: getattr(settings, name) for name in names}  # what forbids tokens may leave a new one as the best
-    outputs = []
-    for model in (begun.model, larger):
-        draft, search = (
-            Draft(model, begun.pair, texts, Path()),
-            GenerationConfig(**plain, num_beams=1, num_return_sequences=1),
-        )
-        found = draft.outputs(UnscoredEngine(model), {"greedy": search}, position_limit(model.config))
-        outputs.append(found["greedy"])
+    search = {"greedy": GenerationConfig(**plain, num_beams=1, num_return_sequences=1)}
+    limit, engines = position_limit(larger.config), map(UnscoredEngine, (begun.model, larger))
+    outputs = [draft.outputs(engine, search, limit)["greedy"] for engine in engines]
     larger.generation_config = settings
     if differences := compare(texts, *outputs).differences:
         number, text, expected, new = differences[0]

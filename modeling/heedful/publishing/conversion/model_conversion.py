@@ -20,18 +20,12 @@ from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.publishing.conversion.families import (
-    EMBEDDINGS,
-    ENCODERS,
-    FAMILIES,
-    ROUNDING,
-    exact_sinusoids,
-    field_faults,
-)
+from heedful.publishing.conversion.families import EMBEDDINGS, ENCODERS, FAMILIES, exact_sinusoids, field_faults
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
 from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
 from heedful.training.publication import LANGUAGE_CODE, UNDETERMINED
 
+SPECIAL_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
 
 
@@ -50,10 +44,7 @@ class Conversion:
 
 
 def convert(
-    source: str | Path,
-    target: str | Path,
-    source_language: str | None = None,
-    target_language: str | None = None,
+    source: str | Path, target: str | Path, source_language: str | None = None, target_language: str | None = None
 ) -> Conversion:
     """Turn a saved model of one of the `FAMILIES` into a Heed folder, with tokenizers and card.
 
@@ -77,17 +68,14 @@ def convert(
     difference = largest_difference(theirs, ours)
     if not difference <= TOLERANCE:  # so that not-a-number is refused too
         raise ValueError(f"The converted model's logits differ by {difference:.1e} from those in {source}.")
-    config, generation_config = theirs.config, theirs.generation_config
+    config, settings = theirs.config, theirs.generation_config.to_dict()
     del theirs  # the largest checkpoints fit into memory twice, but not three times
     converted = convert_tokenizers(str(source), ours.config, source_language, target_language)
-    for name, value in converted.settings.items():
-        setattr(generation_config, name, value)
-    ours.generation_config = _generation_config(generation_config, ours.config)
+    ours.generation_config = _generation_config(settings | converted.settings, ours.config)
     notes = list(converted.notes)
     if any(getattr(config, name, 0) for name in REMOVED_KEYS):
-        notes.append(
-            "Layer dropout (`encoder_layerdrop`, `decoder_layerdrop`), which only training reads, is left out."
-        )
+        dropped = "Layer dropout (`encoder_layerdrop`, `decoder_layerdrop`)"
+        notes.append(f"{dropped}, which only training reads, is left out.")
     if any(not torch.equal(weight.to(dtype).float(), weight) for weight in ours.parameters()):
         notes.append(f"The weights are in float32: {dtype} would round what one holds, T5's factor 1/√d_model.")
         dtype = torch.float32
@@ -105,9 +93,8 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
     """Return the config of a Heed model that computes the same; `convert_model` reads the rest from the weights."""
     _check_expressible(config)
     options = FAMILIES[config.model_type].heed_options(config)
-    options |= {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
     # transformers smooths labels in the trainer, not in the model.
-    return HeedConfig(**options, label_smoothing=0.0, bos_token_id=None)
+    return HeedConfig(**options, vocab_size=config.vocab_size, label_smoothing=0.0, bos_token_id=None)
 
 
 def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
@@ -137,23 +124,27 @@ def largest_difference(
     With `tokens`, only so many of the vocabulary, the first, are drawn and compared.
     """
     config: Any = ours.config
+    length, pad = config.max_position_embeddings, config.pad_token_id
     generator = torch.Generator().manual_seed(0)
-    rows, source_length, target_length = 3, min(12, config.max_position_embeddings), 7
-
-    def draw(limit: int, length: int) -> torch.Tensor:
-        allowed = torch.arange(limit)[torch.arange(limit) != config.pad_token_id]
-        return allowed[torch.randint(len(allowed), (rows, length), generator=generator)]
-
-    source = draw(tokens or config.vocab_size, source_length)
-    target = draw(tokens or config.decoder_vocab_size, min(target_length, config.max_position_embeddings))
+    inputs: dict[str, Any] = padded(random_ids(tokens or config.vocab_size, min(12, length), pad, generator), pad)
+    target = random_ids(tokens or config.decoder_vocab_size, min(7, length), pad, generator)
     target[:, 0] = config.decoder_start_token_id
-    mask = torch.ones_like(source)
-    for row in range(1, rows):
-        mask[row, -3 * row :] = 0
-    source = source.masked_fill(mask == 0, config.pad_token_id)
-    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target, "use_cache": False}
+    inputs |= {"decoder_input_ids": target, "use_cache": False}
     expected, found = (model.eval()(**inputs).logits[..., :tokens] for model in (theirs, ours))
     return relative_difference(expected, found)
+
+
+def random_ids(tokens: int, length: int, pad: int, generator: torch.Generator) -> torch.Tensor:
+    """Return three sentences of so many kinds of tokens, `(3, length)`."""
+    allowed = torch.arange(tokens)[torch.arange(tokens) != pad]
+    return allowed[torch.randint(len(allowed), (3, length), generator=generator)]
+
+
+def padded(ids: torch.Tensor, pad: int) -> dict[str, torch.Tensor]:
+    """Return sentences of which each is three tokens shorter than the one before, with their mask."""
+    rows, length = ids.shape
+    mask = torch.arange(length) < length - 3 * torch.arange(rows)[:, None]
+    return {"input_ids": ids.masked_fill(~mask, pad), "attention_mask": mask.long()}
 
 
 def relative_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
@@ -165,19 +156,16 @@ def _check_expressible(config: PreTrainedConfig) -> None:
     """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in FAMILIES:
         hint = ": `--decoder-layers` gives such an encoder a decoder" * (config.model_type in ENCODERS)
-        raise ValueError(
-            f"`model_type` must be one of {', '.join(FAMILIES)}, but is {config.model_type} instead{hint}."
-        )
+        found = f"is {config.model_type} instead{hint}"
+        raise ValueError(f"`model_type` must be one of {', '.join(FAMILIES)}, but {found}.")
     family = FAMILIES[config.model_type]
-    expected = family.model_class
-    others = [name for name in config.architectures or [] if name != expected]  # a config that was made names no class
-    faults = [f"`architectures` must be {expected}, but is {name} instead." for name in others]
-    choices = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
-    faults += field_faults(config, {name: value for name, value in choices.items() if hasattr(config, name)})
-    faults += field_faults(config, family.read_choices(config))
-    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        if getattr(config, name, None) is None:
-            faults.append(f"`{name}` must be set, but is None instead.")
+    others = set(config.architectures or ()) - {family.model_class}  # a config that was made names no class
+    faults = [f"`architectures` must be {family.model_class}, but is {name} instead." for name in sorted(others)]
+    choices = {"is_encoder_decoder": (True,), "is_decoder": (False,), **family.read_choices(config)}
+    faults += field_faults(config, choices)
+    faults += [
+        f"`{name}` must be set, but is None instead." for name in SPECIAL_IDS if getattr(config, name, None) is None
+    ]
     if (quantized := getattr(config, "quantization_config", None)) is not None:
         faults.append(f"`quantization_config` must be absent, but is {quantized} instead.")
     if faults:
@@ -208,19 +196,17 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     if ours.position_encoding == "sinusoidal" and dtype != torch.float32:
         for name, table in chain(model.named_parameters(), model.named_buffers()):
             if "embed_positions" in name:  # rounded to the dtype, as ours will be
-                table.data.copy_(exact_sinusoids(name, table, ours, max(ROUNDING, torch.finfo(dtype).eps)))
+                table.data.copy_(exact_sinusoids(name, table, ours, dtype))
     return model, dtype
 
 
-def _generation_config(theirs: GenerationConfig, config: HeedConfig) -> GenerationConfig:
-    """Return their generation config, with a length if it sets none: transformers' default is 20 tokens."""
-    settings = GenerationConfig.from_dict(theirs.to_dict())
-    if settings.max_new_tokens is None and settings.max_length is None:
-        settings.max_length = config.max_position_embeddings
-    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        if getattr(settings, name) is None:
-            setattr(settings, name, getattr(config, name))
-    return settings
+def _generation_config(settings: dict[str, Any], config: HeedConfig) -> GenerationConfig:
+    """Return a generation config, with a length if the settings have none: transformers' default is 20 tokens."""
+    defaults = {name: getattr(config, name) for name in SPECIAL_IDS}
+    if settings.get("max_new_tokens") is None:
+        defaults["max_length"] = config.max_position_embeddings
+    missing = {name: value for name, value in defaults.items() if settings.get(name) is None}
+    return GenerationConfig.from_dict(settings | missing)
 
 
 def write_card(folder: Path, conversion: Conversion) -> None:

@@ -21,12 +21,6 @@ from heedful.files import read_object, write_text
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.conversion.families import EMBEDDINGS, FAMILIES, T5Family, field_faults, stock_kind
 
-# What all the classes have, and none of them can have otherwise.
-COMMON = {
-    "share_encoder_decoder_embeddings": (True,),
-    "encoder_neighbourhood": (None,),
-    "decoder_neighbourhood": (None,),
-}
 POSITIONS = "model.decoder.embed_positions.weight"
 
 
@@ -34,7 +28,7 @@ def stock_config(config: HeedConfig) -> PreTrainedConfig:
     """Return the config of the stock model that computes the same; a `ValueError` names what none of them can have."""
     kind = stock_kind(config)
     family = FAMILIES[kind]
-    if faults := list(field_faults(config, COMMON | family.write_choices(config))):
+    if faults := list(field_faults(config, family.write_choices(config))):
         nearest = f"of which {family.model_class} is the nearest"
         raise ValueError(f"The model has no stock form, {nearest}: {' '.join(faults)}")
     options = family.stock_options(config)

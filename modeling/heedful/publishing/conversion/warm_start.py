@@ -16,7 +16,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least, check_is_new, new_folder
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.conversion.families import ENCODERS, field_faults
-from heedful.publishing.conversion.model_conversion import Conversion, relative_difference
+from heedful.publishing.conversion.model_conversion import Conversion, padded, random_ids, relative_difference
 from heedful.publishing.conversion.tokenizer_conversion import plain_fast
 
 WHY_NOT = {
@@ -51,16 +51,14 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
         why = f": {WHY_NOT[config.model_type]}" if config.model_type in WHY_NOT else ""
         found = f"is {config.model_type} instead{why}"
         raise ValueError(f"`model_type` must be one of {', '.join(ENCODERS)} for `--decoder-layers`, but {found}.")
-    choices = {"is_decoder": (False,), "position_embedding_type": ("absolute",)}
-    if faults := list(field_faults(config, {name: each for name, each in choices.items() if hasattr(config, name)})):
+    if faults := list(field_faults(config, {"is_decoder": (False,), "position_embedding_type": ("absolute",)})):
         raise ValueError("The encoder cannot be converted: " + " ".join(faults))
     theirs = AutoModel.from_pretrained(source, trust_remote_code=False, add_pooling_layer=False).float().eval()
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     ours = _model_of(theirs, tokenizer, decoder_layers)
-    ids = torch.randint(tokenizer.vocab_size, (3, 12), generator=torch.Generator().manual_seed(0))
-    ids[ids == config.pad_token_id] = tokenizer.cls_token_id
-    mask = torch.arange(12) < torch.tensor([12, 9, 5])[:, None]
-    given = {"input_ids": ids.masked_fill(~mask, config.pad_token_id), "attention_mask": mask.long()}
+    pad, length = config.pad_token_id, min(12, ours.config.max_position_embeddings)
+    given = padded(random_ids(config.vocab_size, length, pad, torch.Generator().manual_seed(0)), pad)
+    mask = given["attention_mask"].bool()
     with torch.no_grad():
         difference = relative_difference(theirs(**given)[0][mask], ours.get_encoder()(**given)[0][mask])
     if not difference <= TOLERANCE:

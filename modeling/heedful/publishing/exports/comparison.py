@@ -149,8 +149,12 @@ def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:
     tokenizers = TokenizerPair.from_pretrained(tokenizer_folder(folder))
     tokenizers.check_config(loaded.config)
     check_settings(loaded.generation_config, form)
-    if form in ONE_TOKENIZER:
-        check_one_tokenizer(tokenizers, form)
+    if form in ONE_TOKENIZER and not tokenizers.is_joint:
+        why = "source and target have a tokenizer each, and the folder has one"
+        raise ValueError(f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: {why}.")
+    if form in ONE_TOKENIZER and len(tokenizers.languages) > 1:
+        found = f"{', '.join(tokenizers.languages)}: nothing there writes their tags before a sentence"
+        raise ValueError(f"The model must have one target language for {form}, but has {found}.")
     return loaded, tokenizers
 
 
@@ -202,16 +206,6 @@ def searches_of(config: GenerationConfig, beams: int, **others: Any) -> Searches
     for number, search in zip((1, beams), found.values(), strict=True):
         search.update(num_beams=number, max_length=None, do_sample=False, num_return_sequences=1, **others)
     return found
-
-
-def check_one_tokenizer(tokenizers: TokenizerPair, form: str) -> None:
-    """Raise a `ValueError` if a model needs two tokenizers, or one that writes tags before sentences."""
-    if not tokenizers.is_joint:
-        why = "source and target have a tokenizer each, and the folder has one"
-        raise ValueError(f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: {why}.")
-    if len(tokenizers.languages) > 1:
-        found = f"{', '.join(tokenizers.languages)}: nothing there writes their tags before a sentence"
-        raise ValueError(f"The model must have one target language for {form}, but has {found}.")
 
 
 def check_quantization(quantization: str, known: Sequence[str]) -> None:

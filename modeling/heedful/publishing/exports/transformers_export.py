@@ -59,9 +59,9 @@ def export_transformers(
             draft.tokenizers.check_is_fast("`zero_start`")
             stock = start_from_zero(stock)
             _pad_with_the_last_token(folder / "tokenizer.json", stock.config.pad_token_id)
-            write_checksums(folder, "tokenizer")
         save(stock, folder)
         _name_as_version_4(folder)
+        write_checksums(folder, "tokenizer")
         write_checksums(folder, "weights")
         comparisons, difference, read = _compare(draft, stock.config)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -82,14 +82,14 @@ def check_recipe(recipe: Recipe) -> None:
     """Check before a run what `publish.also` asks for at its end: that there is room, and a stock form."""
     if not recipe.publish.also:
         return
-    folder, settings = recipe.folder / FORM_FOLDER, recipe.model
-    languages = ", ".join(languages_of(recipe.data.parts))
-    if languages or (folder.exists() and not recipe.overwrite):
-        must = f"for a model of several target languages, of which no class of transformers knows ({languages})"
-        where = must if languages else f"where there is {folder}"
+    folder, start, where = recipe.folder / FORM_FOLDER, recipe.model.start_from, None
+    if languages := ", ".join(languages_of(recipe.data.parts)):
+        where = f"for a model of several target languages, of which no class of transformers knows ({languages})"
+    elif folder.exists() and not recipe.overwrite:
+        where = f"where there is {folder}"
+    if where is not None:
         raise ValueError(f"`publish.also` must be empty {where}, but is {recipe.publish.also} instead.")
-    start = settings.start_from
-    config: Any = load_model(start).config if start else config_of(settings, {}, recipe.tokenizer.joint)
+    config: Any = load_model(start).config if start else config_of(recipe.model, {}, recipe.tokenizer.joint)
     comparison.check_kind(config, "transformers")
     stock_config(config)
     decoding = with_decoding(GenerationConfig(), recipe.decoding)
@@ -108,7 +108,6 @@ def _name_as_version_4(folder: Path) -> None:
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
         write_text(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2) + "\n")
-        write_checksums(folder, "tokenizer")
 
 
 def _pad_with_the_last_token(file: Path, last: int) -> None:

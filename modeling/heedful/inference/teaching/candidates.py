@@ -66,7 +66,7 @@ class CandidateChoice:
 
     `chrf` and `bleu` take the one most like the others by this measure (minimum Bayes risk: Kumar and Byrne, 2004; for
     targets: Finkelstein and Freitag, 2023, arXiv 2309.10966); `reverse` the one from which a model of the other
-    direction finds the source most probable (as in Ng et al., 2019, arXiv 1907.06616, section 3.4); `score` the one
+    direction finds the source most probable (as in Ng et al., 2019, arXiv 1907.06616); `score` the one
     with the highest score. Of equals the one with the higher score is taken, or else the first. Before, those are left
     out that break a cleaning rule or are hardly in the script of `language`, a code such as ko; afterwards pairs that
     came before.

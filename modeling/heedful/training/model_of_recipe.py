@@ -13,7 +13,7 @@ from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.training.loop.engine import TrainingEngine
 from heedful.training.loop.feed import Feed, may_pack
-from heedful.training.loop.schedule import make_optimizer
+from heedful.training.loop.optimizers import make_optimizer
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe, mistake
@@ -66,8 +66,12 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
         body = body_of(model, settings, accelerator, is_sharded, packs)
     objective = _objective(settings, model.config)
     feed = Feed(accelerator, model.config, settings.micro_batch_tokens, objective, packs)
-    # A scale of gradients and a moving average wait for each update anyway.
+    if settings.optimizer == "muon" and is_sharded:
+        must = "another one where weights are sharded, for Muon needs whole matrices"
+        raise mistake("optimization.optimizer", must, "muon")
+    # A scale of gradients and a moving average wait for each update anyway, and only Adam can be stopped on a GPU.
     waits = accelerator.device.type != "cuda" or accelerator.scaler is not None or settings.ema_decay is not None
+    waits = waits or settings.optimizer not in ("adam", "adamw")
     optimizer, decides_on_device = make_optimizer(model, settings), not (waits or is_sharded)
     return TrainingEngine(model, optimizer, feed, body, decides_on_device, settings.ema_decay)
 

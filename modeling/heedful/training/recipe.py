@@ -129,9 +129,10 @@ class ModelRecipe:
 class OptimizationRecipe:
     """How the weights are changed, and for how long."""
 
-    optimizer: Literal["adam", "adamw"] = "adam"
+    optimizer: Literal["adam", "adamw", "schedule_free", "muon"] = "adam"
     learning_rate: float = 1.0
-    schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] = "paper"
+    muon_learning_rate: float | None = None
+    schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] | None = None
     warmup_updates: int = 4000
     beta1: float = 0.9
     beta2: float = 0.98
@@ -158,7 +159,7 @@ class OptimizationRecipe:
         _at_least(0, "optimization", self, "warmup_updates", "weight_decay", "skip_nonfinite_updates")
         _at_least(1, "optimization", self, "max_updates", "max_epochs", "buckets_per_update", "token_budget")
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
-        for name in ("learning_rate", "epsilon", "max_grad_norm", "max_minutes", "r_drop"):
+        for name in ("learning_rate", "muon_learning_rate", "epsilon", "max_grad_norm", "max_minutes", "r_drop"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise mistake(f"optimization.{name}", "above 0 and finite", getattr(self, name))
         for name in ("beta1", "beta2", "ema_decay"):
@@ -178,6 +179,22 @@ class OptimizationRecipe:
         if self.weight_decay and self.optimizer == "adam":
             must = "0 with adam, which would mix it into the gradient (choose adamw)"
             raise mistake("optimization.weight_decay", must, self.weight_decay)
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        """Fill in the schedule, and refuse what the optimizer would not read."""
+        is_free = self.optimizer == "schedule_free"
+        if is_free and self.schedule not in (None, "constant"):
+            must = "constant or empty with schedule_free, which averages weights in place of a schedule"
+            raise mistake("optimization.schedule", must, self.schedule)
+        if is_free and not self.beta1:
+            raise mistake("optimization.beta1", "above 0 with schedule_free, whose average it is of", self.beta1)
+        if is_free and self.ema_decay is not None:
+            raise mistake("optimization.ema_decay", "empty with schedule_free, which averages itself", self.ema_decay)
+        if self.muon_learning_rate is not None and self.optimizer != "muon":
+            must = f"empty with {self.optimizer}, which has one learning rate"
+            raise mistake("optimization.muon_learning_rate", must, self.muon_learning_rate)
+        self.schedule = self.schedule or ("constant" if is_free else "paper")
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -58,13 +58,16 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     if settings.shrink_token_budget and is_sharded:
         must = "false where weights are sharded and no rank can continue without the others"
         raise mistake("optimization.shrink_token_budget", must, "true", "set `optimization.token_budget` lower")
-    packs = not is_sharded and may_pack(model, accelerator)
+    # SimCut needs to know which rows of a batch pass a second time.
+    packs = not is_sharded and settings.simcut is None and may_pack(model, accelerator)
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
         from heedful.training.speed.compilation import body_of
 
         body = body_of(model, settings, accelerator, is_sharded, packs)
     objective = _objective(settings, model.config)
+    if objective is not None:
+        objective.watch(model)
     feed = Feed(accelerator, model.config, settings.micro_batch_tokens, objective, packs)
     if settings.optimizer == "muon" and is_sharded:
         must = "another one where weights are sharded, for Muon needs whole matrices"
@@ -78,7 +81,7 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
 
 def _objective(settings: OptimizationRecipe, config: "PreTrainedConfig") -> "Objective | None":
     """Return what is minimized in place of the cross-entropy; R-Drop without dropout is a `ValueError`."""
-    if settings.r_drop is None and settings.distillation is None:
+    if settings.r_drop is None and settings.simcut is None and settings.distillation is None:
         return None
     from heedful.training.objectives.objective import Objective
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from heedful.files import import_extra
 from heedful.training.recipe import OptimizationRecipe, mistake
 
 AVERAGED = "training_weight"  # in a saved state of an optimizer that averages: the weight that gradients are of
@@ -32,9 +33,7 @@ def make_optimizer(model: torch.nn.Module, settings: OptimizationRecipe) -> torc
     groups = [group for group in groups if group["params"]]
     shared: dict[str, Any] = {"betas": (settings.beta1, settings.beta2), "eps": settings.epsilon, "lr": 0.0}
     if settings.optimizer == "schedule_free":
-        import schedulefree
-
-        optimizer = schedulefree.AdamWScheduleFree(groups, **shared)
+        optimizer = import_extra("schedulefree", "optimizers").AdamWScheduleFree(groups, **shared)
         optimizer.train()  # for good: the average is computed beside the weights that are trained
         return optimizer
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW

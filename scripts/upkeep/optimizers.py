@@ -2,7 +2,7 @@
 
     python scripts/upkeep/optimizers.py tatoeba=path/to/tatoeba_en_de cmudict=path/to/cmudict quickstart=
 
-Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds. Each
+Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds. A
 run is a `heedful` command, which is printed. What is done stands in docs/figures/optimizers.json, and is not done again,
 so that the tables may grow over several sittings; a run that was stopped goes on. Start the script with
 OMP_NUM_THREADS=1, so that a run has one core.
@@ -138,8 +138,8 @@ def table(study: Study, found: dict[str, list[dict]]) -> str:
     """Write a task's optimizers in Markdown, with the updates and minutes to the best final loss of Adam or AdamW."""
     adams = [name for name in found if name.startswith("Adam")]
     goal = min(statistics.mean(run["curve"][-1][2] for run in found[name]) for name in adams)
-    head = f"| {study.name}, {study.task.updates:,} updates | rate | loss | updates to {goal:.3f} | minutes to it | minutes |"
-    lines_found = [f"{head} {study.task.score} |", "|---|---|---|---|---|---|---|"]
+    head = f"| {study.name}, {study.task.updates:,} updates | rate | loss | updates to {goal:.3f} | minutes to it"
+    lines_found = [f"{head} | minutes | {study.task.score} |", "|---|---|---|---|---|---|---|"]
     for name, runs in found.items():
         cells = [name, f"{runs[0]['rate']:g}", f"{statistics.mean(run['curve'][-1][2] for run in runs):.3f}"]
         for column in (0, 1):

@@ -198,9 +198,6 @@ def stream(folder: Path, accelerator) -> dict:
 # Without its package the other checks have to run all the same.
 HAS_FREE = find_spec("schedulefree") is not None
 FREE = {"optimization.optimizer": "schedule_free" if HAS_FREE else "adamw", "validation.every_updates": 3}
-    "optimization.optimizer": "schedule_free" if find_spec("schedulefree") else "adamw",
-    "validation.every_updates": 3,
-}
 MUON = {"optimization.optimizer": "muon", "validation.every_updates": 3}
 
 

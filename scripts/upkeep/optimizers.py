@@ -2,8 +2,8 @@
 
     python scripts/upkeep/optimizers.py tatoeba=path/to/tatoeba_en_de cmudict=path/to/cmudict quickstart=
 
-Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds. A
-run is a `heedful` command, which is printed. What is done stands in docs/figures/optimizers.json, and is not done again,
+Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds. Runs
+are `heedful` commands, which are printed. What is done stands in docs/figures/optimizers.json, and is not done again,
 so that the tables may grow over several sittings; a run that was stopped goes on. Start the script with
 OMP_NUM_THREADS=1, so that a run has one core.
 """

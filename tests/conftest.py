@@ -44,7 +44,8 @@ OPTIONAL = (
     "nbclient",
     "num2words",
 )
-OPTIONAL += ("onnx", "onnxruntime", "onnxscript", "optuna", "peft", "sentencepiece", "tensorboard", "torchao")
+OPTIONAL += ("onnx", "onnxruntime", "onnxscript", "optuna", "peft", "schedulefree", "sentencepiece", "tensorboard")
+OPTIONAL += ("torchao",)
 ABSENT = "|".join(name for name in OPTIONAL if find_spec(name) is None)
 MISSING = re.compile(rf"No module named '({ABSENT})\b|\b({ABSENT})\b[^\n]{{,30}}: pip install 'heedful")
 

@@ -97,7 +97,7 @@ def test_parameters_are_counted_by_matrix_and_add_up(corpus, tmp_path):
 def test_what_is_held_all_the_time_follows_from_the_parameters(tmp_path):
     settings = tiny_recipe(tmp_path).optimization
     alone = state_memory(1000, settings, 1, DistributedType.NO)
-    assert alone == {"weights": 4000, "gradients": 4000, "Adam's moments": 8000}
+    assert alone == {"weights": 4000, "gradients": 4000, "the optimizer's state": 8000}
     average = tiny_recipe(tmp_path, {"optimization.ema_decay": 0.9, "checkpoints.publish": "ema"}).optimization
     assert state_memory(1000, average, 1, DistributedType.NO)["moving average"] == 4000
     assert state_memory(1000, settings, 2, DistributedType.MULTI_CPU)["gradients in exchange"] == 4000

@@ -6,6 +6,7 @@ import signal
 import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import chain, repeat
 from pathlib import Path
 from unittest.mock import Mock, patch
@@ -27,7 +28,7 @@ from heedful.inference.teaching.distillation import write_teacher_tokens
 from heedful.training.loop import feed, validation
 from heedful.training.loop.feed import Feed
 from heedful.training.loop.loop import TrainingLoop
-from heedful.training.loop.schedule import make_optimizer
+from heedful.training.loop.optimizers import make_optimizer
 from heedful.training.loop.validation import translate_on_ranks, validation_loss
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
@@ -194,8 +195,25 @@ def stream(folder: Path, accelerator) -> dict:
     return {"rows": rows, "encoded": sum(encoded), "too_long": encoders[-1].too_long}
 
 
+# Without its package the other checks have to run all the same.
+HAS_FREE = find_spec("schedulefree") is not None
+FREE = {"optimization.optimizer": "schedule_free" if HAS_FREE else "adamw", "validation.every_updates": 3}
+MUON = {"optimization.optimizer": "muon", "validation.every_updates": 3}
+
+
+def optimized(folder: Path, corpus, accelerator) -> dict:
+    """Train with the other optimizers, stop and go on; return the losses of runs without dropout too."""
+    found = {}
+    for name, changes in {"free": FREE, "muon": MUON}.items():
+        is_exact = resumes(folder / name, changes, corpus, accelerator, 4)
+        make_loop(folder / f"{name}-alone", {**NO_DROPOUT, **changes}, corpus, accelerator).run()
+        names = "train/loss", "validation/loss"
+        found[name] = {"exact": is_exact, "losses": [logged(folder / f"{name}-alone", each) for each in names]}
+    return found
+
+
 @contextmanager
-def sharding(accelerator: Accelerator):
+def sharding(accelerator: Accelerator, optimizer: str = "adam"):
     """Let `prepare` shard the weights as FSDP2 does: Accelerate itself does so on accelerators only."""
     mesh = init_device_mesh("cpu", (accelerator.num_processes,))
 
@@ -205,7 +223,7 @@ def sharding(accelerator: Accelerator):
         fully_shard(model, mesh=mesh)
         return model, make_optimizer(model, settings)
 
-    settings = tiny_recipe(Path("any")).optimization
+    settings = tiny_recipe(Path("any"), {"optimization.optimizer": optimizer}).optimization
     with patch.object(accelerator, "prepare", prepare):
         yield
 
@@ -221,6 +239,8 @@ def sharded(folder: Path, corpus, accelerator) -> dict:
         shares = [weight.to_local().numel() / weight.numel() for weight in weights if isinstance(weight, DTensor)]
         loop.run()
         is_exact = resumes(folder, {**REGULAR, **AVERAGED}, corpus, accelerator, 3)
+    with sharding(accelerator, FREE["optimization.optimizer"]):
+        is_exact = is_exact and resumes(folder / "free", FREE, corpus, accelerator, 3)
     # What processes without sharding began, sharded ones go on with, and the other way round.
     for end in (3, 4, END):
         more = {**NO_DROPOUT, "optimization.max_updates": end, "resume": end > 3}
@@ -434,7 +454,7 @@ def main(folder: Path) -> None:
     corpus = prepare_corpus(recipe, folder / "plain" / "tokenizer", accelerator)
     checks = {"distilled": distilled, "number": goes_on_with_another_number, "sharded": sharded}
     checks |= {"shrunk": shrinks_together, "skipped": skips_together, "padding": padding}
-    checks |= {"ends": ends_together, "gpus": as_on_gpus}
+    checks |= {"ends": ends_together, "gpus": as_on_gpus, "optimized": optimized}
     measured |= {name: check(folder / name, corpus, accelerator) for name, check in checks.items()}
     measured |= {
         name: check(folder / name, accelerator) for name, check in {"stream": stream, "regular": regular}.items()

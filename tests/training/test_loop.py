@@ -19,7 +19,8 @@ from heedful.fast_paths_heed import runs_known_code
 from heedful.training.loop import feed, validation
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.monitoring import training_values
-from heedful.training.loop.schedule import learning_rate, make_optimizer
+from heedful.training.loop.optimizers import averaged_weights, make_optimizer, set_learning_rate
+from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.objectives.moving_average import MovingAverage
 from heedful.training.preparation import prepare_corpus
@@ -217,6 +218,18 @@ def test_a_run_gives_the_average_the_number_of_its_update(make_loop):
         torch.testing.assert_close(averages[name], 2 / 11 * before[name] + 9 / 11 * weight.detach())
 
 
+def test_what_is_validated_and_kept_is_the_average_of_the_optimizer(make_loop, corpus, tmp_path):
+    loop = make_loop({"optimization.optimizer": "schedule_free", "validation.every_updates": 3})
+    loop.run()
+    network, of_all = loop.engine.network, (corpus.validation, 1000)
+    saved = load_file(checkpoint_path(tmp_path / "run/checkpoints", loop.progress.update) / "model.safetensors")
+    trained = validation_loss(network, *of_all, loop.accelerator)
+    network.load_state_dict(saved, strict=False)
+    measured = logged(tmp_path / "run", "validation/loss")[-1]
+    assert validation_loss(network, *of_all, loop.accelerator) == pytest.approx(measured, rel=1e-6)
+    assert abs(trained - measured) > 1e-3
+
+
 AVERAGED = {"optimization.ema_decay": 0.6, "checkpoints.publish": "ema", "validation.every_updates": 3}
 
 
@@ -322,6 +335,51 @@ def test_adamw_decays_matrices_and_no_vector():
     assert type(optimizer) is torch.optim.AdamW
     decays = {parameter: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
     assert decays == {model.weight: 0.1, model.bias: 0.0}
+
+
+def test_schedule_free_averages_the_points_that_its_steps_reach():
+    """Against algorithm 1 of Defazio et al., 2024, with Adam's second moment."""
+    weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=torch.float64))
+    settings = OptimizationRecipe(optimizer="schedule_free", beta1=0.9, weight_decay=0.1, max_updates=9)
+    model = torch.nn.Module()
+    model.register_parameter("weight", weight)
+    optimizer = make_optimizer(model, settings)
+    x, z, v, total = weight.detach().clone(), weight.detach().clone(), torch.zeros_like(weight), 0.0
+    for step, rate in enumerate((0.1, 0.2, 0.2, 0.2), start=1):
+        y = 0.1 * z + 0.9 * x
+        torch.testing.assert_close(weight.detach(), y)
+        gradient = y**2 - 1
+        weight.grad = gradient.clone()
+        set_learning_rate(optimizer, rate)
+        optimizer.step()
+        v = 0.98 * v + 0.02 * gradient**2
+        z = z - rate * (gradient / ((v / (1 - 0.98**step)).sqrt() + 1e-9) + 0.1 * y)
+        total += rate**2
+        x = x + rate**2 / total * (z - x)
+        torch.testing.assert_close(averaged_weights(optimizer, {"w": weight})["w"], x)
+
+
+def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
+    changes = {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.02}
+    changes |= {"optimization.learning_rate": 0.004, "optimization.schedule": "constant"}
+    loop = make_loop({**changes, "optimization.warmup_updates": 0, "optimization.max_updates": 1})
+    before = {name: weight.detach().clone() for name, weight in loop.engine.network.named_parameters()}
+    loop.run()
+    muon, adamw = loop.engine.optimizer.optimizer.parts
+    names = {weight: name for name, weight in loop.engine.network.named_parameters()}
+    taken = {names[weight] for weight in muon.param_groups[0]["params"]}
+    assert {name.split(".")[-2] for name in taken} == {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"}
+    assert names.keys() == {p for part in (muon, adamw) for group in part.param_groups for p in group["params"]}
+    assert (muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"]) == (0.02, 0.004)
+    for weight, name in names.items():
+        if name in taken:  # an orthogonal matrix has rank r and norm sqrt(r)
+            size = 0.2 * math.sqrt(max(weight.shape)) * 0.02 * math.sqrt(min(weight.shape))
+            assert (weight.detach() - before[name]).norm() == pytest.approx(size, rel=0.3)
+
+
+def test_muon_without_matrices_is_refused():
+    with pytest.raises(ValueError, match=r"`optimization.optimizer` must be another one .* but is muon instead"):
+        make_optimizer(torch.nn.Embedding(3, 2), OptimizationRecipe(optimizer="muon", max_updates=1))
 
 
 def test_values_are_ratios_of_the_sums():

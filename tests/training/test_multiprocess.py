@@ -90,6 +90,18 @@ def test_two_processes_follow_a_teacher_as_one_does_and_resume_bit_for_bit_after
             assert losses == pytest.approx(alone, rel=1e-4)
 
 
+def test_two_processes_train_with_every_optimizer_as_one_does_and_resume_bit_for_bit(two, corpus, tmp_path):
+    for name, changes in {"free": process_checks.FREE, "muon": process_checks.MUON}.items():
+        make_loop(tmp_path / name, {**NO_DROPOUT, **changes}, corpus, Accelerator(cpu=True)).run()
+        alone = [logged(tmp_path / name, each) for each in ("train/loss", "validation/loss")]
+        for check in two[1]:
+            assert check["optimized"][name]["exact"]
+            for losses, expected in zip(check["optimized"][name]["losses"], alone, strict=True):
+                assert losses
+                # Muon rounds to bfloat16.
+                assert losses == pytest.approx(expected, rel=1e-5 if name == "free" else 1e-3)
+
+
 def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, corpus):
     straight = one[1]["training_losses"]
     assert len(straight) == END

@@ -149,6 +149,9 @@ OUT_OF_RANGE = {
     **{f"optimization.{name}": [-1] for name in ("warmup_updates", "skip_nonfinite_updates")},
     "optimization.weight_decay": [-0.1, NOT_A_NUMBER],
     "optimization.learning_rate": [0, NOT_A_NUMBER],
+    "optimization.muon_learning_rate": [0],
+    "optimization.simcut": [0],
+    "optimization.cutoff": [0, 1.0],
     "optimization.beta1": [1.0, -0.1, NOT_A_NUMBER],
     "optimization.beta2": [1.0, -1],
     "optimization.ema_decay": [1.0, -0.5],
@@ -172,6 +175,7 @@ def test_a_number_out_of_range_is_refused_and_the_ends_of_a_range_are_in_it():
 
 
 EPOCHS = {"optimization.max_updates": None, "optimization.max_epochs": 1}
+FREE = {"optimization.optimizer": "schedule_free", "optimization.schedule": None}
 BOTH = {"data.both_directions": True}
 CONTRADICTIONS = [
     ({"optimization.buckets_per_update": 3000}, "`optimization.tokens_per_update` must be at least 3000, but is 2000"),
@@ -183,6 +187,24 @@ CONTRADICTIONS = [
     ({"optimization.schedule": "cosine", **EPOCHS}, "`optimization.max_updates` must be given for the cosine sched"),
     ({"optimization.schedule": "linear", **EPOCHS}, "`optimization.max_updates` must be given for the linear sched"),
     ({"optimization.weight_decay": 0.1}, r"`optimization.weight_decay` must be 0 with adam.*but is 0.1 instead"),
+    (
+        {**FREE, "optimization.schedule": "linear"},
+        r"`optimization.schedule` must be constant or empty .* linear instead",
+    ),
+    ({**FREE, "optimization.beta1": 0}, r"`optimization.beta1` must be above 0 with schedule_free"),
+    ({**FREE, "optimization.ema_decay": 0.9, "checkpoints.publish": "ema"}, r"`optimization.ema_decay` must be empty"),
+    (
+        {"optimization.muon_learning_rate": 0.1},
+        r"`optimization.muon_learning_rate` must be empty with adam, .* 0.1 ins",
+    ),
+    (
+        {"optimization.simcut": 3, "optimization.r_drop": 5},
+        r"`optimization.simcut` must be empty where `optimization.r_",
+    ),
+    (
+        {"optimization.cutoff": 0.1},
+        r"`optimization.cutoff` must be 0.05 where `optimization.simcut` is empty, but is 0",
+    ),
     ({"decoding.length_penalty": 0.6}, r"`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1.*0.6"),
     ({"decoding.length_penalty_form": "gnmt"}, r"must be power where `decoding.num_beams` is 1.*but is gnmt instead"),
     ({"data.test": {"validation": "a.tsv"}}, r"`data.test` must not have a set called validation"),

@@ -80,8 +80,11 @@ def count_matrices(model: Any) -> dict[str, dict[str, int]]:
 
 
 def state_memory(parameters: int, settings: Any, processes: int, kind: DistributedType) -> dict[str, int]:
-    """Return the bytes of what a process holds all the time, in float32, by the recipe's `optimization`."""
-    sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}  # of a parameter
+    """Return the bytes of what a process holds all the time, in float32, by the recipe's `optimization`.
+
+    Muon has one moment of the layers' matrices, and is counted as if it had two.
+    """
+    sizes = {"weights": 4, "gradients": 4, "the optimizer's state": 8}  # of a parameter
     if settings.ema_decay is not None:
         sizes["moving average"] = 4
     if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):  # DDP holds a second copy in buckets

@@ -13,7 +13,7 @@ from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.training.loop.engine import TrainingEngine
 from heedful.training.loop.feed import Feed, may_pack
-from heedful.training.loop.schedule import make_optimizer
+from heedful.training.loop.optimizers import make_optimizer
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe, mistake
@@ -58,23 +58,30 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     if settings.shrink_token_budget and is_sharded:
         must = "false where weights are sharded and no rank can continue without the others"
         raise mistake("optimization.shrink_token_budget", must, "true", "set `optimization.token_budget` lower")
-    packs = not is_sharded and may_pack(model, accelerator)
+    # SimCut needs to know which rows of a batch pass a second time.
+    packs = not is_sharded and settings.simcut is None and may_pack(model, accelerator)
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
         from heedful.training.speed.compilation import body_of
 
         body = body_of(model, settings, accelerator, is_sharded, packs)
     objective = _objective(settings, model.config)
+    if objective is not None:
+        objective.watch(model)
     feed = Feed(accelerator, model.config, settings.micro_batch_tokens, objective, packs)
-    # A scale of gradients and a moving average wait for each update anyway.
+    if settings.optimizer == "muon" and is_sharded:
+        must = "another one where weights are sharded, for Muon needs whole matrices"
+        raise mistake("optimization.optimizer", must, "muon")
+    # A scale of gradients and a moving average wait for each update anyway, and only Adam can be stopped on a GPU.
     waits = accelerator.device.type != "cuda" or accelerator.scaler is not None or settings.ema_decay is not None
+    waits = waits or settings.optimizer not in ("adam", "adamw")
     optimizer, decides_on_device = make_optimizer(model, settings), not (waits or is_sharded)
     return TrainingEngine(model, optimizer, feed, body, decides_on_device, settings.ema_decay)
 
 
 def _objective(settings: OptimizationRecipe, config: "PreTrainedConfig") -> "Objective | None":
     """Return what is minimized in place of the cross-entropy; R-Drop without dropout is a `ValueError`."""
-    if settings.r_drop is None and settings.distillation is None:
+    if settings.r_drop is None and settings.simcut is None and settings.distillation is None:
         return None
     from heedful.training.objectives.objective import Objective
 

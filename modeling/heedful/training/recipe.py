@@ -124,9 +124,10 @@ class ModelRecipe:
 class OptimizationRecipe:
     """How the weights are changed, and for how long."""
 
-    optimizer: Literal["adam", "adamw"] = "adam"
+    optimizer: Literal["adam", "adamw", "schedule_free", "muon"] = "adam"
     learning_rate: float = 1.0
-    schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] = "paper"
+    muon_learning_rate: float | None = None
+    schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] | None = None
     warmup_updates: int = 4000
     beta1: float = 0.9
     beta2: float = 0.98
@@ -143,6 +144,8 @@ class OptimizationRecipe:
     skip_nonfinite_updates: int = 0
     ema_decay: float | None = None
     r_drop: float | None = None
+    simcut: float | None = None
+    cutoff: float = 0.05
     distillation: str | None = None
     distillation_weight: float = 0.5
     mixed_precision: Literal["no", "tf32", "bf16", "fp16"] = "no"
@@ -153,7 +156,15 @@ class OptimizationRecipe:
         _at_least(0, "optimization", self, "warmup_updates", "weight_decay", "skip_nonfinite_updates")
         _at_least(1, "optimization", self, "max_updates", "max_epochs", "buckets_per_update", "token_budget")
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
-        for name in ("learning_rate", "epsilon", "max_grad_norm", "max_minutes", "r_drop"):
+        for name in (
+            "learning_rate",
+            "muon_learning_rate",
+            "epsilon",
+            "max_grad_norm",
+            "max_minutes",
+            "r_drop",
+            "simcut",
+        ):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise mistake(f"optimization.{name}", "above 0 and finite", getattr(self, name))
         for name in ("beta1", "beta2", "ema_decay"):
@@ -162,22 +173,49 @@ class OptimizationRecipe:
         if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
             must = "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given"
             raise ValueError(f"{must}, but none is.")
-        if not 0 < self.distillation_weight <= 1:
-            raise mistake("optimization.distillation_weight", "above 0 and at most 1", self.distillation_weight)
-        if self.distillation is None and self.distillation_weight != 0.5:
-            must = "0.5 where `optimization.distillation` is empty and there is no teacher"
-            raise mistake("optimization.distillation_weight", must, self.distillation_weight)
+        self._check_objective()
         if self.schedule in ("cosine", "linear") and self.max_updates is None:
             must = f"given for the {self.schedule} schedule, which ends there"
             raise mistake("optimization.max_updates", must, "empty")
         if self.weight_decay and self.optimizer == "adam":
             must = "0 with adam, which would mix it into the gradient (choose adamw)"
             raise mistake("optimization.weight_decay", must, self.weight_decay)
+        self._check_optimizer()
+
+    def _check_objective(self) -> None:
+        """Refuse what excludes another, and what nothing would read."""
+        if not 0 < self.distillation_weight <= 1:
+            raise mistake("optimization.distillation_weight", "above 0 and at most 1", self.distillation_weight)
+        if self.distillation is None and self.distillation_weight != 0.5:
+            must = "0.5 where `optimization.distillation` is empty and there is no teacher"
+            raise mistake("optimization.distillation_weight", must, self.distillation_weight)
+        if self.simcut is not None and (self.r_drop is not None or self.distillation is not None):
+            must = "empty where `optimization.r_drop` or `optimization.distillation` is given"
+            raise mistake("optimization.simcut", must, self.simcut)
+        if not 0 < self.cutoff < 1:
+            raise mistake("optimization.cutoff", "above 0 and below 1", self.cutoff)
+        if self.simcut is None and self.cutoff != 0.05:
+            raise mistake("optimization.cutoff", "0.05 where `optimization.simcut` is empty", self.cutoff)
+
+    def _check_optimizer(self) -> None:
+        """Fill in the schedule, and refuse what the optimizer would not read."""
+        is_free = self.optimizer == "schedule_free"
+        if is_free and self.schedule not in (None, "constant"):
+            must = "constant or empty with schedule_free, which averages weights in place of a schedule"
+            raise mistake("optimization.schedule", must, self.schedule)
+        if is_free and not self.beta1:
+            raise mistake("optimization.beta1", "above 0 with schedule_free, whose average it is of", self.beta1)
+        if is_free and self.ema_decay is not None:
+            raise mistake("optimization.ema_decay", "empty with schedule_free, which averages itself", self.ema_decay)
+        if self.muon_learning_rate is not None and self.optimizer != "muon":
+            must = f"empty with {self.optimizer}, which has one learning rate"
+            raise mistake("optimization.muon_learning_rate", must, self.muon_learning_rate)
+        self.schedule = self.schedule or ("constant" if is_free else "paper")
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Padded tokens of one micro-batch: `token_budget`, or a whole bucket's; half where R-Drop doubles it."""
-        passes = 1 if self.r_drop is None else 2
+        """Padded tokens of one micro-batch: `token_budget`, or a whole bucket's; half where each row passes twice."""
+        passes = 1 if self.r_drop is None and self.simcut is None else 2
         return max(1, (self.token_budget or self.tokens_per_update // self.buckets_per_update) // passes)
 
 

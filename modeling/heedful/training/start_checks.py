@@ -13,7 +13,7 @@ from heedful.data.encoding import EncodedPairs
 from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import score_translations
-from heedful.files import shortened
+from heedful.files import import_extra, shortened
 from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.training.preparation import Corpus, StoredCorpus
 from heedful.training.recipe import Recipe
@@ -39,7 +39,12 @@ class Fault(NamedTuple):
 
 
 def check_installed(recipe: Recipe) -> None:
-    """Raise a `ValueError` for a BLEU tokenizer or tracker that is unknown or not installed, before anything slow."""
+    """Raise a `ValueError` for a BLEU tokenizer or tracker that is unknown or not installed, before anything slow.
+
+    An optimizer that is not installed is an `ImportError`.
+    """
+    if recipe.optimization.optimizer == "schedule_free":
+        import_extra("schedulefree", "optimizers")
     score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
     installed = [str(tracker) for tracker in get_available_trackers()]
     for name in recipe.logging.trackers:

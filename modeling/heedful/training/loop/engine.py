@@ -18,6 +18,13 @@ from heedful.data.batching import Row
 from heedful.data.micro_batches import MicroBatch
 from heedful.files import first_line
 from heedful.training.loop.feed import Feed
+from heedful.training.loop.optimizers import (
+    AVERAGED,
+    COUNTED,
+    averaged_weights,
+    averages_weights,
+    set_learning_rate,
+)
 from heedful.training.processes.collectives import full_tensor, full_weights, local_shard, shard_like
 
 if TYPE_CHECKING:
@@ -148,8 +155,7 @@ class TrainingEngine:
 
     def step(self, rate: float, norm: torch.Tensor, number: int) -> None:
         """Change the weights in the update of that number, at a learning rate, if the gradient's norm is finite."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_learning_rate(self.optimizer, rate)
         if self.decides_on_device:
             # Where this is 1, torch's fused optimizers leave weights, moments and their count of steps as they are.
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
@@ -171,14 +177,23 @@ class TrainingEngine:
         return all(bool(local_shard(weight).isfinite().all()) for weight in self.parameters)
 
     def weights(self, keep: bool) -> dict[str, torch.Tensor]:
-        """Return whole weights by name, tied ones once, and saved buffers, to ranks that keep them; all must ask."""
+        """Return whole weights by name, tied ones once, and saved buffers, to ranks that keep them; all must ask.
+
+        Of an optimizer that averages weights they are the averages.
+        """
         saved = self.network.state_dict()
+        parameters: dict[str, torch.Tensor] = dict(self.network.named_parameters())
+        if self.averages:
+            parameters = averaged_weights(self.optimizer, parameters)
         buffers = {name: buffer for name, buffer in self.network.named_buffers() if name in saved}
-        return full_weights(dict(self.network.named_parameters()) | buffers, keep)
+        return full_weights(parameters | buffers, keep)
 
     def optimizer_state(self, keep: bool) -> dict[str, Any]:
         """Return the optimizer's state as one process with whole weights has it; every rank must ask."""
         state = self.optimizer.state_dict()
+        if self.averages:
+            for number, weight in enumerate(self._optimized):
+                state["state"][number] = state["state"].get(number, {}) | {AVERAGED: weight.detach()}
         complete = {
             number: full_weights({k: v for k, v in values.items() if isinstance(v, torch.Tensor)}, keep)
             for number, values in state["state"].items()
@@ -187,13 +202,26 @@ class TrainingEngine:
 
     def load(self, optimizer_state: dict[str, Any]) -> None:
         """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then."""
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        parameters = self._optimized
         for number, values in optimizer_state["state"].items():
             whole = {name: value for name, value in values.items() if value.shape == parameters[number].shape}
             values |= {name: shard_like(value, parameters[number]) for name, value in whole.items()}
+            if AVERAGED in values:
+                parameters[number].data.copy_(values.pop(AVERAGED))
         # Betas and the like stay those of the recipe, which is allowed to change them.
-        optimizer_state["param_groups"] = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict(optimizer_state)
+        groups = self.optimizer.state_dict()["param_groups"]
+        for group, saved in zip(groups, optimizer_state["param_groups"], strict=True):
+            group |= {name: saved[name] for name in COUNTED if name in saved}
+        self.optimizer.load_state_dict(optimizer_state | {"param_groups": groups})
+
+    @property
+    def averages(self) -> bool:
+        """Whether the weights to validate and to keep are averages, which the optimizer makes."""
+        return averages_weights(self.optimizer)
+
+    @property
+    def _optimized(self) -> list[torch.Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
 class Result(NamedTuple):

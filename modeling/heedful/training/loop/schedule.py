@@ -1,8 +1,6 @@
-"""The learning rate of every update, and the optimizer."""
+"""The learning rate of every update."""
 
 import math
-
-import torch
 
 from heedful.training.recipe import OptimizationRecipe
 
@@ -27,15 +25,3 @@ def learning_rate(update: int, settings: OptimizationRecipe, d_model: int) -> fl
     assert settings.max_updates is not None  # the recipe refuses these schedules without it
     done = min(1.0, (update - warmup) / max(1, settings.max_updates - warmup))
     return peak * (1 - done) if settings.schedule == "linear" else peak * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def make_optimizer(model: torch.nn.Module, settings: OptimizationRecipe) -> torch.optim.Optimizer:
-    """Return Adam with the paper's constants (section 5.3), or AdamW, which decays matrices but no vector."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    betas = (settings.beta1, settings.beta2)
-    return kind([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=settings.epsilon, fused=True)

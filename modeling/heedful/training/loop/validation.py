@@ -32,7 +32,7 @@ LOWER_IS_BETTER = ("loss", *ERROR_RATES)
 def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str, float]:
     """Return loss, perplexity and, where the recipe asks for translations, scores on the validation pairs.
 
-    The weights are the engine's, or their moving average where it has one. The model is left evaluating.
+    The weights are the engine's, or their average where it has one. The model is left evaluating.
     """
     settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
     pairs, tokenizers = corpus.validation_pairs[: settings.sentences], corpus.tokenizers
@@ -52,7 +52,7 @@ def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str
 def _measured_model(engine: TrainingEngine) -> Iterator["PreTrainedModel"]:
     """Yield an ordinary model; where weights are sharded each rank has one, and generates without the others."""
     average = engine.moving_average
-    if average is None and not is_sharded(engine.model):
+    if average is None and not engine.averages and not is_sharded(engine.model):
         network = engine.network
         # On a GPU without Accelerate's wrapper, in which each step of a search rounds the weights anew, uncompiled.
         is_unwrapped = engine.accelerator.native_amp and engine.accelerator.device.type in COMPILED_DEVICES

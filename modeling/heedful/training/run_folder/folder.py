@@ -61,9 +61,12 @@ def check_output_folder(recipe: Recipe) -> None:
         raise ValueError(f"`output` must be the folder of a run where resume=true, but {folder} holds none.")
     earlier, now = asdict(read_recipe(written)), asdict(recipe)
     for name, (then, value) in changed_keys(earlier, now).items():
-        is_tokenizer = name.startswith("tokenizer.")
-        if is_tokenizer or not recipe.allow_changes:
-            reason = "the weights know no other tokenizer" if is_tokenizer else OTHER_RUN
+        reason = OTHER_RUN if not recipe.allow_changes else None
+        if name.startswith("tokenizer."):
+            reason = "the weights know no other tokenizer"
+        elif name == "optimization.optimizer" and {then, value} != {"adam", "adamw"}:
+            reason = "no other optimizer can go on with its state"
+        if reason is not None:
             raise mistake(name, f"as in the run that is resumed ({then})", value, reason)
 
 

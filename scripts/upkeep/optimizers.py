@@ -1,0 +1,181 @@
+"""Measure which optimizer needs the fewest updates and minutes, as tables and pictures.
+
+    python scripts/upkeep/optimizers.py tatoeba=path/to/tatoeba_en_de cmudict=path/to/cmudict quickstart=
+
+Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds. Runs
+are `heedful` commands, which are printed. What is done stands in docs/figures/optimizers.json, and is not done again,
+so that the tables may grow over several sittings; a run that was stopped goes on. Start the script with
+OMP_NUM_THREADS=1, so that a run has one core.
+"""
+
+import argparse
+import gzip
+import json
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from heedful.figures import lines, save_figure
+from heedful.files import write_text
+from heedful.training.loop.monitoring import LOG_FILE, lines_of
+
+FIGURES = Path(__file__).parents[2] / "docs" / "figures"
+FOUND = FIGURES / "optimizers.json"
+LOSS = "validation/loss"
+POINTS = 20  # validations of a run
+SHARE = 4  # a short run has the fourth part of the updates
+
+
+class Task(NamedTuple):
+    """What is learned."""
+
+    recipe: str
+    updates: int
+    settings: tuple[str, ...]
+    test: str  # the set that is scored,
+    score: str  # and by what
+    pairs: int | None = None  # so many of the training pairs, drawn at random
+
+
+SMALL = [f"model.options.{side}_{name}" for side in ("encoder", "decoder") for name in ("layers=3", "ffn_dim=512")]
+SMALL += ["model.options.d_model=128", "model.options.dropout=0.3", "tokenizer.vocab_size=4000"]
+PLAIN = ("optimization.mixed_precision=no", "checkpoints.publish=last", "checkpoints.keep_last=1")
+TASKS = {
+    "quickstart": Task("quickstart", 900, (*PLAIN, "optimization.max_minutes=null"), "test", "exact_match"),
+    "tatoeba": Task("tatoeba-en-de", 2000, (*PLAIN, *SMALL), "test", "bleu", 20_000),
+    "cmudict": Task(
+        "cmudict-g2p", 2000, (*PLAIN, "optimization.tokens_per_update=4096"), "held_out", "exact_match", 20_000
+    ),
+}
+RATES = (0.001, 0.002, 0.004, 0.008)
+# By name: what the optimizer is, the key that is tuned, and its values. Muon's other rate is the one found for AdamW.
+OPTIMIZERS = {
+    "Adam, the paper's schedule": (["adam", "paper"], "learning_rate", (0.5, 1.0, 2.0, 4.0)),
+    "Adam, inverse square root": (["adam", "inverse_sqrt"], "learning_rate", RATES),
+    "AdamW, linear": (["adamw", "linear"], "learning_rate", RATES),
+    "schedule-free AdamW": (["schedule_free", "constant"], "learning_rate", (0.002, 0.004, 0.008, 0.016)),
+    "Muon, linear": (["muon", "linear"], "muon_learning_rate", (0.004, 0.008, 0.016, 0.032)),
+}
+ADAMW = "AdamW, linear"
+
+
+class Study:
+    """The runs of one task, in a folder of their own, and what is known of them."""
+
+    def __init__(self, name: str, corpus: str, folder: Path):
+        self.name, self.task, self.folder = name, TASKS[name], folder / name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.known = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.is_file() else []
+        self.data = [f"data.folder={Path(corpus).resolve()}"] if corpus else []
+        if self.task.pairs is not None:
+            with gzip.open(Path(corpus) / "train.jsonl.gz", "rt", encoding="utf-8") as stream:
+                rows = stream.readlines()
+            random.Random(1).shuffle(rows)  # the file is sorted
+            train = (self.folder / "train.jsonl").resolve()
+            write_text(train, "".join(rows[: self.task.pairs]))
+            self.data.append(f"data.train={train}")
+
+    def run(self, optimizer: str, rate: float, seed: int, updates: int) -> dict:
+        """Train once, unless that is done, and return what came of it."""
+        (kind, schedule), key, _ = OPTIMIZERS[optimizer]
+        place = {"task": self.name, "optimizer": optimizer, "rate": rate, "seed": seed, "updates": updates}
+        for each in self.known:
+            if place.items() <= each.items():
+                return each
+        output = self.folder / f"{kind}-{schedule}-{rate}-{seed}-{updates}"
+        every = max(1, updates // POINTS)
+        settings = [f"output={output}", f"seed={seed}", "resume=true", f"validation.every_updates={every}"]
+        settings += [
+            f"optimization.optimizer={kind}",
+            f"optimization.schedule={schedule}",
+            f"optimization.{key}={rate}",
+        ]
+        settings += [f"optimization.max_updates={updates}", f"optimization.warmup_updates={updates // 10}"]
+        settings += [f"checkpoints.every_updates={updates}", "validation.sentences=0"]
+        if kind == "muon":
+            settings.append(f"optimization.learning_rate={self.best(ADAMW)}")
+        words = ["train", self.task.recipe, *self.data, *self.task.settings, *settings]
+        print(f"$ heedful {shlex.join(words)}", flush=True)
+        subprocess.run([sys.executable, "-m", "heedful", *words], check=True)
+        log = [line for _, line in lines_of(output / LOG_FILE) if line and LOSS in line]
+        scores = json.loads((output / "model/metrics.json").read_text())
+        place["curve"] = [(line["update"], round(line["seconds"] / 60, 3), round(line[LOSS], 4)) for line in log]
+        place["score"] = round(scores[self.task.test][self.task.score], 2)
+        self.known.append(place)
+        write_text(FOUND, json.dumps(self.known) + "\n")
+        return place
+
+    def best(self, optimizer: str) -> float:
+        """Return the rate with the lowest loss at the end of a short run."""
+        updates = self.task.updates // SHARE
+        runs = [self.run(optimizer, rate, 1, updates) for rate in OPTIMIZERS[optimizer][2]]
+        return min(runs, key=lambda run: run["curve"][-1][2])["rate"]
+
+    def runs(self, optimizer: str, seeds: list[int]) -> list[dict]:
+        """Return the whole runs of an optimizer with its best rate."""
+        return [self.run(optimizer, self.best(optimizer), seed, self.task.updates) for seed in seeds]
+
+
+def reached(run: dict, loss: float, column: int) -> float | None:
+    """Return after how many updates (column 0) or minutes (1) a run had a loss, between two validations by a line."""
+    before = None
+    for point in run["curve"]:
+        if point[2] <= loss:
+            if before is None:
+                return point[column]
+            share = (before[2] - loss) / (before[2] - point[2])
+            return before[column] + share * (point[column] - before[column])
+        before = point
+    return None
+
+
+def table(study: Study, found: dict[str, list[dict]]) -> str:
+    """Write a task's optimizers in Markdown, with the updates and minutes to the best final loss of Adam or AdamW."""
+    adams = [name for name in found if name.startswith("Adam")]
+    goal = min(statistics.mean(run["curve"][-1][2] for run in found[name]) for name in adams)
+    head = f"| {study.name}, {study.task.updates:,} updates | rate | loss | updates to {goal:.3f} | minutes to it"
+    lines_found = [f"{head} | minutes | {study.task.score} |", "|---|---|---|---|---|---|---|"]
+    for name, runs in found.items():
+        cells = [name, f"{runs[0]['rate']:g}", f"{statistics.mean(run['curve'][-1][2] for run in runs):.3f}"]
+        for column in (0, 1):
+            times = [reached(run, goal, column) for run in runs]
+            whole = [time for time in times if time is not None]
+            mean = f"{statistics.mean(whole):,.{column}f}" if whole else "not reached"
+            cells.append(mean + f" ({len(whole)} of {len(runs)} runs)" * (0 < len(whole) < len(runs)))
+        cells.append(f"{statistics.mean(run['curve'][-1][1] for run in runs):.1f}")
+        cells.append(", ".join(f"{run['score']:.2f}" for run in runs))
+        lines_found.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines_found)
+
+
+def draw(study: Study, found: dict[str, list[dict]]) -> None:
+    """Draw the validation loss of each optimizer's first run over updates, and over minutes."""
+    for column, unit in enumerate(("updates", "minutes")):
+        curves = {name: [(point[column], point[2]) for point in runs[0]["curve"][1:]] for name, runs in found.items()}
+        picture = partial(lines, curves, unit, "validation loss")
+        save_figure([picture], FIGURES / f"optimizers-{study.name}-{unit}.svg")
+
+
+def main() -> None:
+    """Measure what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="+", help=f"NAME=FOLDER of a corpus; the names are {', '.join(TASKS)}")
+    parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--output", type=Path, default=Path("runs/optimizers"), help="folder of the runs")
+    arguments = parser.parse_args()
+    for task in arguments.tasks:
+        name, _, corpus = task.partition("=")
+        study = Study(name, corpus, arguments.output.resolve())
+        found = {optimizer: study.runs(optimizer, arguments.seeds) for optimizer in arguments.optimizers}
+        print(table(study, found), flush=True)
+        draw(study, found)
+
+
+if __name__ == "__main__":
+    main()

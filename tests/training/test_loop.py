@@ -19,10 +19,11 @@ from heedful.fast_paths_heed import runs_known_code
 from heedful.training.loop import feed, validation
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.monitoring import training_values
-from heedful.training.loop.optimizers import averaged_weights, make_optimizer, set_learning_rate
+from heedful.training.loop.optimizers import make_optimizer, set_learning_rate
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.objectives.moving_average import MovingAverage
+from heedful.training.objectives.optimizers import averaged_weights
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes import devices
 from heedful.training.processes.signals import TrainingInterrupted

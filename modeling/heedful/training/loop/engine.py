@@ -18,13 +18,7 @@ from heedful.data.batching import Row
 from heedful.data.micro_batches import MicroBatch
 from heedful.files import first_line
 from heedful.training.loop.feed import Feed
-from heedful.training.loop.optimizers import (
-    AVERAGED,
-    COUNTED,
-    averaged_weights,
-    averages_weights,
-    set_learning_rate,
-)
+from heedful.training.loop.optimizers import AVERAGED, COUNTED, set_learning_rate
 from heedful.training.processes.collectives import full_tensor, full_weights, local_shard, shard_like
 
 if TYPE_CHECKING:
@@ -184,6 +178,8 @@ class TrainingEngine:
         saved = self.network.state_dict()
         parameters: dict[str, torch.Tensor] = dict(self.network.named_parameters())
         if self.averages:
+            from heedful.training.objectives.optimizers import averaged_weights
+
             parameters = averaged_weights(self.optimizer, parameters)
         buffers = {name: buffer for name, buffer in self.network.named_buffers() if name in saved}
         return full_weights(parameters | buffers, keep)
@@ -217,7 +213,7 @@ class TrainingEngine:
     @property
     def averages(self) -> bool:
         """Whether the weights to validate and to keep are averages, which the optimizer makes."""
-        return averages_weights(self.optimizer)
+        return "weight_lr_power" in self.optimizer.param_groups[0]  # as schedule-free ones have it
 
     @property
     def _optimized(self) -> list[torch.Tensor]:

@@ -1,0 +1,86 @@
+"""Optimizers that a recipe may ask for in place of Adam: AdamW without a schedule, and Muon."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from heedful.files import import_extra
+from heedful.training.loop.optimizers import constants, groups_of
+from heedful.training.recipe import OptimizationRecipe, mistake
+
+
+def make_other_optimizer(model: torch.nn.Module, settings: OptimizationRecipe) -> torch.optim.Optimizer:
+    """Return AdamW that averages its weights, or Muon; weight decay is for matrices.
+
+    `schedule_free` is algorithm 1 of Defazio et al., 2024, "The Road Less Scheduled". `muon` makes the updates of the
+    layers' matrices orthogonal (Jordan et al., 2024), of Adam's size (Liu et al., 2025, arXiv 2502.16982), and is
+    AdamW for all else. A model without such a matrix is a `ValueError`.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings.optimizer == "schedule_free":
+        free = import_extra("schedulefree", "optimizers").AdamWScheduleFree
+        optimizer = free(groups_of(trained, settings), **constants(settings))
+        optimizer.train()  # for good: the average is computed beside the weights that are trained
+        return optimizer
+    matrices = _matrices_of_layers(model)
+    if not matrices:
+        raise mistake("optimization.optimizer", "another one for a model without trained matrices in layers", "muon")
+    others = [parameter for parameter in trained if all(parameter is not matrix for matrix in matrices)]
+    adamw = torch.optim.AdamW(groups_of(others, settings), fused=True, **constants(settings))
+    factor = (settings.muon_learning_rate or settings.learning_rate) / settings.learning_rate
+    return MuonWithAdamW(matrices, adamw, settings.weight_decay, factor)
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for some matrices and AdamW for other parameters, as one optimizer with one state.
+
+    Args:
+        matrices: What Muon changes.
+        adamw: Changes the rest.
+        weight_decay: Of the matrices.
+        factor: How many times AdamW's learning rate Muon has.
+    """
+
+    def __init__(
+        self, matrices: list[torch.nn.Parameter], adamw: torch.optim.Optimizer, weight_decay: float, factor: float
+    ):
+        muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        self.parts = (muon, adamw)
+        muon.param_groups[0]["factor"] = factor
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Let both parts read and change this optimizer's groups and state."""
+        muon, adamw = self.parts
+        muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
+        muon.state = adamw.state = self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state, as any optimizer does."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Change the weights by their gradients."""
+        for part in self.parts:
+            part.step()
+
+
+@torch.no_grad()
+def averaged_weights(optimizer: torch.optim.Optimizer, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the averages x of weights y = (1 - β₁) z + β₁ x, by their names; what has no state yet is its own."""
+    end = 1 - 1 / optimizer.param_groups[0]["betas"][0]
+    states = ((name, weight, optimizer.state.get(weight, {})) for name, weight in weights.items())
+    return {name: weight.lerp(state["z"], end) if "z" in state else weight for name, weight, state in states}
+
+
+def _matrices_of_layers(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the trained matrices that are neither tables of embeddings nor the output matrix."""
+    tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    output = getattr(model, "lm_head", None)
+    tables += [] if output is None else [output.weight]
+    matrices = (p for p in model.parameters() if p.dim() == 2 and p.requires_grad)
+    return [p for p in matrices if all(p is not table for table in tables)]

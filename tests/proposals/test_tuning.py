@@ -100,6 +100,13 @@ def test_values_are_chosen_around_the_recipe_s_own_and_models_keep_their_proport
     assert (choices["width"], choices["depth"]) == ((32, 64), (1, 2, 3, 4, 6))
     assert (0.1 in choices["dropout"], 0.003 in choices["learning_rate"]) == (True, True)
     assert "vocabulary" not in knobs_of(tiny_recipe(tmp_path, {"tokenizer.path": "somewhere"}))
+    free, muon = (
+        {"optimization.optimizer": name, "optimization.schedule": None} for name in ("schedule_free", "muon")
+    )
+    assert knobs_of(tiny_recipe(tmp_path, free)).keys() - choices.keys() == {"beta1"}
+    found = knobs_of(tiny_recipe(tmp_path, {**muon, "optimization.muon_learning_rate": 0.02}))
+    assert found.keys() - choices.keys() == {"muon_learning_rate"}
+    assert found["muon_learning_rate"] == (0.006, 0.01, 0.02, 0.034, 0.06)
     options = with_values(tiny, {"width": 64, "depth": 3}).model.options
     assert (options["d_model"], options["encoder_attention_heads"], options["decoder_ffn_dim"]) == (64, 4, 128)
     assert (options["encoder_layers"], options["decoder_layers"]) == (3, 3)
@@ -129,6 +136,10 @@ def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path):
         ({"data.train": [["a"], ["b"]]}, r"`--vary data.train` must have numbers, texts, .* but has \['a'\]"),
         ({"vocabulary": [400, 100]}, r"`tokenizer.vocab_size` must be at least 260 for bpe \(.*\), but is 100"),
         (twice, "must name each setting once, but names dropout and model.options.dropout, which are the same"),
+        (
+            {"muon_learning_rate": [0.1, 0.2]},
+            "`optimization.muon_learning_rate` must be empty with adam, .* but is 0.1",
+        ),
         ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0 and finite, but is -1"),
     ]
     assert_refused(cases, lambda vary: tune(recipe, tmp_path / "search", minutes=1, vary=vary))

@@ -39,9 +39,10 @@ FAILED, VALIDATION = "failed", "validation"  # what Optuna keeps of a trial, and
 ASKED_AT_MOST = 50  # times for values that were not tried yet
 # What is varied unless the user says otherwise, as multiples of the recipe's own value, or as values.
 FACTORS = {"vocabulary": (0.25, 0.5, 1, 2), "width": (0.5, 1, 1.5, 2), "learning_rate": (0.3, 0.5, 1, 1.7, 3)}
-VALUES = {"depth": (2, 3, 4, 6), "dropout": (0.0, 0.1, 0.2, 0.3, 0.4)}
-KNOBS = ("vocabulary", "width", "depth", "dropout", "learning_rate")
-KEYS = {"vocabulary": "tokenizer.vocab_size", "learning_rate": "optimization.learning_rate"}
+VALUES = {"depth": (2, 3, 4, 6), "dropout": (0.0, 0.1, 0.2, 0.3, 0.4), "beta1": (0.9, 0.95, 0.98)}
+KNOBS = ("vocabulary", "width", "depth", "dropout", "learning_rate", "muon_learning_rate", "beta1")
+KEYS = {name: f"optimization.{name}" for name in ("learning_rate", "muon_learning_rate", "beta1")}
+KEYS |= {"vocabulary": "tokenizer.vocab_size"}
 KEYS |= {"width": "model.options.d_model", "depth": "model.options.encoder_layers", "dropout": "model.options.dropout"}
 SMALLEST_VOCABULARY = 300  # the 256 bytes, special tokens, and some merges
 
@@ -139,6 +140,11 @@ def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
         choices["depth"] = [*VALUES["depth"], config.encoder_layers]
         choices["dropout"] = [*VALUES["dropout"], float(config.dropout)]
     choices["learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
+    if recipe.optimization.optimizer == "muon":
+        rate = recipe.optimization.muon_learning_rate or rate
+        choices["muon_learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
+    if recipe.optimization.optimizer == "schedule_free":  # the average that gradients are computed at
+        choices["beta1"] = [*VALUES["beta1"], recipe.optimization.beta1]
     return {knob: tuple(sorted({*values})) for knob, values in choices.items()}
 
 

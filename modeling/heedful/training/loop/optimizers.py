@@ -13,27 +13,21 @@ COUNTED = ("k", "weight_sum", "lr_max")
 
 def make_optimizer(model: torch.nn.Module, settings: OptimizationRecipe) -> torch.optim.Optimizer:
     """Return Adam with the paper's constants (section 5.3), AdamW, or another one; no vector is decayed."""
+
+    def made(kind: Any, parameters: list[torch.nn.Parameter], **more: Any) -> torch.optim.Optimizer:
+        groups = [
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
+            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        constants = {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
+        return kind([group for group in groups if group["params"]], **constants, **more)
+
     if settings.optimizer not in ("adam", "adamw"):
         from heedful.training.objectives.optimizers import make_other_optimizer
 
-        return make_other_optimizer(model, settings)
+        return make_other_optimizer(model, settings, made)
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return kind(groups_of(trained, settings), fused=True, **constants(settings))
-
-
-def groups_of(parameters: list[torch.nn.Parameter], settings: OptimizationRecipe) -> list[dict[str, Any]]:
-    """Return groups of parameters, those with weight decay first; an empty one is left out."""
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def constants(settings: OptimizationRecipe) -> dict[str, Any]:
-    """Return what Adam and its relatives are told of a recipe; the loop sets the rate of each update."""
-    return {"betas": (settings.beta1, settings.beta2), "eps": settings.epsilon, "lr": 0.0}
+    return made(kind, [parameter for parameter in model.parameters() if parameter.requires_grad], fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -1,17 +1,18 @@
 """Optimizers that a recipe may ask for in place of Adam: AdamW without a schedule, and Muon."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from heedful.files import import_extra
-from heedful.training.loop.optimizers import constants, groups_of
 from heedful.training.recipe import OptimizationRecipe, mistake
 
 
-def make_other_optimizer(model: torch.nn.Module, settings: OptimizationRecipe) -> torch.optim.Optimizer:
-    """Return AdamW that averages its weights, or Muon; weight decay is for matrices.
+def make_other_optimizer(
+    model: torch.nn.Module, settings: OptimizationRecipe, made: Callable[..., Any]
+) -> torch.optim.Optimizer:
+    """Return AdamW that averages its weights, or Muon; `made` makes a relative of Adam for a list of parameters.
 
     `schedule_free` is algorithm 1 of Defazio et al., 2024, "The Road Less Scheduled". `muon` makes the updates of the
     layers' matrices orthogonal (Jordan et al., 2024), of Adam's size (Liu et al., 2025, arXiv 2502.16982), and is
@@ -19,15 +20,14 @@ def make_other_optimizer(model: torch.nn.Module, settings: OptimizationRecipe) -
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.optimizer == "schedule_free":
-        free = import_extra("schedulefree", "optimizers").AdamWScheduleFree
-        optimizer = free(groups_of(trained, settings), **constants(settings))
+        optimizer = made(import_extra("schedulefree", "optimizers").AdamWScheduleFree, trained)
         optimizer.train()  # for good: the average is computed beside the weights that are trained
         return optimizer
     matrices = _matrices_of_layers(model)
     if not matrices:
         raise mistake("optimization.optimizer", "another one for a model without trained matrices in layers", "muon")
     others = [parameter for parameter in trained if all(parameter is not matrix for matrix in matrices)]
-    adamw = torch.optim.AdamW(groups_of(others, settings), fused=True, **constants(settings))
+    adamw = made(torch.optim.AdamW, others, fused=True)
     factor = (settings.muon_learning_rate or settings.learning_rate) / settings.learning_rate
     return MuonWithAdamW(matrices, adamw, settings.weight_decay, factor)
 
@@ -49,23 +49,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.parts = (muon, adamw)
         muon.param_groups[0]["factor"] = factor
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
-        self._share()
-
-    def _share(self) -> None:
-        """Let both parts read and change this optimizer's groups and state."""
-        muon, adamw = self.parts
-        muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
-        muon.state = adamw.state = self.state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state, as any optimizer does."""
-        super().load_state_dict(state_dict)
-        self._share()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Change the weights by their gradients."""
-        for part in self.parts:
+        # Loading a state replaces it and the groups, so both parts get them anew.
+        for part, groups in zip(self.parts, (self.param_groups[:1], self.param_groups[1:]), strict=True):
+            part.param_groups, part.state = groups, self.state
             part.step()
 
 

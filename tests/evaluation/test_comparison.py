@@ -305,6 +305,10 @@ def test_models_of_several_languages_are_compared_in_all_of_them_in_one_table(pr
     expected = ["100.00", f"{after['score']:.2f}", f"{after['difference']:+.2f}", f"{after['bootstrap_p']:.4f}"]
     expected += ["100.00", f"{bleu['score']:.2f}", f"{bleu['difference']:+.2f}", f"{bleu['bootstrap_p']:.4f}"]
     assert lines[2].split()[2:] == [*expected, "after"]
+    # A table with a column for each language.
+    table_file(place / "all.tsv", [("source", "ko", "en"), *((text, "", target) for text, target in PAIRS.items())])
+    one = ["compare", "before", "after", "--data", "en=all.tsv", *quick, "--json"]
+    assert json.loads(printed(*one))["directions"]["en"] == alone["en"]
     # Two text files are one direction here too.
     files = ["--data", "en=sources", "--data", "en=targets"]
     assert (

@@ -78,7 +78,9 @@ def compare(
     systems: Annotated[list[str], Argument(metavar="A B…", help="Models or files of predictions; seeds with commas.")],
     data: options.Data,
     source: options.Source = "source",
-    target: options.Target = "target",
+    target: Annotated[
+        str | None, Option(help="Target language or column; else a language of --data, or target.")
+    ] = None,
     num_beams: options.Beams = None,
     max_new_tokens: options.MaxNewTokens = None,
     to: options.TargetLanguage = None,
@@ -119,7 +121,10 @@ def compare(
         if value is not None and files == places:
             raise ValueError(f"`{name}` must be left out where no model translates, but only files are given.")
     reading: dict[str, Any] = {"split": "test", "references": references}
-    pairs = {into: list(options.read_pairs(where, source, target, **reading)) for into, where in directions.items()}
+    columns = {into: target or _target_column(into, where) for into, where in directions.items()}
+    pairs = {
+        into: list(options.read_pairs(where, source, columns[into], **reading)) for into, where in directions.items()
+    }
     for rows in pairs.values():
         metrics.references_left(ignore, references_of(rows))  # raises now what it would raise when all is translated
     texts = {(to, place): comparison.read_predictions(Path(place), len(pairs[to])) for place in files}
@@ -143,6 +148,17 @@ def compare(
         write_text(output, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     table = comparison.comparison_table(result) if is_one else comparison.directions_table(compared)
     options.print_result(result, table, as_json)
+
+
+def _target_column(into: str | None, where: list[str]) -> str:
+    """Return the column of the targets in pairs: the language's own, if they have it, or `target`."""
+    from heedful.data.sources import first_rows
+
+    if into is None or len(where) > 1 or not Path(where[0]).is_file():
+        return "target"
+    first = next(iter(first_rows(where[0], 1)), {})
+    names = first.values() if "1" in first else first  # the names of a table's columns are its first line
+    return into if into in names else "target"
 
 
 def _directions(data: list[str], to: str | None) -> dict[str | None, list[str]]:

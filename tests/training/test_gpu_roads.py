@@ -263,10 +263,10 @@ def test_what_is_made_ahead_ends_with_its_reader_who_does_not_wait_for_it():
     assert len(made) == 1 + AHEAD
     free.set()
     for _ in range(500):
-        if threading.active_count() == before:
+        if threading.active_count() <= before:
             break
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     assert len(made) <= 2 + AHEAD
 
 

@@ -49,6 +49,7 @@ class HeedBaseModel(PreTrainedModel):
     # Set by the model that holds this one, since only the whole has all matrices of a vocabulary.
     is_part_of_a_model = False
     embed_tokens: nn.Embedding  # of a stack
+    cutoff = 0.0  # set by SimCut's training: the share of tokens that the second half of a batch loses
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Return the embeddings of a stack's `(batch, length)` token ids, or those given, `(batch, length, width)`."""
@@ -68,6 +69,10 @@ class HeedBaseModel(PreTrainedModel):
         """
         if not self.training:
             return embeddings
+        if self.cutoff:
+            kept = torch.rand_like(embeddings[..., :1]) >= self.cutoff
+            kept[: len(kept) // 2] = True
+            embeddings = embeddings * kept
         p = self.config.target_word_dropout if self.side == "decoder" else self.config.source_word_dropout
         return embeddings * F.dropout(torch.ones_like(embeddings[..., :1]), p) if p else embeddings
 

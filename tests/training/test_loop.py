@@ -6,10 +6,12 @@ import math
 import os
 import re
 import signal
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -22,6 +24,7 @@ from heedful.training.loop.monitoring import training_values
 from heedful.training.loop.optimizers import make_optimizer, set_learning_rate
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.validation import METRICS, validation_loss
+from heedful.training.model_of_recipe import make_engine
 from heedful.training.objectives.moving_average import MovingAverage
 from heedful.training.objectives.optimizers import averaged_weights
 from heedful.training.preparation import prepare_corpus
@@ -34,6 +37,7 @@ from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage
 from heedful.training.run_folder.progress import new_window
 from heedful.training.speed import throughput
 from heedful.training.speed.throughput import operations_of_pairs
+from heedful.training.start_checks import check_installed
 from process_checks import equal, rows_of, share_of_padding, weights_of
 from tiny_runs import around, logged, saved_updates, tiny_recipe
 
@@ -381,6 +385,17 @@ def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
 def test_muon_without_matrices_is_refused():
     with pytest.raises(ValueError, match=r"`optimization.optimizer` must be another one .* but is muon instead"):
         make_optimizer(torch.nn.Embedding(3, 2), OptimizationRecipe(optimizer="muon", max_updates=1))
+
+
+def test_optimizers_that_cannot_be_had_are_refused_by_name(tmp_path, monkeypatch):
+    sharded = SimpleNamespace(distributed_type=DistributedType.FSDP)
+    muon = OptimizationRecipe(optimizer="muon", max_updates=1)
+    with pytest.raises(ValueError, match=r"`optimization.optimizer` must be another one where weights are sharded"):
+        make_engine(sharded, torch.nn.Linear(3, 2), muon)
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
+    free = tiny_recipe(tmp_path, {"optimization.optimizer": "schedule_free"})
+    with pytest.raises(ImportError, match=r"schedulefree must be installed: pip install 'heedful\[optimizers\]'"):
+        check_installed(free)
 
 
 def test_values_are_ratios_of_the_sums():

@@ -599,6 +599,13 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
     must = r"`tokenizer.vocab_size` must be .* the weights know no other tokenizer"
     with pytest.raises(ValueError, match=must):
         check_output_folder(tiny_recipe(tmp_path / "run", {**changes, "allow_changes": True}))
+    adamw, muon = ({**other, "optimization.optimizer": name, "allow_changes": True} for name in ("adamw", "muon"))
+    check_output_folder(tiny_recipe(tmp_path / "run", adamw))
+    must = (
+        r"`optimization.optimizer` must be as .*\(adam\), but is muon instead: no other optimizer can go on with its"
+    )
+    with pytest.raises(ValueError, match=must):
+        check_output_folder(tiny_recipe(tmp_path / "run", muon))
     shutil.rmtree(tmp_path / "run/checkpoints")  # nor is a run without one resumed as another
     (tmp_path / "run/recipe.yaml").write_text(to_yaml(tiny_recipe(tmp_path / "run")))
     with pytest.raises(ValueError, match=r"`tokenizer.vocab_size` must be as in the run .*\(400\), but is 500"):

@@ -58,6 +58,9 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     if settings.shrink_token_budget and is_sharded:
         must = "false where weights are sharded and no rank can continue without the others"
         raise mistake("optimization.shrink_token_budget", must, "true", "set `optimization.token_budget` lower")
+    if settings.optimizer == "muon" and is_sharded:
+        must = "another one where weights are sharded, for Muon needs whole matrices"
+        raise mistake("optimization.optimizer", must, "muon")
     # SimCut needs to know which rows of a batch pass a second time.
     packs = not is_sharded and settings.simcut is None and may_pack(model, accelerator)
     body = None
@@ -67,11 +70,8 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
         body = body_of(model, settings, accelerator, is_sharded, packs)
     objective = _objective(settings, model.config)
     if objective is not None:
-        objective.watch(model)
+        objective.prepare(model)
     feed = Feed(accelerator, model.config, settings.micro_batch_tokens, objective, packs)
-    if settings.optimizer == "muon" and is_sharded:
-        must = "another one where weights are sharded, for Muon needs whole matrices"
-        raise mistake("optimization.optimizer", must, "muon")
     # A scale of gradients and a moving average wait for each update anyway, and only Adam can be stopped on a GPU.
     waits = accelerator.device.type != "cuda" or accelerator.scaler is not None or settings.ema_decay is not None
     waits = waits or settings.optimizer not in ("adam", "adamw")

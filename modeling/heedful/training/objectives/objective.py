@@ -59,19 +59,10 @@ class Objective:
             return (1.0, 0.0), (self.alpha, 0.0)
         return (0.5, 0.5), (self.alpha / 4, self.alpha / 4)
 
-    def watch(self, model: Any) -> None:
-        """Let the embeddings of a model be cut off where SimCut asks for it; no padding is between the passes."""
-        if self.cutoff is not None:
-            for table in {model.get_encoder().embed_tokens, model.get_decoder().embed_tokens}:
-                table.register_forward_hook(self._cut_off)
-
-    def _cut_off(self, table: torch.nn.Module, _: Any, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return `(2 · batch, length, width)` embeddings, in training with zeros for some of the second half."""
-        if not table.training or self.cutoff is None:
-            return embeddings
-        kept = torch.rand_like(embeddings[..., :1]) >= self.cutoff
-        kept[: len(kept) // 2] = True
-        return embeddings * kept
+    def prepare(self, model: Any) -> None:
+        """Let a model cut off embeddings of the second pass where SimCut asks for it."""
+        for stack in (model.get_encoder(), model.get_decoder()) if self.cutoff else ():
+            stack.cutoff = self.cutoff
 
     @property
     def passes(self) -> int:

@@ -156,7 +156,7 @@ class OptimizationRecipe:
         _at_least(0, "optimization", self, "warmup_updates", "weight_decay", "skip_nonfinite_updates")
         _at_least(1, "optimization", self, "max_updates", "max_epochs", "buckets_per_update", "token_budget")
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
-        for name in (
+        positive = (
             "learning_rate",
             "muon_learning_rate",
             "epsilon",
@@ -164,7 +164,8 @@ class OptimizationRecipe:
             "max_minutes",
             "r_drop",
             "simcut",
-        ):
+        )
+        for name in positive:
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise mistake(f"optimization.{name}", "above 0 and finite", getattr(self, name))
         for name in ("beta1", "beta2", "ema_decay"):

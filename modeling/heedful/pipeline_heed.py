@@ -47,32 +47,44 @@ OWN_FIELDS = {"output_attentions", "output_hidden_states", "output_logits", "out
 
 # A sentence ends at these, and whatever closes a quotation or bracket belongs to it ...
 SENTENCE_END = re.compile(r"""(?<![.!?…])[.!?…]+["'”’»)\]]*(?=\s)|[。！？｡]+["'”’»」』）)\]]*""")
-# ... unless the full stop belongs to one of these, to an initial, or to a list's number.
+# ... unless the full stop belongs to one of these, to an initial, to a list's number, or to a Korean date ...
 ABBREVIATION = re.compile(
     r"(?:^\d{1,3}|(?:^|[\s(\"'“‘])(?:[A-ZА-ЯΑ-Ω]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|approx|No|Nr|Fig|Eq|cf|Inc|Ltd|Co|ca|"
-    r"bzw|usw|Mme|Mlle|(?:[A-Za-z]\.)+[A-Za-z]))\.$"
+    r"bzw|usw|Mme|Mlle|pp|vol|(?:[A-Za-z]\.)+[A-Za-z])|\d{4}\. ?\d{1,2}(?:\. ?\d{1,2})?)\.$"
 )
+# ... or the sentence goes on: with the next number of a date, or behind what somebody said in Korean.
+KOREAN_PARTICLE = re.compile(r"이?라[고며는]|하[고며]")
 LONGEST_ABBREVIATION = 40
 SEEN = re.compile(r"\S")
 FULL_WIDTH_END = tuple("。！？｡」』）")
 CODE = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # of a language and its script or country
 LINE_BREAK = re.compile(r"(\r?\n|\r)")
+# What begins a line of a list, a heading or a quotation, and a line that holds no text: tags, rules, a fence of code.
+MARKER = re.compile(
+    r"\s*(?:(?:[-*+•·▪◦]|#{1,6}|>|\(?\d{1,3}[.)]|[A-Za-z]\)|[가나다라마바사아자차카타파하]\.)\s+|[①-⑳]\s*)+"
+)
+MARKUP = re.compile(r"\s*(?:(?:</?[A-Za-z!][^<>]*>\s*)+|`{3,}.*|~{3,}.*|(?:[-=*_|:+#]\s*){3,})$")
 
 
-def split_sentences(line: str) -> list[tuple[str, str]]:
+def split_sentences(line: str, keeps_markup: bool = False) -> list[tuple[str, str]]:
     """Split a text, in time that grows with its length, into pairs of a sentence and the white space behind it.
 
-    Together they are the text. White space at its beginning is a first pair with an empty sentence.
+    Together they are the text. White space at its beginning is a first pair with an empty sentence; if markup is
+    kept, so is a list's bullet or number, and a whole line of tags or rules.
     """
+    if keeps_markup and MARKUP.match(line):
+        return [("", line)]
     pieces = []
     start = len(line) - len(line.lstrip())
+    if keeps_markup and (marker := MARKER.match(line)):
+        start = marker.end()
     if start:
         pieces.append(("", line[:start]))
     for match in SENTENCE_END.finditer(line, start):
         end = match.end()
         follower = len(line) if (found := SEEN.search(line, end)) is None else found.start()
-        last, behind = line[max(start, end - LONGEST_ABBREVIATION) : end], line[follower : follower + 1]
-        if ABBREVIATION.search(last) or behind.islower():
+        last = line[max(start, end - LONGEST_ABBREVIATION) : end]
+        if ABBREVIATION.search(last) or _goes_on(last, line[follower : follower + 4]):
             continue
         pieces.append((line[start:end], line[end:follower]))
         start = follower
@@ -80,6 +92,13 @@ def split_sentences(line: str) -> list[tuple[str, str]]:
         sentence = line[start:].rstrip()
         pieces.append((sentence, line[start + len(sentence) :]))
     return pieces
+
+
+def _goes_on(last: str, behind: str) -> bool:
+    """Tell whether what is behind a sentence's end belongs to the sentence."""
+    is_date = behind[:1].isdigit() and last[-2:-1].isdigit() and last.endswith(".")
+    is_quoted = last[-1:] in "\"'”’»」』" and KOREAN_PARTICLE.match(behind) is not None
+    return behind[:1].islower() or is_date or is_quoted
 
 
 @dataclass(frozen=True)
@@ -279,7 +298,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         found: list[list[str]] = [[""]]  # a sentence, and the parts of what is behind it
         parts = LINE_BREAK.split(text)
         for line, line_break in zip(parts[::2], [*parts[1::2], ""], strict=True):
-            sentences = split_sentences(line)
+            sentences = split_sentences(line, keeps_markup=bool(split))
             stripped = line.strip()
             if not split and len(sentences) > 1 and len(encode(stripped)) <= limit:
                 start = line.index(stripped)
@@ -359,7 +378,8 @@ class HeedTranslationPipeline(ChunkPipeline):
                 options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
                 decoded = self.target_tokenizer.decode(ids, **options)
                 decoded = unicodedata.normalize("NFC", decoded)  # which a tokenizer of jamo leaves to us
-                text = _joined(text, decoded.strip() if len(model_outputs) > 1 else decoded) + output["piece"].space
+                decoded = decoded.strip() if len(model_outputs) > 1 else decoded
+                text = joined_sentences(text, decoded) + output["piece"].space
             results.append({self.text_key: text})
             if return_scores:
                 tokens = sum(int(output["counts"][0, rank]) for output in model_outputs)
@@ -441,7 +461,7 @@ def _log_probabilities(output: Any, counts: torch.Tensor, penalty: float) -> tor
     return total
 
 
-def _joined(text: str, more: str) -> str:
+def joined_sentences(text: str, more: str) -> str:
     """Join sentences, with a space between them where the target's script has one and the source's has not."""
     if text.endswith(tuple(f"{end} " for end in FULL_WIDTH_END)):
         return text[:-1] + more

@@ -152,6 +152,14 @@ def test_the_published_model_knows_its_longest_source_and_warns_of_longer_ones(m
     assert printed("translate", model, text, "--split").strip() == " ".join(alone * 3)
 
 
+def test_paragraphs_keep_the_line_ends_of_a_file_and_its_empty_lines(model, printed, tmp_path):
+    text = f"- {SENTENCES[0]}  {SENTENCES[1]}\r\n\n---\n{SENTENCES[0]}"
+    (tmp_path / "page.md").write_bytes(text.encode())
+    printed("translate", model, "--input", tmp_path / "page.md", "--paragraphs", "-o", tmp_path / "out.md")
+    one, other = printed("translate", model, *SENTENCES[:2]).splitlines()
+    assert (tmp_path / "out.md").read_bytes().decode() == f"- {one}  {other}\r\n\n---\n{one}"
+
+
 def test_what_a_command_could_not_end_with_is_told_before_the_model_is_loaded(refused, tmp_path):
     (tmp_path / "in.txt").write_text("x")
     (tmp_path / "pairs.tsv").write_text("ko\ten\n")

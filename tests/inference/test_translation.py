@@ -325,14 +325,38 @@ def test_split_takes_a_long_source_apart_and_nothing_else_and_joins_the_n_best(s
     (whole,), (parts,) = short_sources.translate_lines(["네. 네.", LONG], split=True)
     assert whole.token_ids == short_sources.translate(["네. 네."])[0][0].token_ids
     alone = [best for (best,) in short_sources.translate(["고양이가 잔다.", "비가 온다.", "네."])]
-    assert parts.text == "The cat sleeps. It rains. Yes."
+    assert parts.text == "The cat sleeps. It rains.  Yes."
     assert parts.token_ids == sum((each.token_ids for each in alone), ())
     assert parts.score == pytest.approx(sum(each.score for each in alone) / 3, abs=1e-5)
     assert parts.finished
     (row,) = short_sources.translate_lines([LONG], split=True, num_beams=3, num_return_sequences=2)
-    assert row[0].text == "The cat sleeps. It rains. Yes."
+    assert row[0].text == "The cat sleeps. It rains.  Yes."
     assert len(row) == 2
     assert row[0].score > row[1].score
+
+
+def test_paragraphs_keep_white_space_lists_markup_and_code(translator):
+    lines = [
+        "고양이가 잔다.  네. \r\n",
+        "\n",
+        "  - 비가 온다.\n",
+        "<p>\n",
+        "```\n",
+        "네. # 네.\n",
+        "```\n",
+        "1. 네.\t네.",
+    ]
+    expected = ["The cat sleeps.  Yes. ", "", "  - It rains.", "<p>", "```", "네. # 네.", "```", "1. Yes.\tYes."]
+    for size in (1, 100):
+        found = list(translator.translate_lines(lines, paragraphs=True, chunk_size=size))
+        assert texts_of(found) == [[text] for text in expected]
+    assert found[0][0].token_ids == sum(
+        (row[0].token_ids for row in translator.translate(["고양이가 잔다.", "네."])), ()
+    )
+    assert found[3][0].score == 0
+    (pairs,) = translator.translate_lines(["- 네. 네."], paragraphs=True, num_beams=3, num_return_sequences=2)
+    assert len({pair.text for pair in pairs}) == 2
+    assert all(pair.text.startswith("- ") for pair in pairs)
 
 
 @pytest.mark.filterwarnings("ignore")

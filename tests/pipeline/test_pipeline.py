@@ -209,6 +209,9 @@ SENTENCES = [
     ["Wait... he said.", "Fine."],
     ["1. The first point.", "It cost 5.", "Done!"],
     ["U.S. troops came.", "네.", "네!"],
+    ["우리는 2024. 3. 15. 오후에 만났다.", "비가 왔다."],
+    ['"어디 가?" 라고 그가 물었다.', '"집에."', '그가 웃었다.'],
+    ["See pp. 3 and vol. 2.", "Then go."],
 ]
 
 
@@ -217,14 +220,21 @@ def test_sentences_end_where_a_reader_ends_them_in_linear_time_with_the_spaces_o
         pieces = [("", "  "), *[(sentence, "  ") for sentence in sentences[:-1]], (sentences[-1], " ")]
         assert split_sentences("  " + "  ".join(sentences) + " ") == pieces
     # Chinese and Japanese ones need no space.
+    for line in ("- ", "  * ", "1) ", "## ", "> - ", "가. ", "③", "10. "):
+        assert split_sentences(f"{line}Yes. No.", keeps_markup=True) == [("", line), ("Yes.", " "), ("No.", "")]
+    for line in ("<p class='a'>", "</ul> </div>", "---", "* * *", "| --- | :--: |", "```python", " <br/> "):
+        assert split_sentences(line, keeps_markup=True) == [("", line)]
+    for line in ("<3", "a <b> c", "-", "C++", "3.5"):
+        assert split_sentences(line, keeps_markup=True) == [(line, "")]
     line = "「猫は寝る。」犬は走る！雨だ。"
     assert split_sentences(line) == [("「猫は寝る。」", ""), ("犬は走る！", ""), ("雨だ。", "")]
-    for repeated in (".", "a. ", "A. ", "。a", "a.", '."', "(A.", "! ", " ", "1. "):
-        begun, text = time.process_time(), "a " + repeated * 30_000
-        pieces = split_sentences(text)
-        assert time.process_time() - begun < 5
-        assert "".join(sentence + space for sentence, space in pieces) == text
-    join = pipeline_heed._joined
+    for repeated in (".", "a. ", "A. ", "。a", "a.", '."', "(A.", "! ", " ", "1. ", "- ", "<a> ", "`"):
+        for text in ("a " + repeated * 30_000, repeated * 30_000 + "a"):
+            begun = time.process_time()
+            pieces = split_sentences(text, keeps_markup=True)
+            assert time.process_time() - begun < 5
+            assert "".join(sentence + space for sentence, space in pieces) == text
+    join = pipeline_heed.joined_sentences
     assert join("It rains.", "Yes.") == join("It rains. ", "Yes.") == "It rains. Yes."
     assert join("雨だ。 ", "はい。") == join("雨だ。", "はい。") == "雨だ。はい。"
     assert join("雨だ。\n", "はい。") == "雨だ。\nはい。"

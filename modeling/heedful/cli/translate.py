@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
@@ -27,6 +28,7 @@ def translate(
     source: Annotated[Path | None, Option("--input", help="File of texts, a line each; else standard input.")] = None,
     output: options.TextFile = None,
     split: Annotated[bool, Option("--split", help="Take apart what is longer than the model has learned.")] = False,
+    paragraphs: Annotated[bool, Option("--paragraphs", help="Take each line apart; lists and markup stay.")] = False,
     num_beams: options.Beams = None,
     n_best: Annotated[int, Option("--n-best", help="Outputs for each text, best first.")] = 1,
     scores: Annotated[bool, Option("--scores", help="Print each output's score before it.")] = False,
@@ -48,10 +50,11 @@ def translate(
         warnings.warn(f"{name} is taken as a text; the lines of that file are read by `--input {name}`.", stacklevel=2)
     options.check_output(output, "--output", filter(None, [source]))
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
-    lines = iter(text) if text else lines_of(source)
+    ends: deque[str] = deque()  # of the lines that came in, for those that go out
+    lines = iter(text) if text else lines_of(source, ends=ends if paragraphs and n_best == 1 else None)
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
-    settings |= {"split": split, "keep_going": not text}
+    settings |= {"split": split, "paragraphs": paragraphs, "keep_going": not text}
     is_dialogue = not text and source is None and sys.stdin.isatty()
     is_shown = not (text or is_dialogue) and (output is not None or not sys.stdout.isatty())
     with options.progress_bar(source, is_shown=is_shown) as bar, options.writing(output) as stream:
@@ -61,17 +64,25 @@ def translate(
         found = (translator.translate_lines(each, progress=bar.update, **settings) for each in together)
         for translation in chain.from_iterable(chain.from_iterable(found)):
             score = f"{translation.score:.4f}\t" if scores and translation.score is not None else ""
-            print(score + one_line(translation.text), file=stream, flush=is_dialogue)
+            end = ends.popleft() if ends else "\n"
+            print(score + one_line(translation.text), file=stream, flush=is_dialogue, end=end)
 
 
-def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[str]:
-    """Yield the lines of a file, or of standard input; bytes or lines in no UTF-8 are left out, with a warning."""
+def lines_of(
+    path: Path | None, left_out: Literal["byte", "line"] = "byte", ends: deque[str] | None = None
+) -> Iterator[str]:
+    """Yield the lines of a file, or of standard input; bytes or lines in no UTF-8 are left out, with a warning.
+
+    Their line ends are put into `ends`.
+    """
     broken = number = 0
     name = path or "Standard input"
     open_file = gzip.open if path is not None and path.suffix == ".gz" else open
     try:
         with open_file(path, "rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
             for number, line in enumerate(bounded_lines(stream, name), start=1):
+                if ends is not None:
+                    ends.append(line[len(line.rstrip(b"\r\n")) :].decode())
                 try:
                     yield line.decode("utf-8")
                 except UnicodeDecodeError as error:

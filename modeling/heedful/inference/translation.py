@@ -4,10 +4,11 @@ What a sentence becomes does not depend on the sentences beside it, nor on `toke
 """
 
 import copy
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from heedful.inference.ctranslate2.engine import ComputeType, ExportedModel
     from heedful.inference.native.kernels import Precision
+    from heedful.inference.paragraphs import Paragraphs
     from heedful.inference.scoring import PairScore
     from heedful.inference.strategies.sampling import SeededSampling
 
@@ -58,6 +60,7 @@ class Tally:
     """What the sentences of one call have in common, of which one warning is given at its end."""
 
     search: Search
+    paragraphs: "Paragraphs | None" = None  # where lines may be taken apart
     unfinished: int = 0
     long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
     skipped: list[tuple[int, int]] = field(default_factory=list)
@@ -224,6 +227,7 @@ class Translator:
         *,
         chunk_size: int = 4096,
         split: bool = False,
+        paragraphs: bool = False,
         keep_going: bool = False,
         sampling: "SeededSampling | None" = None,
         progress: Progress | None = None,
@@ -235,7 +239,9 @@ class Translator:
             lines: Lines, with or without their line ends; a byte order mark before the first one is no part of it.
             chunk_size: Number of lines that are read, sorted and batched together.
             split: Whether a line that is longer than any source of the training is split into its sentences. Their
-                translations are joined with spaces, n-th best with n-th best; the score is the mean of theirs.
+                translations are joined, n-th best with n-th best; the score is the mean of theirs.
+            paragraphs: Whether every line is. Its white space, the bullet or number that begins it, lines of tags or
+                rules, and lines between two fences of code stay as they are.
             keep_going: Whether a sentence that is too long gives empty translations and a warning, and no error.
             sampling: Draws one translation of each line, the same in every batch, in place of a search.
             progress: Called while lines are translated, with the number of those that are done since the last call.
@@ -255,9 +261,13 @@ class Translator:
                 raise ValueError(f"`{name}` must be a keyword of `translate`, but is not.")
         if sampling is not None:
             settings["num_beams"] = settings.get("num_beams") or 1
-        of_lines: Any = {"split": split, "keep_going": keep_going, "sampling": sampling}
-        of_lines["progress"] = progress or ignored
-        return self._stream(lines, chunk_size, Tally(self._search(**defaults | settings, **of_lines)))
+        of_lines: Any = {"split": split or paragraphs, "keep_going": keep_going, "sampling": sampling}
+        tally = Tally(self._search(**defaults | settings, **of_lines, progress=progress or ignored))
+        if split or paragraphs:
+            from heedful.inference.paragraphs import Paragraphs
+
+            tally.paragraphs = Paragraphs(every_line=paragraphs)
+        return self._stream(lines, chunk_size, tally)
 
     def score_pairs(
         self,
@@ -391,47 +401,45 @@ class Translator:
         return engine
 
     def _translate(self, texts: list[str], tally: Tally, first_number: int) -> list[list[Translation]]:
-        search = tally.search
-        results = [[Translation()] * search.config.num_return_sequences for _ in texts]
-        rows = self._rows([(first_number + i, text) for i, text in enumerate(texts) if trimmed(text)], tally)
-        if not rows:
-            return results
-        own: dict[str, Any] = {} if search.split else {"progress": search.progress}  # a text that is split is several
+        search, apart = tally.search, tally.paragraphs
+        rows = self._rows(list(enumerate(texts, start=first_number)), tally)
+        own: dict[str, Any] = {} if apart else {"progress": search.progress}  # a text that is taken apart is several
         if (sampling := search.sampling) is not None:
             own["processors"] = lambda batch: sampling.processors([rows[index][0] for index in batch])
-        sources = [row for _, row in rows]
-        found = self._engine(search.config).search(sources, search.config, search.token_budget, **own)
-        search.progress(len(texts) - len(rows) * (not search.split))
+        sources = [row for *_, row in rows]
+        found = self._engine(search.config).search(sources, search.config, search.token_budget, **own) if rows else []
+        search.progress(len(texts) - (0 if apart else len(rows)))
         decoded = iter(self.tokenizers.decode_target([one.token_ids for row in found for one in row]))
-        translated = (
-            (number, [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row])
-            for (number, _), row in zip(rows, found, strict=True)
-        )
-        for number, parts in groupby(translated, key=lambda pair: pair[0]):
-            results[number - first_number] = [_joined(each) for each in zip(*(part for _, part in parts), strict=True)]
+        results = [[Translation()] * search.config.num_return_sequences for _ in texts]
+        parts: dict[int, dict[int, list[Translation]]] = {}
+        for (number, place, _), row in zip(rows, found, strict=True):
+            of_text = parts.setdefault(number - first_number, {})
+            of_text[place] = [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row]
+        for index in range(len(texts)):
+            of_text = parts.get(index, {})
+            together = apart and apart.put_together(index + first_number, of_text, results[index])
+            results[index] = together or of_text.get(0, results[index])
         tally.unfinished += sum(not all(one.finished for one in row) for row in results)
         return results
 
-    def _rows(self, texts: list[tuple[int, str]], tally: Tally) -> list[tuple[int, list[int]]]:
-        """Encode numbered texts; each token row has the number of its text, of which one that is split has several."""
-        trained, rows = tally.search.trained, self._encoded(texts, tally.search)
-        if tally.search.split and trained is not None:
-            from heedful.pipeline_heed import split_sentences
+    def _rows(self, texts: list[tuple[int, str]], tally: Tally) -> list[tuple[int, int, list[int]]]:
+        """Encode numbered texts; each row has the number of its text, and its place in it: 0 in one that is whole."""
+        apart, trained = tally.paragraphs, tally.search.trained or math.inf
+        rows, long = [], {number for number, _ in texts}
+        if apart is None or not apart.every_line:
+            rows = self._encoded([(number, 0, text) for number, text in texts], tally.search)
+            long = {number for number, _, row in rows if apart is not None and len(row) > trained}
+        if apart is not None:
+            taken = ((number, apart.take_apart(number, text)) for number, text in texts if number in long)
+            parts = [(number, place, part) for number, pieces in taken for place, part in enumerate(pieces)]
+            rows = [row for row in rows if row[0] not in long] + self._encoded(parts, tally.search)
+        return [row for row in sorted(rows) if tally.keeps(row[0], row[2])]
 
-            whole, rows = rows, []
-            for row, (number, text) in zip(whole, texts, strict=True):
-                if len(row[1]) > trained:
-                    parts = [(number, part) for part, _ in split_sentences(text) if trimmed(part)]
-                    rows += self._encoded(parts, tally.search)
-                else:
-                    rows.append(row)
-        return [(number, row) for number, row in rows if tally.keeps(number, row)]
-
-    def _encoded(self, texts: list[tuple[int, str]], search: Search) -> list[tuple[int, list[int]]]:
-        numbers = [number for number, _ in texts]
-        with naming_the_line(numbers):
-            rows = self.tokenizers.encode_source([text for _, text in texts], search.target_language)
-        return list(zip(numbers, rows, strict=True))
+    def _encoded(self, texts: list[tuple[int, int, str]], search: Search) -> list[tuple[int, int, list[int]]]:
+        texts = [each for each in texts if trimmed(each[2])]
+        with naming_the_line([number for number, *_ in texts]):
+            rows = self.tokenizers.encode_source([text for *_, text in texts], search.target_language)
+        return [(number, place, row) for (number, place, _), row in zip(texts, rows, strict=True)]
 
 
 def _counted(sentences: list[tuple[int, int]]) -> str:
@@ -441,15 +449,3 @@ def _counted(sentences: list[tuple[int, int]]) -> str:
     if count == 1:
         return f"Sentence {number}, of {tokens} tokens, is"
     return f"{count} sentences, the first of them sentence {number} of {tokens} tokens, are"
-
-
-def _joined(parts: tuple[Translation, ...]) -> Translation:
-    """Join the translations of the sentences of a text."""
-    if len(parts) == 1:
-        return parts[0]
-    return Translation(
-        token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
-        score=sum(part.score for part in parts) / len(parts),
-        finished=all(part.finished for part in parts),
-        text=" ".join(part.text for part in parts),
-    )

@@ -29,14 +29,18 @@ class Augmentation:
     """Changes the rows of an epoch; the same seed, epoch and rows give the same.
 
     A pair that is joined has another one of its part, drawn anew, behind it, with a space between (Kondo et al., 2021,
-    arXiv 2104.08478); then its source may be damaged. One that would be longer than its limit stays as it is. `pairs`
-    are those that the rows were made of, by their `numbers`; those of the parts `left` stay as they are.
+    arXiv 2104.08478), or the one that follows it; then its source may be damaged. One that would be longer than its
+    limit stays as it is. `pairs` are those that the rows were made of, by their `numbers`; those of the parts `left`
+    stay as they are.
     """
 
     def __init__(
         self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int, left: Collection[int] = ()
     ):
-        if any(asdict(replace(rules, joined=0)).values()) and symbols_of(encoder.tokenizers.source) is not None:
+        if (
+            any(asdict(replace(rules, joined=0, neighbours=False)).values())
+            and symbols_of(encoder.tokenizers.source) is not None
+        ):
             must = "empty but for `joined` where the source's vocabulary is closed"
             raise ValueError(f"`data.augmentation` must be {must}, but changes the words of sources.")
         self._rules, self._pairs, self._encoder, self._seed, self._left = rules, pairs, encoder, seed, left
@@ -55,8 +59,10 @@ class Augmentation:
             source, target = sources[number], targets[number]
             if parts[number] in self._left:
                 continue
-            if next(draws) < self._rules.joined:
-                others = of_part[parts[number]]
+            others = of_part[parts[number]]
+            if self._rules.neighbours:
+                others = [number + 1] if parts[number : number + 2] == [parts[number]] * 2 else []
+            if next(draws) < self._rules.joined and others:
                 other = others[int(next(draws) * len(others))]
                 source, target = f"{source} {sources[other]}", f"{target} {targets[other]}"
             source = noisy(source, self._rules, draws)

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import yaml
 from huggingface_hub.errors import StrictDataclassFieldValidationError
@@ -25,6 +26,7 @@ SIZES = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads":
 SIZES |= {"encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "encoder_layers": 1, "decoder_layers": 1}
 LEARNING = {
     "data.train": "builtin:train:3000",
+    "data.validation": "builtin:validation:100",
     "data.test": {"unseen": "builtin:test:20"},
     "tokenizer.vocab_size": 600,
     "model.options": {**SIZES, "dropout": 0.0, "label_smoothing": 0.0},
@@ -150,6 +152,27 @@ def test_the_published_model_knows_its_longest_source_and_warns_of_longer_ones(m
         printed("translate", model, text)
     alone = printed("translate", model, *SENTENCES).splitlines()
     assert printed("translate", model, text, "--split").strip() == " ".join(alone * 3)
+
+
+def test_confidence_is_read_from_the_models_folder_and_its_reliability_is_in_the_card(model, printed, refused):
+    found = json.loads((model / "confidence.json").read_text())
+    assert (found["measure"], found["num_beams"]) == ("chrf", 1)
+    assert sum(count for *_, count in found["reliability"]) == 100
+    for said, was, count in found["reliability"]:
+        assert f"| {said:.1f} | {was:.1f} | {count} |" in (model / "README.md").read_text()
+    scored = [line.split("\t") for line in printed("translate", model, *SENTENCES, "--scores").splitlines()]
+    likely = [line.split("\t") for line in printed("translate", model, *SENTENCES, "--confidence").splitlines()]
+    lines = [
+        json.loads(line) for line in printed("translate", model, *SENTENCES, "--json", "--confidence").splitlines()
+    ]
+    for (score, text), (confidence, same), line in zip(scored, likely, lines, strict=True):
+        expected = np.interp(float(score), found["scores"], found["values"])
+        assert float(confidence) == pytest.approx(expected, abs=0.2)
+        values = {"score": pytest.approx(float(score), abs=1e-4), "confidence": float(confidence)}
+        assert json.loads(line) == {"text": text, **values}
+        assert text == same
+    assert "`--num-beams` 1, where" in refused("translate", model, "네.", "--confidence", "--num-beams", "2")
+    assert "`--json` must not come with --scores" in refused("translate", model, "네.", "--scores", "--json")
 
 
 def test_paragraphs_keep_the_line_ends_of_a_file_and_its_empty_lines(model, printed, tmp_path):

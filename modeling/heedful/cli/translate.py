@@ -1,6 +1,7 @@
 """`heedful translate`: a file, standard input, or texts of the command line."""
 
 import gzip
+import json
 import os
 import sys
 import warnings
@@ -10,12 +11,15 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from heedful.cli import options
 from heedful.files import bounded_lines, one_line, other_encoding
+
+if TYPE_CHECKING:
+    from heedful.evaluation.confidence import Confidence
 
 CHUNK = 1024  # lines by which a bar moves
 
@@ -32,6 +36,8 @@ def translate(
     num_beams: options.Beams = None,
     n_best: Annotated[int, Option("--n-best", help="Outputs for each text, best first.")] = 1,
     scores: Annotated[bool, Option("--scores", help="Print each output's score before it.")] = False,
+    confidence: Annotated[bool, Option("--confidence", help="Print how good each is likely to be, in %.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON lines: text, score, confidence.")] = False,
     max_new_tokens: options.MaxNewTokens = None,
     early_stopping: Annotated[bool | None, Option(help="End beam search early. Default: the model's own.")] = None,
     to: options.TargetLanguage = None,
@@ -49,6 +55,8 @@ def translate(
     for name in filter(os.path.isfile, text or ()):
         warnings.warn(f"{name} is taken as a text; the lines of that file are read by `--input {name}`.", stacklevel=2)
     options.check_output(output, "--output", filter(None, [source]))
+    options.check_apart(json=as_json, scores=scores)
+    likely = _confidence(model, revision, num_beams, n_best) if confidence else None
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
     ends: deque[str] = deque()  # of the lines that came in, for those that go out
     lines = iter(text) if text else lines_of(source, ends=ends if paragraphs and n_best == 1 else None)
@@ -63,9 +71,24 @@ def translate(
         together = ([line] for line in lines) if is_dialogue else [lines]
         found = (translator.translate_lines(each, progress=bar.update, **settings) for each in together)
         for translation in chain.from_iterable(chain.from_iterable(found)):
-            score = f"{translation.score:.4f}\t" if scores and translation.score is not None else ""
-            end = ends.popleft() if ends else "\n"
-            print(score + one_line(translation.text), file=stream, flush=is_dialogue, end=end)
+            values = {"score": translation.score} if (scores or as_json) and translation.score is not None else {}
+            values |= {"confidence": round(likely.of(translation.score), 1)} if likely else {}
+            line = "".join(f"{value:.4f}\t" if name == "score" else f"{value}\t" for name, value in values.items())
+            line += one_line(translation.text)
+            line = json.dumps({"text": translation.text, **values}, ensure_ascii=False) if as_json else line
+            print(line, file=stream, flush=is_dialogue, end=ends.popleft() if ends else "\n")
+
+
+def _confidence(model: str, revision: str | None, num_beams: int | None, n_best: int) -> "Confidence":
+    """Return the confidence that lies in a model's folder; it is of its best translations by so many beams."""
+    from heedful.evaluation.confidence import Confidence
+    from heedful.inference.loading import model_folder
+
+    found = Confidence.from_pretrained(model_folder(model, revision))
+    if n_best > 1 or num_beams not in (None, found.num_beams):
+        must = f"1, and `--num-beams` {found.num_beams}, where `--confidence` was calibrated so"
+        raise ValueError(f"`--n-best` must be {must}, but are {n_best} and {num_beams}.")
+    return found
 
 
 def lines_of(

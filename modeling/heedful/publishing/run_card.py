@@ -1,14 +1,17 @@
 """The card of the model that a finished run made."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from heedful.data.sources import references_of
+from heedful.evaluation.confidence import MOST, Confidence
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
 from heedful.publishing.model_card import BUILTIN, CardFacts, code, facts_of_model, write_model_card
-from heedful.training.publication import language_codes
+from heedful.training.publication import is_translation, language_codes
 from heedful.training.run import RunResult
 
 BUILTIN_LICENSE = "apache-2.0"
@@ -63,8 +66,8 @@ def facts_of(result: RunResult) -> CardFacts:
     tokens = given if recipe.tokenizer.path else [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
     done = [stage.progress for stage in result.stages] or [progress]
     source, language = corpus.validation_pairs[0]["source"], corpus.target_language
+    confidence = _calibrated(result, translator := Translator.from_pretrained(result.folder))
     columns = {"source": recipe.data.source, "target": recipe.data.target}  # of which a number says nothing
-    translator = Translator.from_pretrained(result.folder)
     translation = translator.translate([source], target_language=language)[0][0].text
     pairs = {
         "train": corpus.pairs if corpus.pairs is not None else corpus.report.kept,
@@ -96,8 +99,21 @@ def facts_of(result: RunResult) -> CardFacts:
             "validation_loss": result.metrics["validation"]["loss"],
             "example": {"source": source, "translation": translation, "language": language},
             "learning_curve": "",
+            "confidence": confidence,
         },
     )
+
+
+def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
+    """Calibrate the confidence of a run's published model with validation pairs, and write it into the folder."""
+    pairs, exact = result.corpus.validation_pairs[:MOST], not is_translation(*language_codes(result.recipe))
+    settings: Any = {"target_language": result.corpus.target_language}
+    with warnings.catch_warnings(action="ignore"):  # of what was cut off, the run itself has warned
+        best = [row[0] for row in translator.translate([pair["source"] for pair in pairs], **settings)]
+    found = Confidence.of_pairs(best, references_of(pairs), exact, result.recipe.decoding.num_beams)
+    if found is not None:
+        found.save(result.folder)
+    return found
 
 
 def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ RUN_FILES = ("tokenizer", "recipe.yaml", "log.jsonl", CHECKPOINTS, "trackers", "
 # What they write into a folder of a model or a tokenizer, beside the files that have checksums.
 OWN_FILES = (*CHECKED_FILES["weights"], *CHECKED_FILES["tokenizer"], CHECKSUMS_FILE, "tokenizer*.json", "*.jinja")
 OWN_FILES += ("special_tokens_map.json", "recipe.yaml", "config.json", "generation_config.json", "metrics.json")
-OWN_FILES += ("README.md", "learning_curve.png", "*_heed*.py")
+OWN_FILES += ("README.md", "learning_curve.png", "confidence.json", "*_heed*.py")
 # A recipe that lacks one of these was written by hand, and not by a run.
 RECIPE_KEYS = {"output", "seed", "resume", "overwrite", "data", "tokenizer", "model", "optimization", "logging"}
 # Keys that may change when a run is resumed, because its updates stay the same: where files are, how long it goes on,

@@ -162,16 +162,17 @@ def test_confidence_is_read_from_the_models_folder_and_its_reliability_is_in_the
         assert f"| {said:.1f} | {was:.1f} | {count} |" in (model / "README.md").read_text()
     scored = [line.split("\t") for line in printed("translate", model, *SENTENCES, "--scores").splitlines()]
     likely = [line.split("\t") for line in printed("translate", model, *SENTENCES, "--confidence").splitlines()]
-    lines = [
-        json.loads(line) for line in printed("translate", model, *SENTENCES, "--json", "--confidence").splitlines()
-    ]
+    lines = printed("translate", model, *SENTENCES, "--json", "--confidence").splitlines()
     for (score, text), (confidence, same), line in zip(scored, likely, lines, strict=True):
         expected = np.interp(float(score), found["scores"], found["values"])
         assert float(confidence) == pytest.approx(expected, abs=0.2)
         values = {"score": pytest.approx(float(score), abs=1e-4), "confidence": float(confidence)}
         assert json.loads(line) == {"text": text, **values}
         assert text == same
-    assert "`--num-beams` 1, where" in refused("translate", model, "네.", "--confidence", "--num-beams", "2")
+    assert "`--num-beams` must be 1 with" in refused("translate", model, "네.", "--confidence", "--num-beams", "2")
+    assert "`--confidence` must not come with --n-best" in refused(
+        "translate", model, "네.", "--confidence", "--n-best=2"
+    )
     assert "`--json` must not come with --scores" in refused("translate", model, "네.", "--scores", "--json")
 
 

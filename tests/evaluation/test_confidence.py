@@ -57,4 +57,4 @@ def test_confidence_is_kept_in_a_folder_and_few_pairs_give_none(tmp_path):
     (tmp_path / "confidence.json").write_text('{"measure": "chrf"}')
     assert_error("confidence.json must be as", Confidence.from_pretrained, tmp_path)
     (tmp_path / "confidence.json").unlink()
-    assert_error("holds no confidence.json", Confidence.from_pretrained, tmp_path)
+    assert_error("confidence.json does not exist", Confidence.from_pretrained, tmp_path)

@@ -346,7 +346,7 @@ def test_paragraphs_keep_white_space_lists_markup_and_code(translator):
         "```\n",
         "1. 네.\t네.",
     ]
-    expected = ["The cat sleeps.  Yes. ", "", "  - It rains.", "<p>", "```", "네. # 네.", "```", "1. Yes.\tYes."]
+    expected = ["The cat sleeps.  Yes. \r\n", "\n", "  - It rains.\n", *lines[3:7], "1. Yes.\tYes."]
     for size in (1, 100):
         found = list(translator.translate_lines(lines, paragraphs=True, chunk_size=size))
         assert texts_of(found) == [[text] for text in expected]

@@ -6,20 +6,16 @@ import os
 import sys
 import warnings
 import zlib
-from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from heedful.cli import options
 from heedful.files import bounded_lines, one_line, other_encoding
-
-if TYPE_CHECKING:
-    from heedful.evaluation.confidence import Confidence
 
 CHUNK = 1024  # lines by which a bar moves
 
@@ -56,10 +52,13 @@ def translate(
         warnings.warn(f"{name} is taken as a text; the lines of that file are read by `--input {name}`.", stacklevel=2)
     options.check_output(output, "--output", filter(None, [source]))
     options.check_apart(json=as_json, scores=scores)
-    likely = _confidence(model, revision, num_beams, n_best) if confidence else None
+    options.check_apart(confidence=confidence, n_best=n_best > 1)
+    if confidence:
+        from heedful.evaluation.confidence import Confidence
+
+        likely = Confidence.from_pretrained(model, revision, num_beams)
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
-    ends: deque[str] = deque()  # of the lines that came in, for those that go out
-    lines = iter(text) if text else lines_of(source, ends=ends if paragraphs and n_best == 1 else None)
+    lines = iter(text) if text else lines_of(source)
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
     settings |= {"split": split, "paragraphs": paragraphs, "keep_going": not text}
@@ -72,40 +71,24 @@ def translate(
         found = (translator.translate_lines(each, progress=bar.update, **settings) for each in together)
         for translation in chain.from_iterable(chain.from_iterable(found)):
             values = {"score": translation.score} if (scores or as_json) and translation.score is not None else {}
-            values |= {"confidence": round(likely.of(translation.score), 1)} if likely else {}
-            line = "".join(f"{value:.4f}\t" if name == "score" else f"{value}\t" for name, value in values.items())
-            line += one_line(translation.text)
-            line = json.dumps({"text": translation.text, **values}, ensure_ascii=False) if as_json else line
-            print(line, file=stream, flush=is_dialogue, end=ends.popleft() if ends else "\n")
+            values |= {"confidence": round(likely.of(translation.score), 1)} if confidence else {}
+            line = translation.text.rstrip("\r\n")
+            end = translation.text[len(line) :] if paragraphs and not (text or as_json) and n_best == 1 else "\n"
+            if as_json:
+                line = json.dumps({"text": line, **values}, ensure_ascii=False)
+            for name, value in () if as_json else reversed(values.items()):
+                line = f"{value:.4f}\t{line}" if name == "score" else f"{value}\t{line}"
+            print(one_line(line), file=stream, flush=is_dialogue, end=end)
 
 
-def _confidence(model: str, revision: str | None, num_beams: int | None, n_best: int) -> "Confidence":
-    """Return the confidence that lies in a model's folder; it is of its best translations by so many beams."""
-    from heedful.evaluation.confidence import Confidence
-    from heedful.inference.loading import model_folder
-
-    found = Confidence.from_pretrained(model_folder(model, revision))
-    if n_best > 1 or num_beams not in (None, found.num_beams):
-        must = f"1, and `--num-beams` {found.num_beams}, where `--confidence` was calibrated so"
-        raise ValueError(f"`--n-best` must be {must}, but are {n_best} and {num_beams}.")
-    return found
-
-
-def lines_of(
-    path: Path | None, left_out: Literal["byte", "line"] = "byte", ends: deque[str] | None = None
-) -> Iterator[str]:
-    """Yield the lines of a file, or of standard input; bytes or lines in no UTF-8 are left out, with a warning.
-
-    Their line ends are put into `ends`.
-    """
+def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[str]:
+    """Yield the lines of a file, or of standard input; bytes or lines in no UTF-8 are left out, with a warning."""
     broken = number = 0
     name = path or "Standard input"
     open_file = gzip.open if path is not None and path.suffix == ".gz" else open
     try:
         with open_file(path, "rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
             for number, line in enumerate(bounded_lines(stream, name), start=1):
-                if ends is not None:
-                    ends.append(line[len(line.rstrip(b"\r\n")) :].decode())
                 try:
                     yield line.decode("utf-8")
                 except UnicodeDecodeError as error:

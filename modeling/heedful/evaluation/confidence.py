@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from heedful.files import read_object, write_text
+from heedful.inference.loading import model_folder
 
 CONFIDENCE_FILE = "confidence.json"
 MOST, FEWEST = 1000, 100  # sentences to calibrate with
@@ -48,19 +49,24 @@ class Confidence:
         said = np.where(half, *(np.interp(given, *_curve(given[one], found[one])) for one in (~half, half)))
         bins = np.array_split(np.argsort(said, kind="stable"), BINS)
         reliability = [(round(said[each].mean(), 2), round(found[each].mean(), 2), len(each)) for each in bins]
-        curve = ([round(float(value), 4) for value in side] for side in _curve(given, found))
-        return cls("exact_match" if exact else "chrf", num_beams, *curve, reliability)
+        xs, ys = ([round(float(value), 4) for value in side] for side in _curve(given, found))
+        return cls("exact_match" if exact else "chrf", num_beams, xs, ys, reliability)
 
     @classmethod
-    def from_pretrained(cls, folder: Path) -> Self:
-        """Read that of a model's folder; a `ValueError` says that it has none."""
-        if not (folder / CONFIDENCE_FILE).is_file():
+    def from_pretrained(cls, model: str | Path, revision: str | None = None, num_beams: int | None = None) -> Self:
+        """Read that of a model, in a folder or on the Hub; a `ValueError` says that it has none for these beams."""
+        place = Path(model_folder(model, revision)) / CONFIDENCE_FILE
+        if not place.is_file():
             which = f"a model that `heedful train` calibrated with {FEWEST} validation pairs or more"
-            raise ValueError(f"`--confidence` must be asked of {which}, but {folder} holds no {CONFIDENCE_FILE}.")
+            raise ValueError(f"`--confidence` must be asked of {which}, but {place} does not exist.")
         try:
-            return cls(**read_object(folder / CONFIDENCE_FILE))
+            found = cls(**read_object(place))
         except TypeError as error:
-            raise ValueError(f"{folder / CONFIDENCE_FILE} must be as `heedful train` writes it: {error}.") from None
+            raise ValueError(f"{place} must be as `heedful train` writes it: {error}.") from None
+        if num_beams not in (None, found.num_beams):
+            must = f"{found.num_beams} with `--confidence`, which was calibrated so"
+            raise ValueError(f"`--num-beams` must be {must}, but is {num_beams} instead.")
+        return found
 
     def save(self, folder: Path) -> None:
         """Write it into a model's folder."""

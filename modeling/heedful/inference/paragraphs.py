@@ -1,5 +1,6 @@
 """Lines of several sentences, taken apart before they are translated and put together after it."""
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -25,9 +26,22 @@ class Paragraphs:
     taken_apart: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     fence: str = ""  # of the code that is open
 
+    def divided(
+        self, texts: list[tuple[int, str]], rows: list[tuple[int, int, list[int]]], trained: int | None
+    ) -> tuple[list[tuple[int, int, list[int]]], list[tuple[int, int, str]]]:
+        """Take apart numbered texts: all, or those with a row longer than was learned.
+
+        Returns the rows of the others, and of each part the number of its text, its place there, and the sentence.
+        """
+        long = {number for number, _, row in rows if len(row) > (trained or math.inf)}
+        chosen = texts if self.every_line else [each for each in texts if each[0] in long]
+        taken = [(number, self.take_apart(number, text)) for number, text in chosen]
+        parts = [(number, place, part) for number, pieces in taken for place, part in enumerate(pieces)]
+        return [row for row in rows if row[0] not in long], parts
+
     def take_apart(self, number: int, line: str) -> list[str]:
         """Note the sentences of a line, and return them; what stays as it is becomes an empty one."""
-        line = line.rstrip("\r\n")
+        whole, line = line, line.rstrip("\r\n")
         pieces = split_sentences(line, keeps_markup=True)
         if self.every_line and (fence := FENCE.match(line)):
             if not self.fence:
@@ -36,15 +50,15 @@ class Paragraphs:
                 self.fence = ""
         elif self.fence:
             pieces = [("", line)]
-        self.taken_apart[number] = pieces
+        self.taken_apart[number] = [*pieces, ("", whole[len(line) :])]
         return [sentence for sentence, _ in pieces]
 
     def put_together(
         self, number: int, found: "dict[int, list[Translation]]", empty: "list[Translation]"
-    ) -> "list[Translation] | None":
-        """Join the translations of a line's sentences, n-th best with n-th best; `None` if it was not taken apart."""
+    ) -> "list[Translation]":
+        """Return the translations of a line; if it was taken apart, its sentences' are joined, n-th with n-th best."""
         if (pieces := self.taken_apart.pop(number, None)) is None:
-            return None
+            return found.get(0, empty)
         results = []
         for rank, nothing in enumerate(empty):
             parts, text = {place: row[rank] for place, row in found.items()}, ""

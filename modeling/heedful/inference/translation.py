@@ -4,8 +4,8 @@ What a sentence becomes does not depend on the sentences beside it, nor on `toke
 """
 
 import copy
-import math
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -240,8 +240,8 @@ class Translator:
             chunk_size: Number of lines that are read, sorted and batched together.
             split: Whether a line that is longer than any source of the training is split into its sentences. Their
                 translations are joined, n-th best with n-th best; the score is the mean of theirs.
-            paragraphs: Whether every line is. Its white space, the bullet or number that begins it, lines of tags or
-                rules, and lines between two fences of code stay as they are.
+            paragraphs: Whether every line is. Its white space and line end, the bullet or number that begins it, lines
+                of tags or rules, and lines between two fences of code stay as they are.
             keep_going: Whether a sentence that is too long gives empty translations and a warning, and no error.
             sampling: Draws one translation of each line, the same in every batch, in place of a search.
             progress: Called while lines are translated, with the number of those that are done since the last call.
@@ -256,18 +256,17 @@ class Translator:
         check_are_several(lines, "lines")
         check_at_least(1, chunk_size=chunk_size)
         defaults: dict[str, Any] = self.translate.__kwdefaults__ or {}
-        for name in settings:
-            if name not in defaults:
-                raise ValueError(f"`{name}` must be a keyword of `translate`, but is not.")
+        for name in settings.keys() - defaults.keys():
+            raise ValueError(f"`{name}` must be a keyword of `translate`, but is not.")
         if sampling is not None:
             settings["num_beams"] = settings.get("num_beams") or 1
         of_lines: Any = {"split": split or paragraphs, "keep_going": keep_going, "sampling": sampling}
-        tally = Tally(self._search(**defaults | settings, **of_lines, progress=progress or ignored))
-        if split or paragraphs:
-            from heedful.inference.paragraphs import Paragraphs
+        search = self._search(**defaults | settings, **of_lines, progress=progress or ignored)
+        if not search.split:
+            return self._stream(lines, chunk_size, Tally(search))
+        from heedful.inference.paragraphs import Paragraphs
 
-            tally.paragraphs = Paragraphs(every_line=paragraphs)
-        return self._stream(lines, chunk_size, tally)
+        return self._stream(lines, chunk_size, Tally(search, Paragraphs(every_line=paragraphs)))
 
     def score_pairs(
         self,
@@ -348,8 +347,8 @@ class Translator:
         config.output_attentions = config.output_hidden_states = False
         if early_stopping is not None and config.num_beams > 1:
             config.early_stopping = early_stopping
-        if options.get("sampling") is not None:
-            self._prepare_to_draw(config, options["split"])
+        if (sampling := options.get("sampling")) is not None:
+            sampling.prepare(config, options["split"], self.engine)
         positions = position_limit(self.model.config)
         if self.engine != "auto":
             engine = self._current(self.engine)
@@ -357,14 +356,6 @@ class Translator:
             positions = engine.positions
         config.max_new_tokens, config.max_length = self._length_bound(max_new_tokens, positions), None
         return Search(config, positions=positions, trained=self._longest_trained(), **options)
-
-    def _prepare_to_draw(self, config: "GenerationConfig", split: bool) -> None:
-        """Let a search draw translations: greedy search takes the largest of the noisy logits."""
-        if self.engine == "ctranslate2" or split or config.num_beams > 1 or config.num_return_sequences > 1:
-            must = "one beam, one translation of each line, no `split` and another engine than ctranslate2"
-            given = f"{config.num_beams}, {config.num_return_sequences}, {split} and {self.engine}"
-            raise ValueError(f"`sampling` must come with {must}, but comes with {given} instead.")
-        config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
 
     def _length_bound(self, max_new_tokens: int | None, positions: int | None) -> int:
         config = self.model.generation_config
@@ -410,36 +401,30 @@ class Translator:
         found = self._engine(search.config).search(sources, search.config, search.token_budget, **own) if rows else []
         search.progress(len(texts) - (0 if apart else len(rows)))
         decoded = iter(self.tokenizers.decode_target([one.token_ids for row in found for one in row]))
-        results = [[Translation()] * search.config.num_return_sequences for _ in texts]
-        parts: dict[int, dict[int, list[Translation]]] = {}
+        parts: defaultdict[int, dict[int, list[Translation]]] = defaultdict(dict)
         for (number, place, _), row in zip(rows, found, strict=True):
-            of_text = parts.setdefault(number - first_number, {})
-            of_text[place] = [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row]
-        for index in range(len(texts)):
-            of_text = parts.get(index, {})
-            together = apart and apart.put_together(index + first_number, of_text, results[index])
-            results[index] = together or of_text.get(0, results[index])
+            parts[number][place] = [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row]
+        empty = [Translation()] * search.config.num_return_sequences
+        join = apart.put_together if apart else lambda number, found, empty: found.get(0, empty)
+        results = [join(number, parts[number], empty) for number, _ in enumerate(texts, start=first_number)]
         tally.unfinished += sum(not all(one.finished for one in row) for row in results)
         return results
 
     def _rows(self, texts: list[tuple[int, str]], tally: Tally) -> list[tuple[int, int, list[int]]]:
         """Encode numbered texts; each row has the number of its text, and its place in it: 0 in one that is whole."""
-        apart, trained = tally.paragraphs, tally.search.trained or math.inf
-        rows, long = [], {number for number, _ in texts}
+        apart, rows = tally.paragraphs, []
         if apart is None or not apart.every_line:
             rows = self._encoded([(number, 0, text) for number, text in texts], tally.search)
-            long = {number for number, _, row in rows if apart is not None and len(row) > trained}
         if apart is not None:
-            taken = ((number, apart.take_apart(number, text)) for number, text in texts if number in long)
-            parts = [(number, place, part) for number, pieces in taken for place, part in enumerate(pieces)]
-            rows = [row for row in rows if row[0] not in long] + self._encoded(parts, tally.search)
+            rows, parts = apart.divided(texts, rows, tally.search.trained)
+            rows += self._encoded(parts, tally.search)
         return [row for row in sorted(rows) if tally.keeps(row[0], row[2])]
 
     def _encoded(self, texts: list[tuple[int, int, str]], search: Search) -> list[tuple[int, int, list[int]]]:
         texts = [each for each in texts if trimmed(each[2])]
         with naming_the_line([number for number, *_ in texts]):
             rows = self.tokenizers.encode_source([text for *_, text in texts], search.target_language)
-        return [(number, place, row) for (number, place, _), row in zip(texts, rows, strict=True)]
+        return [(*each[:2], row) for each, row in zip(texts, rows, strict=True)]
 
 
 def _counted(sentences: list[tuple[int, int]]) -> str:

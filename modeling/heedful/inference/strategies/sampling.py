@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from heedful.files import check_at_least
 
@@ -28,6 +28,14 @@ class SeededSampling:
         check_at_least(1, top_k=self.top_k)
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"`temperature` must be above 0 and finite, but is {self.temperature} instead.")
+
+    def prepare(self, config: GenerationConfig, split: bool, engine: str) -> None:
+        """Let a search draw translations: greedy search takes the largest of the noisy logits."""
+        if engine == "ctranslate2" or split or config.num_beams > 1 or config.num_return_sequences > 1:
+            must = "one beam, one translation of each line, no `split` and another engine than ctranslate2"
+            given = f"{config.num_beams}, {config.num_return_sequences}, {split} and {engine}"
+            raise ValueError(f"`sampling` must come with {must}, but comes with {given} instead.")
+        config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
 
     def processors(self, numbers: Sequence[int]) -> LogitsProcessorList:
         """Return what makes greedy search draw, for a batch of the sentences with these numbers."""

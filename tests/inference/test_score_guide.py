@@ -10,6 +10,7 @@ import pytest
 from guides import commands_of, python_of, run_commands, text_of
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation import comparison
+from heedful.evaluation.confidence import Confidence
 from heedful.evaluation.error_rates import ERROR_RATES
 from helpers import tiny_model
 from memorised import saved_in
@@ -26,8 +27,10 @@ def place(model, tokenizers, pairs, tmp_path, monkeypatch):
         saved_in(f"runs/{name}/model", model, tokenizers)
     both = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=300, languages=("ko", "en"))
     saved_in("runs/both/model", tiny_model(vocab_size=len(both.source), **both.special_ids()), both)
+    Confidence("chrf", 1, [-2.0, 0.0], [20.0, 95.0], []).save(Path("runs/quickstart/model"))
     table = "".join(f"{source}\t{target}\n" for source, target in pairs.items())
     lines = {"source": list(pairs), "target": list(pairs.values()), "seed1": list(pairs.values())}
+    lines["korean"] = list(pairs)
     lines |= {name: [*pairs.values()][::-1] for name in ("seed2", "other1", "other2", "other3")}
     lines["other1"][0], lines["other2"][0] = "No.", "Never."
     for name, texts in lines.items():
@@ -39,7 +42,7 @@ def place(model, tokenizers, pairs, tmp_path, monkeypatch):
 
 
 def test_every_command_of_the_guide_runs(place, printed, pairs):
-    assert len(COMMANDS) >= 11
+    assert len(COMMANDS) >= 13
     found = run_commands(printed, COMMANDS, {"compare": ["--resamples", "40", "--trials", "40"]})
     told = found["score runs/quickstart/model pairs.tsv"]
     assert told.splitlines()[0].split("\t") == ["log_probability", "per_token", "tokens"]
@@ -50,6 +53,9 @@ def test_every_command_of_the_guide_runs(place, printed, pairs):
     assert "nrefs:2" in accepted
     assert "What matches [0-9] is taken out" in ignoring
     assert "commonest confusions" in ignoring
+    likely = [json.loads(line) for line in Path("english.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["text"] for row in likely] == list(pairs.values())
+    assert all(20 <= row["confidence"] <= 95 for row in likely)
     compared = json.loads(Path("comparison.json").read_text(encoding="utf-8"))
     assert list(compared["systems"]) == ["old.txt", "runs/other/model"]
     assert "± " in found[COMMANDS[-1]]

@@ -134,6 +134,9 @@ def folders(tmp_path_factory):
     (place / "joint" / "training_state").mkdir()
     (place / "joint" / "training_state" / "optimizer.pt").write_bytes(b"private")
     (place / "joint" / "log.jsonl").write_text("{}")
+    for name in (".eval_results/mine.yaml", ".notes/private.txt"):
+        (place / "joint" / name).parent.mkdir()
+        (place / "joint" / name).write_text("mine")
     inputs = joint.source(KOREAN[:2], return_tensors="pt", padding=True)
     return place, model.generate(**inputs, num_beams=2).tolist()
 
@@ -145,7 +148,9 @@ def pushed(folders, tmp_path_factory):
     caches = tmp_path_factory.mktemp("caches")
     with HubStandIn() as stand_in:
         sender = stand_in.environment(caches / "sender")
-        said = run(sender, "-m", "heedful", "push", str(place / "joint"), "me/tiny", "--private")
+        sent = run_python("-m", "heedful", "push", str(place / "joint"), "me/tiny", "--private", **sender)
+        said = sent.stdout.splitlines()
+        assert ".notes in " in sent.stderr
         first = said[0].removeprefix("me/tiny at revision ")
         requests = list(stand_in.requests)
         paths = {name: str(place / name) for name in ("joint", "separate", "sharded")}
@@ -172,7 +177,14 @@ def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, fold
     commits = [request for request in pushed.requests if "/commit/" in request]
     assert commits == ["POST /api/models/me/tiny/commit/main"]
     files = files_at(pushed, pushed.revisions[0])
-    others = {".gitattributes", "README.md", "config.json", "generation_config.json", "heed_checksums.json"}
+    others = {
+        ".gitattributes",
+        ".eval_results/mine.yaml",
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "heed_checksums.json",
+    }
     assert set(files) == CODE | others | {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     for name in set(files) - {".gitattributes"}:
         assert files[name] == (folders[0] / "joint" / name).read_bytes()

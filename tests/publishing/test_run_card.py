@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 
 import pytest
-from huggingface_hub import ModelCard
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from heedful.inference.translation import Translator
 from heedful.publishing.model_card import CardFacts, render_model_card
@@ -42,6 +43,21 @@ def test_a_run_that_translates_nothing_publishes_a_model_and_a_card_that_do_not_
     assert '[0]["generated_text"]' in card
     left = re.sub(r"[Tt]ranslator(\.translate)?|built-in Korean-English.*", "", card)
     assert re.findall(r".*[Tt]ranslat.*|.*[Ss]entence.*", left) == []
+
+
+def test_scores_on_a_data_set_of_the_hub_are_left_as_the_hub_collects_them_and_no_others(result):
+    scores = result.metrics["unseen"]
+    file = result.folder / ".eval_results/heedful.yaml"
+    write_run_card(result)
+    assert not file.exists()
+    data = replace(result.recipe.data, test={"unseen": "builtin:test:6", "news": "wmt/wmt14:de-en:test"})
+    changed = replace(result, recipe=replace(result.recipe, data=data), metrics={**result.metrics, "news": scores})
+    write_run_card(changed)
+    (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text()))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("wmt/wmt14", "de-en", round(scores["bleu"], 2))
+    assert entry.notes == f"BLEU {scores['bleu_signature']}"
+    write_run_card(result)
+    assert not file.exists()
 
 
 def test_every_part_of_the_card_is_filled_from_the_run(result):

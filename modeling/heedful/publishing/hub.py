@@ -1,5 +1,6 @@
 """A model's folder to the Hub, whole: weights, code, tokenizers and card in one commit."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from heedful.publishing.model_card import CARD_FILE, with_repository
 
 # What may lie beside a model and stays private.
 PRIVATE_FILES = ["training_state/*", "manifest.json", "checkpoints/*", "events.out.*", "*.log", "log.jsonl", "*.tmp"]
-PRIVATE_FILES += ["__pycache__/*", ".*", "*/.*"]
+PRIVATE_FILES += ["__pycache__/*", "*/.*"]
+# The hidden ones that a repository has; others stay, which a warning says.
+HIDDEN = (".eval_results", ".gitattributes")
 # What an earlier commit may have left and this one replaces: another number of shards, another pair of tokenizers.
 REPLACED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py"]
 REPLACED_FILES += [f"{TARGET_FOLDER}/*", "tokenizer*", "special_tokens_map.json", "added_tokens.json", CHECKSUMS_FILE]
@@ -62,6 +65,8 @@ def push(
     client_error: Any = HfHubHTTPError.__bases__[0]  # of the client's library, which is not the same everywhere
     folder = Path(folder)
     check_folder(folder)
+    if hidden := sorted({path.name for path in folder.glob(".*")} - {*HIDDEN}):
+        warnings.warn(f"{', '.join(hidden)} in {folder} is hidden, and not pushed.", stacklevel=2)
     api = HfApi(token=token)
     try:
         name = api.create_repo(repository, private=private, exist_ok=True).repo_id
@@ -74,7 +79,7 @@ def push(
             folder_path=folder,
             revision=revision,
             commit_message=message or "Upload model, tokenizers and card with Heedful",
-            ignore_patterns=PRIVATE_FILES,
+            ignore_patterns=[*PRIVATE_FILES, *hidden, *(f"{name}/*" for name in hidden)],
             delete_patterns=REPLACED_FILES,
         )
     except client_error as error:

@@ -130,7 +130,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
     """Make the metadata by which the Hub files a model, its scores (the model index) included."""
     license_id = facts.license.strip().lower()
     known = license_id in HUB_LICENSES
-    datasets = [dataset.split(":")[0] for dataset in facts.datasets if _is_on_the_hub(dataset)]
+    datasets = [dataset.split(":")[0] for dataset in facts.datasets if is_on_the_hub(dataset)]
     metrics = [metric for metric in METRIC_NAMES if any(metric in scores for scores in facts.scores.values())]
     return metadata_of_card(
         facts.name,
@@ -145,7 +145,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
     )
 
 
-def _is_on_the_hub(dataset: str) -> bool:
+def is_on_the_hub(dataset: str) -> bool:
     """Tell a dataset of the Hub from local files and the built-in corpus."""
     is_file = Path(dataset).suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
     return bool(HUB_DATASET.fullmatch(dataset)) and not is_file and not dataset.startswith(BUILTIN)

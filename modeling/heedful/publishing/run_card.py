@@ -6,15 +6,28 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
 from heedful.data.sources import references_of
 from heedful.evaluation.confidence import MOST, Confidence
+from heedful.files import write_text
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
-from heedful.publishing.model_card import BUILTIN, CardFacts, code, facts_of_model, write_model_card
+from heedful.publishing.model_card import (
+    BUILTIN,
+    METRIC_NAMES,
+    CardFacts,
+    code,
+    facts_of_model,
+    is_on_the_hub,
+    write_model_card,
+)
 from heedful.training.publication import is_translation, language_codes
 from heedful.training.run import RunResult
 
 BUILTIN_LICENSE = "apache-2.0"
+RESULTS_FILE = ".eval_results/heedful.yaml"
 # What a card calls the tokens of each algorithm.
 TOKENS = {
     **{"bpe": "byte-level BPE pieces", "unigram": "byte-level Unigram pieces", "word": "words"},
@@ -42,11 +55,12 @@ def publish_run(result: RunResult) -> Iterator[str]:
 def write_run_card(result: RunResult) -> Path:
     """Write the card of a run's published model into its folder, beside the weights, and return the card's path.
 
-    The run's learning curve lies beside it, if it can be drawn. A fact that is empty or impossible, such as a
-    language's code, is a `ValueError`.
+    The run's learning curve lies beside it, if it can be drawn, and so do scores on data sets of the Hub. A fact that
+    is empty or impossible, such as a language's code, is a `ValueError`.
     """
     facts = facts_of(result)
     curve = leave_learning_curve(result.recipe.folder, result.folder)
+    _leave_results(result)
     return write_model_card(result.folder, replace(facts, run={**(facts.run or {}), "learning_curve": curve}))
 
 
@@ -102,6 +116,22 @@ def facts_of(result: RunResult) -> CardFacts:
             "confidence": confidence,
         },
     )
+
+
+def _leave_results(result: RunResult) -> None:
+    """Write scores on data sets of the Hub as the Hub collects them for each data set (its docs, "eval results")."""
+    entries, file = [], result.folder / RESULTS_FILE
+    for test, location in result.recipe.data.located.test.items():
+        scores = result.metrics[test]
+        is_of_hub = is_on_the_hub(location) and not Path(location).exists()
+        if is_of_hub and (metric := next(filter(scores.__contains__, METRIC_NAMES), None)):
+            repository, task, *_ = *location.split(":"), "default"
+            notes = f"{METRIC_NAMES[metric]} {scores.get(f'{metric}_signature', '')}".strip()
+            entries.append(EvalResultEntry(repository, task, round(float(scores[metric]), 2), notes=notes))
+    file.unlink(missing_ok=True)
+    if entries:
+        file.parent.mkdir(exist_ok=True)
+        write_text(file, yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
 
 
 def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:

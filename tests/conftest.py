@@ -45,7 +45,7 @@ OPTIONAL = (
     "num2words",
 )
 OPTIONAL += ("onnx", "onnxruntime", "onnxscript", "optuna", "peft", "schedulefree", "sentencepiece", "tensorboard")
-OPTIONAL += ("torchao",)
+OPTIONAL += ("torchao", "trackio")
 ABSENT = "|".join(name for name in OPTIONAL if find_spec(name) is None)
 MISSING = re.compile(rf"No module named '({ABSENT})\b|\b({ABSENT})\b[^\n]{{,30}}: pip install 'heedful")
 

@@ -1,6 +1,8 @@
 import json
 import logging
 import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -260,3 +262,13 @@ def test_training_goes_on_from_a_published_model(finished, tmp_path):
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-7)
     assert not (tmp_path / "run" / "tokenizer").exists()
     assert list((tmp_path / "run" / "trackers").rglob("events.out.tfevents.*"))
+
+
+def test_trackio_gets_what_the_log_gets(tmp_path):
+    folder = pytest.importorskip("trackio.utils").TRACKIO_DIR  # in the tests' own HF_HOME
+    changes = {"data.test": {"t": "builtin:test:3"}, "optimization.max_updates": 2, "logging.trackers": ["trackio"]}
+    train(tiny_recipe(tmp_path / "run", changes))
+    with closing(sqlite3.connect(folder / "tiny.db")) as database:
+        kept = [json.loads(row) for (row,) in database.execute("select metrics from metrics")]
+    assert [row["train/loss"] for row in kept if "train/loss" in row] == logged(tmp_path / "run", "train/loss")
+    assert "test/t/chrf" in kept[-1]

@@ -1,10 +1,10 @@
 # make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the tests.
 # Both create the environment in .venv first, once; the quickstart's has only what it uses. Other commands: make test-all
-# (the slow tests too, before a release), make site (the documentation as a site, in site/), make check (linters and
-# types), make bench (benchmarks on the CPU, figures in runs/benchmarks), make gpu (all that needs a graphics card, which
-# the tests leave alone: checks and benchmarks), make oldest and make newest (the tests with the oldest libraries, in
-# .venv-oldest, and with today's newest, in .venv-newest), make clean. VENV=.venv-oldest runs any of them with the oldest
-# libraries.
+# (the slow tests too, before a release), make release (the files for an index, in dist/, tried in fresh environments),
+# make site (the documentation as a site, in site/), make check (linters and types), make bench (benchmarks on the CPU,
+# figures in runs/benchmarks), make gpu (all that needs a graphics card, which the tests leave alone: checks and
+# benchmarks), make oldest and make newest (the tests with the oldest libraries, in .venv-oldest, and with today's newest,
+# in .venv-newest), make clean. VENV=.venv-oldest runs any of them with the oldest libraries.
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +18,7 @@ QUICK += $(foreach kind,guide training adapters compilation recipes offload atte
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart quick test test-all oldest oldest-fast newest conformance browser bench gpu site check format clean
+.PHONY: quickstart quick test test-all oldest oldest-fast newest conformance browser bench gpu site release check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
@@ -74,6 +74,12 @@ gpu: $(INSTALLED)
 site: $(DEVELOPED)
 	$(BIN)/mkdocs build --strict
 
+# ONLY="oldest newest" tries these alone.
+release:
+	test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	.venv-release/bin/python scripts/upkeep/release.py $(if $(ONLY),--only $(ONLY))
+
 check: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -84,7 +90,7 @@ format: $(DEVELOPED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .node build dist runs site modeling/*.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-release .node build dist runs site modeling/*.egg-info
 
 # What is pinned first is what holds, so that the oldest environment differs from the newest in constraints-oldest.txt alone.
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt constraints.txt

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 from posixpath import dirname, join, normpath
 
@@ -22,7 +23,9 @@ NOTEBOOK = {"ko": "노트북으로 내려받기", "en": "Download as a notebook"
 
 
 def on_config(config):
-    """Let a folder in the navigation stand for all its pages, its README or index first."""
+    """Read the repository's address; let a folder in the navigation stand for its pages, its README or index first."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config.repo_url = project.get("urls", {}).get("Repository")
     config.nav = [{title: pages(where) for title, where in entry.items()} for entry in config.nav]
     return config
 

@@ -75,3 +75,27 @@ def test_what_training_evaluation_and_translation_need_is_asked_for_without_an_e
     }
     needed = {DISTRIBUTIONS.get(name, name) for name in imported - set(sys.stdlib_module_names) - {"heedful"}}
     assert needed - core <= THEIRS | DRAWING
+
+
+def test_the_citation_and_the_changelog_are_of_the_version_that_the_wheel_has(wheel):
+    assert f"-{heedful.__version__}-" in wheel.name
+    assert f"\nversion: {heedful.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    newest = re.search(r"^## (.*?),", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest[1] == heedful.__version__
+
+
+def test_a_release_notices_a_file_too_many_and_what_an_index_would_miss(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "upkeep"))
+    release = load_script("scripts/upkeep/release.py")
+    release.check_same(Path("a.whl"), ["x.py", "y.py"], {"y.py", "x.py"})
+    for found in (["x.py"], ["x.py", "y.py", "z.py"], ["x.py", "x.py", "y.py"]):
+        with pytest.raises(SystemExit, match=r"a\.whl must hold each file of the package once"):
+            release.check_same(Path("a.whl"), found, ["x.py", "y.py"])
+    assert any("Repository" in line for line in release.missing_for_a_tag({}))
+    found = release.missing_for_a_tag({"urls": {"Repository": "https://example.org/heedful"}})
+    assert [line for line in found if "CHANGELOG" not in line] == []
+    modules = {
+        name: release.modules_of(needs) for name, needs in release.read_project()["optional-dependencies"].items()
+    }
+    assert modules["docs"] == ["material", "mkdocstrings", "jupytext"]
+    assert modules["adapters"] == ["peft", "transformers"]

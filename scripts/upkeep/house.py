@@ -36,13 +36,13 @@ ANNEXES = {
     ),
     "proposals/": "settings that fit: proposed from the data, or found by a search",
     "inference/native/ inference/ctranslate2/": "engines for the CPU",
-    "inference/strategies/ inference/teaching/ inference/adapters.py inference/paragraphs.py inference/scoring.py": (
-        "ways to decode; what another model learns from; merged adapters; lines taken apart; scores of given pairs"
+    "inference/strategies/ inference/teaching/ inference/adapters.py inference/confidence.py inference/paragraphs.py "
+    "inference/scoring.py": (
+        "ways to decode; what another model learns from; merged adapters; how good an output is likely to be; lines "
+        "taken apart; scores of given pairs"
     ),
     "inference/attention/": "what a model looks at: maps, pages, alignments, words",
-    "evaluation/comparison.py evaluation/confidence.py evaluation/translation_metric.py": (
-        "systems compared; how good a translation is likely to be; an `evaluate.Metric`"
-    ),
+    "evaluation/comparison.py evaluation/translation_metric.py": "systems compared; an `evaluate.Metric`",
     "diagnosis/": "a recipe checked before training, a model after it",
     "publishing/": "cards, the Hub, conversion of other models, exports",
     "studies/": "the paper's arguments as experiments, its Table 1 measured",

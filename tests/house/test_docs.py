@@ -22,7 +22,8 @@ from memorised import SHOWN
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 KOREAN = ROOT / "README.ko.md"
-DOCUMENTS = [ROOT / "README.md", KOREAN, *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", KOREAN, ROOT / "AGENTS.md", *sorted((ROOT / "skills").rglob("*.md"))]
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 COMMANDS = sorted(
     {
         line.strip().removeprefix("$ ")

@@ -120,7 +120,7 @@ def test_publishing_checks_the_folder_pushes_it_and_names_the_revision(model_fol
 def test_examples_are_short_and_begin_with_the_command_to_type():
     for path in sorted(SCRIPTS.glob("*.py")):
         text = path.read_text(encoding="utf-8")
-        assert f"python scripts/{path.name}" in text or "`make quickstart`" in text, path
+        assert f" scripts/{path.name}" in text or "`make quickstart`" in text, path
         assert f"`{path.name}`" in (SCRIPTS / "README.md").read_text(encoding="utf-8")
     for name in ("train", "generate", "publish"):
         assert len((SCRIPTS / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 60
@@ -220,3 +220,21 @@ def test_spaces_are_scored_where_they_stand_among_the_letters_of_the_reference()
     found = [script.counts(text, texts[0]) for text in texts]
     assert found == [(2, 2, 2), (1, 2, 2), (1, 2, 2), (0, 0, 2)]  # the third has lost a letter behind its first space
     assert script.spacing_scores([("a b c", "a b c"), ("ab cd", "a bcd")]) == pytest.approx([200 / 3] * 3)
+
+
+def test_a_job_on_the_hub_trains_by_a_recipe_and_pushes_what_it_made(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    job, sent = load("hf_job"), []
+    monkeypatch.setattr(
+        job, "push", lambda *given, **options: sent.append((given, options)) or SimpleNamespace(url="url")
+    )
+    changes = [
+        "data.train=builtin:train:200",
+        "data.validation=builtin:validation:5",
+        "data.test={t: 'builtin:test:3'}",
+    ]
+    changes += ["optimization.max_updates=1", "tokenizer.vocab_size=300", "model.options.d_model=32"]
+    for is_pushed in (False, True):
+        job.main("me/model", "quickstart", [*changes, f"output={tmp_path}/{is_pushed}"], is_pushed, private=True)
+    assert sent == [((tmp_path / "True/model", "me/model"), {"private": True})]
+    assert capsys.readouterr().out.splitlines()[-1] == "url"

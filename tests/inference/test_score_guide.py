@@ -10,8 +10,8 @@ import pytest
 from guides import commands_of, python_of, run_commands, text_of
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation import comparison
-from heedful.evaluation.confidence import Confidence
 from heedful.evaluation.error_rates import ERROR_RATES
+from heedful.inference.confidence import Confidence
 from helpers import tiny_model
 from memorised import saved_in
 

@@ -181,6 +181,7 @@ def study(
     updates: Annotated[int | None, Option(help="Of each training. Default: the study's own.")] = None,
     data: Annotated[str | None, Option(help="Other data: builtin:[bold]train[/bold]:COUNT, or a folder.")] = None,
     settings: Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]…", help="Settings of the study.")] = None,
+    as_json: options.AsJson = False,
 ):
     """Run one of the paper's arguments as an experiment: tables, figures and findings in a folder.
 
@@ -192,13 +193,15 @@ def study(
     if name is None:
         if (output, seed, updates, data) != (None, 1, None, None):
             raise ValueError("The name of a study must be given where there are options, but is missing.")
-        for known in NAMES:
-            print(f"{known:<12}{find_study(known).question}")
-        return
+        questions = {known: find_study(known).question for known in NAMES}
+        lines = "\n".join(f"{known:<12}{question}" for known, question in questions.items())
+        return options.print_result(questions, lines, as_json)
     folder = output or Path("runs/studies") / name
     lab = Lab(find_study(name), seed, updates, data, folder.parent / "trainings", changed=settings or ())
     options.quieten()
-    print(run_study(lab, folder) / "report.md")
+    made = run_study(lab, folder)
+    options.print_result(read_object(made / "results.json"), made / "report.md", as_json)
+    return None
 
 
 def complexity(context: Context, seed: int = 0, output: options.TextFile = None, as_json: options.AsJson = False):

@@ -44,31 +44,27 @@ def train(
     recipe: options.RecipeFile,
     overrides: options.Overrides = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print sizes, memory and time, and train nothing.")] = False,
+    as_json: options.AsJson = False,
 ):
     """Train a model by a recipe, test it, and save it with its tokenizer and card."""
     from heedful.proposals.proposal import complete
     from heedful.training.recipe_file import read_recipe
 
+    options.check_apart(dry_run=dry_run, json=as_json)
     settings = read_recipe(recipe, overrides, complete)
     options.quieten()
     if dry_run:
-        from heedful.diagnosis.estimate import dry_run as estimate
-
-        with import_module("heedful.training.stages").rehearsed(settings) as stages:
-            for name, stage in stages.items():
-                estimated = estimate(stage)  # by all processes together
-                if rank() == 0:
-                    print(f"stage {name}:" if name else "", estimated, sep="\n" if name else "")
+        for text in import_module("heedful.diagnosis.estimate").estimates(settings):
+            print(text)
         return
     from heedful.publishing.exports.transformers_export import check_recipe
-    from heedful.publishing.run_card import publish_run
+    from heedful.publishing.run_card import facts_in_numbers, publish_run
     from heedful.training.run import train as run_recipe
 
     check_recipe(settings)
     result = run_recipe(settings)
     if rank() == 0:
-        for line in publish_run(result):
-            print(line)
+        options.print_result(facts_in_numbers(result), "\n".join(publish_run(result)), as_json)
 
 
 class Heedful(TyperGroup):

@@ -278,7 +278,7 @@ def progress_bar(source: Path | None = None, total: int | None = None, is_shown:
 
 def print_result(values: dict[str, Any], text: object, as_json: bool) -> None:
     """Print a result for a program, as JSON, or for a person."""
-    print(json.dumps(values, indent=2, ensure_ascii=not writes_unicode()) if as_json else text)
+    print(json.dumps(values, indent=2, ensure_ascii=not writes_unicode(), default=str) if as_json else text)
 
 
 def writes_unicode() -> bool:

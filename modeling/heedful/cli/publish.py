@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from heedful.cli import options
 export = Typer(help="Write a model for an engine outside Python.", no_args_is_help=True)
 Sentences = Annotated[Path | None, Option(help="Text file of sources, one a line. Default: the run's, or built-in.")]
 Form = Literal["heed", "transformers"]
+Compared = tuple[Path | None, int, bool]  # sentences, how many, and whether the result is printed as JSON
 Count = Annotated[int, Option(help="Sentences to compare on, the first ones.")]
 
 
@@ -22,6 +24,7 @@ def push(
     revision: Annotated[str | None, Option(help="Branch, made if it is not there.")] = None,
     message: Annotated[str | None, Option(help="Of the commit.")] = None,
     form: Annotated[Form, Option("--as", help="With our code, or as `heedful export transformers` does.")] = "heed",
+    as_json: options.AsJson = False,
 ):
     """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
     from heedful.publishing.hub import push as push_folder
@@ -32,7 +35,8 @@ def push(
     options.quieten()
     with in_form(model) as folder:
         pushed = push_folder(folder, repository, private=private, revision=revision, message=message)
-    print(f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}")
+    text = f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}"
+    options.print_result(asdict(pushed), text, as_json)
 
 
 def card(
@@ -73,6 +77,7 @@ def convert(
     ] = None,
     pieces: Annotated[int | None, Option(help="New pieces of the vocabulary, at most. Default: 500.")] = None,
     old: Annotated[list[str] | None, Option(help="Texts that keep their tokens, beside the run's own data.")] = None,
+    as_json: options.AsJson = False,
 ):
     """Turn a saved Marian, Pegasus, BART, mBART, M2M100, NLLB or T5 model into a Heed model that computes the same.
 
@@ -103,13 +108,10 @@ def convert(
         from heedful.publishing.conversion.warm_start import warm_start
 
         result = warm_start(source, target, decoder_layers)
-    for note in result.notes:
-        print(note)
     compared = "logits" if decoder_layers is None else "states of the encoder"
-    print(
-        f"{result.model_type}: {result.parameters:,} parameters, {compared} differ by {result.difference:.1e} at most"
-    )
-    print(f"model: {result.folder}")
+    found = f"{result.parameters:,} parameters, {compared} differ by {result.difference:.1e} at most"
+    lines = [*result.notes, f"{result.model_type}: {found}", f"model: {result.folder}"]
+    options.print_result(asdict(result), "\n".join(lines), as_json)
 
 
 def page(
@@ -124,18 +126,21 @@ def page(
     print(write_page(models, output, example))
 
 
-def _export(write: Callable[..., Any], model: str, target: Path, compared: tuple[Path | None, int], *settings: Any):
+def _export(write: Callable[..., Any], model: str, target: Path, compared: Compared, *settings: Any):
     """Write an export of a model after a comparison on some sentences, and print what was found and written."""
     from heedful.publishing.exports.comparison import sentences_to_compare
 
-    sentences = sentences_to_compare(model, *compared)
+    chosen, count, as_json = compared
+    sentences = sentences_to_compare(model, chosen, count)
     options.quieten()
     result = write(model, target, sentences, *settings)
+    lines = []
     for search, found in result.comparisons.items():
-        print(f"{search}: {len(found.differences)} of {found.sentences} sentences differ from generate()'s")
+        lines.append(f"{search}: {len(found.differences)} of {found.sentences} sentences differ from generate()'s")
     if result.difference is not None:
-        print(f"logits differ by {result.difference:.1e} at most")
-    print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")
+        lines.append(f"logits differ by {result.difference:.1e} at most")
+    lines += [f"{result.size / 1e6:,.1f} MB in {result.quantization}", f"model: {result.folder}"]
+    options.print_result(asdict(result), "\n".join(lines), as_json)
 
 
 @export.command("onnx")
@@ -146,11 +151,12 @@ def export_to_onnx(
     quantization: Annotated[Literal["float32", "int8"], Option(help="Type of the weights.")] = "float32",
     sentences: Sentences = None,
     count: Count = 500,
+    as_json: options.AsJson = False,
 ):
     """Write a model as ONNX files, after onnxruntime has given the same translations as `generate()`."""
     from heedful.publishing.exports.onnx_export import export_onnx
 
-    _export(export_onnx, model, target, (sentences, count), quantization)
+    _export(export_onnx, model, target, (sentences, count, as_json), quantization)
 
 
 @export.command("ctranslate2")
@@ -161,12 +167,13 @@ def export_to_ctranslate2(
     quantization: Annotated[options.WeightType, Option(help="Of the weights; the device must know it.")] = "float32",
     sentences: Sentences = None,
     count: Count = 500,
+    as_json: options.AsJson = False,
     device: options.Device = None,
 ):
     """Write a model for CTranslate2, after it has given the same translations as `generate()`."""
     from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 
-    _export(export_ctranslate2, model, target, (sentences, count), quantization, device)
+    _export(export_ctranslate2, model, target, (sentences, count, as_json), quantization, device)
 
 
 @export.command("transformers")
@@ -177,11 +184,12 @@ def export_to_transformers(
     zero_start: Annotated[bool, Option("--zero-start", help="Start from zeros, as CTranslate2 demands.")] = False,
     sentences: Sentences = None,
     count: Count = 500,
+    as_json: options.AsJson = False,
 ):
     """Write a model as a class of transformers' own, which needs no code of ours, after it has computed the same."""
     from heedful.publishing.exports.transformers_export import export_transformers
 
-    _export(export_transformers, model, target, (sentences, count), zero_start)
+    _export(export_transformers, model, target, (sentences, count, as_json), zero_start)
 
 
 @export.command("web")
@@ -191,9 +199,10 @@ def export_to_web(
     target: options.NewFolder,
     sentences: Sentences = None,
     count: Count = 500,
+    as_json: options.AsJson = False,
     packages: Annotated[Path | None, Option(help="npm's node_modules, to copy the page's library from.")] = None,
 ):
     """Write a model for transformers.js, with a page that translates in the browser and serves as a Space."""
     from heedful.publishing.web.web_export import export_web
 
-    _export(export_web, model, target, (sentences, count), packages)
+    _export(export_web, model, target, (sentences, count, as_json), packages)

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from heedful.cli import options
 
 def recipes(
     name: Annotated[str | None, Argument(metavar="[NAME]", help="Of a recipe or a size, to print its file.")] = None,
+    as_json: options.AsJson = False,
 ):
     """List the recipes and model sizes that come with Heedful, or print one."""
     from heedful.training import recipe_file
@@ -20,9 +22,10 @@ def recipes(
         print(recipe_file.find_known(name).read_text(encoding="utf-8").rstrip("\n"))
         return
     recipes, sizes = recipe_file.recipes(), recipe_file.sizes()
-    width = max(map(len, recipes | sizes)) + 2
+    width, lines = max(map(len, recipes | sizes)) + 2, []
     for title, names in (("recipes, for `heedful train NAME`", recipes), ("sizes, for `model.config`", sizes)):
-        print(f"{title}:", *(f"  {entry:<{width}}{sentence}" for entry, sentence in names.items()), sep="\n")
+        lines += [f"{title}:", *(f"  {entry:<{width}}{sentence}" for entry, sentence in names.items())]
+    options.print_result({"recipes": recipes, "sizes": sizes}, "\n".join(lines), as_json)
 
 
 def init(
@@ -30,14 +33,16 @@ def init(
     output: Annotated[Path | None, Option("-o", "--output", help="Recipe to write; its default is DATA.yaml.")] = None,
     source: Annotated[str | None, Option(help="Language or column of the source; 1 is a table's first.")] = None,
     target: Annotated[str | None, Option(help="Likewise of the target.")] = None,
+    as_json: options.AsJson = False,
 ):
     """Look at your pairs, and write a commented recipe that fits them and this machine."""
     from heedful.proposals.first_recipe import write_first_recipe
 
     options.quieten()
     output = output or Path(f"{data[0].name.split('.')[0]}.yaml")
-    found = write_first_recipe(data, output, source, target)
-    print(*found, f"recipe: {output}", f"Now: heedful train {shlex.quote(str(output))}", sep="\n")
+    found = [*write_first_recipe(data, output, source, target)]
+    lines = [*found, f"recipe: {output}", f"Now: heedful train {shlex.quote(str(output))}"]
+    options.print_result({"recipe": str(output), "notes": found}, "\n".join(lines), as_json)
 
 
 def tune(
@@ -46,6 +51,7 @@ def tune(
     minutes: Annotated[float, Option(min=0.1, help="When to stop; the same command goes on later.")] = 60,
     output: Annotated[Path | None, Option("-o", "--output", help="Its folder. Default: runs/NAME-tune.")] = None,
     vary: Annotated[list[str] | None, Option(help="vocabulary, width, depth, dropout, learning_rate, KEY=A,B")] = None,
+    as_json: options.AsJson = False,
 ):
     """Search for the settings that suit the data: train many times, give up what is worse, write the best recipe."""
     from heedful.proposals import tuning
@@ -60,11 +66,18 @@ def tune(
     if len(chosen) < len(knobs):
         raise ValueError(f"`--vary` must name each setting once, but names {', '.join(knob for knob, *_ in knobs)}.")
     search = tuning.tune(wanted, folder, minutes, None if vary is None else chosen)
+    lines = []
     for trial in search.trials:
         values = ", ".join(f"{knob} {value}" for knob, value in trial.values.items())
         note = f"given up after {trial.updates} updates" if trial.is_pruned else ""
-        print(f"{trial.loss:.4f}  {values}  {note}".rstrip())
+        lines.append(f"{trial.loss:.4f}  {values}  {note}".rstrip())
     if search.has_unfinished:
         print("The last trial is not at its end: the same command goes on with it.", file=sys.stderr)
     if search.trials:
-        print(f"picture: {folder / tuning.PICTURE}\nrecipe: {search.recipe}\nNow: heedful train {search.recipe}")
+        lines += [
+            f"picture: {folder / tuning.PICTURE}",
+            f"recipe: {search.recipe}",
+            f"Now: heedful train {search.recipe}",
+        ]
+    found = {"recipe": str(search.recipe), "trials": [asdict(trial) for trial in search.trials]}
+    options.print_result(found, "\n".join(lines), as_json)

@@ -54,7 +54,7 @@ def translate(
     options.check_apart(json=as_json, scores=scores)
     options.check_apart(confidence=confidence, n_best=n_best > 1)
     if confidence:
-        from heedful.evaluation.confidence import Confidence
+        from heedful.inference.confidence import Confidence
 
         likely = Confidence.from_pretrained(model, revision, num_beams)
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)

@@ -4,13 +4,11 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
 
 from heedful.pipeline_heed import joined_sentences, split_sentences
 
-if TYPE_CHECKING:
-    from heedful.inference.translation import Translation
-
+Ranked = list[Any]  # the `Translation`s of a sentence or a line, best first
 FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 
 
@@ -53,9 +51,7 @@ class Paragraphs:
         self.taken_apart[number] = [*pieces, ("", whole[len(line) :])]
         return [sentence for sentence, _ in pieces]
 
-    def put_together(
-        self, number: int, found: "dict[int, list[Translation]]", empty: "list[Translation]"
-    ) -> "list[Translation]":
+    def put_together(self, number: int, found: dict[int, Ranked], empty: Ranked) -> Ranked:
         """Return the translations of a line; if it was taken apart, its sentences' are joined, n-th with n-th best."""
         if (pieces := self.taken_apart.pop(number, None)) is None:
             return found.get(0, empty)

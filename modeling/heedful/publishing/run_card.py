@@ -6,12 +6,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+from huggingface_hub.utils import yaml_dump
 
 from heedful.data.sources import references_of
-from heedful.evaluation.confidence import MOST, Confidence
 from heedful.files import write_text
+from heedful.inference.confidence import MOST, Confidence
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
 from heedful.publishing.model_card import (
@@ -50,6 +50,13 @@ def publish_run(result: RunResult) -> Iterator[str]:
         from heedful.publishing.exports.transformers_export import export_run
 
         yield f"as a class of transformers' own: {export_run(result)}"
+
+
+def facts_in_numbers(result: RunResult) -> dict[str, Any]:
+    """Return what a finished run says of itself, for programs."""
+    done = result.progress
+    facts = {"model": str(result.folder), "parameters": result.parameters, "metrics": result.metrics}
+    return facts | {"updates": done.update, "target_tokens": done.target_tokens, "minutes": done.seconds / 60}
 
 
 def write_run_card(result: RunResult) -> Path:
@@ -123,15 +130,16 @@ def _leave_results(result: RunResult) -> None:
     entries, file = [], result.folder / RESULTS_FILE
     for test, location in result.recipe.data.located.test.items():
         scores = result.metrics[test]
-        is_of_hub = is_on_the_hub(location) and not Path(location).exists()
-        if is_of_hub and (metric := next(filter(scores.__contains__, METRIC_NAMES), None)):
-            repository, task, *_ = *location.split(":"), "default"
+        metric = next(filter(scores.__contains__, METRIC_NAMES), None)
+        if metric and isinstance(location, str) and is_on_the_hub(location) and not Path(location).exists():
+            repository, _, task = location.partition(":")
             notes = f"{METRIC_NAMES[metric]} {scores.get(f'{metric}_signature', '')}".strip()
-            entries.append(EvalResultEntry(repository, task, round(float(scores[metric]), 2), notes=notes))
+            value = round(float(scores[metric]), 2)
+            entries.append(EvalResultEntry(repository, task.partition(":")[0] or "default", value, notes=notes))
     file.unlink(missing_ok=True)
     if entries:
         file.parent.mkdir(exist_ok=True)
-        write_text(file, yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
+        write_text(file, yaml_dump(eval_result_entries_to_yaml(entries)))
 
 
 def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:

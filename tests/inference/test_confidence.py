@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from heedful.evaluation.confidence import Confidence
+from heedful.inference.confidence import Confidence
 from helpers import assert_error
 
 

@@ -1,0 +1,41 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["heedful[plots,trackers]"]
+# ///
+"""Train by a recipe on a machine that you lend from the Hub, and push the model: for those without a GPU.
+
+    hf jobs uv run --flavor a10g-small --secrets HF_TOKEN scripts/hf_job.py me/model quickstart
+    uv run scripts/hf_job.py me/model quickstart optimization.max_updates=20 --no-push
+
+Data must be on the Hub or built in: `data.train=me/pairs data.validation=me/pairs`. The lines above say to `uv` what
+to install. A job that is stopped leaves nothing: give it time (`--timeout 4h`).
+"""
+
+from typing import Annotated
+
+import typer
+
+from heedful.cli.main import run
+from heedful.proposals.proposal import complete
+from heedful.publishing.hub import push
+from heedful.publishing.run_card import publish_run
+from heedful.training.recipe_file import read_recipe
+from heedful.training.run import train
+
+
+def main(
+    repository: Annotated[str, typer.Argument(help="Of the model on the Hub, such as me/model.")],
+    recipe: Annotated[str, typer.Argument(help="One that `heedful recipes` lists, or a file.")],
+    changes: Annotated[list[str] | None, typer.Argument(help="Keys of the recipe, as key=value.")] = None,
+    is_pushed: Annotated[bool, typer.Option("--push/--no-push")] = True,
+    private: Annotated[bool | None, typer.Option("--private/--public")] = None,
+) -> None:
+    """Train, print the scores, and push."""
+    result = train(read_recipe(recipe, changes, complete))
+    print(*publish_run(result), sep="\n")
+    if is_pushed:
+        print(push(result.folder, repository, private=private).url)
+
+
+if __name__ == "__main__":
+    run(lambda: typer.run(main))

@@ -1,7 +1,7 @@
 """Count the house, which a reader needs, and the annexes, which he may open later.
 
     python scripts/upkeep/house.py            # print the rooms with their lines
-    python scripts/upkeep/house.py --write    # bring README.md and docs/reading.md up to date
+    python scripts/upkeep/house.py --write    # bring docs/reading.md up to date
 
 The house is how a pair becomes a gradient, and a text a translation. It imports no annex but by name, inside
 a function, so it can be read and run without them. tests/house/test_house.py holds this line, and the house's size.
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "modeling" / "heedful"
 MOST = 11_000  # lines of the house
 
-# The rows of README's tables: what a row holds, and what it is for. What no annex holds is the house's.
+# The rows of the tour's tables: what a row holds, and what it is for. What no annex holds is the house's.
 HOUSE = {
     "*_heed.py": "the Transformer, in flat files that travel to the Hub with what is saved",
     "data/": "corpora in, batches out: reading, cleaning, tokenizers, updates",
@@ -74,7 +74,7 @@ def lines_of(paths: set[Path]) -> int:
 
 
 def table(part: str, rows: dict[str, set[Path]]) -> str:
-    """Return a table of README: a row for each room, its lines to the nearest hundred."""
+    """Return a table of the tour: a row for each room, its lines to the nearest hundred."""
     total = lines_of(set().union(*rows.values()))
     lines = [f"| {part} | {round(total, -2):,} lines | |", "|---|---|---|"]
     for row, paths in rows.items():
@@ -114,7 +114,7 @@ def crossings() -> list[str]:
 
 
 def with_todays_lines(text: str) -> str:
-    """Return a page with README's tables and the lines of the tour's files as they are now."""
+    """Return the tour with its tables and the lines of its files as they are now."""
     tables = {part: table(part, rows) for part, rows in rooms().items()}
     text = TABLE.sub(lambda match: tables[match[0].split(" | ")[0].removeprefix("| ").strip(" |")], text)
 
@@ -127,15 +127,15 @@ def with_todays_lines(text: str) -> str:
 def main() -> None:
     """Print the rooms of both parts, and what crosses the line; with --write bring the pages up to date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="bring README.md and docs/reading.md up to date")
+    parser.add_argument("--write", action="store_true", help="bring docs/reading.md up to date")
     for part, rows in rooms().items():
         print(f"{lines_of(set().union(*rows.values())):>7,}  {part.lower()}")
         for row, paths in rows.items():
             print(f"{lines_of(paths):>9,}  {row}")
     print(*crossings(), sep="\n")
     if parser.parse_args().write:
-        for page in (ROOT / "README.md", ROOT / "docs" / "reading.md"):
-            page.write_text(with_todays_lines(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page = ROOT / "docs" / "reading.md"
+        page.write_text(with_todays_lines(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,19 @@ def test_the_korean_readme_shows_what_the_english_one_shows():
     assert [line for block in shown for line in block.splitlines() if line not in README] == []
 
 
+def test_the_figures_of_both_readmes_are_those_of_the_benchmarks():
+    measured = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    known = {*map(float, re.findall(r"\d+\.\d+", measured))}
+    known |= {int(number.replace(",", "")) / 1024 for number in re.findall(r"([\d,]+) MiB", measured)}
+    found = []
+    for text, head in ((README, "## Figures"), (KOREAN.read_text(encoding="utf-8"), "## 수치")):
+        found.append(re.findall(r"\d+\.\d+", text.partition(head)[2].partition("\n## ")[0]))
+    assert found[0] == found[1]
+    assert len(found[0]) == 14
+    rounded = {f"{each:.{digits}f}" for each in known for digits in (1, 2)}
+    assert [number for number in found[0] if number not in rounded] == []
+
+
 def test_the_chatbots_answers_are_counted_as_the_guide_does(tmp_path, monkeypatch, capsys):
     (code,) = python_of(text_of("chatbot"))
     (tmp_path / "answers.txt").write_text("좋은 생각이에요.\n좋은 생각이에요.\n네.\n", encoding="utf-8")

@@ -19,6 +19,9 @@ try:
 except ImportError:
     %pip install --quiet "heedful[plots] @ {source}"
 """
+# What the menu of a Korean page calls the parts of the site.
+MENU = {"Home": "처음", "Course": "영어 강의", "Lecture notes": "강의 노트", "Guides": "안내서", "Studies": "실험"}
+MENU |= {"Measured and promised": "측정과 약속", "Records": "기록", "Reference": "레퍼런스"}
 NOTEBOOK = {"ko": "노트북으로 내려받기", "en": "Download as a notebook"}
 
 
@@ -70,8 +73,12 @@ def on_page_markdown(markdown: str, page, config, files):
 
 
 def on_page_context(context, page, config, nav):
-    """Give a Korean page a Korean frame: its `lang`, its table of contents and the words of its search."""
-    config.theme["language"] = "ko" if page.file.src_uri.startswith("course/ko/") else "en"
+    """Give a Korean page a Korean frame: its `lang`, its menu, its table of contents and the words of its search."""
+    is_korean = page.file.src_uri.startswith("course/ko/")
+    config.theme["language"] = "ko" if is_korean else "en"
+    for item, entry in zip(nav.items, config.nav, strict=True):  # pages are rendered one after the other
+        (title,) = entry
+        item.title = MENU.get(title, title) if is_korean else title
     return context
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from comet_checkpoint import comet_checkpoint
 from guides import commands_of, python_of, run_commands, text_of
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation import comparison
@@ -27,6 +28,7 @@ def place(model, tokenizers, pairs, tmp_path, monkeypatch):
         saved_in(f"runs/{name}/model", model, tokenizers)
     both = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=300, languages=("ko", "en"))
     saved_in("runs/both/model", tiny_model(vocab_size=len(both.source), **both.special_ids()), both)
+    comet_checkpoint(Path("path/to/wmt22-comet-da"))
     Confidence("chrf", 1, [-2.0, 0.0], [20.0, 95.0], []).save(Path("runs/quickstart/model"))
     table = "".join(f"{source}\t{target}\n" for source, target in pairs.items())
     lines = {"source": list(pairs), "target": list(pairs.values()), "seed1": list(pairs.values())}
@@ -42,7 +44,7 @@ def place(model, tokenizers, pairs, tmp_path, monkeypatch):
 
 
 def test_every_command_of_the_guide_runs(place, printed, pairs):
-    assert len(COMMANDS) >= 13
+    assert len(COMMANDS) >= 14
     found = run_commands(printed, COMMANDS, {"compare": ["--resamples", "40", "--trials", "40"]})
     told = found["score runs/quickstart/model pairs.tsv"]
     assert told.splitlines()[0].split("\t") == ["log_probability", "per_token", "tokens"]
@@ -53,6 +55,8 @@ def test_every_command_of_the_guide_runs(place, printed, pairs):
     assert "nrefs:2" in accepted
     assert "What matches [0-9] is taken out" in ignoring
     assert "commonest confusions" in ignoring
+    (learned,) = [out for command, out in found.items() if "--metric" in command]
+    assert re.search(r"^COMET +-?\d+\.\d{4}$", learned, re.MULTILINE)
     likely = [json.loads(line) for line in Path("english.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["text"] for row in likely] == list(pairs.values())
     assert all(20 <= row["confidence"] <= 95 for row in likely)

@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ def evaluate(
     ignore: options.Ignore = None,
     ter: options.Ter = None,
     bootstrap: Annotated[int, Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
+    metric: Annotated[str | None, Option(help="comet:FOLDER, a saved COMET model, besides.")] = None,
     confusions: Annotated[int, Option(help="Show so many of the commonest confusions of tokens.")] = 0,
     token_budget: options.TokenBudget = 8192,
     predictions: Annotated[Path | None, Option(help="Write the outputs here, one a line.")] = None,
@@ -49,6 +51,7 @@ def evaluate(
     accepted = references_of(pairs)
     left = metrics.references_left(ignore, accepted)
     _warn_of_direction(Path(model), source, target)
+    learned = None if metric is None else import_module("heedful.diagnosis.comet").learned_metric(metric, device)
     options.quieten()
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     texts = _translate_all(model, revision, device, pairs, ignore, token_budget=token_budget, **search)
@@ -59,6 +62,8 @@ def evaluate(
     scoring["metrics"] = metrics.affordable_metrics(ter, texts, accepted)
     scores = metrics.score_translations(texts, accepted, **scoring)
     lines = [metrics.scores_table(scores)]
+    if learned is not None:
+        lines.append(learned.added_to(scores, [pair["source"] for pair in pairs], texts, accepted))
     if confusions:
         texts = metrics.comparable(texts, ignore)
         sources = [pair["source"] for pair in pairs]

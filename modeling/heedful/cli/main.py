@@ -54,8 +54,7 @@ def train(
     settings = read_recipe(recipe, overrides, complete)
     options.quieten()
     if dry_run:
-        for text in import_module("heedful.diagnosis.estimate").estimates(settings):
-            print(text)
+        sys.stdout.writelines(f"{text}\n" for text in import_module("heedful.diagnosis.estimate").estimates(settings))
         return
     from heedful.publishing.exports.transformers_export import check_recipe
     from heedful.publishing.run_card import facts_in_numbers, publish_run

@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(text: str) -> tuple[Any, str]:
+def read_yaml(text: str) -> tuple[Any, str]:
     """Return what YAML says, in at most `MOST_NODES` values, each counted that aliases repeat, and the text behind."""
     loader = _Loader(text)
     try:
@@ -98,7 +98,7 @@ def read_recipe(
     """
     path = find_recipe(path)
     try:
-        tree, _ = _read_yaml(path.read_text(encoding="utf-8-sig"))
+        tree, _ = read_yaml(path.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
     if not isinstance(tree, dict):
@@ -123,7 +123,7 @@ def read_recipe(
 def read_values(text: str) -> list[Any]:
     """Read several values of a key, such as "0.1,0.2": YAML with commas between."""
     try:
-        values, _ = _read_yaml(f"[{text}]")
+        values, _ = read_yaml(f"[{text}]")
     except yaml.YAMLError:
         values = None
     if not isinstance(values, list):
@@ -276,7 +276,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
 def _value(text: str, hint: Any) -> Any:
     """Read the value of an override: YAML, but the text itself where the key takes one or YAML would cut it."""
     try:
-        value, behind = _read_yaml(text)
+        value, behind = read_yaml(text)
         is_cut = bool(behind.strip())
     except yaml.YAMLError as error:
         if hint is None:

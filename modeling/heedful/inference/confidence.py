@@ -12,7 +12,7 @@ from heedful.files import read_object, write_text
 from heedful.inference.loading import model_folder
 
 CONFIDENCE_FILE = "confidence.json"
-MOST, FEWEST = 1000, 100  # sentences to calibrate with
+MOST, FEWEST = 500, 100  # sentences to calibrate with
 STEPS = 20  # of the curve, at most
 BINS = 5  # of the reliability curve
 

@@ -67,6 +67,23 @@ def test_one_tokenizer_has_the_tags_of_all_stages_and_a_stage_of_one_direction_w
     assert whole.corpus.rows[0]["input_ids"][:1] == pair.head("en")
 
 
+def test_the_tokenizer_of_stages_learns_from_both_sides_as_that_of_a_run_does(tmp_path):
+    stages = {"stages": [{"name": name, "optimization": {"max_updates": 1}} for name in ("one", "two")]}
+    of_stages, alone = (
+        train(tiny_recipe(tmp_path / name, {**changes, "optimization.max_updates": 1}))
+        for name, changes in (("stages", stages), ("run", {}))
+    )
+    found, expected = (
+        TokenizerPair.from_pretrained(result.folder).source.get_vocab() for result in (of_stages, alone)
+    )
+    assert found == expected
+    words = {"data.train": "builtin:train:40", "tokenizer.algorithm": "word", "tokenizer.vocab_size": None}
+    with rehearsed(tiny_recipe(tmp_path / "words", stages | words | {"tokenizer.joint": False})) as recipes:
+        tokenizers = TokenizerPair.from_pretrained(recipes["one"].tokenizer.path)
+    assert len(tokenizers.source) > 20
+    assert len(tokenizers.target) > 20
+
+
 @pytest.mark.parametrize("moment", ["before the first update", "in a stage", "at the border", "at the end"])
 def test_a_run_that_is_killed_goes_on_to_the_same_bit(whole, tmp_path, monkeypatch, moment):
     calls = []

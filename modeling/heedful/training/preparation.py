@@ -104,11 +104,11 @@ def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
 
 
 def tokenizers_of(
-    recipe: Recipe, pairs: Iterable[Any], held_out: Iterable[Any] = (), data: Sequence[DataRecipe] = ()
+    recipe: Recipe, pairs: Sequence[Any], held_out: Sequence[Any] = (), data: Sequence[DataRecipe] = ()
 ) -> TokenizerPair:
     """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words has those of `held_out` pairs, too.
 
-    They have the tags of the recipe's data, or of all `data` that are given.
+    Each is a list of collections, read once for each side. The tokenizers have the tags of `data`, or the recipe's.
     """
     settings = recipe.tokenizer
     parts = dict(enumerate(part for each in data or [recipe.data] for part in each.parts.values()))
@@ -118,8 +118,8 @@ def tokenizers_of(
     tags = dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)
     tags |= dict.fromkeys(mark for each in data or [recipe.data] for mark in each.denoise.marks)
     return train_tokenizers(
-        (pair["source"] for pair in chain(islice(pairs, settings.sentences), rest)),
-        (pair["target"] for pair in chain(islice(pairs, settings.sentences), rest)),
+        (pair["source"] for pair in chain(islice(chain.from_iterable(pairs), settings.sentences), *rest)),
+        (pair["target"] for pair in chain(islice(chain.from_iterable(pairs), settings.sentences), *rest)),
         algorithm=settings.algorithm if own is None else (settings.algorithm, own),
         vocab_size=settings.vocab_size,
         joint=settings.joint,
@@ -324,7 +324,7 @@ def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelera
     splits = read_splits(recipe.data)
     check_references(splits, recipe.decoding.ignore)
     kept = clean(splits, recipe.data)
-    tokenizers = given or tokenizers_of(recipe, kept.train, kept.validation if kept.is_held_out else ())
+    tokenizers = given or tokenizers_of(recipe, [kept.train], [kept.validation] * kept.is_held_out)
     check_symbols(tokenizers, kept, recipe.decoding.ignore)
     check_model(recipe, tokenizers)
     return encode(recipe, kept, tokenizers, accelerator)

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +177,8 @@ def _tokenizers(recipe: Recipe, stages: Mapping[str, Recipe], given: TokenizerPa
         preparation.check_references(splits, stage.decoding.ignore)
         kept.append((stage, preparation.clean(splits, stage.data)))
     alike = {str(asdict(stage.data)): (stage.data, splits) for stage, splits in kept}.values()  # each pair counts once
-    held_out = chain.from_iterable(splits.validation for _, splits in alike if splits.is_held_out)
-    pairs = chain.from_iterable(splits.train for _, splits in alike)
+    held_out = [splits.validation for _, splits in alike if splits.is_held_out]
+    pairs = [splits.train for _, splits in alike]
     tokenizers = given or preparation.tokenizers_of(recipe, pairs, held_out, [data for data, _ in alike])
     for stage, splits in kept:
         source_prefixes(stage.data.parts, tokenizers)

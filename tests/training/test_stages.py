@@ -44,7 +44,7 @@ def test_each_stage_begins_with_the_model_of_the_one_before_and_the_last_ones_is
     assert [(stage.name, stage.progress.update) for stage in whole.stages] == [("both", 6), ("one", 4)]
     # It was made of the first stage's last weights: one more update changes little.
     losses = logged(folder, "train/loss")
-    assert losses[6] < losses[0] - 0.5
+    assert losses[6] < losses[0] - 0.3
 
 
 def test_one_log_counts_on_and_one_card_names_the_stages(whole):
@@ -77,7 +77,12 @@ def test_the_tokenizer_of_stages_learns_from_both_sides_as_that_of_a_run_does(tm
         TokenizerPair.from_pretrained(result.folder).source.get_vocab() for result in (of_stages, alone)
     )
     assert found == expected
-    words = {"data.train": "builtin:train:40", "tokenizer.algorithm": "word", "tokenizer.vocab_size": None}
+    words = {
+        "data.train": "builtin:train:40",
+        "data.validation": "builtin:train:5",
+        "tokenizer.algorithm": "word",
+        "tokenizer.vocab_size": None,
+    }
     with rehearsed(tiny_recipe(tmp_path / "words", stages | words | {"tokenizer.joint": False})) as recipes:
         tokenizers = TokenizerPair.from_pretrained(recipes["one"].tokenizer.path)
     assert len(tokenizers.source) > 20

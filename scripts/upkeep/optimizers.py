@@ -56,8 +56,7 @@ TASKS = {
 RATES = (0.001, 0.002, 0.004, 0.008)
 # By name: what the optimizer is, the key that is tuned, and its values. Muon's other rate is the one found for AdamW.
 OPTIMIZERS = {
-    "Adam, the paper's schedule": (["adam", "paper"], "learning_rate", (0.5, 1.0, 2.0, 4.0)),
-    "Adam, inverse square root": (["adam", "inverse_sqrt"], "learning_rate", RATES),
+    "Adam, inverse square root": (["adam", "inverse_sqrt"], "learning_rate", RATES),  # the paper's, by its peak
     "AdamW, linear": (["adamw", "linear"], "learning_rate", RATES),
     "schedule-free AdamW": (["schedule_free", "constant"], "learning_rate", (0.002, 0.004, 0.008, 0.016)),
     "Muon, linear": (["muon", "linear"], "muon_learning_rate", (0.004, 0.008, 0.016, 0.032)),

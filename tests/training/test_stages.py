@@ -77,16 +77,6 @@ def test_the_tokenizer_of_stages_learns_from_both_sides_as_that_of_a_run_does(tm
         TokenizerPair.from_pretrained(result.folder).source.get_vocab() for result in (of_stages, alone)
     )
     assert found == expected
-    words = {
-        "data.train": "builtin:train:40",
-        "data.validation": "builtin:train:5",
-        "tokenizer.algorithm": "word",
-        "tokenizer.vocab_size": None,
-    }
-    with rehearsed(tiny_recipe(tmp_path / "words", stages | words | {"tokenizer.joint": False})) as recipes:
-        tokenizers = TokenizerPair.from_pretrained(recipes["one"].tokenizer.path)
-    assert len(tokenizers.source) > 20
-    assert len(tokenizers.target) > 20
 
 
 @pytest.mark.parametrize("moment", ["before the first update", "in a stage", "at the border", "at the end"])

@@ -149,3 +149,11 @@ def test_marian_trains_as_many_minutes_as_heed_on_the_same_pairs(tmp_path):
     assert all(row[score] >= 0 for row in (ours, theirs) for score in ("bleu", "chrf"))
     # Beside Heed's weights Marian has two tables of positions, and biases.
     assert ours["parameters"] < theirs["parameters"]
+
+
+def test_updates_with_each_optimizer_are_timed_beside_adam(tmp_path):
+    pytest.importorskip("schedulefree")
+    (row,) = figures(tmp_path, "optimizers.py", "--batch", "3", "--length", "7", "--updates", "100,900")
+    ratios = {f"{name} of {tokens}": tokens for name in ("adamw", "schedule_free", "muon") for tokens in (100, 900)}
+    assert all(row[name] > 0 for name in ratios)
+    assert abs(row["muon of 900"] - 1) <= abs(row["muon of 100"] - 1)  # the larger the update, the less a step counts

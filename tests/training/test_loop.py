@@ -26,7 +26,7 @@ from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.model_of_recipe import make_engine
 from heedful.training.objectives.moving_average import MovingAverage
-from heedful.training.objectives.optimizers import averaged_weights
+from heedful.training.objectives.optimizers import MuonWithAdamW, averaged_weights
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes import devices
 from heedful.training.processes.signals import TrainingInterrupted
@@ -370,16 +370,36 @@ def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
     loop = make_loop({**changes, "optimization.warmup_updates": 0, "optimization.max_updates": 1})
     before = {name: weight.detach().clone() for name, weight in loop.engine.network.named_parameters()}
     loop.run()
-    muon, adamw = loop.engine.optimizer.optimizer.parts
+    optimizer = loop.engine.optimizer.optimizer
+    muon, *others = optimizer.param_groups
     names = {weight: name for name, weight in loop.engine.network.named_parameters()}
-    taken = {names[weight] for weight in muon.param_groups[0]["params"]}
+    taken = {names[weight] for weight in muon["params"]}
     assert {name.split(".")[-2] for name in taken} == {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"}
-    assert names.keys() == {p for part in (muon, adamw) for group in part.param_groups for p in group["params"]}
-    assert (muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"]) == (0.02, 0.004)
+    assert optimizer.adamw.param_groups == others
+    assert names.keys() == {weight for group in (muon, *others) for weight in group["params"]}
+    assert (muon["lr"], others[0]["lr"]) == (0.02, 0.004)
     for weight, name in names.items():
         if name in taken:  # an orthogonal matrix has rank r and norm sqrt(r)
             size = 0.2 * math.sqrt(max(weight.shape)) * 0.02 * math.sqrt(min(weight.shape))
             assert (weight.detach() - before[name]).norm() == pytest.approx(size, rel=0.3)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
+def test_muon_is_torchs_but_for_its_rounding(shape):
+    torch.manual_seed(1)
+    start = torch.randn(shape)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=0.02)
+    one = MuonWithAdamW([ours], adamw, weight_decay=0.1, factor=1.0)
+    one.param_groups[0]["lr"] = 0.02
+    other = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        gradient = torch.randn(shape)
+        for weight, optimizer in ((ours, one), (theirs, other)):
+            weight.grad = gradient.clone()
+            optimizer.step()
+    assert (ours - start).norm() > 0.05
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
 
 
 def test_muon_without_matrices_is_refused():

@@ -98,8 +98,7 @@ def test_two_processes_train_with_every_optimizer_as_one_does_and_resume_bit_for
             assert check["optimized"][name]["exact"]
             for losses, expected in zip(check["optimized"][name]["losses"], alone, strict=True):
                 assert losses
-                # Muon rounds to bfloat16.
-                assert losses == pytest.approx(expected, rel=1e-5 if name == "free" else 1e-3)
+                assert losses == pytest.approx(expected, rel=1e-5 if name == "free" else 1e-4)
 
 
 def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, corpus):

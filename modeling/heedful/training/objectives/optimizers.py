@@ -8,6 +8,8 @@ import torch
 from heedful.files import import_extra
 from heedful.training.recipe import OptimizationRecipe, mistake
 
+MOMENTUM = 0.95  # of Muon
+
 
 def make_other_optimizer(
     model: torch.nn.Module, settings: OptimizationRecipe, made: Callable[..., Any]
@@ -35,6 +37,8 @@ def make_other_optimizer(
 class MuonWithAdamW(torch.optim.Optimizer):
     """Muon for some matrices and AdamW for other parameters, as one optimizer with one state.
 
+    torch's own Muon multiplies in bfloat16, which a CPU without such instructions does forty times as slowly.
+
     Args:
         matrices: What Muon changes.
         adamw: Changes the rest.
@@ -45,18 +49,38 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def __init__(
         self, matrices: list[torch.nn.Parameter], adamw: torch.optim.Optimizer, weight_decay: float, factor: float
     ):
-        muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-        self.parts = (muon, adamw)
-        muon.param_groups[0]["factor"] = factor
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self.adamw = adamw
+        muon = {"params": matrices, "lr": 0.0, "weight_decay": weight_decay, "factor": factor}
+        super().__init__([muon, *adamw.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Change the weights by their gradients."""
-        # Loading a state replaces it and the groups, so both parts get them anew.
-        for part, groups in zip(self.parts, (self.param_groups[:1], self.param_groups[1:]), strict=True):
-            part.param_groups, part.state = groups, self.state
-            part.step()
+        # Loading a state replaces it and the groups, so AdamW gets them anew.
+        muon, *self.adamw.param_groups = self.param_groups
+        self.adamw.state = self.state
+        self.adamw.step()
+        for matrix in muon["params"]:
+            if matrix.grad is None:
+                continue
+            momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+            momentum.lerp_(matrix.grad, 1 - MOMENTUM)
+            update = orthogonal(matrix.grad.lerp(momentum, MOMENTUM))  # Nesterov's
+            matrix.mul_(1 - muon["lr"] * muon["weight_decay"])
+            # So large that the root mean square is that of Adam's updates (Liu et al., section 2.2).
+            matrix.add_(update, alpha=-muon["lr"] * 0.2 * max(matrix.shape) ** 0.5)
+
+
+def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix with its singular vectors and singular values near 1, by Newton and Schulz (Jordan et al.)."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrix if matrix.device.type == "cpu" else matrix.bfloat16()
+    x = x.T if x.shape[0] > x.shape[1] else x
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
 
 
 @torch.no_grad()

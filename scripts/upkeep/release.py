@@ -41,12 +41,14 @@ def build() -> Path:
     """Build both files, look at them, and return the wheel."""
     for old in DIST.glob("*"):
         old.unlink()
-    subprocess.run([sys.executable, "-m", "build", ROOT], check=True, stdout=subprocess.DEVNULL)
+    made = subprocess.run([sys.executable, "-m", "build", ROOT], capture_output=True, text=True, check=False)
+    if made.returncode:
+        sys.exit(made.stderr)
     files = sorted(DIST.iterdir())
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True)
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     tracked = set(
-        subprocess.check_output(["git", "ls-files", "modeling", "configuration"], cwd=ROOT, text=True).split()
+        subprocess.check_output(["git", "ls-files", "modeling/heedful", "configuration"], cwd=ROOT, text=True).split()
     )
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}

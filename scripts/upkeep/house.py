@@ -46,7 +46,7 @@ ANNEXES = {
     "diagnosis/": "a recipe checked before training, a model after it",
     "publishing/": "cards, the Hub, conversion of other models, exports",
     "studies/": "the paper's arguments as experiments, its Table 1 measured",
-    "cli/start.py cli/teach.py cli/look.py cli/check.py cli/publish.py cli/former.py": "the others",
+    "cli/start.py cli/teach.py cli/look.py cli/check.py cli/publish.py": "the others",
 }
 TABLE = re.compile(r"^\| (?:The house|The annexes) \|.*\n\|.*\n(?:\|.*\n)+", re.MULTILINE)
 STATION = re.compile(r"^(\| \d+ \| `)([\w/.]+)(` \| +)[\d,]+( \|)", re.MULTILINE)

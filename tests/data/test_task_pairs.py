@@ -100,8 +100,7 @@ def test_the_command_writes_pairs_to_train_on_and_leaves_nothing_half_written(he
     assert heedful_command("pairs", "spacing", "--texts", texts, "-o", output)[0] == 0
     with gzip.open(output, "rt", encoding="utf-8") as stream:
         assert json.loads(next(stream)) == {"source": "나는학교에간다.", "target": "나는 학교에 간다."}
-    # The name of the task may come later, as in the version before.
-    assert heedful_command("pairs", "-o", output, "--count", 3, "reverse")[::2] == (0, f"3 pairs in {output}\n")
+    assert heedful_command("pairs", "reverse", "-o", output, "--count", 3)[::2] == (0, f"3 pairs in {output}\n")
     no = tmp_path / "no" / "pairs.jsonl"
     for options, message, *other in (
         (("spacing", "--texts", texts, "--count", 9), "`--count` must be at most 2"),

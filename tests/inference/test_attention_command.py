@@ -202,25 +202,3 @@ def test_a_picture_without_matplotlib_is_refused_before_the_model_is_loaded(heed
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("heedful.inference.translation.Translator.from_pretrained", None)
     assert_named(heedful_command, [(["attention", folder, SOURCE, "-o", "map.png"], "pip install 'heedful[plots]'")])
-
-
-def test_spellings_of_the_version_before_work_with_a_hint(heedful_command, folder, maps, tmp_path):
-    gold = tmp_path / "gold.txt"
-    gold.write_text("0-0\n", encoding="utf-8")
-    for options, today, shown in (
-        (["--alignment"], "align", write_links(word_alignment(maps))),
-        (["--gold", gold], "align --gold", "AER "),
-        ([f"--gold={gold}", "--json"], "align --gold", "alignment_errors"),
-        (["--steps", "--kind", "encoder"], "attention-numbers --steps", "encoder attention"),
-        (["--entropy"], "attention-numbers --entropy", "nats"),
-        (["--json"], "attention-numbers --json", "maps"),
-    ):
-        code, output, errors = heedful_command("attention", folder, *BOTH, *options)
-        assert code == 0, errors
-        assert shown in output
-        former = str(options[0]).partition("=")[0]
-        hint = f"hint: write `heedful {today}`; the next version knows no `heedful attention {former}`."
-        assert errors.splitlines()[0] == hint
-    message = "Each command does one thing now, and must be asked for it alone: `heedful attention` draws"
-    several = (["--alignment", "--entropy"], ["--gold=gold", "--steps"], ["--alignment", "-o", "a.png"])
-    assert_named(partial(heedful_command, "attention", folder, *BOTH), [(options, message) for options in several])

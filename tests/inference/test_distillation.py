@@ -131,11 +131,10 @@ def distill(model, other, tokenizers, pairs, tmp_path, monkeypatch, heedful_comm
     return partial(heedful_command, "distill")
 
 
-def test_wrong_use_is_told_and_leaves_nothing(distill, other, pairs):
+def test_wrong_use_is_told_and_leaves_nothing(distill, heedful_command, other, pairs):
     texts = [text[::-1] for pair in pairs.items() for text in pair]
     saved_in("runs/stranger", other, train_tokenizers(texts, texts, vocab_size=290))
     data = ["runs/teacher/model", "--data", "pairs.tsv", "--source", "1", "--target", "2", "-o"]
-    token = [*data, "new", "--level", "token"]  # the spelling of the version before
     cases = [
         ([*data, "new.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
         ([*data, "new.jsonl", "--top-k", 3], "No such option: --top-k"),
@@ -143,14 +142,20 @@ def test_wrong_use_is_told_and_leaves_nothing(distill, other, pairs):
         ([*data, "new.jsonl", "--closest", 1], "`--closest` must be at least 2, but is 1"),
         ([*data, "new.jsonl", "--num-beams", 0], "`--num-beams` must be at least 1, but is 0"),
         ([*data, "new.jsonl", "--to", "de"], "`--to` must be one of none"),
-        ([*token, "--top-k", 0], "`--top-k` must be at least 1, but is 0"),
-        ([*data, "runs", "--level", "token"], "`--output` must be a folder that does not exist yet"),
-        (["runs/stranger", *token], "`TEACHER` must all have one tokenizer, but those of runs/stranger and runs/tea"),
+    ]
+    of_tokens = [
+        ([*data, "new", "--top-k", 0], "`--top-k` must be at least 1, but is 0"),
+        ([*data, "runs"], "`--output` must be a folder that does not exist yet"),
+        (
+            ["runs/stranger", *data, "new"],
+            "`TEACHER` must all have one tokenizer, but those of runs/stranger and runs/tea",
+        ),
     ]
     options = ("--num-beams", "--closest", "--max-new-tokens", "--to")
-    cases += [([*token, option, 3], f"No such option: {option}") for option in options]
+    of_tokens += [([*data, "new", option, 3], f"No such option: {option}") for option in options]
     before = {*Path().rglob("*")}
     assert_named(distill, cases)
+    assert_named(partial(heedful_command, "distill-tokens"), of_tokens)
     assert {*Path().rglob("*")} == before
 
 

@@ -352,20 +352,6 @@ def test_a_setting_out_of_range_is_an_error_that_names_it(monkeypatch):
         Lab(STUDY, changed=["width=3"])
 
 
-def test_the_earlier_command_runs_the_study_and_says_so(heedful_command, printed, refused, tmp_path):
-    options = [f"--{setting.replace('_', '-')}" for setting in QUICK]
-    code, output, errors = heedful_command("complexity", "--cell", "gru", *options, "--json")
-    assert code == 0, errors
-    assert f"heedful study complexity --seed 0 cell=gru {' '.join(QUICK)}\n" in errors
-    results = json.loads(output)
-    assert (results["study"], results["seed"]) == ("complexity", 0)
-    output = printed("complexity", *options, "--output", tmp_path / "out")
-    assert output.rstrip() == (tmp_path / "out" / "report.md").read_text(encoding="utf-8").rstrip()
-    assert "`heads` must divide `d_model`, but they are 7 and 512" in refused("complexity", "--heads", 7)
-    assert "Each option must have a value, but --rounds has none." in refused("complexity", "--rounds")
-    assert "complexity" not in printed("--help").replace("study", "")
-
-
 @pytest.fixture(scope="module")
 def committed():
     return json.loads(PAGE.with_suffix(".json").read_text(encoding="utf-8"))

@@ -2,12 +2,11 @@
 
 import json
 import re
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from typer import Argument, Context, Exit, Option
+from typer import Argument, Exit, Option
 
 from heedful.cli import options
 from heedful.files import read_lines, read_object, write_text
@@ -202,25 +201,6 @@ def study(
     made = run_study(lab, folder)
     options.print_result(read_object(made / "results.json"), made / "report.md", as_json)
     return None
-
-
-def complexity(context: Context, seed: int = 0, output: options.TextFile = None, as_json: options.AsJson = False):
-    """Measure Table 1 of the paper: the earlier name of `heedful study complexity`."""
-    from heedful.studies.catalogue import find_study
-    from heedful.studies.report import render_report
-    from heedful.studies.study import Lab, results_of, run_study
-
-    options.quieten()
-    words = " ".join(context.args).replace("=", " ").split()
-    if len(words) % 2:
-        raise ValueError(f"Each option must have a value, but {words[-1]} has none.")
-    given = zip(words[::2], words[1::2], strict=True)
-    settings = [f"{name.lstrip('-').replace('-', '_')}={value}" for name, value in given]
-    lab = Lab(find_study("complexity"), seed, changed=settings)
-    print(f"heedful complexity is now: {lab.command()}", file=sys.stderr)
-    written = None if output is None else read_object(run_study(lab, output) / "results.json")
-    results = written or results_of(lab, lab.study.run(lab))
-    options.print_result(results, render_report(results), as_json)
 
 
 def version():

@@ -34,7 +34,6 @@ PANELS = {
     "Check": dict.fromkeys(("verify", "compare", "study"), "check"),
     "Publish": dict.fromkeys(("card", "page", "push", "convert", "export"), "publish"),
     "Help": {"version": "check"},
-    "": {"complexity": "check"},  # not shown
 }
 PLACES = {name: (module, panel) for panel, modules in PANELS.items() for name, module in modules.items()}
 TAKE_SENTENCES = ("translate", "attention", "align", "attention-numbers", "embeddings")
@@ -84,17 +83,9 @@ class Heedful(TyperGroup):
             alone.add_typer(found, name=name, rich_help_panel=panel)
         else:
             kind = options.TakesSentences if name in TAKE_SENTENCES else None
-            # A former spelling, on no panel, reads its arguments itself.
-            context = None if panel else {"allow_extra_args": True, "ignore_unknown_options": True}
-            show = alone.command(name, cls=kind, rich_help_panel=panel, hidden=not panel, context_settings=context)
+            show = alone.command(name, cls=kind, rich_help_panel=panel)
             show(options.safe_at_terminals(found))
         return get_group(alone).commands[name]
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the subcommand that the arguments begin with, also by its spelling of the version before."""
-        from heedful.cli.former import in_todays_spelling
-
-        return super().resolve_command(ctx, in_todays_spelling(args))
 
 
 app = Typer(

@@ -72,7 +72,7 @@ def translate(
         for translation in chain.from_iterable(chain.from_iterable(found)):
             values = {"score": translation.score} if (scores or as_json) and translation.score is not None else {}
             values |= {"confidence": round(likely.of(translation.score), 1)} if confidence else {}
-            line = translation.text.rstrip("\r\n")
+            line = translation.text.rstrip("\r\n") if paragraphs else translation.text
             end = translation.text[len(line) :] if paragraphs and not (text or as_json) and n_best == 1 else "\n"
             if as_json:
                 line = json.dumps({"text": line, **values}, ensure_ascii=False)

@@ -57,14 +57,15 @@ class Comet:
         # Without the code that a checkpoint may hold besides.
         saved = torch.load(place / "checkpoints/model.ckpt", map_location="cpu", weights_only=True)["state_dict"]
         name = str(place / "encoder") if (place / "encoder").is_dir() else self.settings["pretrained_model"]
-        self.tokenizer, self.device = AutoTokenizer.from_pretrained(name), resolve_device(device)
-        encoder = AutoModel.from_config(AutoConfig.from_pretrained(name), add_pooling_layer=False)
+        self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        self.device = resolve_device(device)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        encoder = AutoModel.from_config(config, add_pooling_layer=False, trust_remote_code=False)
         found = {key.removeprefix(ENCODER): value for key, value in saved.items() if key.startswith(ENCODER)}
         missing, _ = encoder.load_state_dict(found, strict=False)
         if missing:
-            raise ValueError(
-                f"{place / 'checkpoints/model.ckpt'} must hold all of the encoder, but lacks {missing[0]}."
-            )
+            where = place / "checkpoints/model.ckpt"
+            raise ValueError(f"{where} must hold all of the encoder, but lacks {missing[0]}.")
         self.encoder = encoder.eval().to(self.device)
         self.weights = {key: value.to(self.device) for key, value in saved.items() if not key.startswith(ENCODER)}
 

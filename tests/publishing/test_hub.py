@@ -270,6 +270,6 @@ def test_a_push_without_a_network_fails_in_one_line_and_training_state_stays_at_
         push(folder, "me/model")
     from huggingface_hub.utils import filter_repo_objects
 
-    private = ["training_state/optimizer.pt", "log.jsonl", ".secret", "manifest.json", "target_tokenizer/.x"]
+    private = ["training_state/optimizer.pt", "log.jsonl", "manifest.json", "target_tokenizer/.x"]
     public = ["model.safetensors", "config.json", "target_tokenizer/tokenizer.json", "README.md", "recipe.yaml"]
     assert list(filter_repo_objects([*private, *public], ignore_patterns=hub.PRIVATE_FILES)) == public

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 from huggingface_hub.utils import yaml_dump
 
 from heedful.data.sources import references_of
@@ -135,11 +134,12 @@ def _leave_results(result: RunResult) -> None:
             repository, _, task = location.partition(":")
             notes = f"{METRIC_NAMES[metric]} {scores.get(f'{metric}_signature', '')}".strip()
             value = round(float(scores[metric]), 2)
-            entries.append(EvalResultEntry(repository, task.partition(":")[0] or "default", value, notes=notes))
+            benchmark = {"id": repository, "task_id": task.partition(":")[0] or "default"}
+            entries.append({"dataset": benchmark, "value": value, "notes": notes})
     file.unlink(missing_ok=True)
     if entries:
         file.parent.mkdir(exist_ok=True)
-        write_text(file, yaml_dump(eval_result_entries_to_yaml(entries)))
+        write_text(file, yaml_dump(entries))
 
 
 def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:

@@ -61,3 +61,6 @@ def test_what_is_no_such_model_is_refused_by_name(tmp_path):
     del state["state_dict"]["encoder.model.embeddings.word_embeddings.weight"]
     torch.save(state, tmp_path / "good/checkpoints/model.ckpt")
     assert_error("must hold all of the encoder, but lacks embeddings", learned_metric, f"comet:{tmp_path / 'good'}")
+    for file in ("checkpoints/model.ckpt", "hparams.yaml"):
+        (tmp_path / "good" / file).write_text("[: no")
+        assert_error("must be as `unbabel-comet` saves a model", learned_metric, f"comet:{tmp_path / 'good'}")

@@ -17,6 +17,7 @@ from typer import Argument, Option
 from heedful.cli import options
 from heedful.files import bounded_lines, one_line, other_encoding
 
+FORMATS = {"score": ".4f", "confidence": ".1f"}
 CHUNK = 1024  # lines by which a bar moves
 
 
@@ -74,10 +75,8 @@ def translate(
             values |= {"confidence": round(likely.of(translation.score), 1)} if confidence else {}
             line = translation.text.rstrip("\r\n") if paragraphs else translation.text
             end = translation.text[len(line) :] if paragraphs and not (text or as_json) and n_best == 1 else "\n"
-            if as_json:
-                line = json.dumps({"text": line, **values}, ensure_ascii=False)
-            for name, value in () if as_json else reversed(values.items()):
-                line = f"{value:.4f}\t{line}" if name == "score" else f"{value}\t{line}"
+            columns = [format(value, FORMATS[name]) for name, value in values.items()]
+            line = json.dumps({"text": line, **values}, ensure_ascii=False) if as_json else "\t".join([*columns, line])
             print(one_line(line), file=stream, flush=is_dialogue, end=end)
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from heedful.evaluation.metrics import TITLE_WIDTH
-from heedful.inference.loading import resolve_device
+from heedful.inference.loading import first_line, resolve_device
 from heedful.training.recipe_file import read_yaml
 
 KINDS = {"regression_metric": True, "referenceless_regression_metric": False}  # whether a reference is read
@@ -49,13 +49,16 @@ class Comet:
         for file in ("hparams.yaml", "checkpoints/model.ckpt"):
             if not (place / file).is_file():
                 raise FileNotFoundError(f"`comet:` must name a folder with {file}, but {place} has none.")
-        self.settings, _ = read_yaml((place / "hparams.yaml").read_text(encoding="utf-8"))
+        try:
+            self.settings = dict(read_yaml((place / "hparams.yaml").read_text(encoding="utf-8"))[0])
+            # Without the code that a checkpoint may hold besides.
+            saved = torch.load(place / "checkpoints/model.ckpt", map_location="cpu", weights_only=True)["state_dict"]
+        except Exception as error:  # of YAML, of pickle, or of what is no mapping
+            raise ValueError(f"{place} must be as `unbabel-comet` saves a model: {first_line(error)}") from error
         for name, known in KNOWN.items():
             if (value := self.settings.get(name, known[0])) not in known:
                 must = " or ".join(map(str, known))
                 raise ValueError(f"`{name}` of {place / 'hparams.yaml'} must be {must}, but is {value} instead.")
-        # Without the code that a checkpoint may hold besides.
-        saved = torch.load(place / "checkpoints/model.ckpt", map_location="cpu", weights_only=True)["state_dict"]
         name = str(place / "encoder") if (place / "encoder").is_dir() else self.settings["pretrained_model"]
         self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         self.device = resolve_device(device)

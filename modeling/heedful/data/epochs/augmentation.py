@@ -4,7 +4,7 @@ import logging
 import re
 import unicodedata
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain, count, pairwise
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,8 @@ class Augmentation:
     def __init__(
         self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int, left: Collection[int] = ()
     ):
-        if (
-            any(asdict(replace(rules, joined=0, neighbours=False)).values())
-            and symbols_of(encoder.tokenizers.source) is not None
-        ):
+        changes_words = rules.lower_case or rules.typos or rules.no_final_punctuation
+        if changes_words and symbols_of(encoder.tokenizers.source) is not None:
             must = "empty but for `joined` where the source's vocabulary is closed"
             raise ValueError(f"`data.augmentation` must be {must}, but changes the words of sources.")
         self._rules, self._pairs, self._encoder, self._seed, self._left = rules, pairs, encoder, seed, left

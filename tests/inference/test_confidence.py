@@ -58,3 +58,10 @@ def test_confidence_is_kept_in_a_folder_and_few_pairs_give_none(tmp_path):
     assert_error("confidence.json must be as", Confidence.from_pretrained, tmp_path)
     (tmp_path / "confidence.json").unlink()
     assert_error("confidence.json does not exist", Confidence.from_pretrained, tmp_path)
+
+
+def test_each_half_is_rated_by_the_curve_of_the_other_half():
+    halves = [Scored("no" if number % 2 else "yes", float(number)) for number in range(200)]
+    found = Confidence.of_pairs(halves, [["yes"]] * 200, exact=True, num_beams=1).reliability
+    assert found[0][:2] == (0, 100)  # the right half, by the wrong one's curve
+    assert found[-1][:2] == (100, 0)

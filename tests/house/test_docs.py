@@ -126,10 +126,19 @@ def test_every_test_that_a_document_names_exists():
     assert [name for file, name in named if name and f"\ndef {name}(" not in (ROOT / file).read_text("utf-8")] == []
 
 
+def sections(document):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 def test_every_link_to_a_file_leads_somewhere():
     for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+        for name, section in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", document.read_text(encoding="utf-8")):
+            target = document.parent / name if name else document
+            assert target.exists(), f"{document.name} links to {name}"
+            if section:
+                assert section in sections(target), f"{document.name} links to a section {section} of {target.name}"
 
 
 def test_the_page_of_installation_says_what_every_extra_is_for_and_no_other_is_named():

@@ -282,6 +282,8 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
         ([*given, "--choose", "best", *out], "Invalid value for '--choose'"),
         ([*given, "--language", "xx", *out], "`--language` must be one of"),
         ([*given, "--source", "ko", *out], "Row 1 of few.jsonl must have the columns 'ko' and 'target'"),
+        ([*given, "--target", "source", *out], "`--target` must be another column than `--source`, but both are"),
+        (["--candidates", "nowhere.jsonl", *out], "`--candidates` must be a file"),
         ([*given, "-o", "few.jsonl"], "`--output` must be another file than those that are read"),
         ([*given, "-o", "out.tsv"], "`--output` must end in .jsonl or .jsonl.gz"),
         (["--candidates", "none.jsonl", *out], "`--candidates` must hold one that is good enough"),

@@ -63,7 +63,12 @@ INEXPRESSIBLE = {name: {name: value} for name, value in OTHERS.items()} | {
 NO_T5 = {"norm_placement": "post", "norm_type": "layernorm", "feed_forward_bias": True, "attention_bias": True}
 NO_T5 |= {"output_bias": True, "embedding_norm": True, "activation_function": "geglu", "attention_scoring": "additive"}
 NO_T5 |= {"decoder_attention_heads": 2, "decoder_ffn_dim": 40, "decoder_layers": 3, "d_v": 4}
-NO_T5 |= {"encoder_neighbourhood": 2, "share_encoder_decoder_embeddings": False, "decoder_key_value_heads": 1}
+NO_T5 |= {
+    "encoder_neighbourhood": 2,
+    "tie_word_embeddings": False,
+    "share_encoder_decoder_embeddings": False,
+    "decoder_key_value_heads": 1,
+}
 
 
 def model_of(changes: dict) -> HeedForConditionalGeneration:

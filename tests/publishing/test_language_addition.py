@@ -133,6 +133,23 @@ def test_a_piece_of_new_texts_is_left_out_where_the_models_own_training_data_hav
     assert pieces == [["Ġparku"], []]
 
 
+def test_the_models_own_training_data_are_those_of_all_its_stages_and_a_missing_file_is_named(place):
+    source = of_languages(place / "model")
+    table_file(place / "first.tsv", [("고양이", "Kočka běží")])
+    table_file(place / "second.tsv", [("강아지", "V parku")])
+    stages = [{"name": name, "data": {"train": f"{name}.tsv"}} for name in ("first", "second")]
+    tree = tiny_tree(place / "run", {"data.source": "1", "data.target": "2", "stages": stages})
+    (source / "recipe.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    texts = ["고양이", "Kočka běží", "강아지", "V parku"]
+    assert list(addition._old_texts(source, [])) == texts
+    (place / "first.tsv").unlink()
+    assert_error(
+        "`old` must name what the model was trained on, for `data.train`", list, addition._old_texts(source, [])
+    )
+    with pytest.warns(UserWarning, match="unless `old` names them: `data.train` of the model's recipe"):
+        assert list(addition._old_texts(source, ["second.tsv"])) == texts[2:] * 2
+
+
 @pytest.mark.parametrize("algorithm", ["word", "character"])
 def test_vocabularies_of_words_and_characters_get_a_tag_alone(place, algorithm):
     source = of_languages(place / "model", algorithm)
@@ -197,6 +214,7 @@ def test_wrong_use_is_refused_by_name_and_nothing_is_left(place, refused):
         ),
         (("model", "--add-language", "c s"), "`--add-language` must be of letters"),
         (("model", "--like", "de"), "`--like` must be one of ko, en, but is 'de'"),
+        (("model", "--old", "nowhere.tsv"), "`--old` must be a file"),
         (("model", "--pieces", -1), "`--pieces` must be at least 0, but is -1"),
         (("model", "--pairs", "empty.tsv"), "`--pairs` must hold texts of the new language, but empty.tsv has none"),
         (("model", "--source-language", "ko"), "`--source-language` must be None for a Heed model"),

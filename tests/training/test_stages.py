@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,19 @@ from safetensors.torch import load_file
 
 from guides import commands_of, run_commands, text_of
 from heedful import TokenizerPair
-from heedful.publishing.run_card import publish_run
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.publishing.exports.transformers_export import check_recipe
+from heedful.publishing.run_card import facts_of, publish_run
+from heedful.training import preparation
 from heedful.training import run as run_module
 from heedful.training import stages as stages_module
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 from heedful.training.stages import rehearsed, stages_of
-from helpers import assert_refused
+from helpers import assert_refused, run_python
 from process_checks import equal
-from tiny_runs import logged, recipe_file, tiny_recipe, tiny_tree
+from tiny_runs import SIZES, logged, recipe_file, table_file, tiny_recipe, tiny_tree
 
 BOTH = {"name": "both", "data": {"both_directions": True}}
 ONE = {"name": "one", "optimization": {"max_updates": 4, "learning_rate": 0.001}, "seed": 2}
@@ -79,7 +83,10 @@ def test_the_tokenizer_of_stages_learns_from_both_sides_as_that_of_a_run_does(tm
     assert found == expected
 
 
-@pytest.mark.parametrize("moment", ["before the first update", "in a stage", "at the border", "at the end"])
+MOMENTS = ("before the tokenizers", "before the first update", "in a stage", "at the border", "at the end")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_run_that_is_killed_goes_on_to_the_same_bit(whole, tmp_path, monkeypatch, moment):
     calls = []
 
@@ -87,15 +94,17 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bit(whole, tmp_path, monkeypat
         if len(calls) == {"before the first update": 0, "at the border": 1}.get(moment, 9):
             raise TrainingInterrupted("killed")
         calls.append(stage.name)
-        return run_module.train(stage)
+        return run_module.train_one(stage)
 
     def killed_before_a_save(*_, **__):
         raise TrainingInterrupted("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages_module, "train", killed_before_a_train)
+        patch.setattr(stages_module, "train_one", killed_before_a_train)
         if moment == "at the end":
             patch.setattr(stages_module, "written_folder", killed_before_a_save)
+        if moment == "before the tokenizers":
+            patch.setattr(stages_module.preparation, "save_tokenizers", killed_before_a_save)
         if moment == "in a stage":
             patch.setattr(run_module, "publish_weights", killed_before_a_save)
         with pytest.raises(TrainingInterrupted):
@@ -107,6 +116,62 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bit(whole, tmp_path, monkeypat
     assert result.metrics == whole.metrics
     assert equal(load_file(result.folder / "model.safetensors"), load_file(whole.folder / "model.safetensors"))
     assert logged(tmp_path / "run", "train/loss") == logged(whole.recipe.folder, "train/loss")
+
+
+def test_what_is_the_users_stays_when_a_run_goes_on(whole):
+    (whole.folder / "NOTES.md").write_text("mine")
+    train(tiny_recipe(whole.recipe.folder, {**STAGES, "resume": True}))
+    assert (whole.folder / "NOTES.md").read_text() == "mine"
+    assert read_recipe(whole.folder / "recipe.yaml").stages == [BOTH, ONE]  # of the whole run, not of the last stage
+
+
+def test_a_stage_that_is_over_cannot_change_when_a_run_goes_on(whole):
+    cases = [
+        ({"stages": [{**BOTH, "seed": 5}, ONE]}, "Stage both of the recipe: `seed` must be as in the run"),
+        ({"optimization.max_updates": 9}, r"Stage both .*`optimization\.max_updates` must be as it was \(6\), .* 9"),
+        ({"stages": [BOTH, {**ONE, "seed": 3}]}, "Stage one of the recipe: `seed` must be as in the run"),
+        ({"stages": [BOTH]}, "`stages` must be as in the run"),
+    ]
+    resumed = {**STAGES, "resume": True}
+    assert_refused(cases, lambda changes: train(tiny_recipe(whole.recipe.folder, resumed | changes)))
+
+
+def test_no_stage_learns_a_text_that_another_one_is_validated_or_tested_with(tmp_path):
+    pairs = [*korean_english_pairs("test", 4), *korean_english_pairs("train", 20)]
+    file = table_file(tmp_path / "pairs.tsv", [("ko", "en"), *((pair["ko"], pair["en"]) for pair in pairs)])
+    first = {"name": "first", "data": {"train": file, "both_directions": True, "test": {}}}
+    recipe = tiny_recipe(tmp_path / "run", {"stages": [first, ONE], "data.test": {"mine": "builtin:test:4"}})
+    data = stages_of(recipe)["first"].data
+    assert data.held_out == {"one.mine": "builtin:test:4"}
+    report = preparation.clean(preparation.read_splits(data), data).report
+    assert report.dropped["overlap"] == 4
+    assert report.kept == 20
+    alone = {"stages": [first, ONE], "data.validation": None}
+    with pytest.raises(ValueError, match=r"`data\.validation` must be given where"):
+        stages_of(tiny_recipe(tmp_path / "run", alone))
+    same = {"stages": [{"name": "first", "seed": 3}, ONE], "data.validation": None}
+    assert len(stages_of(tiny_recipe(tmp_path / "run", same))) == 2
+
+
+def test_a_card_has_the_data_of_all_stages_and_claims_no_license_of_one(whole):
+    first, second = whole.stages
+    own = replace(first, data=replace(first.data, train="mine.tsv"))
+    assert facts_of(whole).license == "apache-2.0"
+    facts = facts_of(replace(whole, stages=(own, second)))
+    assert facts.license == "unknown"
+    assert facts.datasets == ["mine.tsv", "builtin:train:300"]
+
+
+@pytest.mark.multiprocess
+def test_two_processes_train_all_stages_as_one_does_and_move_an_earlier_run_aside(tmp_path):
+    changes = {**STAGES, "model.options": {**SIZES, "dropout": 0.0}}
+    train(tiny_recipe(tmp_path / "one", changes))
+    path = recipe_file(tmp_path, {**changes, "output": str(tmp_path / "two")})
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    for overwrite in ("false", "true"):
+        run_python(*launcher, "-m", "heedful", "train", path, f"overwrite={overwrite}")
+    for folder in ("two", "two.1"):
+        assert logged(tmp_path / folder, "train/loss") == pytest.approx(logged(tmp_path / "one", "train/loss"))
 
 
 WRONG = [
@@ -125,11 +190,21 @@ WRONG = [
         r"Stage a of the recipe: `optimization\.max_update` is not",
     ),
     ([{"name": "a", "data": {"train": "builtin:train:0"}}], "builtin"),
+    ([ONE, {"name": "a", "optimization": {"distillation": "nowhere"}}], "nowhere"),
+    (5, "`stages` must be a list"),
 ]
 
 
 def test_what_a_stage_cannot_change_is_named_before_anything_is_written(tmp_path):
-    assert_refused(WRONG, lambda stages: train(tiny_recipe(tmp_path / "run", {"stages": stages})))
+    def run(changes):
+        train(read_recipe(recipe_file(tmp_path, {"output": str(tmp_path / "run"), **changes})))
+
+    assert_refused(WRONG, lambda stages: run({"stages": stages}))
+    many = {"stages": [BOTH, ONE], "publish.also": ["transformers"]}
+    with pytest.raises(ValueError, match="of several target languages"):
+        check_recipe(tiny_recipe(tmp_path / "run", many))
+    with pytest.raises(ValueError, match=r"`tokenizer\.sentences` must be empty where"):
+        run({"stages": [ONE], "tokenizer.sentences": 9})
     assert not [*(tmp_path / "run").glob("*")]
 
 

@@ -158,6 +158,8 @@ def distill(
     else:
         _check_given(f"with --candidates and --choose {choose or 'chrf'}", {}, search | models)
     options.check_pairs_file(output, data or [str(candidates)])
+    if source == target:
+        raise ValueError(f"`--target` must be another column than `--source`, but both are {source!r}.")
     options.quieten()
     budget = 8192 if token_budget is None else token_budget
     settings: Any = {"target_language": to, "token_budget": budget, "chunk_size": CHUNK}

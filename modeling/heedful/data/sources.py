@@ -10,10 +10,11 @@ import glob
 import gzip
 import json
 import re
+import sys
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain, islice, zip_longest
@@ -35,7 +36,7 @@ BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 SEPARATOR_LINE = re.compile(r'\Asep=([^"\r\n])(\r\n?|\n)')  # which Excel reads before a table
 TABLES = ("csv", "tsv", "txt")
-ANY_COLUMNS = ("", "")  # where nobody knows yet what they are called
+ANY_COLUMNS = ("", "")  # where it is not known yet what they are called
 KINDS = "(.jsonl, .json, .csv, .tsv or .txt, each also with .gz, or .parquet)"
 csv.field_size_limit(2**24)  # characters of a cell; a quotation mark that is never closed makes one of a whole file
 # By which words `datasets` knows the file of a split.
@@ -86,11 +87,26 @@ def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
     return [pair.get("references") or [pair["target"]] for pair in pairs]
 
 
-def first_rows(location: str | Sequence[str], count: int) -> list[Mapping[str, Any]]:
-    """Return the first rows of training data, by languages or columns; of a table, all lines by number of column."""
-    rows = row_reader(location, ANY_COLUMNS, "train", streaming=True)
+def first_rows(location: str | Sequence[str], count: int, split: str = "train") -> list[Mapping[str, Any]]:
+    """Return the first rows of a split, by languages or columns; of a table, all lines by number of column."""
+    rows = row_reader(location, ANY_COLUMNS, split, streaming=True)
     found = [(cells.get("translation"), cells) for _, _, cells in islice(rows(), count)]
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
+
+
+def texts_of(location: str | Sequence[str], split: str = "train") -> Iterator[str]:
+    """Yield all texts of a split's rows."""
+    for row in first_rows(location, sys.maxsize, split):
+        yield from (text for text in row.values() if isinstance(text, str))
+
+
+@contextmanager
+def reading(parameter: str) -> Iterator[None]:
+    """Name another parameter than `location` in the errors of reading one."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise type(error)(str(error).replace("`location`", f"`{parameter}`")) from error
 
 
 def row_reader(location: str | Sequence[str], columns: Columns, split: str, streaming: bool) -> Reader:
@@ -173,7 +189,7 @@ def _builtin(location: str, columns: Columns) -> Reader:
         must = f"builtin:SPLIT:COUNT with a split of {', '.join(BUILTIN_SPLITS)} and a count of at least 1"
         raise ValueError(f"`location` must be {must}, but is {location!r} instead.")
     for field, language in zip(("source", "target"), columns, strict=True):
-        if language not in ("ko", "en"):
+        if language not in ("ko", "en") and columns != ANY_COLUMNS:
             raise ValueError(f"`{field}` must be ko or en for the built-in corpus, but is {language!r} instead.")
     return partial(_numbered, location, korean_english_pairs, match["split"], int(match["count"]))
 

@@ -79,8 +79,9 @@ def facts_of(result: RunResult) -> CardFacts:
         for name, values in result.metrics.items()
         if "count" in values
     }
-    data = recipe.data
-    files = [data.train, *(part.train for part in data.mixture.values()), *data.denoise.text]
+    files: list[Any] = []
+    for data in [stage.data for stage in result.stages] or [recipe.data]:
+        files += [data.train, *(part.train for part in data.mixture.values()), *data.denoise.text]
     trained = [file for file in files if file is not None]
     given = ["pieces of a given tokenizer"] * 2
     tokens = given if recipe.tokenizer.path else [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]

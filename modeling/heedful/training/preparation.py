@@ -18,7 +18,7 @@ from heedful.data import mixture
 from heedful.data.batching import BatchingSettings, Row, UpdateBatches
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.sources import read_pairs, references_of
+from heedful.data.sources import read_pairs, references_of, texts_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import references_left
@@ -47,6 +47,7 @@ class Splits:
     tests: "dict[str, Dataset]"  # by their keys in the recipe
     total: int | None  # training pairs in all; `None` for a stream whose end was not reached
     report: CleaningReport = field(default_factory=CleaningReport)  # of a stream it fills while the stream is read
+    others: frozenset[str] = frozenset()  # texts that are not trained on either
     is_held_out: bool = False  # whether the validation pairs come from those of training
 
 
@@ -58,13 +59,15 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
     read = partial(read_pairs, source=data.source, target=data.target, references=data.references)
     validation = None if where.validation is None else read(where.validation, split="validation")
     tests = {f"data.test.{name}": read(location, split=name) for name, location in where.test.items()}
+    held_out = ((place, name.rpartition(".")[2]) for name, place in data.held_out.items())
+    others = frozenset(text for place, split in held_out for text in texts_of(place, split))
     train = mixture.read_parts(data.parts, data.streaming)
     total = len(train) if isinstance(train, Sized) else None
     if limit is not None:
         first = [{"part": 0, **pair, "row": number} for number, pair in enumerate(islice(train, limit), start=1)]
         total = len(first) if total is None and len(first) < limit else total
         train = Dataset.from_list(first)
-    return Splits(train, validation, tests, total)
+    return Splits(train, validation, tests, total, others=others)
 
 
 def check_references(splits: Splits, ignore: str | None) -> None:
@@ -75,7 +78,8 @@ def check_references(splits: Splits, ignore: str | None) -> None:
 
 def clean(splits: Splits, data: DataRecipe) -> Splits:
     """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none."""
-    held_out = chain(splits.validation or (), *splits.tests.values())
+    others = ({"source": text, "target": text} for text in splits.others)
+    held_out = chain(splits.validation or (), *splits.tests.values(), others)
     train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions, data.denoised)
     kept = replace(splits, train=train, report=report)
     if splits.validation is not None:

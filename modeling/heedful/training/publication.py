@@ -71,11 +71,16 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
             model.save_pretrained(partial)
             corpus.tokenizers.save_pretrained(partial)
             (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
-            for file in foreign_files(recipe.folder / MODEL_FOLDER):
-                (partial / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(recipe.folder / MODEL_FOLDER / file, partial / file, follow_symlinks=False)
+            copy_foreign_files(recipe.folder / MODEL_FOLDER, partial)
     accelerator.wait_for_everyone()
     return model
+
+
+def copy_foreign_files(folder: Path, target: Path) -> None:
+    """Copy what a user has put into the folder of a model to another one."""
+    for file in foreign_files(folder):
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(folder / file, target / file, follow_symlinks=False)
 
 
 def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:

@@ -29,6 +29,7 @@ class DataRecipe:
     validation: Location | None = None
     test: dict[str, Location] = field(default_factory=dict)
     references: str | None = None
+    held_out: dict[str, Location] = field(default_factory=dict)
     folder: str | None = None
     mixture: dict[str, MixturePart] = field(default_factory=dict)
     temperature: float = 1.0
@@ -343,8 +344,8 @@ class Recipe:
         if (self.optimization.ema_decay is not None) != (self.checkpoints.publish == "ema"):
             value = f"{self.optimization.ema_decay} with {self.checkpoints.publish}"
             raise mistake("optimization.ema_decay", "given where `checkpoints.publish` is ema, and only there", value)
-        if (self.data.mixture or self.data.denoise) and self.tokenizer.sentences is not None:
-            must = "empty where `data.mixture` or `data.denoise` is given, of which the tokenizer needs every part"
+        if (self.data.mixture or self.data.denoise or self.stages) and self.tokenizer.sentences is not None:
+            must = "empty where `data.mixture`, `data.denoise` or `stages` need every part in the tokenizer"
             raise mistake("tokenizer.sentences", must, self.tokenizer.sentences)
         if self.optimization.distillation is not None:
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}

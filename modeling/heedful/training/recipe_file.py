@@ -28,7 +28,9 @@ MOST_NODES = 100_000
 IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 IN_WORDS |= {type(None): "empty", list: "a list", dict: "a mapping"}
 # Keys whose paths may be relative to the recipe's file: those of data only where there is no `data.folder`.
-PATHS = re.compile(r"model\.(config|start_from)|tokenizer\.path|optimization\.distillation|data\.folder")
+PATHS = re.compile(
+    r"model\.(config|start_from)|tokenizer\.path|optimization\.distillation|data\.(folder|held_out\..+)"
+)
 PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train|denoise\.text)")
 # Keys that a recipe no longer has: the values by which they did nothing, which are still read, and why they went.
 REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -106,7 +108,8 @@ def read_recipe(
     is_open = tree.get("optimization") is None and not section_of(tree, "model").get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
     others = ("data.mixture", "data.denoise")
-    is_other = any(key in ("data", "data.train") or key.startswith(others) for key in overridden)
+    keys = [re.sub(r"^stages\.[^.]+\.", "", key) for key in overridden]
+    is_other = any(key in ("data", "data.train") or key.startswith(others) for key in keys)
     if is_other and (card := section_of(tree, "card")):
         # What the file says of its data is not so of others: a model is not published under someone else's licence.
         tree["card"] = {key: value for key, value in card.items() if key.endswith("_language")}
@@ -219,11 +222,10 @@ def _suggestion(path: Path, names: Iterable[str]) -> str:
 def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str], has_folder: bool = False) -> None:
     """Put a recipe's folder before the paths in its file that lie there; overridden ones are not the file's."""
     has_folder = has_folder or bool(section_of(tree, "data").get("folder"))
-    for stage in tree.get("stages") or ():
-        if isinstance(stage, dict):
-            own = f"stages.{stage.get('name')}."
-            changed = [key.removeprefix(own) for key in overridden if key.startswith(own)]
-            _resolve_paths(folder, stage, changed, has_folder)
+    for stage in _stages_in(tree):
+        own = f"stages.{stage.get('name')}."
+        changed = [key.removeprefix(own) for key in overridden if key.startswith(own)]
+        _resolve_paths(folder, stage, changed, has_folder)
 
     def resolve(section: dict[str, Any], prefix: str) -> None:
         for name, value in section.items():
@@ -246,6 +248,11 @@ def _relative_to(folder: Path, value: Any) -> Any:
     return str(folder / value) if is_there else value
 
 
+def _stages_in(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    stages = tree.get("stages")
+    return [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+
+
 def section_of(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a section of a tree, empty if it is none or has no keys."""
     section = tree.get(name)
@@ -258,8 +265,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
         raise ValueError(f"An override must be written key=value, but is {override!r} instead.")
     *sections, last = key.split(".")
     if sections[:1] == ["stages"]:
-        given = (stage for stage in tree.get("stages") or () if isinstance(stage, dict))
-        stages = {str(stage.get("name")): stage for stage in given}
+        stages = {str(stage.get("name")): stage for stage in _stages_in(tree)}
         if (name := "".join(sections[1:2])) not in stages:
             known = ", ".join(stages) or "there are none"
             raise ValueError(f"`{key}` must name a stage ({known}), but names {name!r} instead.")

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
 
 from heedful.files import write_text
@@ -58,8 +58,15 @@ def train(recipe: Recipe) -> RunResult:
         TrainingInterrupted: After Ctrl-C or SIGTERM; the run can be resumed.
     """
     if recipe.stages:
-        train_stages: Any = import_module("heedful.training.stages").train_stages
-        return train_stages(recipe)
+        result: RunResult = import_module("heedful.training.stages").train_stages(recipe)
+    else:
+        result = train_one(recipe)
+    PartialState().destroy_process_group()
+    return result
+
+
+def train_one(recipe: Recipe) -> RunResult:
+    """Run a recipe without stages, as `train` does; the process group stays for another."""
     check_output_folder(recipe)
     check_installed(recipe)
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")
@@ -84,7 +91,8 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     model = publish_weights(recipe, corpus, progress, accelerator)
     metrics = score_published(recipe, corpus, accelerator)
     accelerator.log(numbers(metrics), step=progress.update)
-    accelerator.end_training()
+    for tracker in accelerator.trackers:
+        tracker.finish()
     return RunResult(
         folder=recipe.folder / MODEL_FOLDER,
         recipe=recipe,

@@ -21,13 +21,14 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import read_object, write_text
 from heedful.training import preparation
 from heedful.training.loop.monitoring import LOG_FILE, lines_of
+from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import lost_processes_reported
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.processes.launcher import world_size
-from heedful.training.publication import MODEL_FOLDER
-from heedful.training.recipe import Recipe, mistake
-from heedful.training.recipe_file import make_recipe, to_yaml
-from heedful.training.run import RunResult, train
+from heedful.training.publication import MODEL_FOLDER, copy_foreign_files
+from heedful.training.recipe import DataRecipe, Recipe, mistake
+from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
+from heedful.training.run import RunResult, train_one
 from heedful.training.run_folder.checkpoints import CHECKPOINTS, load_progress, newest_whole_checkpoint, written_folder
 from heedful.training.run_folder.folder import check_output_folder, folder_of_run
 from heedful.training.run_folder.progress import Progress
@@ -49,6 +50,7 @@ class StageFacts:
     name: str
     progress: Progress
     scores: Mapping[str, Mapping[str, Any]]  # by the name of the split, as in `metrics.json`
+    data: DataRecipe  # that it learned from
 
 
 def stages_of(recipe: Recipe) -> dict[str, Recipe]:
@@ -68,15 +70,30 @@ def stages_of(recipe: Recipe) -> dict[str, Recipe]:
         own = {key: value for key, value in changes.items() if key != "name"}
         place: dict[str, Any] = dict.fromkeys(("resume", "overwrite", "allow_changes"), False)
         place |= {"name": f"{recipe.name}, {name}", "output": str(recipe.folder / STAGES / f"{number}-{name}")}
-        try:
+        with _named(name):
             found[name] = make_recipe(_merged(base, own | place))
-        except ValueError as error:
-            raise ValueError(f"Stage {name} of the recipe: {error}") from error
-    precisions = {stage.optimization.mixed_precision for stage in found.values()}
+    return _apart(found)
+
+
+def _apart(stages: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Return the stages' recipes, each without the validation and test texts of the others in what it trains on."""
+    precisions = {stage.optimization.mixed_precision for stage in stages.values()}
     if len(precisions) > 1 and world_size() > 1:
         must = "the same in all stages where there are several processes"
         raise mistake("optimization.mixed_precision", must, " and ".join(sorted(precisions)))
-    return found
+    trained = [replace(stage.data, test={}) for stage in stages.values()]
+    if any(data.validation is None and data != trained[0] for data in trained):
+        raise mistake("data.validation", "given where stages have different `data`", "empty")
+    kept = {name: {"validation": s.data.located.validation, **s.data.located.test} for name, s in stages.items()}
+    others = {f"{name}.{split}": place for name, places in kept.items() for split, place in places.items() if place}
+    apart = {}
+    for name, stage in stages.items():
+        held_out = dict(stage.data.held_out)
+        for key, place in others.items():
+            if place not in (*kept[name].values(), *held_out.values()):
+                held_out[key] = place
+        apart[name] = replace(stage, data=replace(stage.data, held_out=held_out))
+    return apart
 
 
 def train_stages(recipe: Recipe) -> RunResult:
@@ -87,9 +104,15 @@ def train_stages(recipe: Recipe) -> RunResult:
     Errors are those of `train`, and of `stages_of`.
     """
     stages = stages_of(recipe)
+    row = _in_a_row(stages)
     check_output_folder(recipe)
-    for stage in stages.values():
-        check_installed(stage)
+    given = preparation.given_tokenizers(recipe, None, is_main=False)
+    for (name, stage), behind in zip(stages.items(), row, strict=True):
+        with _named(name):
+            check_installed(stage)
+            check_model(stage, given)
+            if recipe.resume:
+                _check_resumed(behind, recipe.allow_changes, is_last=behind is row[-1])
     accelerator = make_accelerator(recipe.optimization)
     accelerator.wait_for_everyone()  # all look before one writes
     is_main = accelerator.is_main_process
@@ -97,20 +120,22 @@ def train_stages(recipe: Recipe) -> RunResult:
         lost_processes_reported(accelerator),
         folder_of_run(recipe.folder, recipe.overwrite) if is_main else nullcontext(),
     ):
-        if is_main and not (recipe.folder / "recipe.yaml").is_file():
+        if is_main and not _is_begun(recipe, stages):
             _begin(recipe, stages)
-        for stage in (row := _in_a_row(stages)):
-            # What is written last tells that a stage is done; the last one gives the result.
-            if stage is row[-1] or not (stage.folder / MODEL_FOLDER / "metrics.json").is_file():
+        accelerator.wait_for_everyone()  # an earlier run may have been moved aside
+        for stage in row:
+            if stage is row[-1] or not _is_done(stage):  # the last one gives the result
                 logger.info("stage %s", stage.name)
                 is_begun = (stage.folder / "recipe.yaml").is_file()
-                result = train(replace(stage, resume=is_begun, allow_changes=is_begun and recipe.allow_changes))
+                result = train_one(replace(stage, resume=is_begun, allow_changes=is_begun and recipe.allow_changes))
             if is_main:
                 _join_logs(recipe.folder, stages)
         folder = recipe.folder / MODEL_FOLDER
         if is_main:
             with written_folder(folder) as partial:
                 shutil.copytree(result.folder, partial, dirs_exist_ok=True)
+                copy_foreign_files(folder, partial)
+                (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
         facts = tuple(_facts(name, stage) for name, stage in stages.items()) if is_main else ()
     whole: Any = {name: getattr(recipe, name) for name in ("name", "output", "tokenizer", "stages")}
     return replace(result, folder=folder, recipe=replace(result.recipe, **whole), stages=facts)
@@ -163,10 +188,45 @@ def _begin(recipe: Recipe, stages: Mapping[str, Recipe]) -> None:
     first = next(iter(stages.values()))
     given = preparation.given_tokenizers(first, None, is_main=True)
     tokenizers = _tokenizers(recipe, stages, given)
+    write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
     if given is None:
         preparation.save_tokenizers(tokenizers, first.folder / "tokenizer", first)
         write_text(first.folder / "recipe.yaml", to_yaml(first))
-    write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
+
+
+def _is_begun(recipe: Recipe, stages: Mapping[str, Recipe]) -> bool:
+    """Return whether a run has written its recipe and, unless they are given, the tokenizers of all stages."""
+    first = next(iter(stages.values()))
+    has_tokenizers = bool(first.tokenizer.path or first.model.start_from) or (first.folder / "recipe.yaml").is_file()
+    return has_tokenizers and (recipe.folder / "recipe.yaml").is_file()
+
+
+def _is_done(stage: Recipe) -> bool:
+    return (stage.folder / MODEL_FOLDER / "metrics.json").is_file()  # what is written last
+
+
+@contextmanager
+def _named(stage: str) -> Iterator[None]:
+    """Name the stage in a `ValueError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"Stage {stage} of the recipe: {error}") from error
+
+
+def _check_resumed(stage: Recipe, allow_changes: bool, is_last: bool) -> None:
+    """Check that a stage can go on, or that nothing changes of one that others have gone on from."""
+    if not (stage.folder / "recipe.yaml").is_file():
+        return
+    is_over = _is_done(stage) and not is_last
+    check_output_folder(replace(stage, resume=True, allow_changes=allow_changes and not is_over))
+    if is_over and newest_whole_checkpoint(stage.folder / CHECKPOINTS) is None:
+        raise ValueError(f"`output` must hold a checkpoint of each stage, but {stage.folder / CHECKPOINTS} has none.")
+    earlier = asdict(read_recipe(stage.folder / "recipe.yaml").optimization)
+    for name in ("max_updates", "max_epochs", "max_minutes") if is_over else ():
+        if earlier[name] != (now := getattr(stage.optimization, name)):
+            reason = "the stage is over, and another has gone on from it"
+            raise mistake(f"optimization.{name}", f"as it was ({earlier[name]})", now, reason)
 
 
 def _tokenizers(recipe: Recipe, stages: Mapping[str, Recipe], given: TokenizerPair | None) -> TokenizerPair:
@@ -181,6 +241,7 @@ def _tokenizers(recipe: Recipe, stages: Mapping[str, Recipe], given: TokenizerPa
     pairs = [splits.train for _, splits in alike]
     tokenizers = given or preparation.tokenizers_of(recipe, pairs, held_out, [data for data, _ in alike])
     for stage, splits in kept:
+        check_model(stage, tokenizers)
         source_prefixes(stage.data.parts, tokenizers)
         mark_ids(stage.data.denoise, tokenizers)
         preparation.check_symbols(tokenizers, splits, stage.decoding.ignore)
@@ -202,5 +263,6 @@ def _join_logs(folder: Path, stages: Mapping[str, Recipe]) -> None:
 
 def _facts(name: str, stage: Recipe) -> StageFacts:
     checkpoint = newest_whole_checkpoint(stage.folder / CHECKPOINTS)
-    assert checkpoint is not None  # a finished run has one
-    return StageFacts(name, load_progress(checkpoint), read_object(stage.folder / MODEL_FOLDER / "metrics.json"))
+    assert checkpoint is not None  # as `_check_resumed` saw
+    scores = read_object(stage.folder / MODEL_FOLDER / "metrics.json")
+    return StageFacts(name, load_progress(checkpoint), scores, stage.data)

@@ -12,7 +12,7 @@ from typing import Any
 
 from heedful.data.cleaning import CleaningRules, Judge
 from heedful.data.scripts import SCRIPTS_OF_LANGUAGES, lacks_script
-from heedful.data.sources import row_reader
+from heedful.data.sources import reading, row_reader
 from heedful.files import quoted, shortened
 from heedful.inference.strategies.minimum_bayes_risk import character_f_score, expected_utilities
 
@@ -27,9 +27,11 @@ def read_candidates(location: str, source: str, target: str, with_scores: bool =
     (`candidate`, or what `target` names, and perhaps `score`); then those of a source are rows one behind the other.
     A `ValueError` names the row with anything else, and with `scores` that are missing if `with_scores` is true.
     """
+    with reading("candidates"):
+        given = row_reader(location, (source, target), "train", streaming=True)
     rows = (
         (*_checked(cells, source, target, with_scores, f"row {number} of {file}"), "candidates" in cells, number)
-        for file, number, cells in row_reader(location, (source, target), "train", streaming=True)()
+        for file, number, cells in given()
     )
     for (text, _), group in groupby(rows, lambda row: (row[0], row[3] if row[2] else 0)):
         yield text, [candidate for row in group for candidate in row[1]]

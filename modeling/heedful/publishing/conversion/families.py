@@ -182,7 +182,8 @@ class T5Family(Family):
     def write_choices(self, config: Any) -> Choices:
         """Return choices with any scaling: queries can hold 1/√d_k, and embeddings √d_model."""
         heads = config.encoder_attention_heads
-        choices = self.fixed_choices(config, {"attention_bias": False, "output_bias": False})
+        fixed = {"attention_bias": False, "output_bias": False, "tie_word_embeddings": True}
+        choices = self.fixed_choices(config, fixed)
         choices["attention_scoring"] = ("dot", "scaled_dot")
         choices |= {"decoder_attention_heads": (heads,), "decoder_ffn_dim": (config.encoder_ffn_dim,)}
         choices["d_v"] = (config.d_k,) if config.d_k is not None else (None, config.d_model // heads)

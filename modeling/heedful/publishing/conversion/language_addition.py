@@ -10,11 +10,10 @@ to state, so that beam search may put what it finds in another order.
 import copy
 import json
 import math
-import sys
 import tempfile
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -26,7 +25,7 @@ from transformers import GenerationConfig
 
 from heedful.checksums_heed import TARGET_FOLDER, write_checksums
 from heedful.configuration_base_heed import position_limit
-from heedful.data.sources import first_rows, read_pairs
+from heedful.data.sources import read_pairs, reading, texts_of
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 from heedful.files import check_at_least, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import load_model, model_folder, tokenizer_folder
@@ -35,6 +34,7 @@ from heedful.publishing.conversion.tokenizer_conversion import without_special_p
 from heedful.publishing.exports.comparison import Draft, UnscoredEngine, compare
 from heedful.symbols_heed import trimmed
 from heedful.training.recipe_file import read_recipe
+from heedful.training.stages import stages_of
 
 COMPARED = 100  # texts of the old languages that are translated before and after
 TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32: matrices of other sizes round differently
@@ -250,12 +250,21 @@ def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
 def _old_texts(source: Path, old: Sequence[str]) -> Iterator[str]:
     """Yield the texts of files, and those that the model was trained on if its recipe is there."""
     for place in old:
-        yield from (text for row in first_rows(place, sys.maxsize) for text in row.values() if isinstance(text, str))
-    if (source / "recipe.yaml").is_file():
-        with suppress(*(OSError, ValueError) if old else ()):  # its files may be elsewhere now
-            for part in read_recipe(source / "recipe.yaml").data.parts.values():
+        with reading("old"):
+            yield from texts_of(place)
+    if not (source / "recipe.yaml").is_file():
+        return
+    recipe = read_recipe(source / "recipe.yaml")
+    for stage in stages_of(recipe).values() or [recipe]:
+        for key, part in stage.data.parts.items():
+            try:
                 for pair in read_pairs(part.train, str(part.source), str(part.target), streaming=True):
                     yield from (pair["source"], pair["target"])
+            except (OSError, ValueError) as error:  # it may be elsewhere now
+                found = str(error).replace("`location`", f"`{key}` of the model's recipe")
+                if not old:
+                    raise ValueError(f"`old` must name what the model was trained on, for {found}") from error
+                warnings.warn(f"Texts may get other tokens unless `old` names them: {found}", stacklevel=2)
 
 
 def _read_old(begun: _Begun, texts: Iterable[str]) -> tuple[set[str], list[str]]:

@@ -32,7 +32,7 @@ RECIPE_KEYS = {"output", "seed", "resume", "overwrite", "data", "tokenizer", "mo
 # Keys that may change when a run is resumed, because its updates stay the same: where files are, how long it goes on,
 # how updates are split (which changes dropout), and how the run is validated, kept and published.
 CHANGEABLE_KEYS = (
-    *("output", "resume", "overwrite", "allow_changes", "data.folder", "data.test"),
+    *("output", "resume", "overwrite", "allow_changes", "data.folder", "data.test", "data.held_out"),
     *(f"optimization.max_{limit}" for limit in ("updates", "epochs", "minutes")),
     *("optimization.token_budget", "optimization.shrink_token_budget", "optimization.skip_nonfinite_updates"),
     *("optimization.device", "optimization.compile", "validation.every_updates", "validation.patience"),
@@ -106,11 +106,16 @@ def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tupl
     if now.get("data", {}).get("streaming"):
         changeable -= {"data.folder", "data.test"}  # because a stream has no checksum
     sections = tuple(f"{key}." for key in changeable)
-    then, values = leaves(earlier), leaves(now)
+    then, values = leaves(_without_stages(earlier)), leaves(_without_stages(now))
     # What a model no longer has was 0, or it could not be read.
     names = [name for name in values | then if name.rpartition(".")[2] not in REMOVED_KEYS]
     both = {name: (then.get(name), values.get(name)) for name in names}
     return {name: (a, b) for name, (a, b) in both.items() if a != b and not f"{name}.".startswith(sections)}
+
+
+def _without_stages(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe with its stages' names alone, for each of them is a run that is compared by itself."""
+    return {**recipe, "stages": [stage.get("name") for stage in recipe.get("stages") or ()]}
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,9 +14,11 @@ to install. A job that is stopped leaves nothing: give it time (`--timeout 4h`).
 from typing import Annotated
 
 import typer
+from huggingface_hub import HfApi
 
 from heedful.cli.main import run
 from heedful.proposals.proposal import complete
+from heedful.publishing.exports.transformers_export import check_recipe
 from heedful.publishing.hub import push
 from heedful.publishing.run_card import publish_run
 from heedful.training.recipe_file import read_recipe
@@ -31,7 +33,11 @@ def main(
     private: Annotated[bool | None, typer.Option("--private/--public")] = None,
 ) -> None:
     """Train, print the scores, and push."""
-    result = train(read_recipe(recipe, changes, complete))
+    settings = read_recipe(recipe, changes, complete)
+    check_recipe(settings)
+    if is_pushed:  # a name or a token that does not do is known before the training
+        HfApi().create_repo(repository, private=private, exist_ok=True)
+    result = train(settings)
     print(*publish_run(result), sep="\n")
     if is_pushed:
         print(push(result.folder, repository, private=private).url)

@@ -63,7 +63,7 @@ LINE_BREAK = re.compile(r"(\r?\n|\r)")
 MARKER = re.compile(
     r"\s*(?:(?:[-*+•·▪◦]|#{1,6}|>|\(?\d{1,3}[.)]|[A-Za-z]\)|[가나다라마바사아자차카타파하]\.)\s+|[①-⑳]\s*)+"
 )
-MARKUP = re.compile(r"\s*(?:(?:</?[A-Za-z!][^<>]*>\s*)+|`{3,}.*|~{3,}.*|(?:[-=*_|:+#]\s*){3,})$")
+MARKUP = re.compile(r"\s*(?:(?:</?[A-Za-z!][^<>]*>\s*)+|`{3,}[^`]*|~{3,}.*|(?:[-=*_|:+#]\s*){3,})$")
 
 
 def split_sentences(line: str, keeps_markup: bool = False) -> list[tuple[str, str]]:

@@ -154,7 +154,9 @@ def test_the_published_model_knows_its_longest_source_and_warns_of_longer_ones(m
     assert printed("translate", model, text, "--split").strip() == " ".join(alone * 3)
 
 
-def test_confidence_is_read_from_the_models_folder_and_its_reliability_is_in_the_card(model, printed, refused):
+def test_confidence_is_read_from_the_models_folder_and_its_reliability_is_in_the_card(
+    model, printed, refused, monkeypatch
+):
     found = json.loads((model / "confidence.json").read_text())
     assert (found["measure"], found["num_beams"]) == ("chrf", 1)
     assert sum(count for *_, count in found["reliability"]) == 100
@@ -169,6 +171,13 @@ def test_confidence_is_read_from_the_models_folder_and_its_reliability_is_in_the
         values = {"score": pytest.approx(float(score), abs=1e-4), "confidence": float(confidence)}
         assert json.loads(line) == {"text": text, **values}
         assert text == same
+    untranslated = printed("translate", model, "", "--json", "--confidence")
+    assert json.loads(untranslated)["confidence"] is None  # there is nothing to be sure of
+    assert printed("translate", model, "", "--confidence") == "\t\n"
+    monkeypatch.setattr("heedful.cli.options.writes_unicode", lambda: False)
+    line = printed("translate", model, "<b 😀>", "--paragraphs", "--json")
+    assert line.isascii()
+    assert json.loads(line)["text"] == "<b 😀>"
     assert "`--num-beams` must be 1 with" in refused("translate", model, "네.", "--confidence", "--num-beams", "2")
     assert "`--confidence` must not come with --n-best" in refused(
         "translate", model, "네.", "--confidence", "--n-best=2"

@@ -543,10 +543,12 @@ main.run(command)
 @pytest.mark.parametrize(("encoding", "arrow"), [("cp1252", "\\u2192"), ("cp949", "→"), ("utf-8", "→")])
 def test_an_output_of_few_characters_loses_no_figure(encoding, arrow):
     code = """
+import atexit
 from heedful.cli import main, options
 def command():
     options.print_result({}, "a → b 12.5", False)
     options.print_result({"text": "→😀", "bleu": 12.5}, "", True)
+    atexit.register(print, "what a library says at the end")
 main.run(command)
 """
     output, _ = output_of(code, env=os.environ | {"PYTHONIOENCODING": encoding})

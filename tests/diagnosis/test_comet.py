@@ -53,14 +53,27 @@ def test_what_is_no_such_model_is_refused_by_name(tmp_path):
     comet_checkpoint(tmp_path / "good")
     assert_error("`--metric` must be comet:FOLDER, but is bleurt:x", learned_metric, "bleurt:x")
     assert_error("folder with hparams.yaml", learned_metric, f"comet:{tmp_path}", error=FileNotFoundError)
-    for name, value in {"class_identifier": "unified_metric", "pool": "max", "layer_norm": True}.items():
+    wrong = {"class_identifier": "unified_metric", "pool": "max", "layer_norm": True, "activations": "Foo"}
+    for name, value in (wrong | {"layer": 99}).items():
         (tmp_path / "good/hparams.yaml").write_text(json.dumps(SETTINGS | {name: value}))
         assert_error(f"`{name}` of .* must be .*, but is {value}", learned_metric, f"comet:{tmp_path / 'good'}")
+    unsaid = {name: value for name, value in SETTINGS.items() if name != "layer_norm"}  # which COMET takes for true
+    (tmp_path / "good/hparams.yaml").write_text(json.dumps(unsaid))
+    assert_error("`layer_norm` of .* must be False, but is True", learned_metric, f"comet:{tmp_path / 'good'}")
     (tmp_path / "good/hparams.yaml").write_text(json.dumps(SETTINGS))
-    state = torch.load(tmp_path / "good/checkpoints/model.ckpt", weights_only=True)
-    del state["state_dict"]["encoder.model.embeddings.word_embeddings.weight"]
-    torch.save(state, tmp_path / "good/checkpoints/model.ckpt")
-    assert_error("must hold all of the encoder, but lacks embeddings", learned_metric, f"comet:{tmp_path / 'good'}")
+    whole = torch.load(tmp_path / "good/checkpoints/model.ckpt", weights_only=True)["state_dict"]
+    cut = {name: value[:-1] for name, value in whole.items() if name == "estimator.ff.3.bias"}
+    for lost in (
+        "encoder.model.embeddings.word_embeddings",
+        "layerwise_attention.gamma",
+        "estimator.ff.0",
+        "estimator",
+    ):
+        left = {name: value for name, value in whole.items() if not name.startswith(lost)}
+        torch.save({"state_dict": left}, tmp_path / "good/checkpoints/model.ckpt")
+        assert_error(f"`{lost[:12]}.*` of .* must have the shape", learned_metric, f"comet:{tmp_path / 'good'}")
+    torch.save({"state_dict": whole | cut}, tmp_path / "good/checkpoints/model.ckpt")
+    assert_error(r"shape \(6,\), but has \(5,\)", learned_metric, f"comet:{tmp_path / 'good'}")
     for file in ("checkpoints/model.ckpt", "hparams.yaml"):
         (tmp_path / "good" / file).write_text("[: no")
         assert_error("must be as `unbabel-comet` saves a model", learned_metric, f"comet:{tmp_path / 'good'}")

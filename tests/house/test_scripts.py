@@ -228,6 +228,9 @@ def test_a_job_on_the_hub_trains_by_a_recipe_and_pushes_what_it_made(monkeypatch
     monkeypatch.setattr(
         job, "push", lambda *given, **options: sent.append((given, options)) or SimpleNamespace(url="url")
     )
+    made = []
+    hub = SimpleNamespace(create_repo=lambda *given, **options: made.append([*Path(tmp_path / "True").glob("*")]))
+    monkeypatch.setattr(job, "HfApi", lambda: hub)
     changes = [
         "data.train=builtin:train:200",
         "data.validation=builtin:validation:5",
@@ -237,4 +240,8 @@ def test_a_job_on_the_hub_trains_by_a_recipe_and_pushes_what_it_made(monkeypatch
     for is_pushed in (False, True):
         job.main("me/model", "quickstart", [*changes, f"output={tmp_path}/{is_pushed}"], is_pushed, private=True)
     assert sent == [((tmp_path / "True/model", "me/model"), {"private": True})]
+    assert made == [[]]  # the repository was there before the training began
+    with pytest.raises(ValueError, match=r"`publish\.also` must be empty"):
+        job.main("me/model", "quickstart", ["publish.also=[transformers]", "data.both_directions=true"], True)
+    assert len(made) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "url"

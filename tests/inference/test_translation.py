@@ -18,6 +18,7 @@ from heedful import pipeline_heed
 from heedful.inference import translation
 from heedful.inference.attention.maps import attention_maps
 from heedful.inference.engines import evaluation_mode, pad_sources, token_batches
+from heedful.inference.paragraphs import Paragraphs
 from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.teaching.back_translation import BackTranslation
 from heedful.inference.translation import Translation, Translator
@@ -333,6 +334,15 @@ def test_split_takes_a_long_source_apart_and_nothing_else_and_joins_the_n_best(s
     assert row[0].text == "The cat sleeps. It rains.  Yes."
     assert len(row) == 2
     assert row[0].score > row[1].score
+
+
+def test_code_within_a_line_opens_no_fence():
+    page = Paragraphs(every_line=True)
+    assert page.take_apart(0, "```heedful train``` 은 학습합니다.") == ["```heedful train``` 은 학습합니다."]
+    assert page.take_apart(1, "네.") == ["네."]
+    for number, line in enumerate(("```py", "네.", "``` 네.", "```"), start=2):
+        assert page.take_apart(number, line) == [""]
+    assert page.take_apart(9, "네.") == ["네."]
 
 
 def test_paragraphs_keep_white_space_lists_markup_and_code(translator):

@@ -38,6 +38,7 @@ from heedful.training.run_folder.progress import new_window
 from heedful.training.speed import throughput
 from heedful.training.speed.throughput import operations_of_pairs
 from heedful.training.start_checks import check_installed
+from helpers import tiny_model
 from process_checks import equal, rows_of, share_of_padding, weights_of
 from tiny_runs import around, logged, saved_updates, tiny_recipe
 
@@ -400,6 +401,15 @@ def test_muon_is_torchs_but_for_its_rounding(shape):
             optimizer.step()
     assert (ours - start).norm() > 0.05
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["shaw", "t5"])
+def test_muon_takes_no_table_of_distances(kind):
+    model = tiny_model(position_encoding=kind)
+    muon, *_ = make_optimizer(model, OptimizationRecipe(optimizer="muon", max_updates=1)).param_groups
+    tables = [weight for name, weight in model.named_parameters() if "relative" in name]
+    assert tables
+    assert not any(weight is table for table in tables for weight in muon["params"])
 
 
 def test_muon_without_matrices_is_refused():

@@ -264,7 +264,7 @@ def test_training_goes_on_from_a_published_model(finished, tmp_path):
     assert list((tmp_path / "run" / "trackers").rglob("events.out.tfevents.*"))
 
 
-def test_trackio_gets_what_the_log_gets(tmp_path):
+def test_trackio_gets_what_the_log_gets_and_says_nothing_between_results(tmp_path, capsys):
     folder = pytest.importorskip("trackio.utils").TRACKIO_DIR  # in the tests' own HF_HOME
     changes = {"data.test": {"t": "builtin:test:3"}, "optimization.max_updates": 2, "logging.trackers": ["trackio"]}
     train(tiny_recipe(tmp_path / "run", changes))
@@ -272,3 +272,4 @@ def test_trackio_gets_what_the_log_gets(tmp_path):
         kept = [json.loads(row) for (row,) in database.execute("select metrics from metrics")]
     assert [row["train/loss"] for row in kept if "train/loss" in row] == logged(tmp_path / "run", "train/loss")
     assert "test/t/chrf" in kept[-1]
+    assert capsys.readouterr().out == ""

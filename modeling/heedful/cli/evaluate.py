@@ -63,7 +63,8 @@ def evaluate(
     scores = metrics.score_translations(texts, accepted, **scoring)
     lines = [metrics.scores_table(scores)]
     if learned is not None:
-        lines.append(learned.added_to(scores, [pair["source"] for pair in pairs], texts, accepted))
+        seen = metrics.comparable(texts, ignore)
+        lines.append(learned.added_to(scores, [pair["source"] for pair in pairs], seen, left))
     if confusions:
         texts = metrics.comparable(texts, ignore)
         sources = [pair["source"] for pair in pairs]
@@ -77,7 +78,10 @@ def _warn_of_direction(model: Path, source: str, target: str) -> None:
     from heedful.training.recipe_file import read_recipe
 
     with suppress(OSError, ValueError):
-        directions = {(part.source, part.target) for part in read_recipe(model / "recipe.yaml").data.parts.values()}
+        recipe = read_recipe(model / "recipe.yaml")
+        stages = import_module("heedful.training.stages").stages_of(recipe).values()
+        parts = (part for stage in stages or [recipe] for part in stage.data.parts.values())
+        directions = {(part.source, part.target) for part in parts}
         if (target, source) in directions and (source, target) not in directions:
             should = f"`--source` and `--target` should be {target} and {source}, as {model} was trained"
             warnings.warn(f"{should}, but are {source} and {target} instead.", stacklevel=3)

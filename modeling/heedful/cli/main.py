@@ -136,6 +136,7 @@ def run(command: Callable[[], object]) -> None:
                 command()
             finally:
                 sys.stdout.flush()
+                atexit.register(setattr, sys, "stdout", sys.stderr)  # what a library says at the end is no result
     except (BrokenPipeError, SystemExit) as error:
         # The reader of our output has gone, which typer makes an exit code of 1.
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):

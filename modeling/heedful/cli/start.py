@@ -19,7 +19,8 @@ def recipes(
     from heedful.training import recipe_file
 
     if name is not None:
-        print(recipe_file.find_known(name).read_text(encoding="utf-8").rstrip("\n"))
+        text = recipe_file.find_known(name).read_text(encoding="utf-8").rstrip("\n")
+        options.print_result({"name": name, "text": text}, text, as_json)
         return
     recipes, sizes = recipe_file.recipes(), recipe_file.sizes()
     width, lines = max(map(len, recipes | sizes)) + 2, []

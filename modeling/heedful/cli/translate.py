@@ -72,11 +72,17 @@ def translate(
         found = (translator.translate_lines(each, progress=bar.update, **settings) for each in together)
         for translation in chain.from_iterable(chain.from_iterable(found)):
             values = {"score": translation.score} if (scores or as_json) and translation.score is not None else {}
-            values |= {"confidence": round(likely.of(translation.score), 1)} if confidence else {}
-            line = translation.text.rstrip("\r\n") if paragraphs else translation.text
-            end = translation.text[len(line) :] if paragraphs and not (text or as_json) and n_best == 1 else "\n"
-            columns = [format(value, FORMATS[name]) for name, value in values.items()]
-            line = json.dumps({"text": line, **values}, ensure_ascii=False) if as_json else "\t".join([*columns, line])
+            if confidence:  # what was not translated has none: blank, markup, or too long
+                values["confidence"] = round(likely.of(translation.score), 1) if translation.token_ids else None
+            plain = translation.text.rstrip("\r\n") if paragraphs else translation.text
+            end = translation.text[len(plain) :] if paragraphs and not (text or as_json) and n_best == 1 else "\n"
+            if as_json:
+                line = json.dumps(
+                    {"text": plain, **values}, ensure_ascii=output is None and not options.writes_unicode()
+                )
+            else:
+                columns = ("" if value is None else format(value, FORMATS[name]) for name, value in values.items())
+                line = "\t".join([*columns, plain])
             print(one_line(line), file=stream, flush=is_dialogue, end=end)
 
 

@@ -19,7 +19,14 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "layer_transformation": ("softmax", "sparsemax"),
     "layer_norm": (False,),
     "final_activation": (None,),
+    "activations": tuple(name for name in torch.nn.modules.activation.__all__ if name != "MultiheadAttention"),
 }
+DEFAULTS: dict[str, Any] = {
+    "class_identifier": None,
+    "layer_norm": True,
+    "activations": "Tanh",
+    "layer": "mix",
+}  # COMET's own
 ENCODER = "encoder.model."
 
 
@@ -50,7 +57,7 @@ class Comet:
             if not (place / file).is_file():
                 raise FileNotFoundError(f"`comet:` must name a folder with {file}, but {place} has none.")
         try:
-            self.settings = dict(read_yaml((place / "hparams.yaml").read_text(encoding="utf-8"))[0])
+            self.settings = DEFAULTS | dict(read_yaml((place / "hparams.yaml").read_text(encoding="utf-8"))[0])
             # Without the code that a checkpoint may hold besides.
             saved = torch.load(place / "checkpoints/model.ckpt", map_location="cpu", weights_only=True)["state_dict"]
         except Exception as error:  # of YAML, of pickle, or of what is no mapping
@@ -65,12 +72,38 @@ class Comet:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         encoder = AutoModel.from_config(config, add_pooling_layer=False, trust_remote_code=False)
         found = {key.removeprefix(ENCODER): value for key, value in saved.items() if key.startswith(ENCODER)}
-        missing, _ = encoder.load_state_dict(found, strict=False)
-        if missing:
-            where = place / "checkpoints/model.ckpt"
-            raise ValueError(f"{where} must hold all of the encoder, but lacks {missing[0]}.")
-        self.encoder = encoder.eval().to(self.device)
         self.weights = {key: value.to(self.device) for key, value in saved.items() if not key.startswith(ENCODER)}
+        shapes = {ENCODER + key: tuple(value.shape) for key, value in encoder.state_dict().items()}
+        shapes |= self._shapes(config)
+        for key, shape in shapes.items():
+            held = tuple(saved[key].shape) if key in saved else "none"
+            if held != shape:
+                where = place / "checkpoints/model.ckpt"
+                raise ValueError(f"`{key}` of {where} must have the shape {shape}, but has {held}.")
+        encoder.load_state_dict(found, strict=False)
+        self.encoder = encoder.eval().to(self.device)
+
+    def _shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of weights that go with the settings; a `ValueError` names a layer that is none."""
+        layers, width, layer = config.num_hidden_layers + 1, config.hidden_size, self.settings["layer"]
+        if layer != "mix" and layer not in range(layers):
+            raise ValueError(f"`layer` of hparams.yaml must be mix or below {layers}, but is {layer} instead.")
+        names = [f"layerwise_attention.scalar_parameters.{number}" for number in range(layers)]
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+            ["layerwise_attention.gamma", *names] if layer == "mix" else [], (1,)
+        )
+        width *= 6 if KINDS[self.settings["class_identifier"]] else 4
+        for number in (numbers := self._estimator() or [0]):
+            key = f"estimator.ff.{number}.weight"
+            rows = 1 if number == numbers[-1] else len(self.weights.get(key, ()))
+            shapes |= {key: (rows, width), key.replace("weight", "bias"): (rows,)}
+            width = rows
+        return shapes
+
+    def _estimator(self) -> list[int]:
+        """Return the numbers of the estimator's matrices, in their order."""
+        names = (key.split(".") for key in self.weights)
+        return sorted(int(name[2]) for name in names if name[:2] == ["estimator", "ff"] and name[-1] == "weight")
 
     def added_to(
         self, found: dict[str, Any], sources: Sequence[str], texts: Sequence[str], accepted: Sequence[Sequence[str]]
@@ -103,7 +136,7 @@ class Comet:
         inputs = self.tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=limit)
         inputs = inputs.to(self.device)
         layers = self.encoder(**inputs, output_hidden_states=True).hidden_states  # each (batch, length, width)
-        if (layer := self.settings.get("layer", "mix")) == "mix":
+        if (layer := self.settings["layer"]) == "mix":
             scalars = torch.cat(
                 [self.weights[f"layerwise_attention.scalar_parameters.{n}"] for n in range(len(layers))]
             )
@@ -113,7 +146,7 @@ class Comet:
                 torch.einsum("n,nblw->blw", shares, torch.stack(layers)) * self.weights["layerwise_attention.gamma"]
             )
         else:
-            mixed = layers[int(layer)]
+            mixed = layers[layer]
         if self.settings.get("pool", "avg") == "cls":
             return mixed[:, 0]
         mask = inputs["attention_mask"][:, :, None].to(mixed.dtype)
@@ -121,12 +154,7 @@ class Comet:
 
     def _estimate(self, features: torch.Tensor) -> list[float]:
         """Return the scores (batch) of the encodings put together (batch, width)."""
-        activation = getattr(torch.nn, self.settings.get("activations", "Tanh"))()
-        numbers = sorted(
-            int(key.split(".")[2])
-            for key in self.weights
-            if key.startswith("estimator.ff.") and key.endswith("weight")
-        )
+        activation, numbers = getattr(torch.nn, self.settings["activations"])(), self._estimator()
         for number in numbers:
             weight, bias = (self.weights[f"estimator.ff.{number}.{name}"] for name in ("weight", "bias"))
             features = torch.nn.functional.linear(features, weight, bias)

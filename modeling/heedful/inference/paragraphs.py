@@ -9,7 +9,7 @@ from typing import Any
 from heedful.pipeline_heed import joined_sentences, split_sentences
 
 Ranked = list[Any]  # the `Translation`s of a sentence or a line, best first
-FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,})")
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Paragraphs:
         if self.every_line and (fence := FENCE.match(line)):
             if not self.fence:
                 self.fence = fence[1]
-            elif fence[1].startswith(self.fence):
+            elif fence[1].startswith(self.fence) and line.strip() == fence[1]:
                 self.fence = ""
         elif self.fence:
             pieces = [("", line)]

@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub.utils import yaml_dump
 
 from heedful.data.sources import references_of
+from heedful.evaluation.metrics import comparable, references_left
 from heedful.files import write_text
 from heedful.inference.confidence import MOST, Confidence
 from heedful.inference.translation import Translator
@@ -149,7 +150,11 @@ def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
     settings: Any = {"target_language": result.corpus.target_language}
     with warnings.catch_warnings(action="ignore"):  # of what was cut off, the run itself has warned
         best = [row[0] for row in translator.translate([pair["source"] for pair in pairs], **settings)]
-    found = Confidence.of_pairs(best, references_of(pairs), exact, result.recipe.decoding.num_beams)
+    ignore = result.recipe.decoding.ignore
+    seen = comparable([one.text for one in best], ignore)
+    best = [replace(one, text=text) for one, text in zip(best, seen, strict=True)]
+    right = references_left(ignore, references_of(pairs), "decoding.")
+    found = Confidence.of_pairs(best, right, exact, result.recipe.decoding.num_beams)
     if found is not None:
         found.save(result.folder)
     return found

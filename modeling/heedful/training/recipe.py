@@ -6,6 +6,7 @@ every key. `recipe_file.py` reads and writes the files.
 
 import math
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,8 +48,8 @@ class DataRecipe:
         check_mixture(self.mixture, self.target, self.source if self.both_directions else None)
         if "validation" in self.test:
             raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
-        for name in ("streaming", "mixture", "references", "denoise"):
-            if self.validation is None and getattr(self, name):
+        for name in ("streaming", "mixture", "references", "denoise", "augmentation.neighbours"):
+            if self.validation is None and attrgetter(name)(self):
                 raise mistake("data.validation", f"given where `data.{name}` is", "empty")
         if self.streaming and (self.mixture or self.augmentation != AugmentationRules()):
             raise mistake("data.streaming", "false where `data.mixture` or `data.augmentation` is given", "true")

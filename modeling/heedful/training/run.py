@@ -1,7 +1,8 @@
 """One training run from its recipe to a folder that anybody can load: data, loop, published weights, test scores."""
 
 import logging
-from contextlib import nullcontext
+import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -86,13 +87,15 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     if accelerator.is_main_process:
         write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
     if recipe.logging.trackers:
-        accelerator.init_trackers(recipe.name)
+        with redirect_stdout(sys.stderr):  # trackio would speak between the results
+            accelerator.init_trackers(recipe.name)
     progress = loop.run()
     model = publish_weights(recipe, corpus, progress, accelerator)
     metrics = score_published(recipe, corpus, accelerator)
     accelerator.log(numbers(metrics), step=progress.update)
-    for tracker in accelerator.trackers:
-        tracker.finish()
+    with redirect_stdout(sys.stderr):
+        for tracker in accelerator.trackers:
+            tracker.finish()
     return RunResult(
         folder=recipe.folder / MODEL_FOLDER,
         recipe=recipe,

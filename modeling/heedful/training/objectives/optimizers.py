@@ -92,9 +92,10 @@ def averaged_weights(optimizer: torch.optim.Optimizer, weights: Mapping[str, tor
 
 
 def _matrices_of_layers(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return the trained matrices that are neither tables of embeddings nor the output matrix."""
+    """Return the trained matrices that are neither tables, of embeddings or distances, nor the output matrix."""
     tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     output = getattr(model, "lm_head", None)
     tables += [] if output is None else [output.weight]
-    matrices = (p for p in model.parameters() if p.dim() == 2 and p.requires_grad)
+    named = model.named_parameters()
+    matrices = (p for name, p in named if p.dim() == 2 and p.requires_grad and "relative" not in name)
     return [p for p in matrices if all(p is not table for table in tables)]

@@ -42,7 +42,9 @@ ANNEXES = {
         "taken apart; scores of given pairs"
     ),
     "inference/attention/": "what a model looks at: maps, pages, alignments, words",
-    "evaluation/comparison.py evaluation/translation_metric.py": "systems compared; an `evaluate.Metric`",
+    "evaluation/comparison.py evaluation/confusions.py evaluation/translation_metric.py": (
+        "systems compared; tokens taken for others; an `evaluate.Metric`"
+    ),
     "diagnosis/": "a recipe checked before training, a model after it",
     "publishing/": "cards, the Hub, conversion of other models, exports",
     "studies/": "the paper's arguments as experiments, its Table 1 measured",

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from heedful.evaluation import metrics
-from heedful.evaluation.error_rates import ERROR_RATES, commonest_confusions, confusions_table
+from heedful.evaluation.confusions import commonest_confusions, confusions_table
+from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import METRICS, affordable_metrics, score_translations, scores_table, wilson_interval
 from heedful.evaluation.translation_metric import TranslationMetric
 from helpers import assert_refused, run_python

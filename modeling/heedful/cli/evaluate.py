@@ -41,7 +41,6 @@ def evaluate(
     """
     from heedful.data.sources import references_of
     from heedful.evaluation import metrics
-    from heedful.evaluation.error_rates import commonest_confusions, confusions_table
 
     options.check_output(predictions, "--predictions", data)
     check_at_least(0, confusions=confusions)
@@ -68,20 +67,16 @@ def evaluate(
     if confusions:
         texts = metrics.comparable(texts, ignore)
         sources = [pair["source"] for pair in pairs]
-        scores["confusions"] = commonest_confusions(texts, left, sources, confusions, lowercase)
-        lines.append(confusions_table(scores["confusions"]))
+        found = import_module("heedful.evaluation.confusions")
+        scores["confusions"] = found.commonest_confusions(texts, left, sources, confusions, lowercase)
+        lines.append(found.confusions_table(scores["confusions"]))
     options.print_result(scores, "\n".join(lines), as_json)
 
 
 def _warn_of_direction(model: Path, source: str, target: str) -> None:
     """Warn if the recipe in a model's folder says that it was trained in the other direction alone."""
-    from heedful.training.recipe_file import read_recipe
-
     with suppress(OSError, ValueError):
-        recipe = read_recipe(model / "recipe.yaml")
-        stages = import_module("heedful.training.stages").stages_of(recipe).values()
-        parts = (part for stage in stages or [recipe] for part in stage.data.parts.values())
-        directions = {(part.source, part.target) for part in parts}
+        directions = import_module("heedful.training.stages").directions_of(model / "recipe.yaml")
         if (target, source) in directions and (source, target) not in directions:
             should = f"`--source` and `--target` should be {target} and {source}, as {model} was trained"
             warnings.warn(f"{should}, but are {source} and {target} instead.", stacklevel=3)

@@ -59,8 +59,7 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
     read = partial(read_pairs, source=data.source, target=data.target, references=data.references)
     validation = None if where.validation is None else read(where.validation, split="validation")
     tests = {f"data.test.{name}": read(location, split=name) for name, location in where.test.items()}
-    held_out = ((place, name.rpartition(".")[2]) for name, place in data.held_out.items())
-    others = frozenset(text for place, split in held_out for text in texts_of(place, split))
+    others = frozenset(t for name, place in data.held_out.items() for t in texts_of(place, name.rpartition(".")[2]))
     train = mixture.read_parts(data.parts, data.streaming)
     total = len(train) if isinstance(train, Sized) else None
     if limit is not None:

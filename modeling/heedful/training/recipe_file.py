@@ -28,9 +28,7 @@ MOST_NODES = 100_000
 IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 IN_WORDS |= {type(None): "empty", list: "a list", dict: "a mapping"}
 # Keys whose paths may be relative to the recipe's file: those of data only where there is no `data.folder`.
-PATHS = re.compile(
-    r"model\.(config|start_from)|tokenizer\.path|optimization\.distillation|data\.(folder|held_out\..+)"
-)
+PATHS = re.compile(r"model\.(config|start_from)|tokenizer\.path|.+\.distillation|data\.(folder|held_out\..+)")
 PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train|denoise\.text)")
 # Keys that a recipe no longer has: the values by which they did nothing, which are still read, and why they went.
 REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -107,9 +105,7 @@ def read_recipe(
         raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {shortened(tree)} instead.")
     is_open = tree.get("optimization") is None and not section_of(tree, "model").get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
-    others = ("data.mixture", "data.denoise")
-    keys = [re.sub(r"^stages\.[^.]+\.", "", key) for key in overridden]
-    is_other = any(key in ("data", "data.train") or key.startswith(others) for key in keys)
+    is_other = any(map(re.compile(r"(stages\.[^.]+\.)?data(\.train|\.(mixture|denoise).*)?").fullmatch, overridden))
     if is_other and (card := section_of(tree, "card")):
         # What the file says of its data is not so of others: a model is not published under someone else's licence.
         tree["card"] = {key: value for key, value in card.items() if key.endswith("_language")}

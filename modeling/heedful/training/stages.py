@@ -96,6 +96,13 @@ def _apart(stages: Mapping[str, Recipe]) -> dict[str, Recipe]:
     return apart
 
 
+def directions_of(file: Path) -> set[tuple[Any, Any]]:
+    """Return the sources and targets of all that a recipe, in one stage or another, trains on."""
+    recipe = read_recipe(file)
+    stages = stages_of(recipe).values() or [recipe]
+    return {(part.source, part.target) for stage in stages for part in stage.data.parts.values()}
+
+
 def train_stages(recipe: Recipe) -> RunResult:
     """Train all stages of a recipe, or go on with them, and publish what the last one made.
 

@@ -1,0 +1,49 @@
+"""Which tokens a model takes for which, and how often. rapidfuzz finds the edits."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rapidfuzz.distance import Levenshtein
+
+from heedful.evaluation.error_rates import nearest
+
+NO_TOKEN = "–"  # in a table, where one side has none
+EDITS = {"replace": "substitution", "insert": "insertion", "delete": "deletion"}  # by rapidfuzz's names
+
+
+def commonest_confusions(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], sources: Sequence[str], most: int, lowercase: bool
+) -> list[dict[str, Any]]:
+    """Return the commonest edits between the tokens of nearest references and predictions, at most `most`.
+
+    Each has its `edit` (substitution, insertion or deletion), its token in the `reference` and in the `prediction`
+    (None where there is none), its `count`, and as `example` the first pair that has it: `number`, from 1, `source`,
+    `reference` and `prediction`. The commonest is first; of equally common ones, that of the first pair.
+    """
+    counts: Counter[tuple] = Counter()
+    examples: dict[tuple, dict[str, Any]] = {}
+    texts = zip(predictions, references, sources, strict=True)
+    for number, (prediction, alternatives, source) in enumerate(texts, start=1):
+        _, reference, predicted = nearest("token_error_rate", prediction, alternatives, lowercase)
+        sides = {"reference": " ".join(reference), "prediction": " ".join(predicted)}
+        for found in Levenshtein.editops(reference, predicted):
+            wanted = None if found.tag == "insert" else reference[found.src_pos]
+            edit = EDITS[found.tag], wanted, None if found.tag == "delete" else predicted[found.dest_pos]
+            counts[edit] += 1
+            examples.setdefault(edit, {"number": number, "source": source, **sides})
+    names = "edit", "reference", "prediction"
+    return [
+        dict(zip(names, edit, strict=True)) | {"count": count, "example": examples[edit]}
+        for edit, count in counts.most_common(most)
+    ]
+
+
+def confusions_table(confusions: Sequence[dict[str, Any]]) -> str:
+    """Write what `commonest_confusions` returned for people to read."""
+    lines = ["commonest confusions: reference → prediction, and the first pair: source | reference | prediction"]
+    for found in confusions:
+        edit = f"{found['reference'] or NO_TOKEN} → {found['prediction'] or NO_TOKEN}"
+        example = "{number}: {source} | {reference} | {prediction}".format(**found["example"])
+        lines.append(f"{found['count']:>8,}  {edit:<20}  {example}")
+    return "\n".join(lines if confusions else [*lines, "    none"])

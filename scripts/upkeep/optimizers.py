@@ -2,10 +2,10 @@
 
     python scripts/upkeep/optimizers.py tatoeba=path/to/tatoeba_en_de cmudict=path/to/cmudict quickstart=
 
-Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds. Runs
-are `heedful` commands, which are printed. What is done stands in docs/figures/optimizers.json, and is not done again,
-so that the tables may grow over several sittings; a run that was stopped goes on. Start the script with
-OMP_NUM_THREADS=1, so that a run has one core.
+Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds, Muon
+also in half of the updates. Runs are `heedful` commands, which are printed. What is done stands in
+docs/figures/optimizers.json, and is not done again, so that the tables may grow over several sittings; a run that was
+stopped goes on. Start the script with OMP_NUM_THREADS=1, so that a run has one core.
 """
 
 import argparse
@@ -61,7 +61,7 @@ OPTIMIZERS = {
     "schedule-free AdamW": (["schedule_free", "constant"], "learning_rate", (0.002, 0.004, 0.008, 0.016)),
     "Muon, linear": (["muon", "linear"], "muon_learning_rate", (0.004, 0.008, 0.016, 0.032)),
 }
-ADAMW = "AdamW, linear"
+ADAMW, MUON = "AdamW, linear", "Muon, linear"
 
 
 class Study:
@@ -80,15 +80,14 @@ class Study:
             write_text(train, "".join(rows[: self.task.pairs]))
             self.data.append(f"data.train={train}")
 
-    def run(self, optimizer: str, rate: float, seed: int, updates: int) -> dict:
-        """Train once, unless that is done, and return what came of it."""
+    def run(self, optimizer: str, rate: float, seed: int, updates: int, is_short: bool = False) -> dict:
+        """Train once, unless that is done, and return what came of it; of a short run its last loss alone is read."""
         (kind, schedule), key, _ = OPTIMIZERS[optimizer]
         place = {"task": self.name, "optimizer": optimizer, "rate": rate, "seed": seed, "updates": updates}
         for each in self.known:
             if place.items() <= each.items():
                 return each
         output = self.folder / f"{kind}-{schedule}-{rate}-{seed}-{updates}"
-        is_short = updates < self.task.updates  # to find a rate: its last loss alone is read
         every = updates if is_short else max(1, updates // POINTS)
         settings = [f"output={output}", f"seed={seed}", "resume=true", f"validation.every_updates={every}"]
         settings += [
@@ -116,12 +115,12 @@ class Study:
     def best(self, optimizer: str) -> float:
         """Return the rate with the lowest loss at the end of a short run."""
         updates = self.task.updates // SHARE
-        runs = [self.run(optimizer, rate, 1, updates) for rate in OPTIMIZERS[optimizer][2]]
+        runs = [self.run(optimizer, rate, 1, updates, is_short=True) for rate in OPTIMIZERS[optimizer][2]]
         return min(runs, key=lambda run: run["curve"][-1][2])["rate"]
 
-    def runs(self, optimizer: str, seeds: list[int]) -> list[dict]:
-        """Return the whole runs of an optimizer with its best rate."""
-        return [self.run(optimizer, self.best(optimizer), seed, self.task.updates) for seed in seeds]
+    def runs(self, optimizer: str, seeds: list[int], share: int = 1) -> list[dict]:
+        """Return runs of an optimizer with its best rate, in a share of the updates."""
+        return [self.run(optimizer, self.best(optimizer), seed, self.task.updates // share) for seed in seeds]
 
 
 def reached(run: dict, loss: float, column: int) -> float | None:
@@ -176,6 +175,8 @@ def main() -> None:
         name, _, corpus = task.partition("=")
         study = Study(name, corpus, arguments.output.resolve())
         found = {optimizer: study.runs(optimizer, arguments.seeds) for optimizer in arguments.optimizers}
+        if MUON in found:
+            found[f"{MUON}, half of the updates"] = study.runs(MUON, arguments.seeds, share=2)
         print(table(study, found), flush=True)
         draw(study, found)
 

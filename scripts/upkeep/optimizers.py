@@ -16,7 +16,6 @@ import shlex
 import statistics
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,14 +135,24 @@ def reached(run: dict, loss: float, column: int) -> float | None:
     return None
 
 
-def table(study: Study, found: dict[str, list[dict]]) -> str:
+def whole_runs(known: list[dict], name: str) -> dict[str, list[dict]]:
+    """Return the runs of a task that are no short ones, by their optimizers, in the order in which they were made."""
+    found: dict[str, list[dict]] = {}
+    for run in known:
+        if run["task"] == name and "score" in run:
+            half = ", half of the updates" * (run["updates"] < TASKS[name].updates)
+            found.setdefault(run["optimizer"] + half, []).append(run)
+    return found
+
+
+def table(name: str, found: dict[str, list[dict]]) -> str:
     """Write a task's optimizers in Markdown, with the updates and minutes to the best final loss of Adam or AdamW."""
     adams = [name for name in found if name.startswith("Adam")]
     goal = min(statistics.mean(run["curve"][-1][2] for run in found[name]) for name in adams)
-    head = f"| {study.name}, {study.task.updates:,} updates | rate | loss | updates to {goal:.3f} | minutes to it"
-    lines_found = [f"{head} | minutes | {study.task.score} |", "|---|---|---|---|---|---|---|"]
-    for name, runs in found.items():
-        cells = [name, f"{runs[0]['rate']:g}", f"{statistics.mean(run['curve'][-1][2] for run in runs):.3f}"]
+    head = f"| {name}, {TASKS[name].updates:,} updates | rate | loss | updates to {goal:.3f} | minutes to it"
+    lines_found = [f"{head} | minutes | {TASKS[name].score} |", "|---|---|---|---|---|---|---|"]
+    for optimizer, runs in found.items():
+        cells = [optimizer, f"{runs[0]['rate']:g}", f"{statistics.mean(run['curve'][-1][2] for run in runs):.3f}"]
         for column in (0, 1):
             times = [reached(run, goal, column) for run in runs]
             whole = [time for time in times if time is not None]
@@ -155,12 +164,13 @@ def table(study: Study, found: dict[str, list[dict]]) -> str:
     return "\n".join(lines_found)
 
 
-def draw(study: Study, found: dict[str, list[dict]]) -> None:
+def draw(name: str, found: dict[str, list[dict]]) -> None:
     """Draw the validation loss of each optimizer's first run over updates, and over minutes."""
+    panels = []
     for column, unit in enumerate(("updates", "minutes")):
-        curves = {name: [(point[column], point[2]) for point in runs[0]["curve"][1:]] for name, runs in found.items()}
-        picture = partial(lines, curves, unit, "validation loss")
-        save_figure([picture], FIGURES / f"optimizers-{study.name}-{unit}.svg")
+        curves = {each: [(point[column], point[2]) for point in runs[0]["curve"][1:]] for each, runs in found.items()}
+        panels.append(lines(curves, unit, "validation loss", log="y"))
+    save_figure(panels, FIGURES / f"optimizers-{name}.svg")
 
 
 def main() -> None:
@@ -174,11 +184,13 @@ def main() -> None:
     for task in arguments.tasks:
         name, _, corpus = task.partition("=")
         study = Study(name, corpus, arguments.output.resolve())
-        found = {optimizer: study.runs(optimizer, arguments.seeds) for optimizer in arguments.optimizers}
-        if MUON in found:
-            found[f"{MUON}, half of the updates"] = study.runs(MUON, arguments.seeds, share=2)
-        print(table(study, found), flush=True)
-        draw(study, found)
+        for optimizer in arguments.optimizers:
+            study.runs(optimizer, arguments.seeds)
+        if MUON in arguments.optimizers:
+            study.runs(MUON, arguments.seeds, share=2)
+        found = whole_runs(study.known, name)
+        print(table(name, found), flush=True)
+        draw(name, found)
 
 
 if __name__ == "__main__":

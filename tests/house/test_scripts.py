@@ -196,6 +196,17 @@ def test_the_page_of_few_pairs_has_the_tables_that_were_measured():
         assert f"\n\n{script.table(known, pairs)}\n\n" in page
 
 
+def test_the_page_of_optimizers_has_the_tables_that_were_measured():
+    script = load("upkeep/optimizers")
+    known = json.loads(script.FOUND.read_text(encoding="utf-8"))
+    page = (SCRIPTS.parent / "docs/studies/optimizers.md").read_text(encoding="utf-8")
+    tasks = {run["task"] for run in known}
+    assert tasks <= {*script.TASKS}
+    for task in tasks:
+        assert f"\n\n{script.table(task, script.whole_runs(known, task))}\n\n" in page
+        assert f"figures/optimizers-{task}.svg" in page
+
+
 def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_path, capsys, monkeypatch, run_script):
     texts = ["나는 학교에 간다.", "물", "가 나 다 라 마 바 사", "a b 뷁 c"]
     closed = [text.replace(" ", "") for text in texts]

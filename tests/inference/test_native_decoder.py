@@ -243,7 +243,9 @@ def test_the_best_tokens_are_those_of_a_full_sort(sentences, beams, vocabulary, 
 
 REPLACED = {
     "attention": lambda model, patch: patch.setitem(
-        ALL_ATTENTION_FUNCTIONS, model.config._attn_implementation, lambda *args, **kwargs: pytest.fail("is called")
+        ALL_ATTENTION_FUNCTIONS._local_mapping,
+        model.config._attn_implementation,
+        lambda *args, **kwargs: pytest.fail("is called"),
     ),
     "F.linear": lambda model, patch: patch.setattr(F, "linear", lambda *args: torch._C._nn.linear(*args)),
     "nn.Linear": lambda model, patch: patch.setattr(nn.Linear, "forward", lambda module, states: states),

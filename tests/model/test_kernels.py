@@ -105,7 +105,7 @@ def seen(monkeypatch):
         found.append(backends())
         return own(*args, **kwargs)
 
-    monkeypatch.setitem(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, "sdpa", noting)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", noting)
     return found
 
 
@@ -201,7 +201,7 @@ def test_cudnn_is_left_out_of_a_compiled_model_which_is_one_graph(backend):
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_cudnn_is_back_after_a_compilation_that_fails_in_the_middle_of_attention(monkeypatch):
     untraceable = torch.compiler.disable(ALL_ATTENTION_FUNCTIONS["sdpa"])
-    monkeypatch.setitem(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, "sdpa", untraceable)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", untraceable)
     model = tiny_model(attention="sdpa", encoder_layers=1, decoder_layers=1)
     torch.compiler.reset()
     with pytest.raises(RuntimeError, match=r"torch\.compiler\.disable"):

@@ -61,14 +61,12 @@ def evaluate(
     scoring["metrics"] = metrics.affordable_metrics(ter, texts, accepted)
     scores = metrics.score_translations(texts, accepted, **scoring)
     lines = [metrics.scores_table(scores)]
+    sources, seen = [pair["source"] for pair in pairs], metrics.comparable(texts, ignore)
     if learned is not None:
-        seen = metrics.comparable(texts, ignore)
-        lines.append(learned.added_to(scores, [pair["source"] for pair in pairs], seen, left))
+        lines.append(learned.added_to(scores, sources, seen, left))
     if confusions:
-        texts = metrics.comparable(texts, ignore)
-        sources = [pair["source"] for pair in pairs]
         found = import_module("heedful.evaluation.confusions")
-        scores["confusions"] = found.commonest_confusions(texts, left, sources, confusions, lowercase)
+        scores["confusions"] = found.commonest_confusions(seen, left, sources, confusions, lowercase)
         lines.append(found.confusions_table(scores["confusions"]))
     options.print_result(scores, "\n".join(lines), as_json)
 

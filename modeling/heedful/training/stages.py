@@ -96,11 +96,14 @@ def _apart(stages: Mapping[str, Recipe]) -> dict[str, Recipe]:
     return apart
 
 
+def runs_of(recipe: Recipe) -> list[Recipe]:
+    """Return the recipes of a recipe's stages, or itself where it has none."""
+    return [*stages_of(recipe).values()] or [recipe]
+
+
 def directions_of(file: Path) -> set[tuple[Any, Any]]:
     """Return the sources and targets of all that a recipe, in one stage or another, trains on."""
-    recipe = read_recipe(file)
-    stages = stages_of(recipe).values() or [recipe]
-    return {(part.source, part.target) for stage in stages for part in stage.data.parts.values()}
+    return {(part.source, part.target) for run in runs_of(read_recipe(file)) for part in run.data.parts.values()}
 
 
 def train_stages(recipe: Recipe) -> RunResult:

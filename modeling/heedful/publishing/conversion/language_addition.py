@@ -34,7 +34,7 @@ from heedful.publishing.conversion.tokenizer_conversion import without_special_p
 from heedful.publishing.exports.comparison import Draft, UnscoredEngine, compare
 from heedful.symbols_heed import trimmed
 from heedful.training.recipe_file import read_recipe
-from heedful.training.stages import stages_of
+from heedful.training.stages import runs_of
 
 COMPARED = 100  # texts of the old languages that are translated before and after
 TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32: matrices of other sizes round differently
@@ -254,9 +254,8 @@ def _old_texts(source: Path, old: Sequence[str]) -> Iterator[str]:
             yield from texts_of(place)
     if not (source / "recipe.yaml").is_file():
         return
-    recipe = read_recipe(source / "recipe.yaml")
-    for stage in stages_of(recipe).values() or [recipe]:
-        for key, part in stage.data.parts.items():
+    for run in runs_of(read_recipe(source / "recipe.yaml")):
+        for key, part in run.data.parts.items():
             try:
                 for pair in read_pairs(part.train, str(part.source), str(part.target), streaming=True):
                     yield from (pair["source"], pair["target"])

@@ -32,7 +32,7 @@ from heedful.training.model_of_recipe import config_of
 from heedful.training.publication import UNDETERMINED, with_decoding
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
-from heedful.training.stages import stages_of
+from heedful.training.stages import runs_of
 
 TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32; relative where logits are above 1
 BEAMS = 5
@@ -84,8 +84,7 @@ def check_recipe(recipe: Recipe) -> None:
     if not recipe.publish.also:
         return
     folder, start, where = recipe.folder / FORM_FOLDER, recipe.model.start_from, None
-    data = [recipe.data, *(stage.data for stage in stages_of(recipe).values())]
-    parts = dict(enumerate(part for each in data for part in each.parts.values()))
+    parts = dict(enumerate(part for run in runs_of(recipe) for part in run.data.parts.values()))
     if languages := ", ".join(languages_of(parts)):
         where = f"for a model of several target languages, of which no class of transformers knows ({languages})"
     elif folder.exists() and not recipe.overwrite:

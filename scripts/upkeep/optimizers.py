@@ -50,7 +50,7 @@ TASKS = {
     "quickstart": Task("quickstart", 900, (*PLAIN, "optimization.max_minutes=null"), "test", "exact_match"),
     "tatoeba": Task("tatoeba-en-de", 2000, (*PLAIN, *SMALL, f"{TOKENS}2048"), "test", "bleu", 20_000),
     "tatoeba-large": Task("tatoeba-en-de", 500, (*PLAIN, *SMALL, f"{TOKENS}8192"), "test", "bleu", 20_000),
-    "cmudict": Task("cmudict-g2p", 1500, (*PLAIN, f"{TOKENS}4096"), "held_out", "exact_match", 20_000),
+    "cmudict": Task("cmudict-g2p", 1000, (*PLAIN, f"{TOKENS}4096"), "held_out", "exact_match", 20_000),
 }
 RATES = (0.001, 0.002, 0.004, 0.008)
 # By name: what the optimizer is, the key that is tuned, and its values. Muon's other rate is the one found for AdamW.
@@ -63,13 +63,17 @@ OPTIMIZERS = {
 ADAMW, MUON = "AdamW, linear", "Muon, linear"
 
 
+def known() -> list[dict]:
+    """Return the runs that are done, also those of another process that measures another task."""
+    return json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.is_file() else []
+
+
 class Study:
-    """The runs of one task, in a folder of their own, and what is known of them."""
+    """The runs of one task, in a folder of their own."""
 
     def __init__(self, name: str, corpus: str, folder: Path):
         self.name, self.task, self.folder = name, TASKS[name], folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.known = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.is_file() else []
         self.data = [f"data.folder={Path(corpus).resolve()}"] if corpus else []
         if self.task.pairs is not None:
             with gzip.open(Path(corpus) / "train.jsonl.gz", "rt", encoding="utf-8") as stream:
@@ -83,7 +87,7 @@ class Study:
         """Train once, unless that is done, and return what came of it; of a short run its last loss alone is read."""
         (kind, schedule), key, _ = OPTIMIZERS[optimizer]
         place = {"task": self.name, "optimizer": optimizer, "rate": rate, "seed": seed, "updates": updates}
-        for each in self.known:
+        for each in known():
             if place.items() <= each.items():
                 return each
         output = self.folder / f"{kind}-{schedule}-{rate}-{seed}-{updates}"
@@ -107,8 +111,7 @@ class Study:
         place["curve"] = [(line["update"], round(line["seconds"] / 60, 3), round(line[LOSS], 4)) for line in log]
         if not is_short:
             place["score"] = round(scores[self.task.test][self.task.score], 2)
-        self.known.append(place)
-        write_text(FOUND, json.dumps(self.known) + "\n")
+        write_text(FOUND, json.dumps([*known(), place]) + "\n")
         return place
 
     def best(self, optimizer: str) -> float:
@@ -188,7 +191,7 @@ def main() -> None:
             study.runs(optimizer, arguments.seeds)
         if MUON in arguments.optimizers:
             study.runs(MUON, arguments.seeds, share=2)
-        found = whole_runs(study.known, name)
+        found = whole_runs(known(), name)
         print(table(name, found), flush=True)
         draw(name, found)
 

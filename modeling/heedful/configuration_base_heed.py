@@ -28,7 +28,6 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
-REMOVED_KEYS = ("encoder_layerdrop", "decoder_layerdrop")  # of earlier versions, whose default 0 did nothing
 # Others' names of fields, by what they mean and not by their letters; "" is none.
 MEANT_KEYS = {
     "share_embeddings": "share_encoder_decoder_embeddings",
@@ -85,9 +84,6 @@ class HeedBaseConfig(PreTrainedConfig):
             found = f"is {self.format_version} instead: a newer Heedful wrote the model ({cure})"
             raise ValueError(f"`format_version` must be at most {FORMAT_VERSION}, but {found}.")
         kwargs.pop(CONFIG_KEY, None)  # it is the folder's, not the model's
-        removed = [kwargs.pop(key, 0) for key in REMOVED_KEYS]
-        if any(removed):
-            logger.warning_once("`encoder_layerdrop` and `decoder_layerdrop` were removed: no layer is dropped.")
         self._check_spelling(kwargs)
         if "custom_pipelines" in kwargs:
             kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])

@@ -98,15 +98,12 @@ def test_what_is_held_all_the_time_follows_from_the_parameters(tmp_path):
     settings = tiny_recipe(tmp_path).optimization
     alone = state_memory(1000, settings, 1, DistributedType.NO)
     assert alone == {"weights": 4000, "gradients": 4000, "the optimizer's state": 8000}
-    average = tiny_recipe(tmp_path, {"optimization.ema_decay": 0.9, "checkpoints.publish": "ema"}).optimization
-    assert state_memory(1000, average, 1, DistributedType.NO)["moving average"] == 4000
     assert state_memory(1000, settings, 2, DistributedType.MULTI_CPU)["gradients in exchange"] == 4000
     assert sum(state_memory(1000, settings, 4, DistributedType.FSDP).values()) == 4000
 
 
 def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corpus, tmp_path):
-    changes = {"optimization.ema_decay": 0.5, "checkpoints.publish": "ema"}
-    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run", changes), corpus)
+    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
     model = rehearsal.engine.network
     before = copy.deepcopy(model.state_dict())
     rows = plan_batches(corpus, 2000).costliest[0]

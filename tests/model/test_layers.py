@@ -13,10 +13,8 @@ from safetensors.torch import load_file
 import helpers
 from heedful import HeedForConditionalGeneration
 from heedful.modeling_heed import HeedFeedForward, HeedResidual
-from heedful.training.model_of_recipe import check_model
 from heedful.versions_heed import cache_of
 from helpers import FAMILIES, VARIANTS, assert_near, masked_batch, pairwise, shake, tiny_config, tiny_model
-from tiny_runs import tiny_recipe
 
 STATES = torch.linspace(-2, 2, 3 * 32).sin().view(1, 3, 32)
 SOURCE, TARGET = torch.tensor([[15, 16, 17]]), torch.tensor([[1, 18, 19]])
@@ -136,20 +134,7 @@ def test_word_dropout_drops_whole_embeddings_and_scales_the_others_in_training_a
     assert torch.equal(model.eval()(**BATCH).loss, without)
 
 
-def test_configs_of_removed_layer_dropout_load_and_say_once_that_it_does_nothing(caplog):
-    for value in (0.0, 0.1):
-        for family in FAMILIES:
-            given = tiny_config(family).to_dict()
-            assert tiny_config(family, encoder_layerdrop=0, decoder_layerdrop=value).to_dict() == given
-        assert [each.message for each in caplog.records] == [
-            "`encoder_layerdrop` and `decoder_layerdrop` were removed: no layer is dropped."
-        ] * (value > 0)
-
-
-def test_recipes_that_ask_for_layer_dropout_and_words_of_which_all_are_dropped_are_refused_by_name(tmp_path):
-    check_model(tiny_recipe(tmp_path, {"model.options.encoder_layerdrop": 0}), None)
-    with pytest.raises(ValueError, match=r"`model.options.decoder_layerdrop` must be left out, for it was removed"):
-        check_model(tiny_recipe(tmp_path, {"model.options.decoder_layerdrop": 0.1}), None)
+def test_words_of_which_all_are_dropped_are_refused_by_name():
     cases = [(name, f"`{name}` must be at least 0 and below 1, but is 1.0") for name in WORD_DROPOUT]
     for family in FAMILIES:
         helpers.assert_refused(cases, lambda name, family=family: tiny_config(family, **{name: 1.0}))

@@ -50,7 +50,6 @@ R_DROP = {"optimization.r_drop": 5.0}
 # Everything against overfitting, most of which draws random numbers or leaves something out.
 REGULAR = {**R_DROP, "model.options.source_word_dropout": 0.1}
 REGULAR |= {"data.train": "builtin:train:150", "data.denoise": {"sides": ["target"]}}
-AVERAGED = {"optimization.ema_decay": 0.5, "checkpoints.publish": "ema", "validation.every_updates": 3}
 SEVERAL = {"data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko"}}}
 SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}}
 SEVERAL |= {"data.denoise": {"sides": ["source", "target"], "kind": "infilling"}}
@@ -98,11 +97,11 @@ def resumes(folder: Path, changes: dict, corpus, accelerator, *stops: int) -> bo
 
 
 def all_tensors(run: Path) -> list[dict[str, torch.Tensor]]:
-    """Return the weights, the optimizer's moments and the moving average that a run ended with."""
+    """Return the weights and the optimizer's moments that a run ended with."""
     state = load_state(checkpoint_path(run / "checkpoints", END))
     numbered = state.optimizer["state"].items()
     moments = {f"{number} {name}": value for number, values in numbered for name, value in values.items()}
-    return [weights_of(run), moments, state.moving_average or {}]
+    return [weights_of(run), moments]
 
 
 def stand_in(states: torch.Tensor) -> torch.Tensor:
@@ -151,9 +150,9 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
 
 
 def distilled(folder: Path, corpus, accelerator) -> dict:
-    """Train with a teacher and a moving average, stop and go on; return the losses of a run without dropout too."""
+    """Train with a teacher, stop and go on; return the losses of a run without dropout too."""
     changes = {**R_DROP, "optimization.distillation": str(folder.parent / "teacher")}
-    is_exact = resumes(folder, changes | AVERAGED, corpus, accelerator, 1, 4)
+    is_exact = resumes(folder, changes, corpus, accelerator, 1, 4)
     with_stand_in_for_dropout(make_loop(folder / "alone", changes, corpus, accelerator)).run()
     return {"exact": is_exact, "losses": losses_of(folder / "alone")}
 
@@ -238,7 +237,7 @@ def sharded(folder: Path, corpus, accelerator) -> dict:
         weights = list(loop.engine.model.parameters())
         shares = [weight.to_local().numel() / weight.numel() for weight in weights if isinstance(weight, DTensor)]
         loop.run()
-        is_exact = resumes(folder, {**REGULAR, **AVERAGED}, corpus, accelerator, 3)
+        is_exact = resumes(folder, REGULAR, corpus, accelerator, 3)
     with sharding(accelerator, FREE["optimization.optimizer"]):
         is_exact = is_exact and resumes(folder / "free", FREE, corpus, accelerator, 3)
     # What processes without sharding began, sharded ones go on with, and the other way round.

@@ -25,7 +25,6 @@ from heedful.training.loop.optimizers import make_optimizer, set_learning_rate
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.model_of_recipe import make_engine
-from heedful.training.objectives.moving_average import MovingAverage
 from heedful.training.objectives.optimizers import MuonWithAdamW, averaged_weights
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes import devices
@@ -199,31 +198,6 @@ def test_the_loop_asks_for_no_logits(make_loop):
     assert set(kept) == {False}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_average_is_the_weighted_sum_of_all_weights_there_were_in_float32(dtype):
-    layer = torch.nn.Linear(2, 1, bias=False).to(dtype)
-    average = MovingAverage(layer, decay=0.5)
-    assert average.weights["weight"].dtype == torch.float32
-    expected = layer.weight.detach().clone().float()
-    for number in range(1, 30):
-        with torch.no_grad():
-            layer.weight += number
-        average.update(number)
-        decay = min(0.5, (1 + number) / (10 + number))
-        expected = decay * expected + (1 - decay) * layer.weight.detach().float()
-        torch.testing.assert_close(average.weights["weight"], expected)
-    assert decay == 0.5
-
-
-def test_a_run_gives_the_average_the_number_of_its_update(make_loop):
-    loop = make_loop({"optimization.ema_decay": 0.9, "checkpoints.publish": "ema", "optimization.max_updates": 1})
-    before = {name: weight.detach().clone() for name, weight in loop.engine.model.named_parameters()}
-    loop.run()
-    averages = loop.engine.moving_average.weights
-    for name, weight in loop.engine.model.named_parameters():
-        torch.testing.assert_close(averages[name], 2 / 11 * before[name] + 9 / 11 * weight.detach())
-
-
 def test_what_is_validated_and_kept_is_the_average_of_the_optimizer(make_loop, corpus, tmp_path):
     loop = make_loop({"optimization.optimizer": "schedule_free", "validation.every_updates": 3})
     loop.run()
@@ -234,33 +208,6 @@ def test_what_is_validated_and_kept_is_the_average_of_the_optimizer(make_loop, c
     measured = logged(tmp_path / "run", "validation/loss")[-1]
     assert validation_loss(network, *of_all, loop.accelerator) == pytest.approx(measured, rel=1e-6)
     assert abs(trained - measured) > 1e-3
-
-
-AVERAGED = {"optimization.ema_decay": 0.6, "checkpoints.publish": "ema", "validation.every_updates": 3}
-
-
-def test_validation_measures_the_average_and_leaves_the_weights_alone(make_loop, corpus, tmp_path):
-    loop, plain = make_loop(AVERAGED), make_loop({"validation.every_updates": 3}, tmp_path / "plain")
-    loop.run()
-    plain.run()
-    network, of_all = loop.engine.network, (corpus.validation, 1000)
-    measured = logged(tmp_path / "run", "validation/loss")[-1]
-    by_hand = validation_loss(network, *of_all, loop.accelerator)
-    assert abs(measured - by_hand) > 1e-3
-    assert logged(tmp_path / "plain", "validation/loss")[-1] == pytest.approx(by_hand, rel=1e-6)
-    assert logged(tmp_path / "plain", "train/loss") == logged(tmp_path / "run", "train/loss")
-    network.load_state_dict(loop.engine.moving_average.weights, strict=False)
-    assert validation_loss(network, *of_all, loop.accelerator) == pytest.approx(measured, rel=1e-6)
-
-
-def test_the_published_weights_are_the_moving_average_where_the_recipe_says_so(tmp_path):
-    recipe = tiny_recipe(tmp_path / "run", AVERAGED)
-    result = train(recipe)
-    published = load_file(result.folder / "model.safetensors")
-    path = checkpoint_path(tmp_path / "run/checkpoints", 6)
-    average = load_file(path / "training_state/moving_average.safetensors")
-    assert equal(published, average)
-    assert not equal(load_file(path / "model.safetensors"), average)
 
 
 def test_the_last_checkpoints_and_the_best_are_kept_and_those_published_that_the_recipe_says(tmp_path, monkeypatch):

@@ -1,5 +1,4 @@
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -10,7 +9,7 @@ from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
 from heedful.proposals.proposal import complete, propose, survey, this_machine
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml, yaml_text
 from helpers import assert_refused
-from tiny_runs import tiny_recipe, tiny_tree
+from tiny_runs import tiny_tree
 
 SMALLEST = """
 name: small
@@ -154,7 +153,6 @@ OUT_OF_RANGE = {
     "optimization.cutoff": [0, 1.0],
     "optimization.beta1": [1.0, -0.1, NOT_A_NUMBER],
     "optimization.beta2": [1.0, -1],
-    "optimization.ema_decay": [1.0, -0.5],
     **{f"validation.{name}": [0] for name in ("every_updates", "num_beams", "max_new_tokens", "patience")},
     "validation.sentences": [-1],
     **{f"checkpoints.{name}": [0] for name in ("every_updates", "keep_last", "keep_best")},
@@ -179,8 +177,6 @@ FREE = {"optimization.optimizer": "schedule_free", "optimization.schedule": None
 BOTH = {"data.both_directions": True}
 CONTRADICTIONS = [
     ({"optimization.buckets_per_update": 3000}, "`optimization.tokens_per_update` must be at least 3000, but is 2000"),
-    ({"optimization.ema_decay": 0.9}, r"`optimization.ema_decay` must be given where `checkpoints.publish` is ema"),
-    ({"checkpoints.publish": "ema"}, r"`optimization.ema_decay` must be given .*, but is None with ema instead"),
     ({"allow_changes": True}, r"`allow_changes` must be false where `resume` is"),
     ({"resume": True, "overwrite": True}, r"`resume` and `overwrite` must not both be true"),
     ({"optimization.max_updates": None}, r"One of `optimization.max_updates`, .* must be given, but none is"),
@@ -192,7 +188,6 @@ CONTRADICTIONS = [
         r"`optimization.schedule` must be constant or empty .* linear instead",
     ),
     ({**FREE, "optimization.beta1": 0}, r"`optimization.beta1` must be above 0 with schedule_free"),
-    ({**FREE, "optimization.ema_decay": 0.9, "checkpoints.publish": "ema"}, r"`optimization.ema_decay` must be empty"),
     (
         {"optimization.muon_learning_rate": 0.1},
         r"`optimization.muon_learning_rate` must be empty with adam, .* 0.1 ins",
@@ -393,13 +388,3 @@ def test_a_text_is_written_for_yaml_on_one_line():
         written = yaml_text(text)
         assert len(written.splitlines()) == 1
         assert yaml.safe_load(f"a: {written} # {written}") == {"a": text}
-
-
-def test_a_removed_key_is_read_where_it_is_off_and_refused_with_the_reason_where_it_is_on(tmp_path):
-    for off in (0.0, 0, None):
-        assert tiny_recipe(tmp_path, {"tokenizer.dropout": off}) == tiny_recipe(tmp_path)
-    must = r"`tokenizer.dropout` must be left out, but is 0.1 .*: it was removed \(BPE-dropout lost in every row of "
-    with pytest.raises(ValueError, match=must) as error:
-        tiny_recipe(tmp_path, {"tokenizer.dropout": 0.1})
-    page = str(error.value).rpartition(" ")[2].rstrip(").")
-    assert "BPE-dropout" in (Path(__file__).parents[2] / page).read_text(encoding="utf-8")

@@ -187,18 +187,15 @@ def test_an_older_format_is_refused_with_the_way_out(folder):
         checkpoints.load_progress(checkpoint_path(folder, 7))
 
 
-def test_progress_moving_average_and_scaler_come_back(tokenizers, tmp_path):
+def test_progress_and_scaler_come_back(tokenizers, tmp_path):
     model = tiny_model(**SIZES)
-    average = {name: weight.detach() + 1 for name, weight in model.named_parameters()}
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
     scaler.scale(torch.ones(1))
     state = state_of(model, torch.optim.Adam(model.parameters()), 4)
-    state = replace(state, moving_average=average, scaler=scaler.state_dict())
+    state = replace(state, scaler=scaler.state_dict())
     loaded = checkpoints.load_state(checkpoints.save_checkpoint(tmp_path, model, state, tokenizers, RECIPE))
     assert checkpoints.load_progress(checkpoint_path(tmp_path, 4)) == loaded.progress == state.progress
     assert (loaded.scaler, loaded.scaler["scale"]) == (state.scaler, 128)
-    assert loaded.moving_average.keys() == average.keys()
-    assert all(torch.equal(loaded.moving_average[name], value) for name, value in average.items())
 
 
 WRITERS = [*product([None], [0, 600, 5000, 10_000, 20_000])]  # all in turn
@@ -269,16 +266,14 @@ def final(folder):
     timeless = [{key: value for key, value in line.items() if not clock.search(key)} for line in lines]
     progress = replace(state.progress, seconds=0, window={})
     weights = (path / "model.safetensors").read_bytes()
-    return weights, state.optimizer, state.moving_average, (state.scaler, progress, timeless)
+    return weights, state.optimizer, (state.scaler, progress, timeless)
 
 
 def assert_same(ours, theirs):
     assert ours[0] == theirs[0]
     for number, values in theirs[1]["state"].items():
         assert all(torch.equal(ours[1]["state"][number][name], value) for name, value in values.items())
-    for name, value in (theirs[2] or {}).items():
-        assert torch.equal(ours[2][name], value)
-    assert ours[3] == theirs[3]
+    assert ours[2] == theirs[2]
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +307,6 @@ FEW = {"optimization.r_drop": 5.0, "data.train": "builtin:train:80"}
 KINDS = {
     "plain": {},
     "stream": {"data.streaming": True, "data.pool_size": 70, **MENDED},
-    "moving_average": {"optimization.ema_decay": 0.5, "checkpoints.publish": "ema", "validation.sentences": 3},
     "schedule_free": {"optimization.optimizer": "schedule_free", "optimization.weight_decay": 0.1},
     "simcut": {"optimization.simcut": 3.0, "optimization.cutoff": 0.2},
     "muon": {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.02},
@@ -323,8 +317,8 @@ KINDS = {
 
 
 # Inside and at the end of an epoch, before and after a validation. The rest of the product is slow.
-QUICK = [("plain", 1), ("plain", 4), ("stream", 3), ("stream", 4), ("moving_average", 5)]
-QUICK += [("schedule_free", 1), ("schedule_free", 4), ("muon", 4), ("simcut", 4)]
+QUICK = [("plain", 1), ("plain", 4), ("stream", 3), ("stream", 4)]
+QUICK += [("schedule_free", 1), ("schedule_free", 5), ("muon", 4), ("simcut", 4)]
 QUICK += [("all against overfitting", 4), ("student", 3), ("recurrent student", 3)]
 
 
@@ -333,7 +327,7 @@ def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
     make_loop, corpus, tmp_path, undisturbed, kind, stop
 ):
     data, changes = corpus, {**CHANGES, **KINDS[kind]}
-    if kind not in ("plain", "moving_average", "schedule_free", "muon", "simcut"):
+    if kind not in ("plain", "schedule_free", "muon", "simcut"):
         data = prepare_corpus(tiny_recipe(tmp_path / "any", changes), tmp_path / "tokenizer")
     if "student" in kind:
         changes |= write_teacher(tmp_path / "teacher", data.tokenizers, FEW["data.train"])
@@ -438,9 +432,8 @@ def changed(changes, before=None):
 HARMLESS = {"logging.every_updates": 7, "validation.patience": 7, "checkpoints.publish": "best", "data.folder": "x"}
 HARMLESS |= {"validation.every_updates": 7, "checkpoints.keep_last": 7, "optimization.max_updates": 70}
 HARMLESS |= {"optimization.token_budget": 70, "decoding.num_beams": 7, "card.license": "mit", "output": "elsewhere"}
-HARMLESS["model.options.encoder_layerdrop"] = 0  # of earlier versions
 ANOTHER_RUN = {"seed": 7, "name": "other", "data.train": "builtin:train:301", "data.cleaning": {"max_ratio": 3}}
-ANOTHER_RUN |= {"tokenizer.vocab_size": 401, "optimization.r_drop": 5.0, "optimization.ema_decay": 0.9}
+ANOTHER_RUN |= {"tokenizer.vocab_size": 401, "optimization.r_drop": 5.0}
 ANOTHER_RUN |= {"validation.select": "chrf", "model.options": {"dropout": 0.2}, "optimization.learning_rate": 0.004}
 ANOTHER_RUN |= {"optimization.tokens_per_update": 2001, "optimization.mixed_precision": "bf16"}
 
@@ -612,18 +605,12 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
         check_output_folder(tiny_recipe(tmp_path / "run", changes))
 
 
-def test_allowed_changes_of_the_optimizer_and_a_later_moving_average_are_at_work(make_loop, tmp_path):
-    average = {"optimization.ema_decay": 0.9, "checkpoints.publish": "ema"}
+def test_allowed_changes_of_the_optimizer_are_at_work(make_loop):
     resumed = {"resume": True, "allow_changes": True}
     make_loop({"optimization.max_updates": 1}).run()
-    loop = make_loop({"optimization.beta2": 0.9, **average, "optimization.max_updates": 2} | resumed)
+    loop = make_loop({"optimization.beta2": 0.9, "optimization.max_updates": 2} | resumed)
     assert {group["betas"] for group in loop.engine.optimizer.param_groups} == {(0.9, 0.9)}
     assert len(loop.engine.optimizer.state) == len(loop.engine.parameters)
-    loop.run()
-    assert checkpoints.load_state(checkpoint_path(tmp_path / "run/checkpoints", 2)).moving_average
-    for more in ({}, average):  # the second saves what the checkpoint of this very update lacks
-        make_loop({"optimization.max_updates": 3} | resumed | more).run()
-    assert checkpoints.load_state(checkpoint_path(tmp_path / "run/checkpoints", 3)).moving_average
 
 
 def test_a_run_that_came_further_than_a_lowered_number_of_epochs_stays_where_it_is(make_loop):

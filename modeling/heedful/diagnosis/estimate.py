@@ -250,7 +250,7 @@ class Rehearsal:
         """Take an update as training does, and return its seconds, the mean over the ranks."""
         begun = self._now()
         self._accumulate(parts)
-        self.engine.step(0.0, self.engine.gradient_norm(self.settings.max_grad_norm), number=1)
+        self.engine.step(0.0, self.engine.gradient_norm(self.settings.max_grad_norm))
         return all_reduce(self.accelerator, self._now() - begun)[0] / self.accelerator.num_processes
 
     def _accumulate(self, parts: Parts, **options: Any) -> None:

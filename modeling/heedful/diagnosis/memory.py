@@ -85,8 +85,6 @@ def state_memory(parameters: int, settings: Any, processes: int, kind: Distribut
     Muon has one moment of the layers' matrices, and is counted as if it had two.
     """
     sizes = {"weights": 4, "gradients": 4, "the optimizer's state": 8}  # of a parameter
-    if settings.ema_decay is not None:
-        sizes["moving average"] = 4
     if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):  # DDP holds a second copy in buckets
         sizes["gradients in exchange"] = 4
     shares = processes if kind == DistributedType.FSDP else 1

@@ -8,7 +8,6 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 import heedful
-from heedful.configuration_base_heed import REMOVED_KEYS
 from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.training.loop.engine import TrainingEngine
@@ -72,11 +71,11 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     if objective is not None:
         objective.prepare(model)
     feed = Feed(accelerator, model.config, settings.micro_batch_tokens, objective, packs)
-    # A scale of gradients and a moving average wait for each update anyway, and only Adam can be stopped on a GPU.
-    waits = accelerator.device.type != "cuda" or accelerator.scaler is not None or settings.ema_decay is not None
+    # A scale of gradients waits for each update anyway, and only Adam can be stopped on a GPU.
+    waits = accelerator.device.type != "cuda" or accelerator.scaler is not None
     waits = waits or settings.optimizer not in ("adam", "adamw")
     optimizer, decides_on_device = make_optimizer(model, settings), not (waits or is_sharded)
-    return TrainingEngine(model, optimizer, feed, body, decides_on_device, settings.ema_decay)
+    return TrainingEngine(model, optimizer, feed, body, decides_on_device)
 
 
 def _objective(settings: OptimizationRecipe, config: "PreTrainedConfig") -> "Objective | None":
@@ -128,9 +127,6 @@ def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint
         if options[name] != vocabularies[name]:
             must = f"left to the tokenizer, which sets it to {vocabularies[name]}"
             raise mistake(f"model.options.{name}", must, options[name])
-    for name in REMOVED_KEYS:
-        if recipe.options.get(name):
-            raise ValueError(f"`model.options.{name}` must be left out, for it was removed, but is given instead.")
     if not is_joint:
         options["share_encoder_decoder_embeddings"] = False
     kind = options.pop("model_type", "heed")

@@ -19,7 +19,7 @@ from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.preparation import Corpus
 from heedful.training.recipe import DecodingRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
-from heedful.training.run_folder.checkpoints import MOVING_AVERAGE, STATE_FOLDER, published_checkpoints, written_folder
+from heedful.training.run_folder.checkpoints import published_checkpoints, written_folder
 from heedful.training.run_folder.folder import foreign_files
 from heedful.training.run_folder.progress import Progress
 
@@ -54,13 +54,8 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
 
     checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
     model = load_model(checkpoints[-1])
-    if recipe.checkpoints.publish == "ema":
-        logger.info("publishing the moving average of %s", checkpoints[-1].name)
-        weights = load_file(checkpoints[-1] / STATE_FOLDER / MOVING_AVERAGE)
-    else:
-        logger.info("publishing the average of %s", ", ".join(path.name for path in checkpoints))
-        weights = average_weights(checkpoints)
-    missing, unexpected = model.load_state_dict(weights, strict=False)
+    logger.info("publishing the average of %s", ", ".join(path.name for path in checkpoints))
+    missing, unexpected = model.load_state_dict(average_weights(checkpoints), strict=False)
     assert set(missing) <= set(model.all_tied_weights_keys), missing
     assert not unexpected, unexpected
     model.generation_config = with_decoding(model.generation_config, recipe.decoding)

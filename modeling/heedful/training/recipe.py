@@ -144,7 +144,6 @@ class OptimizationRecipe:
     token_budget: int | None = None
     shrink_token_budget: bool = False
     skip_nonfinite_updates: int = 0
-    ema_decay: float | None = None
     r_drop: float | None = None
     simcut: float | None = None
     cutoff: float = 0.05
@@ -170,8 +169,8 @@ class OptimizationRecipe:
         for name in positive:
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise mistake(f"optimization.{name}", "above 0 and finite", getattr(self, name))
-        for name in ("beta1", "beta2", "ema_decay"):
-            if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
                 raise mistake(f"optimization.{name}", "at least 0 and below 1", getattr(self, name))
         if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
             must = "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given"
@@ -208,8 +207,6 @@ class OptimizationRecipe:
             raise mistake("optimization.schedule", must, self.schedule)
         if is_free and not self.beta1:
             raise mistake("optimization.beta1", "above 0 with schedule_free, whose average it is of", self.beta1)
-        if is_free and self.ema_decay is not None:
-            raise mistake("optimization.ema_decay", "empty with schedule_free, which averages itself", self.ema_decay)
         if self.muon_learning_rate is not None and self.optimizer != "muon":
             must = f"empty with {self.optimizer}, which has one learning rate"
             raise mistake("optimization.muon_learning_rate", must, self.muon_learning_rate)
@@ -248,7 +245,7 @@ class CheckpointRecipe:
     every_updates: int = 1000
     keep_last: int = 5
     keep_best: int = 1
-    publish: Literal["average", "average_best", "best", "last", "ema"] = "average"
+    publish: Literal["average", "average_best", "best", "last"] = "average"
 
     def __post_init__(self):
         _at_least(1, "checkpoints", self, "every_updates", "keep_last", "keep_best")
@@ -342,9 +339,6 @@ class Recipe:
             raise ValueError(f"{must}: one goes on with the run, one moves it aside.")
         if self.allow_changes and not self.resume:
             raise ValueError("`allow_changes` must be false where `resume` is: there is no run that could differ.")
-        if (self.optimization.ema_decay is not None) != (self.checkpoints.publish == "ema"):
-            value = f"{self.optimization.ema_decay} with {self.checkpoints.publish}"
-            raise mistake("optimization.ema_decay", "given where `checkpoints.publish` is ema, and only there", value)
         if (self.data.mixture or self.data.denoise or self.stages) and self.tokenizer.sentences is not None:
             must = "empty where `data.mixture`, `data.denoise` or `stages` need every part in the tokenizer"
             raise mistake("tokenizer.sentences", must, self.tokenizer.sentences)

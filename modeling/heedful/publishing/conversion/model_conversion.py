@@ -15,7 +15,6 @@ from huggingface_hub import ModelCard
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from heedful.configuration_base_heed import REMOVED_KEYS
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
@@ -73,7 +72,7 @@ def convert(
     converted = convert_tokenizers(str(source), ours.config, source_language, target_language)
     ours.generation_config = _generation_config(settings | converted.settings, ours.config)
     notes = list(converted.notes)
-    if any(getattr(config, name, 0) for name in REMOVED_KEYS):
+    if any(getattr(config, name, 0) for name in ("encoder_layerdrop", "decoder_layerdrop")):
         dropped = "Layer dropout (`encoder_layerdrop`, `decoder_layerdrop`)"
         notes.append(f"{dropped}, which only training reads, is left out.")
     if any(not torch.equal(weight.to(dtype).float(), weight) for weight in ours.parameters()):

@@ -24,7 +24,6 @@ from heedful.training.processes.collectives import full_tensor, full_weights, lo
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from heedful.training.objectives.moving_average import MovingAverage
     from heedful.training.speed.compilation import CompiledBody
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,6 @@ class TrainingEngine:
         feed: Feed,
         body: "CompiledBody | None" = None,
         decides_on_device: bool = False,
-        ema_decay: float | None = None,
     ):
         self.accelerator, self.feed, self.body = feed.accelerator, feed, body
         self.decides_on_device = decides_on_device
@@ -59,11 +57,6 @@ class TrainingEngine:
             # Or the first gradients would be kept in memory that a graph writes to again.
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
-        self.moving_average: MovingAverage | None = None
-        if ema_decay is not None:
-            from heedful.training.objectives import moving_average
-
-            self.moving_average = moving_average.MovingAverage(self.network, ema_decay)
 
     @property
     def network(self) -> "PreTrainedModel":
@@ -147,8 +140,8 @@ class TrainingEngine:
         self.accelerator.unscale_gradients()
         return full_tensor(torch.nn.utils.get_total_norm(self._gradients))
 
-    def step(self, rate: float, norm: torch.Tensor, number: int) -> None:
-        """Change the weights in the update of that number, at a learning rate, if the gradient's norm is finite."""
+    def step(self, rate: float, norm: torch.Tensor) -> None:
+        """Change the weights at a learning rate, if the gradient's norm is finite."""
         set_learning_rate(self.optimizer, rate)
         if self.decides_on_device:
             # Where this is 1, torch's fused optimizers leave weights, moments and their count of steps as they are.
@@ -156,8 +149,6 @@ class TrainingEngine:
             self.optimizer.step()
         elif math.isfinite(norm.item()):
             self.optimizer.step()
-            if self.moving_average is not None:
-                self.moving_average.update(number)
         elif (scaler := self.accelerator.scaler) is not None:  # the scale of fp16's gradients was too high
             scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
         self.discard()

@@ -157,7 +157,7 @@ class TrainingLoop:
             gradients = self._make_gradients(update, tokens)
         sums, padded_tokens = gradients
         number, norm = self.progress.update + 1, self.engine.gradient_norm(self.settings.max_grad_norm)
-        self.engine.step(learning_rate(number, self.settings, self.d_model), norm, number)
+        self.engine.step(learning_rate(number, self.settings, self.d_model), norm)
         self.progress.update = number
         self.progress.target_tokens += tokens
         stops = self.signals.received is not None, self._is_late()

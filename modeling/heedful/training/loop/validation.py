@@ -19,7 +19,7 @@ from heedful.generation_heed import COMPILED_DEVICES
 from heedful.inference.translation import Translator
 from heedful.training.loop.engine import TrainingEngine
 from heedful.training.preparation import Corpus
-from heedful.training.processes.collectives import all_reduce, full_weights, is_sharded
+from heedful.training.processes.collectives import all_reduce, is_sharded
 from heedful.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ LOWER_IS_BETTER = ("loss", *ERROR_RATES)
 def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str, float]:
     """Return loss, perplexity and, where the recipe asks for translations, scores on the validation pairs.
 
-    The weights are the engine's, or their average where it has one. The model is left evaluating.
+    The model is left evaluating.
     """
     settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
     pairs, tokenizers = corpus.validation_pairs[: settings.sentences], corpus.tokenizers
@@ -51,8 +51,7 @@ def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str
 @contextmanager
 def _measured_model(engine: TrainingEngine) -> Iterator["PreTrainedModel"]:
     """Yield an ordinary model; where weights are sharded each rank has one, and generates without the others."""
-    average = engine.moving_average
-    if average is None and not engine.averages and not is_sharded(engine.model):
+    if not engine.averages and not is_sharded(engine.model):
         network = engine.network
         # On a GPU without Accelerate's wrapper, in which each step of a search rounds the weights anew, uncompiled.
         is_unwrapped = engine.accelerator.native_amp and engine.accelerator.device.type in COMPILED_DEVICES
@@ -65,8 +64,7 @@ def _measured_model(engine: TrainingEngine) -> Iterator["PreTrainedModel"]:
                 network.forward = wrapper
         return
     plain = engine.plain_network(engine.accelerator.device)
-    weights = engine.weights(keep=True) if average is None else full_weights(average.weights, keep=True)
-    plain.load_state_dict(weights, strict=False)
+    plain.load_state_dict(engine.weights(keep=True), strict=False)
     with engine.accelerator.autocast():
         yield plain
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from heedful.checksums_heed import checksum
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_name_inside, flush, leftovers, remove, written_whole
-from heedful.training.processes.collectives import Watch, any_rank, broadcast, full_weights
+from heedful.training.processes.collectives import Watch, any_rank, broadcast
 from heedful.training.recipe import CheckpointRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.progress import Progress
@@ -35,7 +34,6 @@ CHECKPOINTS = "checkpoints"  # in a run's folder
 STATE_FOLDER = "training_state"  # in a checkpoint
 RECIPE = f"{STATE_FOLDER}/recipe.yaml"
 OPTIMIZER = "optimizer.pt"
-MOVING_AVERAGE = "moving_average.safetensors"
 SCALER = "scaler.json"
 PROGRESS = "progress.json"
 MANIFEST = "manifest.json"
@@ -50,7 +48,6 @@ class TrainingState:
     progress: Progress
     weights: dict[str, torch.Tensor]  # the model's, tied ones once
     optimizer: dict[str, Any]
-    moving_average: dict[str, torch.Tensor] | None = None
     scaler: dict[str, Any] | None = None  # of fp16's gradients
 
 
@@ -74,8 +71,6 @@ def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: Token
         training = partial / STATE_FOLDER
         training.mkdir()
         torch.save(state.optimizer, training / OPTIMIZER)
-        if state.moving_average is not None:
-            save_file(state.moving_average, training / MOVING_AVERAGE)
         if state.scaler is not None:
             (training / SCALER).write_text(json.dumps(state.scaler))
         (training / PROGRESS).write_text(json.dumps({"format": FORMAT, **asdict(state.progress)}, indent=2))
@@ -98,12 +93,11 @@ def written_folder(path: Path) -> Iterator[Path]:
 def load_state(path: Path) -> TrainingState:
     """Read what `save_checkpoint` wrote, but for the model's weights, which `from_pretrained` reads."""
     folder = path / STATE_FOLDER
-    average, scaler = folder / MOVING_AVERAGE, folder / SCALER
+    scaler = folder / SCALER
     return TrainingState(
         progress=load_progress(path),
         weights={},
         optimizer=torch.load(folder / OPTIMIZER, weights_only=True, map_location="cpu"),
-        moving_average=load_file(average) if average.is_file() else None,
         scaler=json.loads(scaler.read_text()) if scaler.is_file() else None,
     )
 
@@ -191,22 +185,18 @@ class CheckpointStore:
     def load(self, path: Path, now: Progress) -> Progress:
         """Load a checkpoint but for the weights, and return how far the run was; `now` has its processes and data."""
         state = load_state(path)
-        progress, average, scaler = state.progress, self.engine.moving_average, self.accelerator.scaler
+        progress, scaler = state.progress, self.accelerator.scaler
         if progress.data != now.data and not self.recipe.allow_changes:
             must = f"must be those of the run that is resumed ({path}), but their rows have changed"
             raise ValueError(f"The data {must}; allow_changes=true resumes all the same.")
         self.engine.load(state.optimizer)
-        if average is not None and state.moving_average is not None:
-            average.load(state.moving_average)
         if scaler is not None and state.scaler is not None:
             scaler.load_state_dict(state.scaler)
         if now.processes != (then := progress.processes):
             logger.info("%s processes go on with a run of %s: the same updates, other dropout", now.processes, then)
         progress.processes, progress.data = now.processes, now.data
         del progress.best[self.settings.keep_best :]
-        # A moving average that a changed recipe asks for begins here, and is still to be saved.
-        is_whole = average is None or state.moving_average is not None
-        self.saved_update = progress.update if is_whole else None
+        self.saved_update = progress.update
         logger.info("resuming after update %s", progress.update)
         return progress
 
@@ -218,12 +208,11 @@ class CheckpointStore:
             near = f"Training has diverged near update {progress.update}"
             raise FloatingPointError(f"{near}: a weight is not finite. The last checkpoint is unharmed.")
         failure, keep = None, self.accelerator.is_main_process
-        average, scaler = self.engine.moving_average, self.accelerator.scaler
+        scaler = self.accelerator.scaler
         state = TrainingState(  # which all ranks gather, and the main one keeps
             progress=progress,
             weights=self.engine.weights(keep),
             optimizer=self.engine.optimizer_state(keep),
-            moving_average=None if average is None else full_weights(average.weights, keep),
             scaler=None if scaler is None else scaler.state_dict(),
         )
         if keep:

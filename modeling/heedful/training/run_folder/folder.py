@@ -12,7 +12,6 @@ from typing import Any
 
 from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.checksums_heed import FILES as CHECKED_FILES
-from heedful.configuration_base_heed import REMOVED_KEYS
 from heedful.files import leftovers, remove
 from heedful.training.recipe import Recipe, mistake
 from heedful.training.recipe_file import read_recipe
@@ -107,9 +106,7 @@ def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tupl
         changeable -= {"data.folder", "data.test"}  # because a stream has no checksum
     sections = tuple(f"{key}." for key in changeable)
     then, values = leaves(_without_stages(earlier)), leaves(_without_stages(now))
-    # What a model no longer has was 0, or it could not be read.
-    names = [name for name in values | then if name.rpartition(".")[2] not in REMOVED_KEYS]
-    both = {name: (then.get(name), values.get(name)) for name in names}
+    both = {name: (then.get(name), values.get(name)) for name in values | then}
     return {name: (a, b) for name, (a, b) in both.items() if a != b and not f"{name}.".startswith(sections)}
 
 

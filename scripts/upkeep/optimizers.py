@@ -58,7 +58,7 @@ OPTIMIZERS = {
     "Adam, inverse square root": (["adam", "inverse_sqrt"], "learning_rate", RATES),  # the paper's, by its peak
     "AdamW, linear": (["adamw", "linear"], "learning_rate", RATES),
     "schedule-free AdamW": (["schedule_free", "constant"], "learning_rate", (0.002, 0.004, 0.008, 0.016)),
-    "Muon, linear": (["muon", "linear"], "muon_learning_rate", (0.004, 0.008, 0.016, 0.032)),
+    "Muon, linear": (["muon", "linear"], "muon_learning_rate", (0.002, 0.004, 0.008, 0.016)),
 }
 ADAMW, MUON = "AdamW, linear", "Muon, linear"
 

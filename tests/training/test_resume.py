@@ -603,6 +603,10 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
     (tmp_path / "run/recipe.yaml").write_text(to_yaml(tiny_recipe(tmp_path / "run")))
     with pytest.raises(ValueError, match=r"`tokenizer.vocab_size` must be as in the run .*\(400\), but is 500"):
         check_output_folder(tiny_recipe(tmp_path / "run", changes))
+    with (tmp_path / "run/recipe.yaml").open("a") as stream:
+        stream.write("unheard_of: 1\n")
+    with pytest.raises(ValueError, match=r"has a recipe \(.*recipe.yaml\) of another version: `unheard_of` is not a key"):
+        check_output_folder(tiny_recipe(tmp_path / "run", changes))
 
 
 def test_allowed_changes_of_the_optimizer_are_at_work(make_loop):

@@ -58,7 +58,10 @@ def check_output_folder(recipe: Recipe) -> None:
     written = folder / "recipe.yaml" if checkpoint is None else checkpoint / RECIPE
     if not written.is_file():
         raise ValueError(f"`output` must be the folder of a run where resume=true, but {folder} holds none.")
-    earlier, now = asdict(read_recipe(written)), asdict(recipe)
+    try:
+        earlier, now = asdict(read_recipe(written)), asdict(recipe)
+    except ValueError as error:
+        raise ValueError(f"The run that is resumed has a recipe ({written}) of another version: {error}") from error
     for name, (then, value) in changed_keys(earlier, now).items():
         reason = OTHER_RUN if not recipe.allow_changes else None
         if name.startswith("tokenizer."):

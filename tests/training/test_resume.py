@@ -605,7 +605,8 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
         check_output_folder(tiny_recipe(tmp_path / "run", changes))
     with (tmp_path / "run/recipe.yaml").open("a") as stream:
         stream.write("unheard_of: 1\n")
-    with pytest.raises(ValueError, match=r"has a recipe \(.*recipe.yaml\) of another version: `unheard_of` is not a key"):
+    must = r"has a recipe \(.*recipe.yaml\) of another version: `unheard_of` is not a key"
+    with pytest.raises(ValueError, match=must):
         check_output_folder(tiny_recipe(tmp_path / "run", changes))
 
 

@@ -3,7 +3,7 @@
     python scripts/upkeep/optimizers.py tatoeba=path/to/tatoeba_en_de cmudict=path/to/cmudict quickstart=
 
 Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds, Muon
-also in half of the updates. Runs are `heedful` commands, which are printed. What is done stands in
+also in 0.6 of the updates. Runs are `heedful` commands, which are printed. What is done stands in
 docs/figures/optimizers.json, and is not done again, so that the tables may grow over several sittings; a run that was
 stopped goes on. Start the script with OMP_NUM_THREADS=1, so that a run has one core.
 """
@@ -28,6 +28,7 @@ FOUND = FIGURES / "optimizers.json"
 LOSS = "validation/loss"
 POINTS = 20  # validations of a run
 SHARE = 4  # a short run has the fourth part of the updates
+FEWER = 0.6  # of the updates: what Muon has in runs of their own
 
 
 class Task(NamedTuple):
@@ -120,9 +121,10 @@ class Study:
         runs = [self.run(optimizer, rate, 1, updates, is_short=True) for rate in OPTIMIZERS[optimizer][2]]
         return min(runs, key=lambda run: run["curve"][-1][2])["rate"]
 
-    def runs(self, optimizer: str, seeds: list[int], share: int = 1) -> list[dict]:
+    def runs(self, optimizer: str, seeds: list[int], share: float = 1) -> list[dict]:
         """Return runs of an optimizer with its best rate, in a share of the updates."""
-        return [self.run(optimizer, self.best(optimizer), seed, self.task.updates // share) for seed in seeds]
+        updates, rate = round(share * self.task.updates), self.best(optimizer)
+        return [self.run(optimizer, rate, seed, updates) for seed in seeds]
 
 
 def reached(run: dict, loss: float, column: int) -> float | None:
@@ -143,8 +145,8 @@ def whole_runs(known: list[dict], name: str) -> dict[str, list[dict]]:
     found: dict[str, list[dict]] = {}
     for run in known:
         if run["task"] == name and "score" in run:
-            half = ", half of the updates" * (run["updates"] < TASKS[name].updates)
-            found.setdefault(run["optimizer"] + half, []).append(run)
+            fewer = f", {run['updates']:,} updates" * (run["updates"] < TASKS[name].updates)
+            found.setdefault(run["optimizer"] + fewer, []).append(run)
     return found
 
 
@@ -190,7 +192,7 @@ def main() -> None:
         for optimizer in arguments.optimizers:
             study.runs(optimizer, arguments.seeds)
         if MUON in arguments.optimizers:
-            study.runs(MUON, arguments.seeds, share=2)
+            study.runs(MUON, arguments.seeds, share=FEWER)
         found = whole_runs(known(), name)
         print(table(name, found), flush=True)
         draw(name, found)

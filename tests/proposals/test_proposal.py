@@ -36,6 +36,20 @@ def test_what_is_proposed(pairs, pair_bytes, longest, machine, expected):
     assert found == expected
 
 
+def test_muon_is_proposed_where_it_was_measured_with_rates_that_fall_with_the_width(tmp_path):
+    keys = [f"optimization.{name}" for name in ("optimizer", "learning_rate", "muon_learning_rate")]
+    for pairs, machine, expected in (
+        (2000, LAPTOP, ("adam", 0.003, None)),
+        (12_000, LAPTOP, ("muon", 0.0013, 0.0027)),
+        (113_000, LAPTOP, ("muon", 0.001, 0.002)),
+        (113_000, SERVER, ("adam", 0.0015, None)),
+    ):
+        settings = propose(DataFacts(pairs, 90.0, (100, 100)), machine)[0]
+        assert tuple(map(settings.get, keys)) == expected
+        chosen = {key: value for key, value in settings.items() if key.startswith("optimization.")}
+        assert tiny_recipe(tmp_path, chosen).optimization.optimizer == expected[0]
+
+
 def test_two_thousand_pairs_take_less_than_ten_minutes_on_two_cores_and_the_time_grows_steadily():
     for pair_bytes, longest in ((20, 15), (87, 80), (133, 120), (200, 200)):
         settings, minutes = propose(DataFacts(2000, pair_bytes, (longest, longest)), LAPTOP)

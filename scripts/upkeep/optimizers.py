@@ -48,7 +48,13 @@ PLAIN = ("optimization.mixed_precision=no", "optimization.token_budget=null", "c
 PLAIN += ("checkpoints.keep_last=1",)
 TOKENS = "optimization.tokens_per_update="
 TASKS = {
-    "quickstart": Task("quickstart", 900, (*PLAIN, "optimization.max_minutes=null"), "test", "exact_match"),
+    "quickstart": Task(
+        "quickstart",
+        900,
+        (*PLAIN, "optimization.max_minutes=null", "optimization.muon_learning_rate=null"),
+        "test",
+        "exact_match",
+    ),
     "tatoeba": Task("tatoeba-en-de", 2000, (*PLAIN, *SMALL, f"{TOKENS}2048"), "test", "bleu", 20_000),
     "tatoeba-large": Task("tatoeba-en-de", 500, (*PLAIN, *SMALL, f"{TOKENS}8192"), "test", "bleu", 20_000),
     "cmudict": Task("cmudict-g2p", 1000, (*PLAIN, f"{TOKENS}4096"), "held_out", "exact_match", 20_000),

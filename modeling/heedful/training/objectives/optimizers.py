@@ -1,5 +1,6 @@
 """Optimizers that a recipe may ask for in place of Adam: AdamW without a schedule, and Muon."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,27 +61,35 @@ class MuonWithAdamW(torch.optim.Optimizer):
         muon, *self.adamw.param_groups = self.param_groups
         self.adamw.state = self.state
         self.adamw.step()
+        alike = defaultdict(list)  # those of one shape take all steps at once, a thread each
         for matrix in muon["params"]:
-            if matrix.grad is None:
-                continue
-            momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
-            momentum.lerp_(matrix.grad, 1 - MOMENTUM)
-            update = orthogonal(matrix.grad.lerp(momentum, MOMENTUM))  # Nesterov's
-            matrix.mul_(1 - muon["lr"] * muon["weight_decay"])
+            if matrix.grad is not None:
+                alike[matrix.shape].append(matrix)
+        for shape, matrices in alike.items():
+            updates = []
+            for matrix in matrices:
+                momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+                momentum.lerp_(matrix.grad, 1 - MOMENTUM)
+                updates.append(matrix.grad.lerp(momentum, MOMENTUM))  # Nesterov's
             # So large that the root mean square is that of Adam's updates (Liu et al., section 2.2).
-            matrix.add_(update, alpha=-muon["lr"] * 0.2 * max(matrix.shape) ** 0.5)
+            size = muon["lr"] * 0.2 * max(shape) ** 0.5
+            for matrix, update in zip(matrices, orthogonal(torch.stack(updates)), strict=True):
+                matrix.mul_(1 - muon["lr"] * muon["weight_decay"]).sub_(update, alpha=size)
 
 
-def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a matrix with its singular vectors and singular values near 1, by Newton and Schulz (Jordan et al.)."""
+def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """Return matrices `(count, rows, columns)` with their singular vectors and singular values near 1.
+
+    By Newton and Schulz, with the constants of Jordan et al.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix if matrix.device.type == "cpu" else matrix.bfloat16()
-    x = x.T if x.shape[0] > x.shape[1] else x
-    x = x / x.norm().clamp(min=1e-7)
+    x = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
+    x = x.mT if x.shape[1] > x.shape[2] else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if matrices.shape[1] > matrices.shape[2] else x).to(matrices.dtype)
 
 
 @torch.no_grad()

@@ -80,7 +80,7 @@ TOOL = runpy.run_path(str(ROOT / "scripts" / "upkeep" / "touched.py"))
 PAGE = TOOL["PAGE"].read_text(encoding="utf-8")
 ROWS = TOOL["rows"](PAGE)
 # At most so many: whoever adds one takes another away, or says in docs/records/log.md why not.
-MOST = 73
+MOST = 74
 
 
 def test_the_table_is_what_the_tree_touches_and_every_row_has_its_reason():

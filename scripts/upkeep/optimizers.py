@@ -2,10 +2,10 @@
 
     python scripts/upkeep/optimizers.py tatoeba=path/to/tatoeba_en_de cmudict=path/to/cmudict quickstart=
 
-Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds, Muon
-also in 0.6 of the updates. Runs are `heedful` commands, which are printed. What is done stands in
-docs/figures/optimizers.json, and is not done again, so that the tables may grow over several sittings; a run that was
-stopped goes on. Start the script with OMP_NUM_THREADS=1, so that a run has one core.
+Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds. Runs
+are `heedful` commands, which are printed. What is done stands in docs/figures/optimizers.json, and is not done again,
+so that the tables may grow over several sittings; a run that was stopped goes on. Start the script with
+OMP_NUM_THREADS=1, so that a run has one core.
 """
 
 import argparse
@@ -28,7 +28,6 @@ FOUND = FIGURES / "optimizers.json"
 LOSS = "validation/loss"
 POINTS = 20  # validations of a run
 SHARE = 4  # a short run has the fourth part of the updates
-FEWER = 0.6  # of the updates: what Muon has in runs of their own
 
 
 class Task(NamedTuple):
@@ -67,7 +66,7 @@ OPTIMIZERS = {
     "schedule-free AdamW": (["schedule_free", "constant"], "learning_rate", (0.002, 0.004, 0.008, 0.016)),
     "Muon, linear": (["muon", "linear"], "muon_learning_rate", (0.002, 0.004, 0.008, 0.016)),
 }
-ADAMW, MUON = "AdamW, linear", "Muon, linear"
+ADAMW = "AdamW, linear"
 
 
 def known() -> list[dict]:
@@ -127,10 +126,9 @@ class Study:
         runs = [self.run(optimizer, rate, 1, updates, is_short=True) for rate in OPTIMIZERS[optimizer][2]]
         return min(runs, key=lambda run: run["curve"][-1][2])["rate"]
 
-    def runs(self, optimizer: str, seeds: list[int], share: float = 1) -> list[dict]:
-        """Return runs of an optimizer with its best rate, in a share of the updates."""
-        updates, rate = round(share * self.task.updates), self.best(optimizer)
-        return [self.run(optimizer, rate, seed, updates) for seed in seeds]
+    def runs(self, optimizer: str, seeds: list[int]) -> list[dict]:
+        """Return runs of an optimizer with its best rate."""
+        return [self.run(optimizer, self.best(optimizer), seed, self.task.updates) for seed in seeds]
 
 
 def reached(run: dict, loss: float, column: int) -> float | None:
@@ -151,8 +149,7 @@ def whole_runs(known: list[dict], name: str) -> dict[str, list[dict]]:
     found: dict[str, list[dict]] = {}
     for run in known:
         if run["task"] == name and "score" in run:
-            fewer = f", {run['updates']:,} updates" * (run["updates"] < TASKS[name].updates)
-            found.setdefault(run["optimizer"] + fewer, []).append(run)
+            found.setdefault(run["optimizer"], []).append(run)
     return found
 
 
@@ -180,7 +177,8 @@ def draw(name: str, found: dict[str, list[dict]]) -> None:
     panels = []
     for column, unit in enumerate(("updates", "minutes")):
         curves = {each: [(point[column], point[2]) for point in runs[0]["curve"][1:]] for each, runs in found.items()}
-        panels.append(lines(curves, unit, "validation loss", log="y"))
+        losses = [loss for points in curves.values() for _, loss in points]
+        panels.append(lines(curves, unit, "validation loss", log="y" * (max(losses) > 10 * min(losses))))
     save_figure(panels, FIGURES / f"optimizers-{name}.svg")
 
 
@@ -197,8 +195,6 @@ def main() -> None:
         study = Study(name, corpus, arguments.output.resolve())
         for optimizer in arguments.optimizers:
             study.runs(optimizer, arguments.seeds)
-        if MUON in arguments.optimizers:
-            study.runs(MUON, arguments.seeds, share=FEWER)
         found = whole_runs(known(), name)
         print(table(name, found), flush=True)
         draw(name, found)

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
 from heedful.proposals.proposal import complete, propose, survey, this_machine
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml, yaml_text
 from helpers import assert_refused
-from tiny_runs import tiny_tree
+from tiny_runs import tiny_recipe, tiny_tree
 
 SMALLEST = """
 name: small
@@ -388,3 +389,16 @@ def test_a_text_is_written_for_yaml_on_one_line():
         written = yaml_text(text)
         assert len(written.splitlines()) == 1
         assert yaml.safe_load(f"a: {written} # {written}") == {"a": text}
+
+
+def test_a_removed_key_is_read_where_it_is_off_and_refused_with_the_reason_where_it_is_on(tmp_path):
+    for off in (0.0, 0, None):
+        assert tiny_recipe(tmp_path, {"tokenizer.dropout": off}) == tiny_recipe(tmp_path)
+    assert tiny_recipe(tmp_path, {"optimization.ema_decay": None}) == tiny_recipe(tmp_path)
+    with pytest.raises(ValueError, match=r"`optimization.ema_decay` must be left out, but is 0.9 .*: it was removed"):
+        tiny_recipe(tmp_path, {"optimization.ema_decay": 0.9})
+    must = r"`tokenizer.dropout` must be left out, but is 0.1 .*: it was removed \(BPE-dropout lost in every row of "
+    with pytest.raises(ValueError, match=must) as error:
+        tiny_recipe(tmp_path, {"tokenizer.dropout": 0.1})
+    page = str(error.value).rpartition(" ")[2].rstrip(").")
+    assert "BPE-dropout" in (Path(__file__).parents[2] / page).read_text(encoding="utf-8")

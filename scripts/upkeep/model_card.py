@@ -1,6 +1,6 @@
 """Train the quickstart's model and write its card to model_card.md, with the facts that it was rendered from.
 
-    python scripts/upkeep/model_card.py runs/card                                # four minutes; the folder must be new
+    python scripts/upkeep/model_card.py runs/card                                # two minutes; the folder must be new
     python scripts/upkeep/model_card.py runs/card optimization.max_minutes=60    # where other work slows it down
 
 A test renders the card from the facts again, and compares the README's scores with it.

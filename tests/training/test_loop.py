@@ -335,18 +335,20 @@ def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
 def test_muon_is_torchs_but_for_its_rounding(shape):
     torch.manual_seed(1)
-    start = torch.randn(shape)
-    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    start = [torch.randn(shape), torch.randn(shape)]  # which are multiplied together
+    ours, theirs = ([torch.nn.Parameter(each.clone()) for each in start] for _ in range(2))
     adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=0.02)
-    one = MuonWithAdamW([ours], adamw, weight_decay=0.1, factor=1.0)
+    one = MuonWithAdamW(ours, adamw, weight_decay=0.1, factor=1.0)
     one.param_groups[0]["lr"] = 0.02
-    other = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    other = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):
-        gradient = torch.randn(shape)
-        for weight, optimizer in ((ours, one), (theirs, other)):
-            weight.grad = gradient.clone()
-            optimizer.step()
-    assert (ours - start).norm() > 0.05
+        for size, *weights in zip((1, 100), ours, theirs, strict=True):
+            gradient = size * torch.randn(shape)
+            for weight in weights:
+                weight.grad = gradient.clone()
+        one.step()
+        other.step()
+    assert all((weight - before).norm() > 0.05 for weight, before in zip(ours, start, strict=True))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
 
 

@@ -133,13 +133,9 @@ def propose(data: DataFacts, machine: Machine) -> tuple[dict[str, Any], float]:
     weights = layers * (28 * width**2 + 4 * width * tokens)
     weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
     speed = GPU_SPEED if machine.has_gpu else CORE_SPEED * machine.cores
-    work = updates_tokens * 6 * weights
-    optimizer: dict[str, Any] = {"optimizer": "adam", "learning_rate": round(0.384 / width, 4)}
-    if not machine.has_gpu and data.pairs >= 10_000:  # where it wins in docs/studies/optimizers.md
-        optimizer = {"optimizer": "muon", "learning_rate": round(0.256 / width, 4)}
-        optimizer["muon_learning_rate"] = round(0.512 / width, 4)
-        work += 720 * layers * width**3  # of Muon's matrix products
-    minutes = updates * work / speed / 60
+    # Where it wins in docs/studies/optimizers.md; 15 products for each of 12 square matrices, 45 for each of 4 wide ones.
+    is_muon = not machine.has_gpu and data.pairs >= 10_000
+    minutes = updates * (updates_tokens * 6 * weights + is_muon * 720 * layers * width**3) / speed / 60
     # Byte pairs of a text, at most, in any script: 0.74 for each byte were seen with 700 tokens, 0.62 with 2,300.
     shares = [min(1.0, 0.45 + 400 / vocabulary) if algorithm == "bpe" else 1.0 for algorithm in data.algorithms]
     most = [min(MOST_TOKENS, 2 + math.ceil(a * b)) for a, b in zip(data.longest, shares, strict=True)]
@@ -153,8 +149,10 @@ def propose(data: DataFacts, machine: Machine) -> tuple[dict[str, Any], float]:
         "data.max_target_tokens": max(LEAST_LIMIT, most[1]),
         **_tokenizer(data.algorithms, int(vocabulary)),
         "model.options": {"d_model": width, **sizes, "norm_placement": "pre", "dropout": dropout},
-        **{f"optimization.{name}": value for name, value in optimizer.items()},
+        "optimization.optimizer": "muon" if is_muon else "adam",
         "optimization.schedule": "linear",
+        "optimization.learning_rate": round((0.256 if is_muon else 0.384) / width, 4),
+        **({"optimization.muon_learning_rate": round(0.512 / width, 4)} if is_muon else {}),
         "optimization.warmup_updates": max(1, updates // 10),
         "optimization.max_updates": updates,
         "optimization.max_minutes": float(max(10, round(3 * minutes))),

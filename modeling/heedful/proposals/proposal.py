@@ -133,7 +133,7 @@ def propose(data: DataFacts, machine: Machine) -> tuple[dict[str, Any], float]:
     weights = layers * (28 * width**2 + 4 * width * tokens)
     weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
     speed = GPU_SPEED if machine.has_gpu else CORE_SPEED * machine.cores
-    # Where it wins in docs/studies/optimizers.md; 15 products for each of 12 square matrices, 45 for each of 4 wide ones.
+    # Where it wins in docs/studies/optimizers.md; 15 products for each of 12 square matrices, 45 for 4 wide ones.
     is_muon = not machine.has_gpu and data.pairs >= 10_000
     minutes = updates * (updates_tokens * 6 * weights + is_muon * 720 * layers * width**3) / speed / 60
     # Byte pairs of a text, at most, in any script: 0.74 for each byte were seen with 700 tokens, 0.62 with 2,300.

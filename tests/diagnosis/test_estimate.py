@@ -111,7 +111,9 @@ def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corp
     assert 0.35 < half / whole < 0.65
     logits = 4 * len(rows) * max(len(row["labels"]) for row in rows) * 400
     assert 2 * logits < whole < 40 * logits
-    assert rehearsal.seconds_per_token([[[rows]]]) > 0
+    speed = rehearsal.speed([[[rows]]])
+    assert min(speed.of_token, speed.of_step) > 0
+    assert speed.seconds(300) == pytest.approx(300 * speed.of_token + speed.of_step)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
@@ -158,11 +160,15 @@ def test_a_micro_batch_that_would_take_minutes_is_not_run(corpus, tmp_path, monk
     rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
     rows = plan_batches(corpus, 2000).costliest[0]
     seen = []
-    monkeypatch.setattr(rehearsal, "take_update", lambda parts: seen.append(len(parts[0][0])) or 100.0)
-    speed = rehearsal.seconds_per_token([[[rows]]])
-    assert max(seen) < len(rows)
+    monkeypatch.setattr(rehearsal, "take_update", lambda parts: seen.append(parts[0][0]) or (100.0, 7.0))
+    speed = rehearsal.speed([[[rows]]])
+    assert max(map(len, seen)) < len(rows)
+    assert (speed.of_token, speed.of_step) == (
+        100 / estimate._padded_tokens(seen[-1]),
+        7,
+    )  # what a step takes does not grow
     engine = rehearsal.engine = Mock(wraps=rehearsal.engine)
-    rehearsal.activation_memory(rows, speed)
+    rehearsal.activation_memory(rows, speed.of_token)
     batches = [call.args[0][0].tensors["labels"] for call in engine.accumulate.call_args_list]
     assert list(map(len, batches)) == [1, max(1, len(rows) // 16)]
 

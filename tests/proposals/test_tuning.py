@@ -100,13 +100,14 @@ def test_values_are_chosen_around_the_recipe_s_own_and_models_keep_their_proport
     assert (choices["width"], choices["depth"]) == ((32, 64), (1, 2, 3, 4, 6))
     assert (0.1 in choices["dropout"], 0.003 in choices["learning_rate"]) == (True, True)
     assert "vocabulary" not in knobs_of(tiny_recipe(tmp_path, {"tokenizer.path": "somewhere"}))
-    free, muon = (
-        {"optimization.optimizer": name, "optimization.schedule": None} for name in ("schedule_free", "muon")
-    )
+    free, muon = ({"optimization.optimizer": name} for name in ("schedule_free", "muon"))
     assert knobs_of(tiny_recipe(tmp_path, free)).keys() - choices.keys() == {"beta1"}
     found = knobs_of(tiny_recipe(tmp_path, {**muon, "optimization.muon_learning_rate": 0.02}))
     assert found.keys() - choices.keys() == {"muon_learning_rate"}
     assert found["muon_learning_rate"] == (0.006, 0.01, 0.02, 0.034, 0.06)
+    empty = tiny_recipe(tmp_path, muon)  # which means that of the rest, and is among what is tried
+    assert tuning._own_values(empty, found)["muon_learning_rate"] in knobs_of(empty)["muon_learning_rate"]
+    assert knobs_of(tiny_recipe(tmp_path, {**muon, "optimization.schedule": "paper"})).keys() == choices.keys()
     options = with_values(tiny, {"width": 64, "depth": 3}).model.options
     assert (options["d_model"], options["encoder_attention_heads"], options["decoder_ffn_dim"]) == (64, 4, 128)
     assert (options["encoder_layers"], options["decoder_layers"]) == (3, 3)

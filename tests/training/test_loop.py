@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.diagnosis.doctor import diagnose
+from heedful.diagnosis.estimate import dry_run
 from heedful.fast_paths_heed import runs_known_code
+from heedful.proposals.tuning import tune
 from heedful.training.loop import feed, validation
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.monitoring import training_values
@@ -25,7 +28,8 @@ from heedful.training.loop.optimizers import make_optimizer, set_learning_rate
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.model_of_recipe import make_engine
-from heedful.training.objectives.optimizers import MuonWithAdamW, averaged_weights
+from heedful.training.objectives import optimizers
+from heedful.training.objectives.optimizers import MuonWithAdamW, averaged_weights, orthogonal
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes import devices
 from heedful.training.processes.signals import TrainingInterrupted
@@ -332,8 +336,11 @@ def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
             assert (weight.detach() - before[name]).norm() == pytest.approx(size, rel=0.3)
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
-def test_muon_is_torchs_but_for_its_rounding(shape):
+@pytest.mark.parametrize(("shape", "at_once"), [((8, 8), 128), ((6, 20), 1 << 24), ((20, 6), 120)])
+def test_muon_is_torchs_but_for_its_rounding(shape, at_once, monkeypatch):
+    monkeypatch.setattr(optimizers, "AT_ONCE", at_once)
+    counts = []
+    monkeypatch.setattr(optimizers, "orthogonal", lambda stack: counts.append(len(stack)) or orthogonal(stack))
     torch.manual_seed(1)
     start = [torch.randn(shape), torch.randn(shape)]  # which are multiplied together
     ours, theirs = ([torch.nn.Parameter(each.clone()) for each in start] for _ in range(2))
@@ -350,6 +357,7 @@ def test_muon_is_torchs_but_for_its_rounding(shape):
         other.step()
     assert all((weight - before).norm() > 0.05 for weight, before in zip(ours, start, strict=True))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
+    assert counts == ([1] * 6 if at_once == 120 else [2] * 3)
 
 
 @pytest.mark.parametrize("kind", ["shaw", "t5"])
@@ -373,8 +381,17 @@ def test_optimizers_that_cannot_be_had_are_refused_by_name(tmp_path, monkeypatch
         make_engine(sharded, torch.nn.Linear(3, 2), muon)
     monkeypatch.setitem(sys.modules, "schedulefree", None)
     free = tiny_recipe(tmp_path, {"optimization.optimizer": "schedule_free"})
-    with pytest.raises(ImportError, match=r"schedulefree must be installed: pip install 'heedful\[optimizers\]'"):
+    must = (
+        r"`optimization.optimizer` must be one that is installed \(.*pip install 'heedful\[optimizers\]'\), but is sc"
+    )
+    with pytest.raises(ValueError, match=must):
         check_installed(free)
+    with pytest.raises(ValueError, match=must):
+        dry_run(free)
+    with pytest.raises(ValueError, match=must):
+        tune(tiny_recipe(tmp_path), tmp_path / "search", 1, {"optimization.optimizer": ["adam", "schedule_free"]})
+    assert not [*tmp_path.iterdir()]
+    assert diagnose(free).findings[-1].where == "optimization.optimizer"
 
 
 def test_values_are_ratios_of_the_sums():

@@ -7,7 +7,9 @@ import yaml
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
-from heedful.proposals.proposal import complete, propose, survey, this_machine
+from heedful.proposals import proposal as proposal_module
+from heedful.proposals.proposal import DataFacts, complete, propose, survey, this_machine
+from heedful.training.loop.schedule import learning_rate
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml, yaml_text
 from helpers import assert_refused
 from tiny_runs import tiny_recipe, tiny_tree
@@ -194,6 +196,10 @@ CONTRADICTIONS = [
         r"`optimization.muon_learning_rate` must be empty with adam, .* 0.1 ins",
     ),
     (
+        {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.1, "optimization.schedule": None},
+        r"`optimization.muon_learning_rate` must be empty with the paper's schedule, .* 0.1 ins",
+    ),
+    (
         {"optimization.simcut": 3, "optimization.r_drop": 5},
         r"`optimization.simcut` must be empty where `optimization.r_",
     ),
@@ -355,6 +361,26 @@ def test_what_a_short_recipe_or_an_override_gives_is_kept(tmp_path, caplog):
     ):
         with pytest.raises(ValueError, match=message):
             read_recipe(written(tmp_path, SHORT + "name: x\n" + more), complete=own)
+
+
+def test_what_is_proposed_fits_an_optimizer_schedule_or_model_of_the_users_own(tmp_path, monkeypatch):
+    pairs_file(tmp_path)
+    monkeypatch.setattr(proposal_module, "survey", lambda *_: DataFacts(12_000, 90.0, (100, 100)))
+
+    def found(*overrides):
+        own = [f"optimization.{override}" for override in ("device=cpu", *overrides)]
+        settings = read_recipe(written(tmp_path, SHORT), own, complete).optimization
+        peak = learning_rate(settings.warmup_updates, settings, d_model=192)
+        return settings.optimizer, settings.muon_learning_rate, round(peak, 4)
+
+    assert found() == ("muon", 0.0027, 0.0013)
+    for name in ("adam", "adamw", "schedule_free"):
+        assert found(f"optimizer={name}") == (name, None, 0.002)
+    assert found("schedule=paper", "optimizer=adam") == ("adam", None, 0.002)
+    assert found("schedule=paper") == ("muon", None, 0.0013)
+    assert found("weight_decay=0.1")[0] == "adamw"
+    path = written(tmp_path, SHORT + "model: {config: rnn-gru-additive}\n")
+    assert read_recipe(path, ["optimization.device=cpu"], complete).optimization.optimizer == "adam"
 
 
 @pytest.mark.parametrize("override", ["data.train=mine.tsv", "data={train: x, validation: y, source: ko, target: en}"])

@@ -599,6 +599,14 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
     )
     with pytest.raises(ValueError, match=must):
         check_output_folder(tiny_recipe(tmp_path / "run", muon))
+    (tmp_path / "free").mkdir()
+    free = {"optimization.optimizer": "schedule_free", "optimization.schedule": None}
+    (tmp_path / "free/recipe.yaml").write_text(to_yaml(tiny_recipe(tmp_path / "free", free)))
+    free |= {"optimization.beta1": 0.95, "resume": True, "allow_changes": True}
+    with pytest.raises(
+        ValueError, match=r"`optimization.beta1` must be as .*\(0.9\), but is 0.95 instead: the average"
+    ):
+        check_output_folder(tiny_recipe(tmp_path / "free", free))
     shutil.rmtree(tmp_path / "run/checkpoints")  # nor is a run without one resumed as another
     (tmp_path / "run/recipe.yaml").write_text(to_yaml(tiny_recipe(tmp_path / "run")))
     with pytest.raises(ValueError, match=r"`tokenizer.vocab_size` must be as in the run .*\(400\), but is 500"):

@@ -17,6 +17,7 @@ from heedful.publishing.run_card import facts_of, publish_run
 from heedful.training import preparation
 from heedful.training import run as run_module
 from heedful.training import stages as stages_module
+from heedful.training.loop.schedule import learning_rate
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
@@ -206,6 +207,18 @@ def test_what_a_stage_cannot_change_is_named_before_anything_is_written(tmp_path
     with pytest.raises(ValueError, match=r"`tokenizer\.sentences` must be empty where"):
         run({"stages": [ONE], "tokenizer.sentences": 9})
     assert not [*(tmp_path / "run").glob("*")]
+
+
+def test_a_stage_with_another_optimizer_has_the_schedule_of_that_one(tmp_path):
+    def rates(first, second):
+        changes = {"optimization.optimizer": first, "optimization.schedule": None}
+        stages = [{"name": "a"}, {"name": "b", "optimization": {"optimizer": second}}]
+        found = stages_of(tiny_recipe(tmp_path / "run", {**changes, "stages": stages}))
+        return [round(learning_rate(8, stage.optimization, d_model=16), 5) for stage in found.values()]
+
+    paper = round(0.003 * 16**-0.5 * 8**-0.5, 5)
+    assert rates("schedule_free", "adam") == [0.003, paper]
+    assert rates("adam", "schedule_free") == [paper, 0.003]
 
 
 def test_a_file_has_paths_of_its_folder_in_stages_and_an_override_names_a_stage(tmp_path):

@@ -25,6 +25,7 @@ from heedful.training.preparation import Splits, StoredCorpus, earlier_tokenizer
 from heedful.training.processes.devices import make_accelerator, runs_on_cpu
 from heedful.training.recipe import Recipe
 from heedful.training.run_folder.folder import check_output_folder
+from heedful.training.speed.end_to_end import CUTS_OFF
 from heedful.training.start_checks import check_installed, faults, tokenizer_key
 
 TIMED = 3  # updates
@@ -195,7 +196,7 @@ def _check_run(recipe: Recipe, corpus: StoredCorpus, config: Any, share: float |
         try:
             model = make_model(recipe.model, corpus.tokenizers)
             rehearsal = Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
-            seconds = rehearsal.seconds_per_token(plan.first[:TIMED]) * plan.padded_tokens
+            seconds = rehearsal.speed(plan.first[:TIMED]).seconds(plan.padded_tokens)
         except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine than this one
             message = f"How far the run comes in its time could not be measured here: {first_line(error)}"
             yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
@@ -208,13 +209,14 @@ def check_speed(recipe: Recipe, config: Any) -> Iterator[RecipeFinding]:
     settings, kernel = recipe.optimization, recipe.model.attn_implementation or "sdpa"
     if not torch.cuda.is_available() or runs_on_cpu(settings.device) or config.model_type != "heed":
         return
-    reason = why_padded(config, kernel)
+    reason = why_padded(config, kernel) or (None if settings.simcut is None else CUTS_OFF)
     if kernel == "eager":
         message = "On a GPU `eager` attention takes a quarter more time for an update than `sdpa`, and more memory."
         yield RecipeFinding("speed", "warning", message, "model.attn_implementation", "Leave it empty.")
     elif reason is not None and settings.mixed_precision == "bf16":
         message = f"Rows are padded to one length, because {reason}: a GPU computes padding too."
-        yield RecipeFinding("speed", "note", message, "model.options")
+        key = "optimization.simcut" if reason == CUTS_OFF else "model.options"
+        yield RecipeFinding("speed", "note", message, key)
     if settings.mixed_precision == "no":
         message = "On a GPU products in float32 take four times as long as in bf16."
         advice = "Set it to bf16, or to tf32, whose products keep three digits and all else float32."

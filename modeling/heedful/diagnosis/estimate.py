@@ -32,7 +32,7 @@ from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.speed.model_size import memory_of_machine
 from heedful.training.stages import rehearsed
-from heedful.training.start_checks import check_start
+from heedful.training.start_checks import check_installed, check_start
 
 LOOKED_AT_UPDATES = 500  # of the first epoch, for padding and the largest micro-batch
 STREAMED_UPDATES = 20  # of a stream, whose epoch is not read to its end
@@ -44,6 +44,18 @@ SHOWN_ROWS = 3
 SHOWN_TEXT = 200
 
 Parts = list[list[list[Row]]]  # for every rank, the rows of its micro-batches
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How long updates take on the busiest rank."""
+
+    of_token: float  # seconds of both passes, for each padded token
+    of_step: float  # seconds of the change of the weights, whatever the tokens
+
+    def seconds(self, tokens: float) -> float:
+        """Return the seconds of an update of so many padded tokens."""
+        return self.of_token * tokens + self.of_step
 
 
 @dataclass(frozen=True)
@@ -152,6 +164,7 @@ class DryRun:
 def dry_run(recipe: Recipe) -> DryRun:
     """Prepare a run, measure a few of its updates, and forget it; with several processes, each calls this."""
     settings = recipe.optimization
+    check_installed(recipe)
     try:
         check_output_folder(recipe)
     except ValueError as error:
@@ -168,8 +181,8 @@ def dry_run(recipe: Recipe) -> DryRun:
     memory |= state_memory(parameters["together"], settings, accelerator.num_processes, accelerator.distributed_type)
     try:
         rehearsal = Rehearsal(accelerator, model, settings)
-        speed = rehearsal.seconds_per_token(batches.first)
-        activations = max(rehearsal.activation_memory(rows, speed) for rows in batches.costliest)
+        speed = rehearsal.speed(batches.first)
+        activations = max(rehearsal.activation_memory(rows, speed.of_token) for rows in batches.costliest)
     except torch.OutOfMemoryError as error:
         what = f"A micro-batch of {settings.micro_batch_tokens:,} padded tokens does not fit in memory beside "
         what += f"{sum(memory.values()) / MIB:,.0f} MiB for weights and optimizer"
@@ -178,7 +191,7 @@ def dry_run(recipe: Recipe) -> DryRun:
     if accelerator.device.type == "cpu":
         # Freed memory stays with the process, in pieces that the next tensors do not quite fit into.
         memory["freed, but kept by the allocator"] = max(0, process_memory() - sum(memory.values()))
-    seconds = speed * batches.padded_tokens
+    seconds = speed.seconds(batches.padded_tokens)
     end = run_end(recipe, batches.updates_per_epoch, seconds)
     return DryRun(recipe, corpus, batches, seconds, end, parameters, matrices, memory, accelerator, d_model)
 
@@ -246,12 +259,14 @@ class Rehearsal:
         self.engine = make_engine(accelerator, model, settings)
         self.engine.model.train()
 
-    def take_update(self, parts: Parts) -> float:
-        """Take an update as training does, and return its seconds, the mean over the ranks."""
+    def take_update(self, parts: Parts) -> tuple[float, float]:
+        """Take an update as training does, and return the seconds of passes and step, the means over the ranks."""
         begun = self._now()
         self._accumulate(parts)
+        passed = self._now()
         self.engine.step(0.0, self.engine.gradient_norm(self.settings.max_grad_norm))
-        return all_reduce(self.accelerator, self._now() - begun)[0] / self.accelerator.num_processes
+        passes, step = all_reduce(self.accelerator, passed - begun, self._now() - passed)
+        return passes / self.accelerator.num_processes, step / self.accelerator.num_processes
 
     def _accumulate(self, parts: Parts, **options: Any) -> None:
         with float32_products(self.settings.mixed_precision):
@@ -265,26 +280,30 @@ class Rehearsal:
     def _on_all_ranks(self, rows: list[Row]) -> Parts:
         return [[rows]] * self.accelerator.num_processes
 
-    def seconds_per_token(self, updates: list[Parts]) -> float:
-        """Return the seconds of a padded token of the busiest rank: of whole updates or, if slow, of a few rows."""
+    def speed(self, updates: list[Parts]) -> Speed:
+        """Measure whole updates or, if they are slow, one of a few rows."""
         largest = max((rows for parts in updates for part in parts for rows in part), key=_padded_tokens)
         probe = largest[: max(1, PROBE_TOKENS * len(largest) // _padded_tokens(largest))]
         with float32_products(self.settings.mixed_precision):
             self.engine.warm_up(probe[0])
         self.take_update(self._on_all_ranks(probe))
-        speed = self.take_update(self._on_all_ranks(probe)) / _padded_tokens(probe)
-        if speed * _padded_tokens(largest) > SLOW_SECONDS:
-            return speed
+        passes, step = self.take_update(self._on_all_ranks(probe))
+        if passes / _padded_tokens(probe) * _padded_tokens(largest) > SLOW_SECONDS:
+            return Speed(passes / _padded_tokens(probe), step)
         self.take_update(self._on_all_ranks(largest))  # warms up the allocator, and what libraries keep by shape
-        seconds, tokens = 0.0, 0
+        times: list[tuple[float, float]] = []
         for parts in updates:
-            if seconds <= TIMED_SECONDS:
-                seconds, tokens = seconds + self.take_update(parts), tokens + _busiest(parts)
-        return seconds / tokens
+            if sum(map(sum, times)) <= TIMED_SECONDS:
+                times.append(self.take_update(parts))
+        passes, step = map(sum, zip(*times, strict=True))
+        return Speed(passes / sum(map(_busiest, updates[: len(times)])), step / len(times))
 
-    def activation_memory(self, rows: list[Row], speed: float) -> int:
-        """Measure the most bytes that a micro-batch, or a part of a slow one, needs beside weights and moments."""
-        part = rows[: max(1, len(rows) // 16)] if speed * _padded_tokens(rows) > SLOW_SECONDS else rows
+    def activation_memory(self, rows: list[Row], of_token: float) -> int:
+        """Measure the most bytes that a micro-batch, or a part of a slow one, needs beside weights and moments.
+
+        `of_token` are the seconds of a padded token.
+        """
+        part = rows[: max(1, len(rows) // 16)] if of_token * _padded_tokens(rows) > SLOW_SECONDS else rows
         self._accumulate(self._on_all_ranks(rows[:1]), all_reduce=False)  # gradients exist from here on
         gc.collect()
         device, before = self.accelerator.device, 0

@@ -109,10 +109,13 @@ def this_machine(device: str = "auto") -> Machine:
     return Machine(cores, device != "cpu" and torch.cuda.is_available())
 
 
-def propose(data: DataFacts, machine: Machine) -> tuple[dict[str, Any], float]:
+def propose(
+    data: DataFacts, machine: Machine, optimizer: str | None = None, schedule: str | None = "linear"
+) -> tuple[dict[str, Any], float]:
     """Choose settings, by dotted key, and estimate the minutes of training with them.
 
-    The fewer pairs, the smaller all, and the more dropout and passes.
+    The fewer pairs, the smaller all, and the more dropout and passes. The rates are for an optimizer and a schedule
+    that are given.
     """
     largest = 32_000 if machine.has_gpu else 8_000
     # A vocabulary that has a token for each frequent word has enough.
@@ -134,8 +137,8 @@ def propose(data: DataFacts, machine: Machine) -> tuple[dict[str, Any], float]:
     weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
     speed = GPU_SPEED if machine.has_gpu else CORE_SPEED * machine.cores
     # Where it wins in docs/studies/optimizers.md; 15 products for each of 12 square matrices, 45 for 4 wide ones.
-    is_muon = not machine.has_gpu and data.pairs >= 10_000
-    minutes = updates * (updates_tokens * 6 * weights + is_muon * 720 * layers * width**3) / speed / 60
+    optimizer = optimizer or ("adam" if machine.has_gpu or data.pairs < 10_000 else "muon")
+    minutes = updates * (updates_tokens * 6 * weights + (optimizer == "muon") * 720 * layers * width**3) / speed / 60
     # Byte pairs of a text, at most, in any script: 0.74 for each byte were seen with 700 tokens, 0.62 with 2,300.
     shares = [min(1.0, 0.45 + 400 / vocabulary) if algorithm == "bpe" else 1.0 for algorithm in data.algorithms]
     most = [min(MOST_TOKENS, 2 + math.ceil(a * b)) for a, b in zip(data.longest, shares, strict=True)]
@@ -143,17 +146,15 @@ def propose(data: DataFacts, machine: Machine) -> tuple[dict[str, Any], float]:
     sizes = {"layers": layers, "attention_heads": width // 32, "ffn_dim": 4 * width}
     sizes = {f"{side}_{name}": size for name, size in sizes.items() for side in ("encoder", "decoder")}
     dropout = 0.3 if data.pairs < 10_000 else 0.2 if data.pairs < 100_000 else 0.1
-    every = max(1, updates // 10)
+    every = warmup = max(1, updates // 10)
     settings = {
         "data.max_source_tokens": max(LEAST_LIMIT, most[0]),
         "data.max_target_tokens": max(LEAST_LIMIT, most[1]),
         **_tokenizer(data.algorithms, int(vocabulary)),
         "model.options": {"d_model": width, **sizes, "norm_placement": "pre", "dropout": dropout},
-        "optimization.optimizer": "muon" if is_muon else "adam",
-        "optimization.schedule": "linear",
-        "optimization.learning_rate": round((0.256 if is_muon else 0.384) / width, 4),
-        **({"optimization.muon_learning_rate": round(0.512 / width, 4)} if is_muon else {}),
-        "optimization.warmup_updates": max(1, updates // 10),
+        "optimization.optimizer": optimizer,
+        **_rates(optimizer, schedule, width, warmup),
+        "optimization.warmup_updates": warmup,
         "optimization.max_updates": updates,
         "optimization.max_minutes": float(max(10, round(3 * minutes))),
         "optimization.tokens_per_update": updates_tokens,
@@ -168,6 +169,17 @@ def propose(data: DataFacts, machine: Machine) -> tuple[dict[str, Any], float]:
         "decoding.max_length": longest_tokens,
     }
     return settings, minutes
+
+
+def _rates(optimizer: str, schedule: str | None, width: int, warmup: int) -> dict[str, Any]:
+    """Return learning rates, which fall with the width, and a schedule for optimizers that have one."""
+    rates = {"optimization.learning_rate": (0.256 if optimizer == "muon" else 0.384) / width}
+    if optimizer != "schedule_free" and schedule in (None, "paper"):
+        rates["optimization.learning_rate"] *= (width * warmup) ** 0.5  # a factor, of the same peak
+    elif optimizer == "muon":
+        rates["optimization.muon_learning_rate"] = 0.512 / width
+    settings = {} if optimizer == "schedule_free" else {"optimization.schedule": "linear"}
+    return settings | {name: round(rate, 4) for name, rate in rates.items()}
 
 
 def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict[str, Any]:
@@ -191,8 +203,12 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     # Who says something of the tokenizer gets what fits the default, byte pairs of both sides together.
     is_settled = bool(section_of(tree, "tokenizer")) or data.both_directions
     count = len(pairs) if isinstance(pairs, Sized) else None
-    device = section_of(tree, "optimization").get("device", "auto")
-    settings, minutes = propose(survey(pairs, count, ("bpe", "bpe") if is_settled else None), this_machine(device))
+    given = section_of(tree, "optimization")
+    # A model of the user's own may have far larger matrices, or none that Muon is for; Adam has no weight decay.
+    cautious = "adamw" if given.get("weight_decay") else "adam" if section_of(tree, "model") else None
+    facts = survey(pairs, count, ("bpe", "bpe") if is_settled else None)
+    own = given.get("optimizer", cautious), given.get("schedule", "linear")
+    settings, minutes = propose(facts, this_machine(given.get("device", "auto")), *own)
     completed, chosen = with_settings({"name": name} | tree, settings)
     message = "The recipe leaves these open, so they are chosen for the data and this machine (about %.1f min):\n  %s"
     logger.info(message, minutes, "\n  ".join(chosen))

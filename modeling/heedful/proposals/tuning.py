@@ -30,6 +30,7 @@ from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe, to_yaml
 from heedful.training.run_folder.checkpoints import load_progress, newest_whole_checkpoint
 from heedful.training.run_folder.folder import folder_of_run
+from heedful.training.start_checks import check_installed
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
         choices["depth"] = [*VALUES["depth"], config.encoder_layers]
         choices["dropout"] = [*VALUES["dropout"], float(config.dropout)]
     choices["learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
-    if recipe.optimization.optimizer == "muon":
+    if recipe.optimization.optimizer == "muon" and recipe.optimization.schedule not in (None, "paper"):
         rate = recipe.optimization.muon_learning_rate or rate
         choices["muon_learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
     if recipe.optimization.optimizer == "schedule_free":  # the average that gradients are computed at
@@ -211,7 +212,9 @@ def _check(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> None:
             found = f"{listed(list(map(str, values)))} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
             raise ValueError(f"`--vary {knob}` must have two values or more, but has {found}.")
         for value in values:
-            check_model(with_values(recipe, {knob: value}), None)
+            tried = with_values(recipe, {knob: value})
+            check_installed(tried)
+            check_model(tried, None)
 
 
 def _study(recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]]) -> Any:
@@ -240,6 +243,8 @@ def _own_values(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> dict[st
     for knob in choices.keys() - own.keys():
         section, key = _place(tree, knob)
         own[knob] = section.get(key)
+    if "muon_learning_rate" in own and own["muon_learning_rate"] is None:
+        own["muon_learning_rate"] = recipe.optimization.learning_rate
     return own
 
 

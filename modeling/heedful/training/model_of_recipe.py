@@ -60,8 +60,7 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     if settings.optimizer == "muon" and is_sharded:
         must = "another one where weights are sharded, for Muon needs whole matrices"
         raise mistake("optimization.optimizer", must, "muon")
-    # SimCut needs to know which rows of a batch pass a second time.
-    packs = not is_sharded and settings.simcut is None and may_pack(model, accelerator)
+    packs = not is_sharded and may_pack(model, accelerator, settings.simcut is not None)
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
         from heedful.training.speed.compilation import body_of

@@ -200,7 +200,7 @@ class OptimizationRecipe:
             raise mistake("optimization.cutoff", "0.05 where `optimization.simcut` is empty", self.cutoff)
 
     def _check_optimizer(self) -> None:
-        """Fill in the schedule, and refuse what the optimizer would not read."""
+        """Refuse what the optimizer would not read."""
         is_free = self.optimizer == "schedule_free"
         if is_free and self.schedule not in (None, "constant"):
             must = "constant or empty with schedule_free, which averages weights in place of a schedule"
@@ -210,7 +210,9 @@ class OptimizationRecipe:
         if self.muon_learning_rate is not None and self.optimizer != "muon":
             must = f"empty with {self.optimizer}, which has one learning rate"
             raise mistake("optimization.muon_learning_rate", must, self.muon_learning_rate)
-        self.schedule = self.schedule or ("constant" if is_free else "paper")
+        if self.muon_learning_rate is not None and self.schedule in (None, "paper"):
+            must = "empty with the paper's schedule, where `optimization.learning_rate` is a factor and no peak"
+            raise mistake("optimization.muon_learning_rate", must, self.muon_learning_rate)
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -16,7 +16,7 @@ from heedful.evaluation.metrics import score_translations
 from heedful.files import import_extra, shortened
 from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.training.preparation import Corpus, StoredCorpus
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import Recipe, mistake
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -39,12 +39,12 @@ class Fault(NamedTuple):
 
 
 def check_installed(recipe: Recipe) -> None:
-    """Raise a `ValueError` for a BLEU tokenizer or tracker that is unknown or not installed, before anything slow.
-
-    An optimizer that is not installed is an `ImportError`.
-    """
+    """Raise a `ValueError` for an optimizer, BLEU tokenizer or tracker that is not installed, before anything slow."""
     if recipe.optimization.optimizer == "schedule_free":
-        import_extra("schedulefree", "optimizers")
+        try:
+            import_extra("schedulefree", "optimizers")
+        except ImportError as error:
+            raise mistake("optimization.optimizer", f"one that is installed ({error})", "schedule_free") from error
     score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
     installed = [str(tracker) for tracker in get_available_trackers()]
     for name in recipe.logging.trackers:

@@ -10,18 +10,20 @@ def learning_rate(update: int, settings: OptimizationRecipe, d_model: int) -> fl
 
     `paper` is `learning_rate` · d_model^-0.5 · min(update^-0.5, update · warmup^-1.5) (section 5.3, equation 3), where
     updates count from 1. All others rise linearly to `learning_rate` over the warm-up; then `inverse_sqrt` falls with
-    update^-0.5, `cosine` and `linear` fall to 0 at `max_updates`, and `constant` stays.
+    update^-0.5, `cosine` and `linear` fall to 0 at `max_updates`, and `constant` stays, which is what schedule-free
+    AdamW has.
     """
     warmup, peak = settings.warmup_updates, settings.learning_rate
-    if settings.schedule == "paper":
+    schedule = settings.schedule or ("constant" if settings.optimizer == "schedule_free" else "paper")
+    if schedule == "paper":
         rising = update * warmup**-1.5 if warmup else math.inf
         return peak * d_model**-0.5 * min(update**-0.5, rising)
     if update < warmup:
         return peak * update / warmup
-    if settings.schedule == "constant":
+    if schedule == "constant":
         return peak
-    if settings.schedule == "inverse_sqrt":
+    if schedule == "inverse_sqrt":
         return peak * math.sqrt(max(warmup, 1) / update)
     assert settings.max_updates is not None  # the recipe refuses these schedules without it
     done = min(1.0, (update - warmup) / max(1, settings.max_updates - warmup))
-    return peak * (1 - done) if settings.schedule == "linear" else peak * 0.5 * (1 + math.cos(math.pi * done))
+    return peak * (1 - done) if schedule == "linear" else peak * 0.5 * (1 + math.cos(math.pi * done))

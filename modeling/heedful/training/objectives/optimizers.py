@@ -10,6 +10,7 @@ from heedful.files import import_extra
 from heedful.training.recipe import OptimizationRecipe, mistake
 
 MOMENTUM = 0.95  # of Muon
+AT_ONCE = 1 << 24  # numbers of matrices that are multiplied together, for which memory is needed five times
 
 
 def make_other_optimizer(
@@ -66,15 +67,22 @@ class MuonWithAdamW(torch.optim.Optimizer):
             if matrix.grad is not None:
                 alike[matrix.shape].append(matrix)
         for shape, matrices in alike.items():
-            updates = []
-            for matrix in matrices:
-                momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
-                momentum.lerp_(matrix.grad, 1 - MOMENTUM)
-                updates.append(matrix.grad.lerp(momentum, MOMENTUM))  # Nesterov's
-            # So large that the root mean square is that of Adam's updates (Liu et al., section 2.2).
-            size = muon["lr"] * 0.2 * max(shape) ** 0.5
-            for matrix, update in zip(matrices, orthogonal(torch.stack(updates)), strict=True):
-                matrix.mul_(1 - muon["lr"] * muon["weight_decay"]).sub_(update, alpha=size)
+            count = max(1, AT_ONCE // shape.numel())
+            for start in range(0, len(matrices), count):
+                self._change(matrices[start : start + count], muon["lr"], muon["weight_decay"])
+
+    def _change(self, matrices: list[torch.nn.Parameter], rate: float, weight_decay: float) -> None:
+        """Change matrices of one shape."""
+        updates = []
+        for matrix in matrices:
+            assert matrix.grad is not None
+            momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+            momentum.lerp_(matrix.grad, 1 - MOMENTUM)
+            updates.append(matrix.grad.lerp(momentum, MOMENTUM))  # Nesterov's
+        # So large that the root mean square is that of Adam's updates (Liu et al., section 2.2).
+        size = rate * 0.2 * max(matrices[0].shape) ** 0.5
+        for matrix, update in zip(matrices, orthogonal(torch.stack(updates)), strict=True):
+            matrix.mul_(1 - rate * weight_decay).sub_(update, alpha=size)
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,10 @@
 
     python scripts/upkeep/optimizers.py tatoeba=path/to/tatoeba_en_de cmudict=path/to/cmudict quickstart=
 
-Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds. Runs
-are `heedful` commands, which are printed. What is done stands in docs/figures/optimizers.json, and is not done again,
-so that the tables may grow over several sittings; a run that was stopped goes on. Start the script with
-OMP_NUM_THREADS=1, so that a run has one core.
+Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds;
+"Muon, both rates" has three more. Runs are `heedful` commands, which are printed. What is done stands in
+docs/figures/optimizers.json, and is not done again, so that the tables may grow over several sittings; a run that was
+stopped goes on. Start the script with OMP_NUM_THREADS=1, so that a run has one core.
 """
 
 import argparse
@@ -59,14 +59,16 @@ TASKS = {
     "cmudict": Task("cmudict-g2p", 1000, (*PLAIN, f"{TOKENS}4096"), "held_out", "exact_match", 20_000),
 }
 RATES = (0.001, 0.002, 0.004, 0.008)
-# By name: what the optimizer is, the key that is tuned, and its values. Muon's other rate is the one found for AdamW.
+# By name: what the optimizer is, the key that is tuned, and its values. Muon's rate for all but the matrices is first
+# the one that is best for AdamW, then tuned.
 OPTIMIZERS = {
     "Adam, inverse square root": (["adam", "inverse_sqrt"], "learning_rate", RATES),  # the paper's, by its peak
     "AdamW, linear": (["adamw", "linear"], "learning_rate", RATES),
     "schedule-free AdamW": (["schedule_free", "constant"], "learning_rate", (0.002, 0.004, 0.008, 0.016)),
     "Muon, linear": (["muon", "linear"], "muon_learning_rate", (0.002, 0.004, 0.008, 0.016)),
+    "Muon, both rates": (["muon", "linear"], "learning_rate", (0.004, 0.008, 0.016)),
 }
-ADAMW = "AdamW, linear"
+ADAMW, MUON, BOTH = "AdamW, linear", "Muon, linear", "Muon, both rates"
 
 
 def known() -> list[dict]:
@@ -96,7 +98,7 @@ class Study:
         for each in known():
             if place.items() <= each.items():
                 return each
-        output = self.folder / f"{kind}-{schedule}-{rate}-{seed}-{updates}"
+        output = self.folder / f"{'both' if optimizer == BOTH else kind}-{schedule}-{rate}-{seed}-{updates}"
         every = updates if is_short else max(1, updates // POINTS)
         settings = [f"output={output}", f"seed={seed}", "resume=true", f"validation.every_updates={every}"]
         settings += [
@@ -107,8 +109,10 @@ class Study:
         settings += [f"optimization.max_updates={updates}", f"optimization.warmup_updates={updates // 10}"]
         settings += [f"checkpoints.every_updates={updates}", f"validation.sentences={2 * is_short}"]
         settings += ["data.test={}"] * is_short
-        if kind == "muon":
+        if optimizer == MUON:
             settings.append(f"optimization.learning_rate={self.best(ADAMW)}")
+        if optimizer == BOTH:
+            settings.append(f"optimization.muon_learning_rate={self.best(MUON)}")
         words = ["train", self.task.recipe, *self.data, *self.task.settings, *settings]
         print(f"$ heedful {shlex.join(words)}", flush=True)
         subprocess.run([sys.executable, "-m", "heedful", *words], check=True)

@@ -373,11 +373,11 @@ def test_what_is_proposed_fits_an_optimizer_schedule_or_model_of_the_users_own(t
         peak = learning_rate(settings.warmup_updates, settings, d_model=192)
         return settings.optimizer, settings.muon_learning_rate, round(peak, 4)
 
-    assert found() == ("muon", 0.0027, 0.0013)
+    assert found() == ("muon", 0.0027, 0.0053)
     for name in ("adam", "adamw", "schedule_free"):
         assert found(f"optimizer={name}") == (name, None, 0.002)
     assert found("schedule=paper", "optimizer=adam") == ("adam", None, 0.002)
-    assert found("schedule=paper") == ("muon", None, 0.0013)
+    assert found("schedule=paper") == ("muon", None, 0.0027)
     assert found("weight_decay=0.1")[0] == "adamw"
     path = written(tmp_path, SHORT + "model: {config: rnn-gru-additive}\n")
     assert read_recipe(path, ["optimization.device=cpu"], complete).optimization.optimizer == "adam"

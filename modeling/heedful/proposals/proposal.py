@@ -173,13 +173,13 @@ def propose(
 
 def _rates(optimizer: str, schedule: str | None, width: int, warmup: int) -> dict[str, Any]:
     """Return learning rates, which fall with the width, and a schedule for optimizers that have one."""
-    rates = {"optimization.learning_rate": (0.256 if optimizer == "muon" else 0.384) / width}
-    if optimizer != "schedule_free" and schedule in (None, "paper"):
-        rates["optimization.learning_rate"] *= (width * warmup) ** 0.5  # a factor, of the same peak
-    elif optimizer == "muon":
-        rates["optimization.muon_learning_rate"] = 0.512 / width
+    is_factor = optimizer != "schedule_free" and schedule in (None, "paper")  # where the rate of all is no peak
+    rates = {"learning_rate": 0.384}
+    if optimizer == "muon":
+        rates = {"learning_rate": 0.512} if is_factor else {"learning_rate": 1.024, "muon_learning_rate": 0.512}
     settings = {} if optimizer == "schedule_free" else {"optimization.schedule": "linear"}
-    return settings | {name: round(rate, 4) for name, rate in rates.items()}
+    factor = (width * warmup) ** 0.5 if is_factor else 1.0
+    return settings | {f"optimization.{name}": round(rate / width * factor, 4) for name, rate in rates.items()}
 
 
 def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict[str, Any]:

@@ -380,7 +380,8 @@ def test_what_is_proposed_fits_an_optimizer_schedule_or_model_of_the_users_own(t
     assert found("schedule=paper") == ("muon", None, 0.0027)
     assert found("weight_decay=0.1")[0] == "adamw"
     path = written(tmp_path, SHORT + "model: {config: rnn-gru-additive}\n")
-    assert read_recipe(path, ["optimization.device=cpu"], complete).optimization.optimizer == "adam"
+    for more, name in (([], "adam"), (["optimization.muon_learning_rate=0.01"], "muon")):
+        assert read_recipe(path, ["optimization.device=cpu", *more], complete).optimization.optimizer == name
 
 
 @pytest.mark.parametrize("override", ["data.train=mine.tsv", "data={train: x, validation: y, source: ko, target: en}"])

@@ -204,8 +204,10 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     is_settled = bool(section_of(tree, "tokenizer")) or data.both_directions
     count = len(pairs) if isinstance(pairs, Sized) else None
     given = section_of(tree, "optimization")
-    # A model of the user's own may have far larger matrices, or none that Muon is for; Adam has no weight decay.
-    cautious = "adamw" if given.get("weight_decay") else "adam" if section_of(tree, "model") else None
+    read_by = {"muon_learning_rate": "muon", "weight_decay": "adamw"}
+    needed = next((name for key, name in read_by.items() if given.get(key)), None)
+    # A model of the user's own may have far larger matrices, or none that Muon is for.
+    cautious = needed or ("adam" if section_of(tree, "model") else None)
     facts = survey(pairs, count, ("bpe", "bpe") if is_settled else None)
     own = given.get("optimizer", cautious), given.get("schedule", "linear")
     settings, minutes = propose(facts, this_machine(given.get("device", "auto")), *own)

@@ -163,10 +163,8 @@ def test_a_micro_batch_that_would_take_minutes_is_not_run(corpus, tmp_path, monk
     monkeypatch.setattr(rehearsal, "take_update", lambda parts: seen.append(parts[0][0]) or (100.0, 7.0))
     speed = rehearsal.speed([[[rows]]])
     assert max(map(len, seen)) < len(rows)
-    assert (speed.of_token, speed.of_step) == (
-        100 / estimate._padded_tokens(seen[-1]),
-        7,
-    )  # what a step takes does not grow
+    # What a step takes does not grow with the tokens.
+    assert (speed.of_token, speed.of_step) == (100 / estimate._padded_tokens(seen[-1]), 7)
     engine = rehearsal.engine = Mock(wraps=rehearsal.engine)
     rehearsal.activation_memory(rows, speed.of_token)
     batches = [call.args[0][0].tensors["labels"] for call in engine.accumulate.call_args_list]

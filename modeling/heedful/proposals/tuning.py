@@ -141,7 +141,7 @@ def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
         choices["depth"] = [*VALUES["depth"], config.encoder_layers]
         choices["dropout"] = [*VALUES["dropout"], float(config.dropout)]
     choices["learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
-    if recipe.optimization.optimizer == "muon" and recipe.optimization.schedule not in (None, "paper"):
+    if recipe.optimization.optimizer == "muon" and recipe.optimization.schedule_in_use != "paper":
         rate = recipe.optimization.muon_learning_rate or rate
         choices["muon_learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
     if recipe.optimization.optimizer == "schedule_free":  # the average that gradients are computed at

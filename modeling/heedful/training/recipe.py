@@ -210,9 +210,14 @@ class OptimizationRecipe:
         if self.muon_learning_rate is not None and self.optimizer != "muon":
             must = f"empty with {self.optimizer}, which has one learning rate"
             raise mistake("optimization.muon_learning_rate", must, self.muon_learning_rate)
-        if self.muon_learning_rate is not None and self.schedule in (None, "paper"):
+        if self.muon_learning_rate is not None and self.schedule_in_use == "paper":
             must = "empty with the paper's schedule, where `optimization.learning_rate` is a factor and no peak"
             raise mistake("optimization.muon_learning_rate", must, self.muon_learning_rate)
+
+    @property
+    def schedule_in_use(self) -> str:
+        """The schedule, or the optimizer's own where none is given."""
+        return self.schedule or ("constant" if self.optimizer == "schedule_free" else "paper")
 
     @property
     def micro_batch_tokens(self) -> int:

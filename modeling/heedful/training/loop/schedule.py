@@ -10,11 +10,10 @@ def learning_rate(update: int, settings: OptimizationRecipe, d_model: int) -> fl
 
     `paper` is `learning_rate` · d_model^-0.5 · min(update^-0.5, update · warmup^-1.5) (section 5.3, equation 3), where
     updates count from 1. All others rise linearly to `learning_rate` over the warm-up; then `inverse_sqrt` falls with
-    update^-0.5, `cosine` and `linear` fall to 0 at `max_updates`, and `constant` stays, which is what schedule-free
-    AdamW has.
+    update^-0.5, `cosine` and `linear` fall to 0 at `max_updates`, and `constant` stays.
     """
     warmup, peak = settings.warmup_updates, settings.learning_rate
-    schedule = settings.schedule or ("constant" if settings.optimizer == "schedule_free" else "paper")
+    schedule = settings.schedule_in_use
     if schedule == "paper":
         rising = update * warmup**-1.5 if warmup else math.inf
         return peak * d_model**-0.5 * min(update**-0.5, rising)

@@ -65,6 +65,13 @@ class Converted:
         return {"input_ids": source, "attention_mask": (source != pad).long()}
 
 
+def test_no_checkpoint_of_the_tests_is_left_where_they_were_begun(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, build in BUILDERS.items():
+        assert_error("`folder` must be an absolute path, but is here instead", build, Path("here"))
+        assert not list(tmp_path.iterdir()), name
+
+
 @pytest.fixture(scope="module", params=BUILDERS)
 def converted(request, tmp_path_factory) -> Converted:
     folder = tmp_path_factory.mktemp("conversion")

@@ -60,9 +60,16 @@ def saved(folder: Path, model, tokenizer, **settings) -> Path:
     return saved_in(folder, model, tokenizer)
 
 
+def make(folder: Path) -> None:
+    """Make the folder of a checkpoint; a relative one would stay wherever the tests were begun."""
+    if not folder.is_absolute():
+        raise ValueError(f"`folder` must be an absolute path, but is {folder} instead.")
+    folder.mkdir()
+
+
 def marian(folder: Path, separate: bool = False) -> Path:
     """Like Helsinki-NLP/opus-mt-en-de: padding is the last token of one vocabulary, or of two that are separate."""
-    folder.mkdir()
+    make(folder)
     source = train_pieces(folder / "source.spm", [*KOREAN, LETTERS])
     target = train_pieces(folder / "target.spm", [*ENGLISH, LETTERS])
     names = {"source_spm": str(folder / "source.spm"), "target_spm": str(folder / "target.spm")}
@@ -93,7 +100,7 @@ def marian(folder: Path, separate: bool = False) -> Path:
 
 def pegasus(folder: Path) -> Path:
     """Like google/pegasus-xsum: the decoder starts with padding, and the first tokens are those of its pretraining."""
-    folder.mkdir()
+    make(folder)
     special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103)), "<unk>"]
     pieces = [(token, 0.0) for token in special] + [each for each in unigram_pieces(folder) if each[0] not in special]
     tokenizer = transformers.PegasusTokenizer(vocab=pieces)
@@ -109,7 +116,7 @@ def bart(folder: Path) -> Path:
 
     bytes_ = ByteLevelBPETokenizer()
     bytes_.train_from_iterator(KOREAN + ENGLISH, 400, special_tokens=[*FAIRSEQ, "<mask>"])
-    folder.mkdir()
+    make(folder)
     bytes_.save_model(str(folder))
     tokenizer = transformers.BartTokenizer.from_pretrained(folder)
     model = transformers.BartForConditionalGeneration(transformers.BartConfig(**SIZES, vocab_size=len(tokenizer)))
@@ -118,7 +125,7 @@ def bart(folder: Path) -> Path:
 
 def mbart(folder: Path, fifty: bool = True) -> Path:
     """Like facebook/mbart-large-50, or like mbart-large-en-ro, whose decoder starts with the language."""
-    folder.mkdir()
+    make(folder)
     kind = transformers.MBart50Tokenizer if fifty else transformers.MBartTokenizer
     pieces = [(token, 0.0) for token in FAIRSEQ[: 3 if fifty else 4]] + unigram_pieces(folder)
     tokenizer = kind(vocab=pieces, src_lang="ko_KR", tgt_lang="en_XX")
@@ -133,7 +140,7 @@ def nllb(folder: Path) -> Path:
     """Like facebook/nllb-200-distilled-600M: M2M100 with BPE, and two more embeddings than tokens."""
     from tokenizers import SentencePieceBPETokenizer
 
-    folder.mkdir()
+    make(folder)
     pieces = SentencePieceBPETokenizer()
     pieces.train_from_iterator(KOREAN + ENGLISH, 500, special_tokens=list(FAIRSEQ))
     state = json.loads(pieces._tokenizer.to_str())["model"]
@@ -146,7 +153,7 @@ def nllb(folder: Path) -> Path:
 
 def m2m100(folder: Path, counted: bool = True) -> Path:
     """Like facebook/m2m100_418M: sentencepiece with a vocabulary of its own, eight more embeddings than tokens."""
-    folder.mkdir()
+    make(folder)
     pieces = train_pieces(folder / "sentencepiece.bpe.model", KOREAN + ENGLISH, "bpe")
     write_vocabulary(folder / "vocab.json", [*FAIRSEQ, *pieces])
     files = {"vocab_file": str(folder / "vocab.json"), "spm_file": str(folder / "sentencepiece.bpe.model")}
@@ -172,7 +179,7 @@ T5_START = {"decoder_start_token_id": 0, "pad_token_id": 0}
 
 def t5(folder: Path, kind: str = "t5", sentinels: int = 100, tags=(), is_first: bool = False) -> Path:
     """Like google-t5/t5-small: rows of the embeddings by the multiple of 128, and sentinels as the last tokens."""
-    folder.mkdir()
+    make(folder)
     special = ["<pad>", "</s>", "<unk>"]
     pieces = [(token, 0.0) for token in (*special, *tags)]
     pieces += [each for each in unigram_pieces(folder) if each[0] not in special]
@@ -180,6 +187,12 @@ def t5(folder: Path, kind: str = "t5", sentinels: int = 100, tags=(), is_first: 
     tokenizer = transformers.T5Tokenizer(vocab=pieces, extra_ids=sentinels)
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])  # which sentencepiece finds anywhere
     return t5_saved(folder, tokenizer, kind, is_first)
+
+
+def byt5(folder: Path) -> Path:
+    """Like google/byt5-small: tokens are bytes."""
+    make(folder)
+    return t5_saved(folder, transformers.ByT5Tokenizer())
 
 
 def t5_saved(folder: Path, tokenizer, kind: str = "t5", is_first: bool = False) -> Path:
@@ -224,6 +237,6 @@ BUILDERS = {
     "flan_t5": t5,
     "mt5": lambda folder: t5(folder, "mt5", sentinels=0),
     "umt5": lambda folder: t5(folder, "umt5", sentinels=300),
-    "byt5": lambda folder: t5_saved(folder, transformers.ByT5Tokenizer()),
+    "byt5": byt5,
     "madlad": lambda folder: t5(folder, tags=("<2en>", "<2ko>", "<2de>"), sentinels=0),
 }

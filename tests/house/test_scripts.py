@@ -7,6 +7,7 @@ import math
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -47,6 +48,7 @@ def run_script(monkeypatch):
 
 def test_the_quickstart_goes_on_to_its_scores_where_no_picture_can_be_drawn(tmp_path, monkeypatch, capsys, run_script):
     scores = {name: {"exact_match": 97.5} for name in ("test", "compositional")}
+    scores |= {"ended": {"message": "Training ended after update 423 of 550"}}
 
     def run(command, **_):
         if command[3] == "train":
@@ -61,6 +63,7 @@ def test_the_quickstart_goes_on_to_its_scores_where_no_picture_can_be_drawn(tmp_
     printed = capsys.readouterr().out
     assert "test            97.5 %" in printed
     assert "heat map   none, see above" in printed
+    assert printed.endswith("\nTraining ended after update 423 of 550\n")
     monkeypatch.setattr("subprocess.run", lambda *arguments, **_: pytest.fail("It trains."))
     with pytest.raises(SystemExit, match="It takes no arguments"):
         run_script(load("quickstart"), "--help")
@@ -205,6 +208,19 @@ def test_the_page_of_optimizers_has_the_tables_that_were_measured():
     for task in tasks:
         assert f"\n\n{script.table(task, script.whole_runs(known, task))}\n\n" in page
         assert f"figures/optimizers-{task}.svg" in page
+
+
+def test_a_large_file_that_git_knows_needs_a_reason_and_a_reason_needs_a_large_file(tmp_path):
+    (tmp_path / "left.bin").write_bytes(bytes(250_001))
+    (tmp_path / "한국어.txt").write_bytes(bytes(250_000))
+    script = load("upkeep/sizes")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    assert script.refused(tmp_path, {}) == []  # git does not know them yet
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    (large,) = script.refused(tmp_path, {})
+    assert large.startswith("left.bin must have at most 250,000 bytes, but has 250,001")
+    assert script.refused(tmp_path, {"left.bin": "an example"}) == []
+    assert [line.split()[0] for line in script.refused(tmp_path, {"left.bin": "", "한국어.txt": ""})] == ["한국어.txt"]
 
 
 def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_path, capsys, monkeypatch, run_script):

@@ -22,7 +22,7 @@ HOUSE = {
     "*_heed.py": "the Transformer, in flat files that travel to the Hub with what is saved",
     "data/": "corpora in, batches out: reading, cleaning, tokenizers, updates",
     "training/": "recipes, preparation, the loop, checkpoints, processes, publication",
-    "inference/": "text in, text out: `Translator`, loading, scores of given translations",
+    "inference/": "text in, text out: `Translator`, loading, engines",
     "evaluation/": "BLEU, chrF, TER, exact match and error rates, with intervals",
     "cli/": "`heedful train`, `translate`, `evaluate`",
 }

@@ -9,7 +9,7 @@ quantizers, shards, patches, and for states that may be observed. `is_eager` che
 - `Packing`: a training step that computes nothing for padding, and norms that keep less (`LeanLayerNorm`),
 - `only_tokens_are_returned`: `generate()` in inference mode.
 
-They cost this file and 600 lines of tests (`test_fast_paths.py`), and stay because without them a training step takes
+They cost this file and `test_fast_paths.py`, and stay because without them a training step takes
 1.9 times as long (3 + 3 layers of width 256, 64 pairs of 8 to 31 tokens, one core with AVX-512, float32).
 `loss_heed.py` has the loss that holds no more than a part of the logits.
 
@@ -33,6 +33,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_base_heed import IGNORED_LABEL
 from .packed_rows_heed import EndToEnd
+from .processor_heed import multiplies_by_onednn
 
 # When they step aside
 
@@ -114,9 +115,17 @@ def runs_known_functions(model: Any) -> bool:
     return is_original(nn.Linear) and is_known(ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation))
 
 
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Return a model's modules, as often as they are in it: in a third of the time of `model.modules()`."""
+    found = [model]
+    for module in found:
+        found += [child for child in module._modules.values() if child is not None]
+    return found
+
+
 def runs_known_code(model: Any) -> bool:
     """Return whether no module, hook, method or function of a user runs within a model, and might keep a tensor."""
-    modules = list(model.modules())
+    modules = modules_of(model)
     kinds: set[Any] = set(map(type, modules))
     fields = [(type(m), *field) for m in modules if isinstance(m, PreTrainedModel) for field in vars(m).items()]
     return (
@@ -132,7 +141,7 @@ def runs_known_code(model: Any) -> bool:
 
 
 class OneDnnProduct(torch.autograd.Function):
-    """x Wᵀ + b in float32 by oneDNN, as accurate as MKL's in `F.linear`, which with AVX-512 may take twice as long."""
+    """x Wᵀ + b in float32 by oneDNN, as accurate as `F.linear`; `processor_heed.py` knows where it is faster."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -153,8 +162,6 @@ class OneDnnProduct(torch.autograd.Function):
 
 
 FEWEST_ROWS, LARGE_MATRIX = 8, 2**18  # below these sizes MKL is done before oneDNN has begun
-# Without AVX-512 MKL is the faster one, on AMD's processors too.
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def is_large(states: torch.Tensor, in_features: int, out_features: int) -> bool:
@@ -166,7 +173,7 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """Return x Wᵀ + b of `(…, in_features)`, by oneDNN where that is faster; for eager calls."""
     # Tensors of other types are quantized, sharded or traced.
     is_for_onednn = (
-        HAS_ONEDNN
+        multiplies_by_onednn()
         and is_large(states, states.shape[-1], len(weight))
         and type(states) is torch.Tensor
         and type(weight) in (nn.Parameter, torch.Tensor)

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LogitsProcessorList
 from transformers.generation import MinLengthLogitsProcessor
@@ -27,7 +26,7 @@ SIZES = {
 def products_of_onednn():
     """Take oneDNN's products wherever torch has them, also on a processor on which MKL is faster."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_paths_heed, "HAS_ONEDNN", torch.backends.mkldnn.is_available())
+        patch.setattr(fast_paths_heed, "multiplies_by_onednn", torch.backends.mkldnn.is_available)
         yield
 
 
@@ -347,7 +346,9 @@ def test_padding_is_left_out_until_somebody_watches_and_again_afterwards(packed_
 
 
 def test_an_adapter_within_the_layers_is_given_packed_states_and_changes_nothing(packed_rows, monkeypatch):
-    adapted = get_peft_model(make_model(), LoraConfig(target_modules=["fc1", "q_proj"], init_lora_weights=False))
+    peft = pytest.importorskip("peft")
+    adapter = peft.LoraConfig(target_modules=["fc1", "q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(make_model(), adapter)
     assert_packing_changes_nothing(adapted, make_padded_batch(), packed_rows, monkeypatch)
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed
 from accelerate.utils import FullyShardedDataParallelPlugin
 
+from heedful import processor_heed
 from heedful.training.launch.join import join_processes
 from heedful.training.processes import devices
 from heedful.training.processes.devices import float32_products, keep_exchange_exact, make_accelerator
@@ -89,7 +90,7 @@ def test_bf16_is_left_to_what_has_it(begin, monkeypatch, caplog, gpus, has_it, p
     # As torch answers for a V100 or T4, where bf16 is emulated.
     asked = lambda including_emulation=True: including_emulation or has_it  # noqa: E731
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", asked)
-    monkeypatch.setattr(devices, "has_bfloat16", lambda: has_it)
+    monkeypatch.setattr(processor_heed, "has_bfloat16", lambda: has_it)
     assert begin(FSDP if gpus == 2 else {}, gpus, precision=precision)["mixed_precision"] == taken
     reason = "this GPU lacks: fp16 takes its place" if gpus else "this processor lacks"
     warnings = [record.getMessage() for record in caplog.records]

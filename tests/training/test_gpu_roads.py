@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
+from heedful import processor_heed
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.micro_batches import split_update
 from heedful.training import model_of_recipe
@@ -22,7 +23,6 @@ from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.engine import Results
 from heedful.training.loop.feed import Feed
-from heedful.training.processes import devices
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.speed import compilation
 from heedful.training.speed.compilation import CompiledBody
@@ -320,7 +320,7 @@ def test_weights_are_rounded_once_for_all_micro_batches(make_loop, monkeypatch):
                 cast.append(args[0].data_ptr())
             return function(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(devices, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(processor_heed, "has_bfloat16", lambda: True)
     loop = make_loop({"optimization.mixed_precision": "bf16", "optimization.token_budget": 500})
     update = next(loop._updates())
     assert len(update.micro_batches) > 2

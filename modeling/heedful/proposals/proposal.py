@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -12,6 +11,7 @@ from typing import Any
 
 from heedful.data.mixture import read_parts
 from heedful.data.tokenizer_training import Algorithm
+from heedful.processor_heed import usable_cores
 from heedful.training.recipe import DataRecipe
 from heedful.training.recipe_file import make_section, section_of
 
@@ -105,8 +105,7 @@ def this_machine(device: str = "auto") -> Machine:
     """Return the machine that this process runs on, with no GPU where the recipe wants none."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(cores, device != "cpu" and torch.cuda.is_available())
+    return Machine(usable_cores(), device != "cpu" and torch.cuda.is_available())
 
 
 def propose(

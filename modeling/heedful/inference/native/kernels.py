@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from heedful import processor_heed
 from heedful.checksums_heed import checksum
 from heedful.files import flush
 
@@ -145,11 +146,10 @@ def kernel_name() -> str:
 @functools.cache
 def library() -> Any:
     """Return the compiled kernels, or `None`: with one warning where they cannot be compiled or loaded."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    if capability not in REGISTERS:
+    if processor_heed.registers() not in REGISTERS:
         return None
-    flags = FLAGS + REGISTERS[capability]
-    if capability == "AVX512" and torch.cpu.get_capabilities().get("avx512_vnni"):  # it multiplies bytes at once
+    flags = FLAGS + REGISTERS[processor_heed.registers()]
+    if processor_heed.has_byte_products():
         flags.append("-mavx512vnni")
     try:
         loaded: Any = _loaded(flags)

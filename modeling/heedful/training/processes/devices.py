@@ -1,7 +1,6 @@
 """The machine that a run uses: processes, devices, precision and trackers."""
 
 import logging
-import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,7 +17,9 @@ from accelerate.utils import (
     parse_flag_from_env,
 )
 
+from heedful import processor_heed
 from heedful.inference.host_memory import keep_freed_memory
+from heedful.inference.host_threads import share_cores
 from heedful.training.processes.collectives import Watch
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import OptimizationRecipe, mistake
@@ -29,17 +30,13 @@ logger = logging.getLogger(__name__)
 PATIENCE = timedelta(hours=3)
 
 
-def has_bfloat16() -> bool:
-    """Return whether the processor computes with bfloat16; others convert every number on its own."""
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
-    return not is_x86 or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-
-
 def precision_here(asked: str, on_cpu: bool) -> str:
     """Return what Accelerate computes in where a recipe asks for that: something else if bf16 is not there."""
     if asked == "tf32":
         return "no"  # Accelerate has no name for it: `float32_products` sets it
-    if asked != "bf16" or (has_bfloat16() if on_cpu else torch.cuda.is_bf16_supported(including_emulation=False)):
+    if asked != "bf16" or (
+        processor_heed.has_bfloat16() if on_cpu else torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
         return asked
     machine, name = ("processor", "float32") if on_cpu else ("GPU", "fp16")
     logger.warning("`optimization.mixed_precision` is bf16, which this %s lacks: %s takes its place", machine, name)
@@ -70,6 +67,7 @@ def make_accelerator(
     check_launch(settings, on_cpu)
     if on_cpu:
         keep_freed_memory()
+        share_cores()
     if world_size() == 1:  # one recipe after another, as in a notebook, may each have its device and precision
         AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(
@@ -109,8 +107,13 @@ def keep_exchange_exact(plugin: FullyShardedDataParallelPlugin) -> None:
         plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
 
 
+def kind_of_machine(accelerator: Accelerator) -> str:
+    """Name what decides how a run rounds: the processor or GPU, and the precision that is really used."""
+    on_cuda = accelerator.device.type == "cuda"
+    kind = torch.cuda.get_device_name(accelerator.device) if on_cuda else processor_heed.kind()
+    return f"{kind}, {accelerator.mixed_precision.replace('no', 'float32')}"
+
+
 def hardware_in_words(accelerator: Accelerator) -> str:
-    """Name what a run ran on, for its model card."""
-    if accelerator.device.type == "cuda":
-        return f"{accelerator.num_processes} × {torch.cuda.get_device_name(accelerator.device)}"
-    return f"CPU, {torch.get_num_threads()} threads × {accelerator.num_processes} processes"
+    """Name what a run runs on, for its model card."""
+    return f"{accelerator.num_processes} × {kind_of_machine(accelerator)}"

@@ -1,0 +1,76 @@
+"""What the processor can do, asked in one place: its maker, its instructions, and the cores that this process may use.
+
+These facts choose the precision of training, the library of matrix products and the flags of `kernels.cpp`. A test
+that replaces one of the functions is on another processor. torch is imported by the functions that ask it, because the
+command line asks for cores first.
+"""
+
+import os
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor time, and in how many
+# Where oneDNN multiplies float32 faster than torch's own library, which is MKL on x86. docs/benchmarks.md has the
+# figures; a processor that was not measured takes torch's own.
+FASTER_BY_ONEDNN = {("AMD", "AVX512")}
+
+
+def vendor() -> str:
+    """Return the maker: AMD, Intel, or "other"."""
+    import torch
+
+    name = str(torch.cpu.get_capabilities().get("cpu_name", ""))
+    return next((maker for maker in ("AMD", "Intel") if maker in name), "other")
+
+
+def registers() -> str:
+    """Return the vector instructions that torch uses here: AVX512, AVX2, or another name of torch's."""
+    import torch
+
+    name = torch.backends.cpu.get_cpu_capability()
+    return "AVX512" if name.startswith("AVX512") else name
+
+
+def has(*instructions: str) -> bool:
+    """Return whether the processor has one of some instructions, by torch's names, and torch may use its registers."""
+    import torch
+
+    found = torch.cpu.get_capabilities()
+    is_limited = found.get("architecture") == "x86_64" and registers() != "AVX512"
+    return not is_limited and any(found.get(name) for name in instructions)
+
+
+def has_bfloat16() -> bool:
+    """Return whether there are instructions for bfloat16; without them each number is converted on its own."""
+    return has("avx512_bf16", "amx_bf16", "bf16")
+
+
+def has_byte_products() -> bool:
+    """Return whether AVX-512 VNNI multiplies and sums bytes at once; sums of AVX2 alone may overflow."""
+    return has("avx512_vnni")
+
+
+@cache
+def multiplies_by_onednn() -> bool:
+    """Return whether oneDNN multiplies float32 faster than torch's own library; for a hot path, so asked once."""
+    import torch
+
+    return torch.backends.mkldnn.is_available() and (vendor(), registers()) in FASTER_BY_ONEDNN
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: by its affinity, and by the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no such file, or "max" for no quota
+        quota, period = map(int, QUOTA.read_text().split())
+        cores = min(cores, max(1, round(quota / period)))
+    return cores
+
+
+def kind() -> str:
+    """Return all of a processor, and of its use, that decides how sums are rounded, in words."""
+    import torch
+
+    library = "oneDNN" if multiplies_by_onednn() else "torch"
+    return f"{vendor()} CPU with {registers()}, {torch.get_num_threads()} threads, products by {library}"

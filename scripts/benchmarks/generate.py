@@ -12,7 +12,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
-from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, report
+from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, ratios, report
 from peers import CTranslate2, endless_search, make_heed, make_marian, make_sources, native
 
 from heedful import prepare_for_inference
@@ -48,9 +48,9 @@ def compare(size: str, batch: int, beams: int, options: dict[str, Any]) -> Row:
         if name in calls and calls[name]().tolist() != wanted:
             raise RuntimeError(f"{name} must give Marian's tokens at {size}, {batch} x {beams}, but does not.")
     seconds = median_seconds(calls, options["rounds"])
-    ratios = {name: round(seconds["marian"] / value, 2) for name, value in seconds.items() if name != "marian"}
-    per_step = 1000 * seconds["marian"] / new_tokens
-    return {"size": size, "batch": batch, "beams": beams, "marian_ms_per_step": round(per_step, 2), **ratios}
+    per_step = 1000 * seconds["marian"].processor / new_tokens
+    row = {"size": size, "batch": batch, "beams": beams, "marian_ms_per_step": round(per_step, 2)}
+    return row | ratios(seconds, "marian")
 
 
 def main(

@@ -152,7 +152,7 @@ def training_row(size: str, is_compiled: bool, options: dict[str, Any]) -> Row:
 
     models = losses(size, vocabulary, device, has_t5=not is_compiled)
     steps = {name: bare_step(*each, batch, is_compiled, options) for name, each in models.items()}
-    seconds = median_seconds(steps, options["rounds"])
+    seconds = {name: each.clock for name, each in median_seconds(steps, options["rounds"]).items()}
     speeds = {name: pairs * LENGTH / each for name, each in seconds.items()}
     row: Row = {"compiled": is_compiled, "target_tokens": pairs * LENGTH}
     row |= {f"{name} tokens/s": round(speed) for name, speed in speeds.items()}
@@ -187,7 +187,8 @@ def decoding_row(size: str, batch: int, beams: int, options: dict[str, Any]) -> 
     same = statistics.mean(float((calls[name]() == expected).float().mean()) for name in calls if name != "marian")
     if options["dtype"] == torch.float32 and same < 1:
         raise RuntimeError(f"Heed must give Marian's tokens at {size}, {batch} x {beams}, but does not.")
-    seconds = median_seconds({name: waiting(call, device) for name, call in calls.items()}, options["rounds"])
+    timed = median_seconds({name: waiting(call, device) for name, call in calls.items()}, options["rounds"])
+    seconds = {name: each.clock for name, each in timed.items()}
     row = {"same": round(same, 3)}
     row |= {f"{name} tokens/s": round(batch * new_tokens / each) for name, each in seconds.items()}
     return row | {name: round(seconds["marian"] / each, 2) for name, each in seconds.items() if name != "marian"}
@@ -234,7 +235,7 @@ def loop_row(size: str, is_compiled: bool, run: Path, options: dict[str, Any]) -
     rows = list(chain.from_iterable(next(iter(result.corpus.updates(0)))))
     batch = {key: each.to(options["device"]) for key, each in collate(rows, model.config.pad_token_id).items()}
     step = bare_step(model, lambda model, batch: model(**batch).loss, batch, is_compiled, options)
-    bare = sum(len(pair["labels"]) for pair in rows) / median_seconds({"step": step}, options["rounds"])["step"]
+    bare = sum(len(pair["labels"]) for pair in rows) / median_seconds({"step": step}, options["rounds"])["step"].clock
     return row | {"bare tokens/s": round(bare), "loop to bare": round(row["target_tokens_per_s"] / bare, 3)}
 
 
@@ -258,7 +259,7 @@ def translation_row(size: str, options: dict[str, Any]) -> Row:
     row: Row = {"sentences": len(sources)}
     for name, steps in (("plain", math.inf), ("with graphs", 0)):
         graphs.STEPS_THAT_PAY = steps
-        seconds = median_seconds({name: waiting(call, options["device"])}, rounds=1)[name]
+        seconds = median_seconds({name: waiting(call, options["device"])}, rounds=1)[name].clock
         row[f"{name}, sentences/s"] = round(len(sources) / seconds, 1)
     return row
 

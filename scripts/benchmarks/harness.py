@@ -1,15 +1,25 @@
-"""What every benchmark does: calls take turns, rows of figures are printed and written, plain products are timed."""
+"""What every benchmark does: calls take turns, rows of figures are printed and written, the machine is described.
+
+Ratios are of processor time, which other work on the machine hardly moves. Those by the clock are printed after them.
+With several threads the clock counts, because threads that wait for each other take processor time too.
+"""
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
 from transformers.utils import logging
+
+from heedful import processor_heed
 
 # The options that the benchmarks share.
 Sizes = Annotated[str, typer.Option(help="Of tiny, small, base and big, with commas.")]
@@ -39,17 +49,46 @@ def take_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, li
     return results
 
 
-def seconds_of(call: Callable[[], Any]) -> tuple[float, float]:
-    """Call a function and return its seconds, by the clock and of the processor."""
+class Seconds(NamedTuple):
+    """How long something took."""
+
+    clock: float
+    processor: float  # of all threads of this process
+
+
+def seconds_of(call: Callable[[], Any]) -> Seconds:
+    """Call a function and return its seconds."""
     start = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - start[0], time.process_time() - start[1]
+    return Seconds(time.perf_counter() - start[0], time.process_time() - start[1])
 
 
-def median_seconds(calls: dict[str, Callable[[], Any]], rounds: int, of_processor: bool = False) -> dict[str, float]:
-    """Let calls take turns and return the median seconds of each, by the clock or of the processor."""
-    timed = {name: lambda call=call: seconds_of(call)[of_processor] for name, call in calls.items()}
-    return {name: statistics.median(seconds) for name, seconds in take_turns(timed, rounds).items()}
+def median_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Seconds]:
+    """Let calls take turns and return the median seconds of each."""
+    found = take_turns({name: partial(seconds_of, call) for name, call in calls.items()}, rounds)
+    return {name: Seconds(*map(statistics.median, zip(*each, strict=True))) for name, each in found.items()}
+
+
+def ratios(seconds: dict[str, Seconds], to: str) -> Row:
+    """Return how often each of the others is done while one is done once, by processor time, then by the clock."""
+    others = {name: each for name, each in seconds.items() if name != to}
+    row = {name: round(seconds[to].processor / each.processor, 2) for name, each in others.items()}
+    return row | {f"{name}, clock": round(seconds[to].clock / each.clock, 2) for name, each in others.items()}
+
+
+def machine() -> Row:
+    """Return what the figures of a run depend on besides the code: processor, instructions, versions, other load."""
+    facts = torch.cpu.get_capabilities()
+    names = ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16", "bf16")
+    packages = {name: version(name) for name in ("torch", "transformers", "ctranslate2") if find_spec(name)}
+    return {
+        "processor": facts.get("cpu_name"),
+        "has": " ".join(name for name in names if facts.get(name)),
+        "torch uses": processor_heed.registers(),
+        "cores": processor_heed.usable_cores(),
+        "load": os.getloadavg()[0],
+        **packages,
+    }
 
 
 def plain_products(device: str = "cpu", width: int = 1024) -> Row:
@@ -66,7 +105,9 @@ def plain_products(device: str = "cpu", width: int = 1024) -> Row:
             calls["oneDNN"] = lambda: torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
     with torch.no_grad():
         seconds = median_seconds({name: waiting(call, device) for name, call in calls.items()}, 5)
-    return {"plain products": "GFLOP/s", **{name: round(2e-9 * width**3 / each, 1) for name, each in seconds.items()}}
+    of_clock = device != "cpu"
+    speeds = {name: round(2e-9 * width**3 / each[not of_clock], 1) for name, each in seconds.items()}
+    return {"plain products": "GFLOP/s", **speeds}
 
 
 def waiting(call: Callable[[], Any], device: str) -> Callable[[], None]:
@@ -81,16 +122,16 @@ def waiting(call: Callable[[], Any], device: str) -> Callable[[], None]:
 
 
 def report(rows: Iterable[Row], path: Path | None, device: str = "cpu", is_printed: bool = True) -> list[Row]:
-    """Print what plain products give and each row of figures as it comes, write all rows as JSON, and return them.
+    """Print the machine, what plain products give, and each row of figures as it comes; write and return all rows.
 
     Args:
         rows: Each a figure by its name.
-        path: File to write; None writes none.
+        path: JSON file to write; None writes none.
         device: Where plain products are timed.
         is_printed: Whether the rows are printed; else they have been printed in another form.
     """
-    found = [plain_products(device)]
-    print(line(found[0]), flush=True)
+    found = [machine(), plain_products(device)]
+    print("\n".join(map(line, found)), flush=True)
     for row in rows:
         found.append(row)
         if is_printed:

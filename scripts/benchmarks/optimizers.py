@@ -39,10 +39,10 @@ def compare(size: str, updates: list[int], options: dict[str, Any]) -> Row:
     gradients = models["adam"]
     seconds = median_seconds({"passes": lambda: gradients(**inputs).loss.backward(), **calls}, options["rounds"])
     row: Row = {"size": size, "padded tokens of a micro-batch": padded}
-    row |= {f"{name}_ms": round(1000 * value, 1) for name, value in seconds.items()}
+    row |= {f"{name}_ms": round(1000 * each.processor, 1) for name, each in seconds.items()}
     for tokens in updates:
-        passes = seconds["passes"] * tokens / padded
-        whole = {name: passes + seconds[name] for name in SETTINGS}
+        passes = seconds["passes"].processor * tokens / padded
+        whole = {name: passes + seconds[name].processor for name in SETTINGS}
         row |= {
             f"{name} of {tokens}": round(each / whole["adam"], 3) for name, each in whole.items() if name != "adam"
         }

@@ -122,7 +122,7 @@ def table(title: str, calls: dict[str, Callable[[], Any]], steps: int, rounds: i
     seconds = median_seconds(calls, rounds)
     columns: list[Row] = [{"case": title, "model": name, **profiled(call)} for name, call in calls.items()]
     for column in columns:
-        column["milliseconds"] = round(1000 * seconds[column["model"]] / steps, 2)
+        column["milliseconds"] = round(1000 * seconds[column["model"]].processor / steps, 2)
     print(f"\n| {title}, % of the time | {' | '.join(calls)} |\n|---|{'---:|' * len(calls)}")
     for row in [*SHARES, OTHER, PYTHON, "milliseconds"]:
         print(f"| {row} | {' | '.join(str(column[row]) for column in columns)} |")

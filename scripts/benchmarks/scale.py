@@ -57,8 +57,8 @@ def measure(models: dict[str, Any], step: str, sentences: int, length: int, opti
         with HeldBytes() as memory:
             once()
         mebibytes[kind] = memory.peak / MEBIBYTE
-    seconds = median_seconds(runs, options["rounds"], of_processor=True)
-    return {kind: (1000 * seconds[kind], mebibytes[kind]) for kind in models}
+    seconds = median_seconds(runs, options["rounds"])
+    return {kind: (1000 * seconds[kind].processor, mebibytes[kind]) for kind in models}
 
 
 def exponent(sizes: list[int], costs: list[float]) -> float:

@@ -3,8 +3,8 @@
     python scripts/benchmarks/train.py                             # small and base, float32 and bfloat16
     python scripts/benchmarks/train.py --sizes base --precisions float32 --batch 64
 
-Each line is a ratio to Marian: how many steps Heed takes while Marian takes one. The steps take turns, and medians are
-compared; the first losses, without dropout, must be equal.
+Each line has Heed's ratio to Marian: how many steps Heed takes while Marian takes one. The steps take turns, and
+medians are compared. The first losses, without dropout, must be equal.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, report
+from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, ratios, report
 from peers import check_losses, make_heed, make_marian, make_pairs, training_step
 
 from heedful.inference.host_memory import keep_freed_memory
@@ -39,16 +39,15 @@ def compare(size: str, precision: str, options: dict[str, Any]) -> Row:
         check_losses(*(float(loss(model.eval())) for model in models.values()), TOLERANCE[precision])
     steps = {name: training_step(model, partial(loss, model)) for name, model in models.items()}
     seconds = median_seconds(steps, options["rounds"])
-    milliseconds = {f"{name}_ms": round(1000 * value) for name, value in seconds.items()}
+    milliseconds = {f"{name}_ms": round(1000 * each.processor) for name, each in seconds.items()}
     tokens = (inputs["attention_mask"].float().mean() + (inputs["labels"] >= 0).float().mean()).item() / 2
-    ratio = round(seconds["marian"] / seconds["heed"], 2)
     return {
         "size": size,
         "precision": precision,
         **shape,
         "padding": round(1 - tokens, 2),
         **milliseconds,
-        "ratio": ratio,
+        **ratios(seconds, "marian"),
     }
 
 

@@ -99,8 +99,9 @@ def compare(
         yield {
             "beams": options["beams"],
             "name": name,
-            "ratio": round(seconds["marian"] / seconds[name], 2),
-            "sentences_per_second": round(len(pairs) / seconds[name], 1),
+            "ratio": round(seconds["marian"].processor / seconds[name].processor, 2),
+            "ratio, clock": round(seconds["marian"].clock / seconds[name].clock, 2),
+            "sentences_per_second": round(len(pairs) / seconds[name].processor, 1),
             "differing": sum(ours != theirs for ours, theirs in zip(found[name], found["marian"], strict=True)),
             "bleu": round(score, 2),
         }

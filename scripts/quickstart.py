@@ -50,6 +50,8 @@ def main():
     print(f"\nmodel      {MODEL}/  (AutoModelForSeq2SeqLM.from_pretrained loads it)")
     print(f"card       {MODEL}/README.md, with the learning curve\nheat map   {heat_map}")
     print(f"run        {RUN}/  (log.jsonl, checkpoints)")
+    if "ended" in metrics:
+        print(f"\n{metrics['ended']['message']}")
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ def test_whatever_ends_a_run_is_decided_once_for_all_processes(two):
     for check in two[1]:
         assert check["ends"]["late"] == 3
         assert check["ends"]["patient"] == 4
-        assert check["ends"]["told"] == "stopped after update 3; continue with resume=true"
+        assert check["ends"]["told"] == f"stopped after update 3 of {END}; continue with resume=true"
         assert check["ends"]["full"] == [2, END]
         assert check["ends"]["unsaved"] == "No space left on device"
         assert "a weight is not finite" in check["ends"]["poisoned"]
@@ -181,7 +181,7 @@ def test_gpus_train_compiled_on_updates_made_ahead_and_stop_together_one_update_
         assert found["is_compiled"]
         assert found["straight_losses"] == [pytest.approx(mean, rel=2e-3)]  # a mean over tokens, not over updates
         # Told in update 2, before the third is taken; heard when its result is read, which is during the fourth.
-        assert found["end"] == "stopped after update 4; continue with resume=true"
+        assert found["end"] == f"stopped after update 4 of {END}; continue with resume=true"
         assert found["kept"][:3] == [1, 1, 1]
         assert found["resumed"]
         assert found["told_losses"] == found["straight_losses"]  # the checkpoint knows the fourth update's too

@@ -340,7 +340,7 @@ def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
 
     around(loop.engine, "backward", before=interrupt)
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(TrainingInterrupted, match=f"after update {stop}; continue with resume=true"):
+    with pytest.raises(TrainingInterrupted, match=f"after update {stop} of 6; continue with resume=true"):
         loop.run()
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     resumed = make_loop({**changes, "resume": True}, tmp_path / "run", data)
@@ -390,7 +390,7 @@ def test_a_run_stopped_before_its_validation_validates_when_it_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr("heedful.training.loop.validation.validation_loss", receive_a_signal)
-        with pytest.raises(TrainingInterrupted, match="after update 3;"):
+        with pytest.raises(TrainingInterrupted, match="after update 3 of 6;"):
             loop.run()
     assert checkpoints.load_progress(checkpoint_path(loop.checkpoints.folder, 3)).validated_update == 0
     make_loop({**CHANGES, "resume": True}, tmp_path / "run").run()

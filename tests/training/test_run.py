@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -16,13 +17,14 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.inference.translation import Translator
-from heedful.publishing.run_card import write_run_card
+from heedful.publishing.run_card import facts_in_numbers, publish_run, write_run_card
 from heedful.training import run
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import make_recipe, read_recipe
 from heedful.training.run import train
 from heedful.training.run_folder.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
+from heedful.training.run_folder.progress import Progress, early_end
 from helpers import assert_refused
 from process_checks import equal
 from tiny_runs import logged, tiny_recipe
@@ -224,6 +226,66 @@ def test_a_resumed_run_may_go_on_for_longer_and_publishes_what_an_undisturbed_on
     assert equal(*(load_file(where.folder / "model.safetensors") for where in (result, finished)))
     assert result.metrics == finished.metrics
     assert (folder / "model" / "thesis.txt").read_text() == "mine"
+
+
+CLOCK = {"by": "optimization.max_minutes", "changes": {"optimization.max_minutes": 1e-6}, "update": 1}
+CLOCK |= {"longer": {"optimization.max_minutes": 60}}
+CLOCK["advice"] = r": `resume=true optimization\.max_minutes=…` goes on .* fewer `max_updates` .* linear schedule"
+PATIENCE = {"by": "validation.patience", "changes": {"validation.patience": 2, "validation.every_updates": 1}}
+PATIENCE |= {"longer": {"validation.patience": 9}, "update": 3}
+PATIENCE["advice"] = (
+    "no improvement in 2 validations.*not wanted, `resume=true validation.patience=…` goes on from there"
+)
+
+
+@pytest.mark.parametrize("end", [CLOCK, PATIENCE], ids=["clock", "patience"])
+def test_a_run_that_ends_before_its_last_update_says_why_and_goes_on_as_it_says(end, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: 2.0)
+    changes = {"optimization.max_updates": 5, "optimization.schedule": "linear", **end["changes"]}
+
+    def run(**more):
+        result = train(tiny_recipe(tmp_path / "run", {**changes, **more}))
+        *_, told = publish_run(result)
+        card = (result.folder / "README.md").read_text(encoding="utf-8")
+        return result, json.loads((result.folder / "metrics.json").read_text()), told, card
+
+    result, written, told, card = run()
+    assert written.pop("ended") == facts_in_numbers(result)["ended"] == result.ended
+    assert written == result.metrics
+    assert result.ended == {"by": end["by"], "update": end["update"], "max_updates": 5, "message": told}
+    assert told.startswith(f"Training ended after update {end['update']} of 5, by `{end['by']}` (")
+    assert re.search(end["advice"], told)
+    assert f"\n{told}\n" in card
+    assert [record.levelname for record in caplog.records if record.getMessage() == told] == ["WARNING"]
+    again = run(resume=True)  # nothing has changed
+    assert (again[0].progress.update, again[2]) == (end["update"], told)
+    result, written, told, card = run(resume=True, **end["longer"])
+    assert (result.progress.update, result.ended) == (5, {})
+    assert written == result.metrics
+    assert "ended" not in facts_in_numbers(result)
+    assert "Training ended" not in told + card
+
+
+def test_an_end_is_early_by_what_else_limits_the_run():
+    def message(by, changes, stage="", is_last=True):
+        recipe = tiny_recipe(Path("run"), {"validation.patience": 3, "optimization.max_minutes": 4.5} | changes)
+        found = early_end(by, recipe, Progress(update=1230, epoch=1), stage, is_last)
+        return found.get("message")
+
+    clock, epochs = "optimization.max_minutes", {"optimization.max_updates": None, "optimization.max_epochs": 3}
+    assert message(None, {}) is None
+    assert message(clock, {"optimization.max_updates": None}) is None  # the only end that the recipe has
+    assert message("validation.patience", {"optimization.max_updates": None}).startswith(
+        "Training ended after update 1,230, by `validation.patience` (no improvement in 3 validations): "
+    )
+    assert message(clock, epochs) == (
+        "Training ended after update 1,230, in epoch 2 of 3, by `optimization.max_minutes` (4.5 minutes): "
+        "`resume=true optimization.max_minutes=…` goes on from there, and a new run with fewer `max_epochs` ends in "
+        "time."
+    )
+    both = epochs | {"optimization.max_updates": 2000}
+    assert "after update 1,230 of 2,000, in epoch 2 of 3, by `stages.a.optim" in message(clock, both, "stages.a.")
+    assert message(clock, both, "stages.a.", False).endswith(": the next stage goes on from there.")
 
 
 def test_a_run_in_tf32_multiplies_by_it_to_its_end_and_not_afterwards(tmp_path, monkeypatch):

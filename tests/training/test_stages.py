@@ -91,11 +91,11 @@ MOMENTS = ("before the tokenizers", "before the first update", "in a stage", "at
 def test_a_run_that_is_killed_goes_on_to_the_same_bit(whole, tmp_path, monkeypatch, moment):
     calls = []
 
-    def killed_before_a_train(stage):
+    def killed_before_a_train(stage, *rest):
         if len(calls) == {"before the first update": 0, "at the border": 1}.get(moment, 9):
             raise TrainingInterrupted("killed")
         calls.append(stage.name)
-        return run_module.train_one(stage)
+        return run_module.train_one(stage, *rest)
 
     def killed_before_a_save(*_, **__):
         raise TrainingInterrupted("killed")
@@ -117,6 +117,25 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bit(whole, tmp_path, monkeypat
     assert result.metrics == whole.metrics
     assert equal(load_file(result.folder / "model.safetensors"), load_file(whole.folder / "model.safetensors"))
     assert logged(tmp_path / "run", "train/loss") == logged(whole.recipe.folder, "train/loss")
+
+
+def test_each_stage_that_ends_early_says_so_and_the_last_one_goes_on_by_its_own_key(tmp_path):
+    late = {"max_minutes": 1e-6}
+    stages = [{"name": "a", "optimization": late}, {"name": "b", "optimization": late | {"max_updates": 2}}]
+    file = recipe_file(tmp_path, {"stages": stages})
+    result = train(read_recipe(file))
+    *_, first, last = publish_run(result)
+    assert first.startswith("Training ended after update 1 of 6, by `stages.a.optimization.max_minutes`")
+    assert first.endswith(": the next stage goes on from there.")
+    assert json.loads((result.folder / "metrics.json").read_text())["ended"]["message"] == last
+    assert "`resume=true stages.b.optimization.max_minutes=…` goes on" in last
+    card = (result.folder / "README.md").read_text(encoding="utf-8")
+    assert f"\n{first}\n\n{last}\n" in card
+    assert "ended:" not in card
+    result = train(read_recipe(file, ["resume=true", "stages.b.optimization.max_minutes=9"]))
+    assert result.progress.update == 2
+    assert [*publish_run(result)][-1] == first
+    assert (result.folder / "metrics.json").read_text().count("ended") == 0
 
 
 def test_what_is_the_users_stays_when_a_run_goes_on(whole):

@@ -50,12 +50,19 @@ def publish_run(result: RunResult) -> Iterator[str]:
         from heedful.publishing.exports.transformers_export import export_run
 
         yield f"as a class of transformers' own: {export_run(result)}"
+    yield from early_ends(result)
+
+
+def early_ends(result: RunResult) -> list[str]:
+    """Return what is to be said of a run, or of its stages, that ended before the last update."""
+    return [each.ended["message"] for each in result.stages or [result] if each.ended]
 
 
 def facts_in_numbers(result: RunResult) -> dict[str, Any]:
     """Return what a finished run says of itself, for programs."""
     done = result.progress
     facts = {"model": str(result.folder), "parameters": result.parameters, "metrics": result.metrics}
+    facts |= {"ended": result.ended} if result.ended else {}
     return facts | {"updates": done.update, "target_tokens": done.target_tokens, "minutes": done.seconds / 60}
 
 
@@ -117,6 +124,7 @@ def facts_of(result: RunResult) -> CardFacts:
             **{name: sum(getattr(each, name) for each in done) for name in ("target_tokens", "seconds")},
             "updates": sum(each.update for each in done),
             "stages": result.stages,
+            "early_ends": early_ends(result),
             "hardware": result.hardware,
             "validation_loss": result.metrics["validation"]["loss"],
             "example": {"source": source, "translation": translation, "language": language},

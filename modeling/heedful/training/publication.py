@@ -108,8 +108,8 @@ def with_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> "Gene
     return type(config).from_dict(settings)
 
 
-def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:
-    """Measure the published folder as any user would, spread over the ranks; the result is in `metrics.json` too."""
+def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator, ended: dict[str, Any]) -> dict[str, Any]:
+    """Measure the published folder as any user would, spread by all ranks; `metrics.json` also has how it `ended`."""
     folder = recipe.folder / MODEL_FOLDER
     translator = Translator.from_pretrained(folder, device=accelerator.device)
     budget = recipe.optimization.micro_batch_tokens
@@ -125,7 +125,8 @@ def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) ->
         pairs = corpus.validation_pairs[: recipe.validation.sentences or None]
         metrics["validation"] |= score_pairs(translator, pairs, accelerator, scoring, **settings)
     if accelerator.is_main_process:
-        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf-8")
+        written = metrics | ({"ended": ended} if ended else {})
+        (folder / "metrics.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
     return metrics
 
 

@@ -46,8 +46,8 @@ class DataRecipe:
     def __post_init__(self):
         _at_least(1, "data", self, "temperature", "pool_size", "max_source_tokens", "max_target_tokens")
         check_mixture(self.mixture, self.target, self.source if self.both_directions else None)
-        if "validation" in self.test:
-            raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
+        if names := {"validation", "ended"} & self.test.keys():
+            raise ValueError(f"`data.test` must not have a set called {names.pop()}, as `metrics.json` calls others.")
         for name in ("streaming", "mixture", "references", "denoise", "augmentation.neighbours"):
             if self.validation is None and attrgetter(name)(self):
                 raise mistake("data.validation", f"given where `data.{name}` is", "empty")

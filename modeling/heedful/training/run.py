@@ -20,7 +20,7 @@ from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights,
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder, folder_of_run
-from heedful.training.run_folder.progress import Progress
+from heedful.training.run_folder.progress import Progress, early_end
 from heedful.training.start_checks import check_installed
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class RunResult:
     parameters: int  # of the model, tied ones once
     hardware: str  # in words
     processes: int
+    ended: dict[str, Any]  # what `early_end` says; empty where the run came to the last update of its recipe
     stages: tuple[Any, ...] = ()  # the `StageFacts` of a recipe with stages
 
 
@@ -66,18 +67,18 @@ def train(recipe: Recipe) -> RunResult:
     return result
 
 
-def train_one(recipe: Recipe) -> RunResult:
-    """Run a recipe without stages, as `train` does; the process group stays for another."""
+def train_one(recipe: Recipe, stage: str = "", is_last: bool = True) -> RunResult:
+    """Run a recipe without stages, or that of a stage, as `train` does; the process group stays for another."""
     check_output_folder(recipe)
     check_installed(recipe)
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")
     with lost_processes_reported(accelerator), float32_products(recipe.optimization.mixed_precision):
         accelerator.wait_for_everyone()  # all look before one writes
         with folder_of_run(recipe.folder, recipe.overwrite) if accelerator.is_main_process else nullcontext():
-            return _train(recipe, accelerator)
+            return _train(recipe, accelerator, stage, is_last)
 
 
-def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
+def _train(recipe: Recipe, accelerator: Accelerator, stage: str, is_last: bool) -> RunResult:
     set_seed(recipe.seed)
     with accelerator.main_process_first():
         corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
@@ -90,8 +91,11 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
         with redirect_stdout(sys.stderr):  # trackio would speak between the results
             accelerator.init_trackers(recipe.name)
     progress = loop.run()
+    ended = early_end(loop.ended_by, recipe, progress, stage, is_last)
+    if ended:
+        logger.warning(ended["message"])
     model = publish_weights(recipe, corpus, progress, accelerator)
-    metrics = score_published(recipe, corpus, accelerator)
+    metrics = score_published(recipe, corpus, accelerator, ended)
     accelerator.log(numbers(metrics), step=progress.update)
     with redirect_stdout(sys.stderr):
         for tracker in accelerator.trackers:
@@ -105,4 +109,5 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
         parameters=model.num_parameters(),
         hardware=hardware_in_words(accelerator),
         processes=accelerator.num_processes,
+        ended=ended,
     )

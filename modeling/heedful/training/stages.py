@@ -51,6 +51,7 @@ class StageFacts:
     progress: Progress
     scores: Mapping[str, Mapping[str, Any]]  # by the name of the split, as in `metrics.json`
     data: DataRecipe  # that it learned from
+    ended: Mapping[str, Any]  # as that of a `RunResult`
 
 
 def stages_of(recipe: Recipe) -> dict[str, Recipe]:
@@ -133,11 +134,13 @@ def train_stages(recipe: Recipe) -> RunResult:
         if is_main and not _is_begun(recipe, stages):
             _begin(recipe, stages)
         accelerator.wait_for_everyone()  # an earlier run may have been moved aside
-        for stage in row:
-            if stage is row[-1] or not _is_done(stage):  # the last one gives the result
+        for name, stage in zip(stages, row, strict=True):
+            is_last = stage is row[-1]
+            if is_last or not _is_done(stage):  # the last one gives the result
                 logger.info("stage %s", stage.name)
                 is_begun = (stage.folder / "recipe.yaml").is_file()
-                result = train_one(replace(stage, resume=is_begun, allow_changes=is_begun and recipe.allow_changes))
+                stage = replace(stage, resume=is_begun, allow_changes=is_begun and recipe.allow_changes)
+                result = train_one(stage, f"{STAGES}.{name}.", is_last)
             if is_main:
                 _join_logs(recipe.folder, stages)
         folder = recipe.folder / MODEL_FOLDER
@@ -275,4 +278,5 @@ def _facts(name: str, stage: Recipe) -> StageFacts:
     checkpoint = newest_whole_checkpoint(stage.folder / CHECKPOINTS)
     assert checkpoint is not None  # as `_check_resumed` saw
     scores = read_object(stage.folder / MODEL_FOLDER / "metrics.json")
-    return StageFacts(name, load_progress(checkpoint), scores, stage.data)
+    ended = scores.pop("ended", {})
+    return StageFacts(name, load_progress(checkpoint), scores, stage.data, ended)

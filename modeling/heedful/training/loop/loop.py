@@ -27,11 +27,11 @@ from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, StoredCorpus, Update
 from heedful.training.processes.collectives import any_rank, broadcast, lost_processes_reported
-from heedful.training.processes.devices import make_watch
+from heedful.training.processes.devices import kind_of_machine, make_watch
 from heedful.training.processes.signals import StopSignals, TrainingInterrupted
 from heedful.training.recipe import Recipe
 from heedful.training.run_folder.checkpoints import CheckpointStore, checkpoint_to_resume
-from heedful.training.run_folder.progress import Progress
+from heedful.training.run_folder.progress import Progress, place_in_run
 from heedful.training.start_checks import check_start
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class TrainingLoop:
         self.engine = make_engine(accelerator, model, self.settings)
         self.signals, self.watch = StopSignals(), make_watch(accelerator)
         self.checkpoints = CheckpointStore(recipe, corpus.tokenizers, self.engine, self.watch)
-        self.progress = Progress(processes=accelerator.num_processes, data=corpus.fingerprint)
+        machine = kind_of_machine(accelerator)
+        self.progress = Progress(processes=accelerator.num_processes, data=corpus.fingerprint, machine=machine)
         if resumed_from is not None:
             self.progress = self.checkpoints.load(resumed_from, self.progress)
         self.checkpoints.clear(self.progress)
@@ -74,6 +75,7 @@ class TrainingLoop:
         accelerator.wait_for_everyone()
         self._started = time.perf_counter() - self.progress.seconds
         self._is_stopping, self.time_is_up = False, self._is_late()
+        self.ended_by: str | None = None  # the key that ended training before its updates or epochs were over
 
     def run(self) -> Progress:
         """Train until the recipe's end, early stopping, or a signal, and return how far the run came.
@@ -265,11 +267,14 @@ class TrainingLoop:
 
     def _is_finished(self) -> bool:
         progress, patience = self.progress, self.recipe.validation.patience
-        if patience is not None and progress.validations_without_improvement >= patience:
-            logger.info("no improvement in %s validations: stopping early", patience)
+        ends = (progress.update, self.settings.max_updates), (progress.epoch, self.settings.max_epochs)
+        if any(last is not None and done >= last for done, last in ends):
             return True
-        last = self.settings.max_updates
-        return self.time_is_up or (last is not None and progress.update >= last)
+        if patience is not None and progress.validations_without_improvement >= patience:
+            self.ended_by = "validation.patience"
+        elif self.time_is_up:
+            self.ended_by = "optimization.max_minutes"
+        return self.ended_by is not None
 
     def _validate(self) -> None:
         """Measure loss and scores on the validation pairs, and note how good they are."""
@@ -285,7 +290,7 @@ class TrainingLoop:
             self.after_validation(self.progress, values["loss"])
 
     def _interruption(self) -> TrainingInterrupted:
-        return TrainingInterrupted(f"stopped after update {self.progress.update}; continue with resume=true")
+        return TrainingInterrupted(f"stopped {place_in_run(self.progress, self.settings)}; continue with resume=true")
 
 
 def seed_of_update(seed: int, update: int, rank: int) -> int:

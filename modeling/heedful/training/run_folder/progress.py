@@ -2,6 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
+
+from heedful.training.recipe import OptimizationRecipe, Recipe
 
 # Sums over updates: the loss in nats, tokens of targets, of both sides, and with padding, seconds, and so on.
 SUMS: tuple[str, ...] = ("loss", "r_drop", "distillation", "gradient_norm", "target_tokens", "tokens", "padded_tokens")
@@ -31,6 +34,7 @@ class Progress:
     validations_without_improvement: int = 0  # since the best
     window: dict[str, float] = field(default_factory=new_window)  # sums since the last line of the log
     awaits_validation: bool = False  # whether this update is to be validated and has not been
+    machine: str = ""  # what decides how sums are rounded, in words; "" in older checkpoints
     data: str | None = None  # fingerprint of validation rows, and of training rows that are known from the start
 
     def count(self, **values: float) -> None:
@@ -48,3 +52,32 @@ class Progress:
             # Sorting is stable: of equals the first one counts as better.
             ranked = sorted([*self.best, (value, self.update)], key=lambda entry: sign * entry[0])
             self.best = ranked[:keep_best]
+
+
+def place_in_run(progress: Progress, settings: OptimizationRecipe) -> str:
+    """Say after which update of how many a run is, and in which epoch where these have an end."""
+    of_updates = f" of {settings.max_updates:,}" if settings.max_updates else ""
+    of_epochs = f", in epoch {progress.epoch + 1} of {settings.max_epochs}" if settings.max_epochs else ""
+    return f"after update {progress.update:,}{of_updates}{of_epochs}"
+
+
+def early_end(by: str | None, recipe: Recipe, progress: Progress, stage: str, is_last: bool) -> dict[str, Any]:
+    """Return what a run says of its end where a key of its recipe came before the last update or epoch, else nothing.
+
+    `stage` is what a stage's keys begin with in overrides; a stage that is not the last one cannot be continued.
+    """
+    settings, key = recipe.optimization, f"{stage}{by}"
+    lengths = {name: length for name in ("max_updates", "max_epochs") if (length := getattr(settings, name))}
+    if by is None or (by == "optimization.max_minutes" and not lengths):  # the one limit of the run
+        return {}
+    resumed = f"`resume=true {key}=…` goes on from there"
+    if by == "validation.patience":
+        limit = f"no improvement in {recipe.validation.patience} validations"
+        advice = f"where that is not wanted, {resumed}"
+    else:
+        schedule = f", and its {settings.schedule} schedule with it" * (settings.schedule in ("cosine", "linear"))
+        limit = f"{settings.max_minutes:g} minutes"
+        advice = f"{resumed}, and a new run with fewer `{next(iter(lengths))}` ends in time{schedule}"
+    advice = advice if is_last else "the next stage goes on from there"
+    message = f"Training ended {place_in_run(progress, settings)}, by `{key}` ({limit}): {advice}."
+    return {"by": key, "update": progress.update, **lengths, "message": message}

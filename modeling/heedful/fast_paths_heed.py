@@ -161,12 +161,12 @@ class OneDnnProduct(torch.autograd.Function):
         return of_states, of_weight, gradient.sum(0) if ctx.has_bias and needs_bias else None
 
 
-FEWEST_ROWS, LARGE_MATRIX = 8, 2**18  # below these sizes MKL is done before oneDNN has begun
+WORTH_ONEDNN = 2**20  # multiplications: before that many the other library is done, however many rows they are
 
 
-def is_large(states: torch.Tensor, in_features: int, out_features: int) -> bool:
+def is_large(states: torch.Tensor, out_features: int) -> bool:
     """Return whether a product of `(…, in_features)` states takes so long that oneDNN may be faster."""
-    return states.numel() >= FEWEST_ROWS * in_features or in_features * out_features >= LARGE_MATRIX
+    return states.numel() * out_features >= WORTH_ONEDNN
 
 
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -174,7 +174,7 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     # Tensors of other types are quantized, sharded or traced.
     is_for_onednn = (
         multiplies_by_onednn()
-        and is_large(states, states.shape[-1], len(weight))
+        and is_large(states, len(weight))
         and type(states) is torch.Tensor
         and type(weight) in (nn.Parameter, torch.Tensor)
         and states.dtype == weight.dtype == torch.float32
@@ -194,7 +194,7 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
     """Apply a projection to `(…, in_features)` states, as a module if it is small or more than x Wᵀ + b."""
     is_sized = type(projection) is nn.Linear and not (torch.compiler.is_compiling() or is_traced())
-    if is_sized and not is_large(states, projection.in_features, projection.out_features):
+    if is_sized and not is_large(states, projection.out_features):
         return projection(states)
     if is_eager() and is_unmodified(projection):
         return linear(states, projection.weight, projection.bias)

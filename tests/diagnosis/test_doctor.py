@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration, processor_heed
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import LEVELS, Diagnosis, check_speed, diagnose
@@ -246,4 +246,13 @@ def test_slow_choices_on_a_gpu_are_named_by_their_key(tmp_path, monkeypatch):
         assert [(each.level, each.where) for each in check_speed(recipe, config)] == found
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     eager = tiny_recipe(tmp_path / "run", ON_GPU | {"model.attn_implementation": "eager"})
+    monkeypatch.setattr(processor_heed, "has_bfloat16", lambda: True)
     assert list(check_speed(eager, CONFIG)) == []
+
+
+def test_a_precision_that_the_processor_lacks_is_named_with_the_one_in_its_place(monkeypatch, tmp_path):
+    monkeypatch.setattr(processor_heed, "has_bfloat16", lambda: False)
+    (found,) = check_speed(tiny_recipe(tmp_path / "run", {"optimization.mixed_precision": "bf16"}), CONFIG)
+    assert (found.level, found.where) == ("note", "optimization.mixed_precision")
+    assert "computes in float32" in found.message
+    assert list(check_speed(tiny_recipe(tmp_path / "run"), CONFIG)) == []

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration, processor_heed
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.estimate import dry_run
 from heedful.fast_paths_heed import runs_known_code
@@ -31,7 +31,6 @@ from heedful.training.model_of_recipe import make_engine
 from heedful.training.objectives import optimizers
 from heedful.training.objectives.optimizers import MuonWithAdamW, averaged_weights, orthogonal
 from heedful.training.preparation import prepare_corpus
-from heedful.training.processes import devices
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.recipe import OptimizationRecipe
 from heedful.training.run import train
@@ -88,12 +87,26 @@ def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not_keep_the_ru
 
 
 def test_max_epochs_ends_the_run_after_whole_epochs(make_loop, corpus):
-    progress = make_loop({"optimization.max_updates": None, "optimization.max_epochs": 2}).run()
+    changes = {"optimization.max_updates": None, "optimization.max_epochs": 2}
+    progress = make_loop(changes).run()
     epochs = [list(corpus.updates(epoch)) for epoch in (0, 1)]
     assert list(corpus.updates(0)) == epochs[0] != epochs[1]
     assert progress.update == len(epochs[0]) + len(epochs[1])
     labels = sum(len(row["labels"]) for update in epochs[0] for bucket in update for row in bucket)
     assert progress.target_tokens == 2 * labels
+    late = make_loop(changes | {"resume": True, "optimization.max_minutes": 1e-6})
+    assert late.run().update == progress.update
+    assert (late.time_is_up, late.ended_by) == (True, None)
+
+
+def test_a_run_at_its_last_update_has_ended_by_it_whatever_else_would_end_it(make_loop, monkeypatch):
+    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: 2.0)
+    patient = {"validation.patience": 2, "validation.every_updates": 1, "optimization.max_updates": 3}
+    loop = make_loop(patient)
+    assert (loop.run().validations_without_improvement, loop.ended_by) == (2, None)
+    loop = make_loop(patient | {"resume": True, "optimization.max_minutes": 1e-6})
+    assert loop.run().update == 3
+    assert (loop.time_is_up, loop.ended_by) == (True, None)
 
 
 def test_a_validation_without_ter_says_nothing_of_it(monkeypatch, caplog):
@@ -161,7 +174,7 @@ def test_a_stream_gives_the_rows_of_the_corpus_in_every_epoch_and_counts_them(co
 
 
 def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one_autocast(make_loop, monkeypatch):
-    monkeypatch.setattr(devices, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(processor_heed, "has_bfloat16", lambda: True)
     loop, seen = make_loop({"optimization.mixed_precision": "bf16", "validation.sentences": 4}), []
     network = loop.engine.network
     wrapper = vars(network)["forward"]

@@ -17,6 +17,7 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from heedful import processor_heed
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
@@ -423,6 +424,21 @@ def test_changed_rows_are_not_trained_on_as_if_they_were_the_same(make_loop, cor
     with pytest.raises(ValueError, match="their rows have changed; allow_changes=true resumes all the same"):
         make_loop(changes, data=changed)
     assert make_loop({**changes, "allow_changes": True}, data=changed).run().update == 2
+
+
+def test_a_run_on_another_kind_of_machine_says_that_it_is_not_equal_to_the_bit(make_loop, monkeypatch, caplog):
+    make_loop({"optimization.max_updates": 1}).run()
+    changes = {"resume": True, "optimization.max_updates": 2}
+    make_loop(changes)
+    assert "up to rounding" not in caplog.text
+    monkeypatch.setattr(processor_heed, "vendor", lambda: "Another")
+    loop = make_loop(changes)
+    said = r"before: \w+ CPU with .* float32; now: Another CPU with .*up to rounding, not to the bit"
+    assert re.search(said, caplog.text)
+    loop.run()
+    caplog.clear()
+    make_loop({**changes, "optimization.max_updates": 3})
+    assert "up to rounding" not in caplog.text
 
 
 def changed(changes, before=None):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from heedful import processor_heed
 from heedful.data.mixture import both_ways, check_room
 from heedful.diagnosis.estimate import Rehearsal, plan_batches
 from heedful.diagnosis.findings import Level, RecipeFinding
@@ -205,9 +206,13 @@ def _check_run(recipe: Recipe, corpus: StoredCorpus, config: Any, share: float |
 
 
 def check_speed(recipe: Recipe, config: Any) -> Iterator[RecipeFinding]:
-    """Find slow choices for a GPU; the figures are those of the base model on one H200 (docs/benchmarks.md)."""
+    """Find a precision that is not here, and what is slow on a GPU: an H200, base size (docs/benchmarks.md)."""
     settings, kernel = recipe.optimization, recipe.model.attn_implementation or "sdpa"
-    if not torch.cuda.is_available() or runs_on_cpu(settings.device) or config.model_type != "heed":
+    on_cpu = not torch.cuda.is_available() or runs_on_cpu(settings.device)
+    if on_cpu and settings.mixed_precision == "bf16" and not processor_heed.has_bfloat16():
+        message = "This processor has no instructions for bf16: training here computes in float32."
+        yield RecipeFinding("speed", "note", message, "optimization.mixed_precision")
+    if on_cpu or config.model_type != "heed":
         return
     reason = why_padded(config, kernel) or (None if settings.simcut is None else CUTS_OFF)
     if kernel == "eager":

@@ -194,7 +194,10 @@ class CheckpointStore:
             scaler.load_state_dict(state.scaler)
         if now.processes != (then := progress.processes):
             logger.info("%s processes go on with a run of %s: the same updates, other dropout", now.processes, then)
-        progress.processes, progress.data = now.processes, now.data
+        if progress.machine not in ("", now.machine):
+            differ = "the run goes on, and equals an uninterrupted one up to rounding, not to the bit"
+            logger.warning("before: %s; now: %s: %s", progress.machine, now.machine, differ)
+        progress.processes, progress.data, progress.machine = now.processes, now.data, now.machine
         del progress.best[self.settings.keep_best :]
         self.saved_update = progress.update
         logger.info("resuming after update %s", progress.update)

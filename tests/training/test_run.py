@@ -230,7 +230,7 @@ def test_a_resumed_run_may_go_on_for_longer_and_publishes_what_an_undisturbed_on
 
 CLOCK = {"by": "optimization.max_minutes", "changes": {"optimization.max_minutes": 1e-6}, "update": 1}
 CLOCK |= {"longer": {"optimization.max_minutes": 60}}
-CLOCK["advice"] = r": `resume=true optimization\.max_minutes=…` goes on .* fewer `max_updates` .* linear schedule"
+CLOCK["advice"] = r": `resume=true optimization\.max_minutes=…` goes on .* fewer `max_updates` .* its schedule"
 PATIENCE = {"by": "validation.patience", "changes": {"validation.patience": 2, "validation.every_updates": 1}}
 PATIENCE |= {"longer": {"validation.patience": 9}, "update": 3}
 PATIENCE["advice"] = (
@@ -250,9 +250,9 @@ def test_a_run_that_ends_before_its_last_update_says_why_and_goes_on_as_it_says(
         return result, json.loads((result.folder / "metrics.json").read_text()), told, card
 
     result, written, told, card = run()
-    assert written.pop("ended") == facts_in_numbers(result)["ended"] == result.ended
-    assert written == result.metrics
-    assert result.ended == {"by": end["by"], "update": end["update"], "max_updates": 5, "message": told}
+    ended = {"by": end["by"], "update": end["update"], "max_updates": 5, "message": told}
+    assert written == {**result.metrics, "ended": ended}
+    assert result.ended == facts_in_numbers(result)["ended"] == (told,)
     assert told.startswith(f"Training ended after update {end['update']} of 5, by `{end['by']}` (")
     assert re.search(end["advice"], told)
     assert f"\n{told}\n" in card
@@ -260,7 +260,7 @@ def test_a_run_that_ends_before_its_last_update_says_why_and_goes_on_as_it_says(
     again = run(resume=True)  # nothing has changed
     assert (again[0].progress.update, again[2]) == (end["update"], told)
     result, written, told, card = run(resume=True, **end["longer"])
-    assert (result.progress.update, result.ended) == (5, {})
+    assert (result.progress.update, result.ended) == (5, ())
     assert written == result.metrics
     assert "ended" not in facts_in_numbers(result)
     assert "Training ended" not in told + card
@@ -281,7 +281,7 @@ def test_an_end_is_early_by_what_else_limits_the_run():
     assert message(clock, epochs) == (
         "Training ended after update 1,230, in epoch 2 of 3, by `optimization.max_minutes` (4.5 minutes): "
         "`resume=true optimization.max_minutes=…` goes on from there, and a new run with fewer `max_epochs` ends in "
-        "time."
+        "time, its schedule too."
     )
     both = epochs | {"optimization.max_updates": 2000}
     assert "after update 1,230 of 2,000, in epoch 2 of 3, by `stages.a.optim" in message(clock, both, "stages.a.")

@@ -50,12 +50,7 @@ def publish_run(result: RunResult) -> Iterator[str]:
         from heedful.publishing.exports.transformers_export import export_run
 
         yield f"as a class of transformers' own: {export_run(result)}"
-    yield from early_ends(result)
-
-
-def early_ends(result: RunResult) -> list[str]:
-    """Return what is to be said of a run, or of its stages, that ended before the last update."""
-    return [each.ended["message"] for each in result.stages or [result] if each.ended]
+    yield from result.ended
 
 
 def facts_in_numbers(result: RunResult) -> dict[str, Any]:
@@ -124,7 +119,7 @@ def facts_of(result: RunResult) -> CardFacts:
             **{name: sum(getattr(each, name) for each in done) for name in ("target_tokens", "seconds")},
             "updates": sum(each.update for each in done),
             "stages": result.stages,
-            "early_ends": early_ends(result),
+            "ended": result.ended,
             "hardware": result.hardware,
             "validation_loss": result.metrics["validation"]["loss"],
             "example": {"source": source, "translation": translation, "language": language},

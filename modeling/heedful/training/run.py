@@ -38,7 +38,7 @@ class RunResult:
     parameters: int  # of the model, tied ones once
     hardware: str  # in words
     processes: int
-    ended: dict[str, Any]  # what `early_end` says; empty where the run came to the last update of its recipe
+    ended: tuple[str, ...]  # why it, or a stage of it, ended before its last update, and what to do
     stages: tuple[Any, ...] = ()  # the `StageFacts` of a recipe with stages
 
 
@@ -109,5 +109,5 @@ def _train(recipe: Recipe, accelerator: Accelerator, stage: str, is_last: bool) 
         parameters=model.num_parameters(),
         hardware=hardware_in_words(accelerator),
         processes=accelerator.num_processes,
-        ended=ended,
+        ended=(ended["message"],) if ended else (),
     )

@@ -51,7 +51,7 @@ class StageFacts:
     progress: Progress
     scores: Mapping[str, Mapping[str, Any]]  # by the name of the split, as in `metrics.json`
     data: DataRecipe  # that it learned from
-    ended: Mapping[str, Any]  # as that of a `RunResult`
+    ended: str  # why it ended before its last update; empty where it did not
 
 
 def stages_of(recipe: Recipe) -> dict[str, Recipe]:
@@ -135,12 +135,11 @@ def train_stages(recipe: Recipe) -> RunResult:
             _begin(recipe, stages)
         accelerator.wait_for_everyone()  # an earlier run may have been moved aside
         for name, stage in zip(stages, row, strict=True):
-            is_last = stage is row[-1]
-            if is_last or not _is_done(stage):  # the last one gives the result
+            if stage is row[-1] or not _is_done(stage):  # the last one gives the result
                 logger.info("stage %s", stage.name)
                 is_begun = (stage.folder / "recipe.yaml").is_file()
-                stage = replace(stage, resume=is_begun, allow_changes=is_begun and recipe.allow_changes)
-                result = train_one(stage, f"{STAGES}.{name}.", is_last)
+                changes: Any = {"resume": is_begun, "allow_changes": is_begun and recipe.allow_changes}
+                result = train_one(replace(stage, **changes), f"{STAGES}.{name}.", stage is row[-1])
             if is_main:
                 _join_logs(recipe.folder, stages)
         folder = recipe.folder / MODEL_FOLDER
@@ -151,7 +150,8 @@ def train_stages(recipe: Recipe) -> RunResult:
                 (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
         facts = tuple(_facts(name, stage) for name, stage in stages.items()) if is_main else ()
     whole: Any = {name: getattr(recipe, name) for name in ("name", "output", "tokenizer", "stages")}
-    return replace(result, folder=folder, recipe=replace(result.recipe, **whole), stages=facts)
+    ended = tuple(stage.ended for stage in facts if stage.ended)
+    return replace(result, folder=folder, recipe=replace(result.recipe, **whole), stages=facts, ended=ended)
 
 
 @contextmanager
@@ -278,5 +278,5 @@ def _facts(name: str, stage: Recipe) -> StageFacts:
     checkpoint = newest_whole_checkpoint(stage.folder / CHECKPOINTS)
     assert checkpoint is not None  # as `_check_resumed` saw
     scores = read_object(stage.folder / MODEL_FOLDER / "metrics.json")
-    ended = scores.pop("ended", {})
+    ended = scores.pop("ended", {}).get("message", "")
     return StageFacts(name, load_progress(checkpoint), scores, stage.data, ended)

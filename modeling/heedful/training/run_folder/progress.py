@@ -62,11 +62,8 @@ def place_in_run(progress: Progress, settings: OptimizationRecipe) -> str:
 
 
 def early_end(by: str | None, recipe: Recipe, progress: Progress, stage: str, is_last: bool) -> dict[str, Any]:
-    """Return what a run says of its end where a key of its recipe came before the last update or epoch, else nothing.
-
-    `stage` is what a stage's keys begin with in overrides; a stage that is not the last one cannot be continued.
-    """
-    settings, key = recipe.optimization, f"{stage}{by}"
+    """Return what a run says of its end where a key of its recipe came before its last update, else nothing."""
+    settings, key = recipe.optimization, f"{stage}{by}"  # such as stages.second.optimization.max_minutes
     lengths = {name: length for name in ("max_updates", "max_epochs") if (length := getattr(settings, name))}
     if by is None or (by == "optimization.max_minutes" and not lengths):  # the one limit of the run
         return {}
@@ -75,9 +72,8 @@ def early_end(by: str | None, recipe: Recipe, progress: Progress, stage: str, is
         limit = f"no improvement in {recipe.validation.patience} validations"
         advice = f"where that is not wanted, {resumed}"
     else:
-        schedule = f", and its {settings.schedule} schedule with it" * (settings.schedule in ("cosine", "linear"))
         limit = f"{settings.max_minutes:g} minutes"
-        advice = f"{resumed}, and a new run with fewer `{next(iter(lengths))}` ends in time{schedule}"
+        advice = f"{resumed}, and a new run with fewer `{next(iter(lengths))}` ends in time, its schedule too"
     advice = advice if is_last else "the next stage goes on from there"
     message = f"Training ended {place_in_run(progress, settings)}, by `{key}` ({limit}): {advice}."
     return {"by": key, "update": progress.update, **lengths, "message": message}

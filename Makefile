@@ -4,7 +4,7 @@
 # make site (the documentation as a site, in site/), make check (linters, types, sizes of files), make bench (benchmarks on the CPU,
 # figures in runs/benchmarks), make gpu (all that needs a graphics card, which the tests leave alone: checks and
 # benchmarks), make oldest and make newest (the tests with the oldest libraries, in .venv-oldest, and with today's newest,
-# in .venv-newest), make clean. VENV=.venv-oldest runs any of them with the oldest libraries.
+# in .venv-newest), make machines (the tests as other processors compute them), make clean. VENV=.venv-oldest runs any of them with the oldest libraries.
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +18,7 @@ QUICK += $(foreach kind,guide training adapters compilation recipes offload atte
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart quick test test-all oldest oldest-fast newest conformance browser bench gpu site release check format clean
+.PHONY: quickstart quick test test-all oldest oldest-fast newest machines conformance browser bench gpu site release check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
@@ -46,6 +46,10 @@ newest:
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager ".[dev,all]"
 	.venv-newest/bin/python scripts/upkeep/newest.py
+
+# The tests as other processors would compute them. ONLY="avx2" tries one alone, ONLY=quick the fast part of two.
+machines: $(DEVELOPED)
+	$(BIN)/python scripts/upkeep/machines.py $(if $(filter quick,$(ONLY)),--quick,$(if $(ONLY),--only "$(ONLY)"))
 
 conformance: $(DEVELOPED)
 	$(BIN)/python scripts/conformance/run.py

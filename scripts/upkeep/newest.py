@@ -8,6 +8,7 @@ the environments of `make test` and `make oldest` where they are there. It ends 
 with exit code 1 if something does not work.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -26,12 +27,13 @@ README_RUN = (
 )
 
 
-def pytest(*arguments: str) -> dict[str, int]:
-    """Run pytest and return how many tests passed, failed and were skipped."""
+def pytest(*arguments: str, **environment: str) -> dict[str, int]:
+    """Run pytest in an environment and return how many tests passed, failed and were skipped."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-m", "pytest", "--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
-        subprocess.run([sys.executable, *options, f"--junitxml={report}", *arguments], cwd=ROOT, check=False)
+        command = [sys.executable, *options, f"--junitxml={report}", *arguments]
+        subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, **environment})
         suite = ElementTree.parse(report).getroot()[0]
     counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
     failed = counts["failures"] + counts["errors"]

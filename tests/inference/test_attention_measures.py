@@ -9,10 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from heedful import alignment_errors, attention_entropy, attention_maps, attention_rollout, word_alignment
+from heedful import attention_maps
 from heedful.inference.attention.labels import Words
 from heedful.inference.attention.maps import AttentionMaps
-from heedful.inference.attention.measures import GoldAlignment, read_gold_alignments, word_attention, write_links
+from heedful.inference.attention.measures import (
+    GoldAlignment,
+    alignment_errors,
+    attention_entropy,
+    attention_rollout,
+    read_gold_alignments,
+    word_alignment,
+    word_attention,
+    write_links,
+)
 from helpers import assert_error, assert_refused
 
 

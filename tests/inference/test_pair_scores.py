@@ -11,10 +11,10 @@ import torch
 from accelerate import Accelerator
 
 from guides import assert_named
-from heedful import Translator, dual_cross_entropy
+from heedful import Translator
 from heedful.data.encoding import EncodedPairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.inference.scoring import PairScore
+from heedful.inference.scoring import PairScore, dual_cross_entropy
 from heedful.training.loop.validation import validation_loss
 from helpers import assert_refused, tiny_model, tiny_rnn
 from memorised import saved_in

@@ -235,7 +235,7 @@ def test_models_and_inputs_that_the_search_cannot_take_are_refused():
     only["bad_words_ids"] = [[token] for token in range(99) if token != 50]
     cases.append(((BeamSearch(), only), "`num_return_sequences` must be at most"))
     cache = cache_of(model(ids, decoder_input_ids=torch.tensor([[START, 30]]), use_cache=True))
-    filled = {"decoder_input_ids": torch.tensor([[START, 30, 31]]), "past_key_values": cache}
+    filled = {"decoder_input_ids": torch.tensor([[START, 30, 31]]), CACHE: cache}
     cases.append(((BeamSearch(), filled), f"`{CACHE}` must be empty"))
     given = {"input_ids": ids, "num_beams": 2}
     assert_refused(cases, lambda case: model.generate(custom_generate=case[0], **given | case[1]))

@@ -19,6 +19,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 from .checksums_heed import write_checksums
 from .configuration_base_heed import HeedBaseConfig
 from .fast_paths_heed import is_eager
+from .processor_heed import multiplies_bytes_exactly
 from .symbols_heed import listed
 from .versions_heed import check_peft
 
@@ -337,13 +338,18 @@ def check_device_map(model: PreTrainedModel) -> None:
 
 
 def check_quantization(model: Any) -> None:
-    """Raise a `ValueError` if a model was loaded to be quantized by torchao, and none of its weights could be."""
+    """Raise a `ValueError` if torchao could quantize no weight of a loaded model, or its products would be wrong."""
     settings = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     is_torchao = getattr(settings, "quant_method", None) == QuantizationMethod.TORCHAO
     if is_torchao and not model.quantized_weights():
         must = "`quantization_config` must fit the model, but no weight could be quantized with it"
         sizes = f"`d_model` ({model.config.d_model}) and the inner sizes"
         raise ValueError(f"{must}: `group_size` must divide {sizes}.")
+    weights = [model.get_parameter(name) for name in model.quantized_weights()]
+    on_cpu = [weight for weight in weights if weight.device.type == "cpu"]
+    if any(getattr(each, "act_quant_kwargs", None) for each in on_cpu) and not multiplies_bytes_exactly():
+        must = "`quantization_config` must quantize weights alone on this processor, which lacks VNNI instructions"
+        raise ValueError(f"{must}, but quantizes activations too: torch's products of 8 bits would be wrong.")
 
 
 def check_names(model: Any, report: dict[str, Any], source: Any) -> None:

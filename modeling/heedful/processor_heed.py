@@ -33,12 +33,12 @@ def registers() -> str:
 
 
 def has(*instructions: str) -> bool:
-    """Return whether the processor has one of some instructions, by torch's names, and torch may use its registers."""
+    """Return whether the processor has one of some instructions, by torch's names, and torch is not kept from it."""
     import torch
 
     found = torch.cpu.get_capabilities()
-    is_limited = found.get("architecture") == "x86_64" and registers() != "AVX512"
-    return not is_limited and any(found.get(name) for name in instructions)
+    widest = next((name for fact, name in (("avx512_f", "AVX512"), ("avx2", "AVX2")) if found.get(fact)), registers())
+    return registers() == widest and any(found.get(name) for name in instructions)
 
 
 def has_bfloat16() -> bool:
@@ -46,9 +46,12 @@ def has_bfloat16() -> bool:
     return has("avx512_bf16", "amx_bf16", "bf16")
 
 
-def has_byte_products() -> bool:
-    """Return whether AVX-512 VNNI multiplies and sums bytes at once; sums of AVX2 alone may overflow."""
-    return has("avx512_vnni")
+def multiplies_bytes_exactly() -> bool:
+    """Return whether torch's products of 8-bit integers are exact: on x86 without VNNI sums stop at 16 bits."""
+    import torch
+
+    is_x86 = torch.cpu.get_capabilities().get("architecture") == "x86_64"
+    return not is_x86 or has("avx512_vnni", "avx_vnni")
 
 
 @cache

@@ -8,12 +8,14 @@ import torch
 from heedful import fast_paths_heed, processor_heed
 from heedful.inference.native import kernels
 
+AVX512 = ("avx2", "avx512_f")
 NAMES = {
-    "zen4": ("AMD EPYC 9454P", "AVX512", ("avx512_bf16", "avx512_vnni")),
-    "ice lake": ("Intel Xeon Platinum 8375C", "AVX512", ("avx512_vnni",)),
-    "sapphire rapids": ("Intel Xeon Platinum 8488C", "AVX512_BF16", ("avx512_bf16", "amx_bf16", "avx512_vnni")),
-    "limited zen4": ("AMD EPYC 9454P", "AVX2", ("avx512_bf16", "avx512_vnni")),
-    "haswell": ("11th Gen Intel Core i7", "AVX2", ()),
+    "zen4": ("AMD EPYC 9454P", "AVX512", (*AVX512, "avx512_bf16", "avx512_vnni")),
+    "ice lake": ("Intel Xeon Platinum 8375C", "AVX512", (*AVX512, "avx512_vnni")),
+    "sapphire rapids": ("Intel Xeon 8488C", "AVX512_BF16", (*AVX512, "avx512_bf16", "amx_bf16", "avx512_vnni")),
+    "limited zen4": ("AMD EPYC 9454P", "AVX2", (*AVX512, "avx512_bf16", "avx512_vnni", "avx_vnni")),
+    "alder lake": ("12th Gen Intel Core i7", "AVX2", ("avx2", "avx_vnni")),
+    "haswell": ("Intel Xeon E5-2680 v3", "AVX2", ("avx2",)),
     "graviton": ("Neoverse V1", "DEFAULT", ("bf16",)),
 }
 
@@ -35,23 +37,24 @@ def processor(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "vendor", "has_bfloat16", "has_byte_products", "by_onednn"),
+    ("name", "vendor", "has_bfloat16", "has_exact_bytes", "by_onednn"),
     [
         ("zen4", "AMD", True, True, True),
         ("ice lake", "Intel", False, True, False),
         ("sapphire rapids", "Intel", True, True, False),
         ("limited zen4", "AMD", False, False, False),
+        ("alder lake", "Intel", False, True, False),
         ("haswell", "Intel", False, False, False),
-        ("graviton", "other", True, False, False),
+        ("graviton", "other", True, True, False),
     ],
 )
 def test_each_processor_has_what_its_instructions_say(
-    processor, name, vendor, has_bfloat16, has_byte_products, by_onednn
+    processor, name, vendor, has_bfloat16, has_exact_bytes, by_onednn
 ):
     processor(name)
     assert processor_heed.vendor() == vendor
     assert processor_heed.has_bfloat16() == has_bfloat16
-    assert processor_heed.has_byte_products() == has_byte_products
+    assert processor_heed.multiplies_bytes_exactly() == has_exact_bytes
     assert processor_heed.multiplies_by_onednn() == (by_onednn and torch.backends.mkldnn.is_available())
     assert f"{vendor} CPU with {processor_heed.registers()}, " in processor_heed.kind()
 

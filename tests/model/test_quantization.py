@@ -3,6 +3,8 @@
 import pytest
 import torch
 from safetensors import safe_open
+
+pytest.importorskip("torchao")
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import (
     Int4WeightOnlyConfig,
@@ -14,7 +16,7 @@ from torchao.quantization import (
 )
 from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 
-from heedful import HeedForConditionalGeneration
+from heedful import HeedForConditionalGeneration, pretrained_heed, processor_heed
 from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.translation import Translator
@@ -28,6 +30,8 @@ SAVED = {
     "int8_activations_too": (Int8DynamicActivationInt8WeightConfig(), 0.06),
     "int4_in_bytes": (IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)), 0.5),
 }
+if not processor_heed.multiplies_bytes_exactly():
+    del SAVED["int8_activations_too"]  # refused, as a test below says
 IN_MEMORY = {"int4": (PrototypeInt4WeightOnlyConfig(group_size=32), 0.5)}
 
 
@@ -103,6 +107,20 @@ def test_quantizing_in_memory_is_the_same_as_quantizing_while_loading(folder, tm
     with pytest.raises(ValueError, match=r"must be quantized by `from_pretrained` to be saved.*TorchAoConfig"):
         model.save_pretrained(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_products_of_bytes_that_would_be_wrong_are_refused(tmp_path, monkeypatch):
+    tiny_model(**SIZES).save_pretrained(tmp_path)
+    monkeypatch.setattr(pretrained_heed, "multiplies_bytes_exactly", lambda: False)
+    with pytest.raises(ValueError, match=r"lacks VNNI instructions, but quantizes activations too"):
+        quantized(tmp_path, Int8DynamicActivationInt8WeightConfig())
+    assert quantized(tmp_path, Int8WeightOnlyConfig()).quantized_weights()
+
+
+def test_torch_multiplies_bytes_exactly_where_the_processor_is_said_to():
+    weight = torch.full((64, 16), 127, dtype=torch.int8)
+    is_exact = bool((torch._int_mm(weight.T.contiguous(), weight) == 64 * 127**2).all())
+    assert is_exact == processor_heed.multiplies_bytes_exactly()
 
 
 def test_what_cannot_be_quantized_or_saved_is_refused(tmp_path):

@@ -149,7 +149,7 @@ def library() -> Any:
     if processor_heed.registers() not in REGISTERS:
         return None
     flags = FLAGS + REGISTERS[processor_heed.registers()]
-    if processor_heed.has_byte_products():
+    if processor_heed.has("avx512_vnni"):
         flags.append("-mavx512vnni")
     try:
         loaded: Any = _loaded(flags)

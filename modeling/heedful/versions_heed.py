@@ -16,12 +16,18 @@ from typing import Any
 import torch
 import transformers
 from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.modeling_utils import PreTrainedModel
 
 # The newest transformers with which this code was tested.
 NEWEST_TRANSFORMERS = "5.24.0"
 
 CACHE_NAMES = ("cache", "past_key_values")
 CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
+
+# How names of methods and of the Trainer's options begin; up to transformers 5.22 they begin otherwise.
+CHECKPOINTING = "activation_checkpointing"
+if f"{CHECKPOINTING}_enable" not in vars(PreTrainedModel):
+    CHECKPOINTING = "gradient_checkpointing"
 
 
 def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def test_checkpointing_saves_activations(corpus, tmp_path):
     rows, changes = plan_batches(corpus, 2000).costliest[0], {"model.options.encoder_layers": 6}
     saving, plain = (
         rehearsal_of(
-            tiny_recipe(tmp_path / "run", {**changes, "model.gradient_checkpointing": on}), corpus
+            tiny_recipe(tmp_path / "run", {**changes, "model.activation_checkpointing": on}), corpus
         ).activation_memory(rows, 0.0)
         for on in (True, False)
     )

@@ -120,7 +120,7 @@ def test_cudnn_is_left_out_of_every_call_of_sdpa_on_a_gpu_also_of_one_that_is_re
     seen.clear()
     model(SOURCE, labels=TARGET).loss.backward()
     once = len(seen)
-    model.gradient_checkpointing_enable()
+    helpers.checkpoint_activations(model)
     model(SOURCE, labels=TARGET).loss.backward()
     assert len(seen) == 3 * once
     model.generate(SOURCE, max_new_tokens=3)

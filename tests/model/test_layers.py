@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import helpers
 from heedful import HeedForConditionalGeneration
 from heedful.modeling_heed import HeedFeedForward, HeedResidual
-from heedful.versions_heed import cache_of
+from heedful.versions_heed import CHECKPOINTING, cache_of
 from helpers import FAMILIES, VARIANTS, assert_near, masked_batch, pairwise, shake, tiny_config, tiny_model
 
 STATES = torch.linspace(-2, 2, 3 * 32).sin().view(1, 3, 32)
@@ -171,7 +171,7 @@ def test_checkpointing_gives_the_same_loss_and_gradients_with_dropout(variant, k
     for _ in range(2):
         torch.manual_seed(7)
         found.append(helpers.loss_and_gradients(model, BATCH, **recorded))
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+        helpers.checkpoint_activations(model, use_reentrant=use_reentrant)
     assert_near(found[1], found[0], 2e-5)
     assert found[0].abs().max() > 0.1
 
@@ -190,9 +190,9 @@ def test_checkpointing_computes_every_layer_twice_in_training_and_makes_no_cache
         outputs.loss.backward()
         return len(calls) / len(layers)
 
-    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    helpers.checkpoint_activations(model, use_reentrant=use_reentrant)
     assert [count(True), count(False)] == [2, 1]
-    model.gradient_checkpointing_disable()
+    getattr(model, f"{CHECKPOINTING}_disable")()
     assert count(True) == 1
 
 
@@ -201,7 +201,7 @@ def test_without_labels_a_cache_beside_checkpointing_does_not_change_the_logits(
     target = torch.tensor([[1, 20, 21], [1, 22, 23], [1, 24, 25]])
     expected = tiny_model()(**inputs, decoder_input_ids=target).logits
     model = tiny_model().train()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    helpers.checkpoint_activations(model, use_reentrant=False)
     logits = model(**inputs, decoder_input_ids=target, use_cache=True).logits
     torch.testing.assert_close(logits, expected)
     logits.sum().backward()

@@ -11,7 +11,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from heedful import masks_heed
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.masks_heed import WindowedMask
-from helpers import VARIANTS, assert_near, loss_and_gradients, masked_batch, padded, pairwise, sentences, tiny_model
+from helpers import (
+    VARIANTS,
+    assert_near,
+    checkpoint_activations,
+    loss_and_gradients,
+    masked_batch,
+    padded,
+    pairwise,
+    sentences,
+    tiny_model,
+)
 
 RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}
 LONG = 70  # more than four blocks
@@ -85,7 +95,7 @@ def test_windows_give_the_loss_and_the_gradients_of_the_mask(variant, side, kern
     assert windows_used(model, given) == 4
     expected = masked(lambda: loss_and_gradients(model, given))
     assert_near(loss_and_gradients(model, given), expected)
-    model.gradient_checkpointing_enable({"use_reentrant": side == "left"})
+    checkpoint_activations(model, use_reentrant=side == "left")
     assert_near(loss_and_gradients(model, given), expected)
 
 

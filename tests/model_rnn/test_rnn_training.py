@@ -15,7 +15,7 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
-from helpers import SUTSKEVER, assert_refused, slow_but, tiny_rnn
+from helpers import SUTSKEVER, assert_refused, checkpoint_activations, slow_but, tiny_rnn
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -92,7 +92,7 @@ def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(
         ({"model.options": {**OPTIONS, "cel": "gru"}}, "`cel` is not a field of HeedRNNConfig.*`cell`"),
         ({"model.options": {**OPTIONS, "vocab_size": 5}}, "`model.options.vocab_size` must be left to the tokenizer"),
         (kernel, "`model.attn_implementation` must be empty for a recurrent model"),
-        ({"model.gradient_checkpointing": True}, "`model.gradient_checkpointing` must be false for a recurrent model"),
+        ({"model.activation_checkpointing": True}, "`model.activation_checkpointing` must be false for a recurrent"),
         ({**start, **kernel}, "`attn_implementation` must be eager for a recurrent model"),
     ]
 
@@ -101,7 +101,7 @@ def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(
 
     assert_refused(unused, make)
     with pytest.raises(ValueError, match="does not support"):
-        model.gradient_checkpointing_enable()
+        checkpoint_activations(model)
 
 
 def test_under_fsdp_no_weights_are_gathered_at_every_token():

@@ -23,6 +23,7 @@ import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.versions_heed import CHECKPOINTING
 from memorised import saved_in
 
 PAD, START = 0, 1
@@ -212,6 +213,11 @@ def uncompiled(kernel: str):
     """Return a context in which flex_attention runs without being compiled, which takes it a minute."""
     warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
     return torch.compiler.set_stance("force_eager") if kernel == "flex_attention" else nullcontext()
+
+
+def checkpoint_activations(model, **how) -> None:
+    """Let a model compute its layers again in the backward pass, by the name that the installed transformers has."""
+    getattr(model, f"{CHECKPOINTING}_enable")(how or None)
 
 
 def loss_and_gradients(model, batch: dict, **arguments) -> torch.Tensor:

@@ -14,6 +14,7 @@ from transformers import Seq2SeqTrainer
 
 import contract_measures as contract
 from heedful import HeedSeq2SeqTrainer
+from heedful.versions_heed import CHECKPOINTING
 
 WHOLE = (contract.PAIRS, 1)  # pairs of a micro-batch, and micro-batches of an update
 # How one process splits an update, the smoothing, and whether buckets of tokens are its micro-batches: every pair of
@@ -139,7 +140,7 @@ def measure(folder: Path) -> dict:
     shuffled = datasets.Dataset.from_list(rows).to_iterable_dataset().shuffle(seed=3, buffer_size=22)
     for kind, make_stream in (("shuffled", lambda: shuffled), ("sized", lambda: Sized(rows))):
         found[f"streamed, {kind}"] = streamed(heedful, folder / f"{kind}-{world}", make_stream)
-    settled = [{"gradient_checkpointing": True}, {"ddp_find_unused_parameters": False}]
+    settled = [{CHECKPOINTING: True}, {"ddp_find_unused_parameters": False}]
     found["resumed with settled buckets"] = [heedful.resume(False, **more) for more in settled if world > 1]
     found["divided stream"] = refusal_of_a_divided_stream(heedful)
     found["few"] = {count: evaluation_of_few(heedful, count) for count in (1, 2)}

@@ -180,7 +180,7 @@ def test_loss_and_gradient_do_not_depend_on_the_split(make_loop, tmp_path, disti
     assert change.norm() > 0.01
     # Recomputed layers, whose packing steps aside for nothing, give the same too.
     for budget, recomputes in ((300, True), (1, False)):
-        more = {"model.gradient_checkpointing": recomputes}
+        more = {"model.activation_checkpointing": recomputes}
         other_losses, other = change_of_one_update(make_loop, tmp_path / str(budget), budget, **kind, **more)
         assert other_losses == pytest.approx(losses, rel=tolerance), budget
         assert (other - change).norm() / change.norm() < 2e-5, budget

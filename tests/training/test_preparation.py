@@ -272,7 +272,7 @@ def test_what_leaves_no_pair_is_refused(files, tmp_path):
 
 def test_what_cannot_be_compiled_is_refused_before_anything_is_read(tmp_path):
     cases = [
-        ({"model.gradient_checkpointing": True}, "`model.gradient_checkpointing` is true"),
+        ({"model.activation_checkpointing": True}, "`model.activation_checkpointing` is true"),
         ({"model.options": {"model_type": "heed_rnn", "d_model": 8}}, "the model is recurrent"),
         ({"model.options.position_encoding": "learned"}, "`model.options.position_encoding` is learned"),
         ({"model.options.position_encoding": "t5"}, "`model.options.position_encoding` is t5"),

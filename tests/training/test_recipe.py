@@ -11,8 +11,9 @@ from heedful.proposals import proposal as proposal_module
 from heedful.proposals.proposal import DataFacts, complete, propose, survey, this_machine
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml, yaml_text
+from heedful.training.stages import stages_of
 from helpers import assert_refused
-from tiny_runs import tiny_recipe, tiny_tree
+from tiny_runs import recipe_file, tiny_recipe, tiny_tree
 
 SMALLEST = """
 name: small
@@ -430,3 +431,23 @@ def test_a_removed_key_is_read_where_it_is_off_and_refused_with_the_reason_where
         tiny_recipe(tmp_path, {"tokenizer.dropout": 0.1})
     page = str(error.value).rpartition(" ")[2].rstrip(").")
     assert "BPE-dropout" in (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+
+
+def test_a_key_that_transformers_renamed_is_read_by_both_names_in_files_changes_and_stages(tmp_path):
+    new, old = "model.activation_checkpointing", "model.gradient_checkpointing"
+    assert tiny_recipe(tmp_path, {old: True}) == tiny_recipe(tmp_path, {new: True}) != tiny_recipe(tmp_path)
+    assert tiny_recipe(tmp_path, {old: True, new: True}).model.activation_checkpointing
+    tree = tiny_tree(tmp_path, {old: True})
+    make_recipe(tree)
+    assert tree == tiny_tree(tmp_path, {old: True})
+    with pytest.raises(ValueError, match=rf"`{new}` must be as `{old}`, its old name \(True\), but is False instead"):
+        tiny_recipe(tmp_path, {old: True, new: False})
+    for written, changed in ((old, new), (new, old), (old, old)):  # a change comes before the file
+        file = recipe_file(tmp_path, {written: False})
+        assert not read_recipe(file).model.activation_checkpointing
+        assert read_recipe(file, [f"{changed}=true"]).model.activation_checkpointing
+    stage = {"name": "a", "model": {"gradient_checkpointing": True}}
+    file = recipe_file(tmp_path, {"stages": [stage, {"name": "b"}]})
+    found = [read_recipe(file, changes) for changes in ([], [f"stages.a.{old}=false", f"stages.b.{new}=true"])]
+    ways = [[stage.model.activation_checkpointing for stage in stages_of(recipe).values()] for recipe in found]
+    assert ways == [[True, False], [False, True]]

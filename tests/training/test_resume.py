@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import warnings
 from dataclasses import replace
 from itertools import product
 from unittest.mock import Mock
@@ -647,3 +648,15 @@ def test_a_run_that_came_further_than_a_lowered_number_of_epochs_stays_where_it_
     there = make_loop(changes).run()
     again = make_loop(changes | {"optimization.max_epochs": 1, "resume": True}).run()
     assert (again.epoch, again.update_in_epoch, again.update) == (2, 0, there.update)
+
+
+def test_activation_checkpointing_by_either_name_changes_no_loss_and_warns_of_nothing(make_loop, tmp_path):
+    losses = []
+    for name in ("", "model.gradient_checkpointing", "model.activation_checkpointing"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)
+            loop = make_loop({name: True} if name else {}, tmp_path / f"run{name}")
+            loop.run()
+        assert loop.engine.network.model.decoder.gradient_checkpointing is bool(name)
+        losses.append(logged(tmp_path / f"run{name}", "train/loss"))
+    assert losses[1] == losses[2] == pytest.approx(losses[0], rel=1e-5)

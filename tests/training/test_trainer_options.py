@@ -21,6 +21,7 @@ import trainer_runs
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.evaluation.translation_metric import TranslationMetric
 from heedful.modeling_heed import HeedFeedForward
+from heedful.versions_heed import CHECKPOINTING
 from helpers import tiny_model
 from memorised import PAIRS, memorised_model
 from trainer_process import Stream
@@ -87,10 +88,10 @@ def test_noise_on_embeddings_is_there_in_training_alone(kind, tmp_path):
 
 
 @both
-def test_gradient_checkpointing_computes_activations_again_and_the_same_gradients(kind, tmp_path):
+def test_activation_checkpointing_computes_activations_again_and_the_same_gradients(kind, tmp_path):
     counts, norms = [], []
     for reentrant in (None, False, True):
-        options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+        options = {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": reentrant}}
         with patch.object(HeedFeedForward, "forward", autospec=True, side_effect=HeedFeedForward.forward) as forward:
             trainer = trained(kind, tmp_path, max_steps=1, **({} if reentrant is None else options))
         norms += logged(trainer, "grad_norm")

@@ -17,6 +17,7 @@ from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe, mistake
 from heedful.training.recipe_file import MODEL_TYPES, read_config
+from heedful.versions_heed import CHECKPOINTING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -46,8 +47,8 @@ def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path 
         except RuntimeError as error:  # what transformers raises for weights of other sizes
             must = f"have the sizes of the run that is resumed ({checkpoint}), with allow_changes=true too"
             raise ValueError(f"`model` must {must}, but has others instead.") from error
-    if recipe.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+    if recipe.activation_checkpointing:
+        getattr(model, f"{CHECKPOINTING}_enable")()
     return model
 
 
@@ -110,7 +111,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         if optimization.compile is True:
             from heedful.training.speed.compilation import check_compile
 
-            check_compile(optimization, config, recipe.model.gradient_checkpointing)
+            check_compile(optimization, config, recipe.model.activation_checkpointing)
         check_room(recipe.data, config)
         check_memory(_class_of(config), config, runs_on_cpu(optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):
@@ -136,8 +137,8 @@ def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint
     if recipe.attn_implementation is not None:
         must = "empty for a recurrent model, which has one way to attend"
         raise mistake("model.attn_implementation", must, repr(recipe.attn_implementation))
-    if recipe.gradient_checkpointing:
-        raise mistake("model.gradient_checkpointing", "false for a recurrent model", "true")
+    if recipe.activation_checkpointing:
+        raise mistake("model.activation_checkpointing", "false for a recurrent model", "true")
     return _made(heedful.HeedRNNConfig, options | vocabularies)
 
 

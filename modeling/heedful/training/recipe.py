@@ -114,7 +114,7 @@ class ModelRecipe:
     options: dict[str, Any] = field(default_factory=dict)
     start_from: str | None = None
     attn_implementation: str | None = None
-    gradient_checkpointing: bool = False
+    activation_checkpointing: bool = False
 
     def __post_init__(self):
         if self.start_from is not None and (self.config is not None or self.options):

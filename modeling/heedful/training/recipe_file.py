@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from itertools import chain
@@ -16,7 +17,7 @@ import yaml
 
 from heedful.data.mixture import MixturePart
 from heedful.files import shortened
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import Recipe, mistake
 
 # `configuration/` is in the wheel; a checkout has it at its top.
 _PLACES = (Path(__file__).parents[1] / "configuration", Path(__file__).parents[3] / "configuration")
@@ -104,6 +105,7 @@ def read_recipe(
         raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {shortened(tree)} instead.")
+    tree = _with_present_names(tree)  # which changes have, too
     is_open = tree.get("optimization") is None and not section_of(tree, "model").get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
     is_other = any(map(re.compile(r"(stages\.[^.]+\.)?data(\.train|\.(mixture|denoise).*)?").fullmatch, overridden))
@@ -178,7 +180,7 @@ def make_recipe(tree: dict[str, Any]) -> Recipe:
     Raises:
         ValueError: If a key is unknown or missing, or has a wrong value; the message names it.
     """
-    return make_section(Recipe, tree, "")
+    return make_section(Recipe, _with_present_names(tree), "")
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -256,11 +258,21 @@ def section_of(tree: dict[str, Any], name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
+def _with_present_names(tree: Any) -> Any:
+    """Return a recipe in which a key that transformers has renamed, also of a stage, has its new name."""
+    tree, new, old = deepcopy(tree), "activation_checkpointing", "gradient_checkpointing"
+    for part in (tree, *_stages_in(tree)) if isinstance(tree, dict) else ():
+        model = section_of(part, "model")
+        if old in model and model.setdefault(new, model[old]) != (value := model.pop(old)):
+            raise mistake(f"model.{new}", f"as `model.{old}`, its old name ({value})", model[new])
+    return tree
+
+
 def _override(tree: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ValueError(f"An override must be written key=value, but is {override!r} instead.")
-    *sections, last = key.split(".")
+    *sections, last = key.replace("model.gradient_checkpointing", "model.activation_checkpointing").split(".")
     if sections[:1] == ["stages"]:
         stages = {str(stage.get("name")): stage for stage in _stages_in(tree)}
         if (name := "".join(sections[1:2])) not in stages:

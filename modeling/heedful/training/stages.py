@@ -40,7 +40,7 @@ STAGES = "stages"  # the folder, and the key of a recipe
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 # What a stage may change: not what makes it another model, or what is said of the whole run.
 CHANGED = ("data", "optimization", "validation", "checkpoints", "decoding", "logging", "seed")
-OF_MODEL = ("attn_implementation", "gradient_checkpointing")
+OF_MODEL = ("attn_implementation", "activation_checkpointing")
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def check_compile(
     if config.model_type != "heed":
         obstacle = "the model is recurrent, whose program grows with the length of its sentences"
     elif is_checkpointed:
-        obstacle = "`model.gradient_checkpointing` is true"
+        obstacle = "`model.activation_checkpointing` is true"
     elif config.position_encoding not in PACKED_ENCODINGS:
         obstacle = f"`model.options.position_encoding` is {config.position_encoding}, which looks vectors up within"
     if settings.compile is True and obstacle is not None:

@@ -172,7 +172,7 @@ def test_checkpointing_gives_the_same_loss_and_gradients_with_dropout(variant, k
         torch.manual_seed(7)
         found.append(helpers.loss_and_gradients(model, BATCH, **recorded))
         helpers.checkpoint_activations(model, use_reentrant=use_reentrant)
-    assert_near(found[1], found[0], 2e-5)
+    assert_near(found[1], found[0], helpers.rounding(model, BATCH["labels"].numel()))
     assert found[0].abs().max() > 0.1
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import ctranslate2
 import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, UMT5Config
@@ -25,7 +24,7 @@ from heedful.publishing.exports import transformers_export as exporter
 from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
 from heedful.publishing.model_card import write_model_card
 from heedful.training.recipe_file import read_recipe, recipes
-from helpers import assert_error, assert_refused, change_json, padded, sentences, shake, tiny_model
+from helpers import assert_error, assert_refused, change_json, padded, rounding, sentences, shake, tiny_model
 from memorised import PAIRS, saved_model
 from tiny_runs import tiny_recipe
 
@@ -120,7 +119,7 @@ def test_the_stock_model_gives_the_same_logits_and_tokens_and_becomes_the_first_
     assert expected.std() > 0.1
     for same in (stock, convert_model(stock)):
         difference = (same(**inputs, **target).logits - expected).abs().max() / expected.abs().max().clamp(min=1)
-        assert difference < (1e-5 if same is stock else 3e-6)
+        assert difference < rounding(ours)
     for beams in (1, 3):
         search = {"num_beams": beams, "max_new_tokens": 8, "eos_token_id": 2, "pad_token_id": 0}
         search |= {"decoder_start_token_id": 1, "no_repeat_ngram_size": 1}
@@ -172,7 +171,7 @@ def test_the_way_back_gives_the_first_model_and_the_folder_runs_without_heedful_
     source, target = torch.tensor([[9, 8, 7, 2]]), torch.tensor([[1, 5, 6]])
     models = [HeedForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "back")]
     expected, found = (each(source, decoder_input_ids=target).logits for each in models)
-    assert (expected - found).abs().max() / expected.abs().max().clamp(min=1) < 1e-6
+    assert (expected - found).abs().max() / expected.abs().max().clamp(min=1) < rounding(models[0])
     ids = [AutoTokenizer.from_pretrained(each)(list(PAIRS))["input_ids"] for each in (folder, tmp_path / "back")]
     assert ids[0] == ids[1]
     assert not list(exported.glob("*.py"))
@@ -186,6 +185,7 @@ def test_the_way_back_gives_the_first_model_and_the_folder_runs_without_heedful_
 
 @pytest.mark.usefixtures("in_this_process")
 def test_ctranslate2s_own_converter_reads_a_marian_that_starts_from_zero(folder, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
     out = tmp_path / "out"
     export_transformers(folder, out, list(PAIRS), zero_start=True)
     converter = ctranslate2.converters.TransformersConverter(str(out))

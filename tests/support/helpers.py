@@ -252,6 +252,16 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-
     torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * max(1.0, theirs.abs().max().item()))
 
 
+def rounding(model: torch.nn.Module, tokens: int = 1) -> float:
+    """Return how far rounding may move the outputs of a model in float32, as a share of the largest number.
+
+    A sum of n products errs by some √n units in the last place, and hardly ever by 4√n. Here n counts all products that
+    a token meets on its way through the model, and for gradients, which are sums over tokens, those of all tokens.
+    """
+    length = tokens * sum(module.in_features for module in model.modules() if isinstance(module, torch.nn.Linear))
+    return 4 * torch.finfo(torch.float32).eps * length**0.5
+
+
 def pairwise(*axes) -> list[tuple]:
     """Return few combinations of values of the axes that hold every pair of values of two, for `parametrize`.
 

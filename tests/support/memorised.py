@@ -26,6 +26,7 @@ SHOWN = {
     "누가 사탕을 맛보고 있었어요?": "Who was tasting the candy?",
     "용감한 화가는 아픈 호랑이를 천천히 그릴 수 있다.": "The brave painter can draw the sick tiger slowly.",
 }
+MARGIN, MOST_STEPS = 4.0, 300  # nats; after 60 steps there may be none, and processors disagree
 # The weights of the models that this process has trained: several test files want the same.
 KNOWN: dict[str, dict[str, torch.Tensor]] = {}
 
@@ -51,14 +52,28 @@ def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: 
 
 
 def learn_by_heart(model, tokenizers: TokenizerPair, pairs: dict[str, str], language=None, learning_rate=5e-3):
-    """Train a model until it translates the pairs."""
+    """Train a model until it translates the pairs with a margin, so that no rounding changes a translation."""
     columns = tokenizers.encode_source(list(pairs), language), tokenizers.encode_target(list(pairs.values()))
     rows = [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
     batch, optimizer = collate(rows, model.config.pad_token_id), torch.optim.Adam(model.parameters(), learning_rate)
-    for _ in range(60):
+    for step in range(1, MOST_STEPS + 1):
         model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if step % 20 == 0 and margin_of(model, batch) >= MARGIN:
+            return
+    raise AssertionError(f"After {MOST_STEPS} steps the margin is {margin_of(model, batch)}, and not {MARGIN}.")
+
+
+@torch.no_grad()
+def margin_of(model, batch: dict[str, torch.Tensor]) -> float:
+    """Return how far the logit of a right token is above the next one, at least."""
+    was_training, labels = model.training, batch["labels"]
+    logits = model.eval()(**batch).logits
+    model.train(was_training)
+    places = labels.clamp(min=0)[..., None]
+    others = logits.scatter(-1, places, -torch.inf).amax(-1)
+    return float((logits.gather(-1, places)[..., 0] - others)[labels >= 0].min())
 
 
 def saved_model(folder: Path, pairs: dict[str, str] = PAIRS, language: str | None = None, **options) -> Path:

@@ -6,7 +6,6 @@ import sys
 import warnings
 from importlib.metadata import version
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,6 +22,7 @@ from helpers import VARIANTS, assert_near, loss_and_gradients, matrices_of, need
 from memorised import learn_by_heart, saved_in, saved_model
 from trainer_runs import make_trainer
 
+peft = pytest.importorskip("peft")
 torch.manual_seed(0)
 ROWS = helpers.sentences(7, 4, 6)
 SOURCE, MASK = helpers.padded(ROWS)
@@ -127,7 +127,11 @@ def test_two_micro_batches_have_the_gradient_of_one_batch(name):
     parts = [{key: value[rows] for key, value in BATCH.items()} for rows in (slice(0, 1), slice(1, 3))]
     assert whole[1:].norm() > 1e-3
     count = int((LABELS != -100).sum())
-    assert_near(sum(loss_and_gradients(model, part, num_items_in_batch=count) for part in parts), whole, 1e-6)
+    assert_near(
+        sum(loss_and_gradients(model, part, num_items_in_batch=count) for part in parts),
+        whole,
+        helpers.rounding(model, count),
+    )
 
 
 def test_activation_checkpointing_changes_no_gradient_of_an_adapter():
@@ -137,7 +141,7 @@ def test_activation_checkpointing_changes_no_gradient_of_an_adapter():
         helpers.checkpoint_activations(model, use_reentrant=use_reentrant)
         if use_reentrant:  # else nothing before the adapters would ask for a gradient
             model.enable_input_require_grads()
-        assert_near(loss_and_gradients(model, BATCH), plain, 1e-6)
+        assert_near(loss_and_gradients(model, BATCH), plain, helpers.rounding(model, LABELS.numel()))
 
 
 @pytest.mark.parametrize("trainer", helpers.slow_but([HeedSeq2SeqTrainer], [Seq2SeqTrainer, HeedSeq2SeqTrainer]))

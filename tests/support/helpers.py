@@ -255,8 +255,8 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-
 def rounding(model: torch.nn.Module, tokens: int = 1) -> float:
     """Return how far rounding may move the outputs of a model in float32, as a share of the largest number.
 
-    A sum of n products errs by some √n units in the last place, and hardly ever by 4√n. Here n counts all products that
-    a token meets on its way through the model, and for gradients, which are sums over tokens, those of all tokens.
+    A sum of n products errs by some √n units in the last place, and hardly ever by 4√n. Here n counts the products of
+    a token on its way through the model. Gradients are sums over tokens: for them it counts those of all tokens.
     """
     length = tokens * sum(module.in_features for module in model.modules() if isinstance(module, torch.nn.Linear))
     return 4 * torch.finfo(torch.float32).eps * length**0.5

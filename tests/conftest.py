@@ -50,6 +50,19 @@ ABSENT = "|".join(name for name in OPTIONAL if find_spec(name) is None)
 MISSING = re.compile(rf"No module named '({ABSENT})\b|\b({ABSENT})\b[^\n]{{,30}}: pip install 'heedful")
 
 
+def pytest_configure(config):
+    """Make our own use of what is deprecated an error: of the package, its tests, our scripts and code in the docs."""
+    support = (path.stem for path in (config.rootpath / "tests" / "support").glob("*.py"))
+    ours = "|".join(["heedful", "transformers_modules", "test_", "conftest", "script_", "<", *support])
+    for kind in ("DeprecationWarning", "FutureWarning"):
+        config.addinivalue_line("filterwarnings", f"error::{kind}:({ours})")
+    # Here too, for fixtures of modules, which come before those of functions: sums over two threads differ in bits.
+    torch.set_num_threads(config.option.threads)
+    if config.option.ice_lake:
+        found = torch.cpu.get_capabilities() | ICE_LAKE
+        torch.cpu.get_capabilities = lambda: found
+
+
 def pytest_unconfigure():
     shutil.rmtree(CACHES, ignore_errors=True)
 

@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import traceback
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -120,6 +121,16 @@ def test_tests_and_the_processes_that_they_start_see_no_graphics_card():
     code = "import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
     printed = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert printed.strip() == repr(os.environ["CUDA_VISIBLE_DEVICES"]) == "''"
+
+
+@pytest.mark.parametrize("kind", [DeprecationWarning, FutureWarning])
+def test_our_own_use_of_what_is_deprecated_is_an_error_and_that_inside_other_libraries_is_not(kind):
+    for module in ("heedful.data.sources", "transformers_modules.model.modeling_heed", "helpers", __name__):
+        with pytest.raises(kind, match="old"):
+            warnings.warn_explicit("old", kind, "file.py", 1, module)
+    with pytest.raises(kind, match="of the docs"):
+        exec(f"import warnings; warnings.warn('of the docs', {kind.__name__}, stacklevel=1)", {})
+    warnings.warn_explicit("old", kind, "file.py", 1, "transformers.trainer")
 
 
 def test_a_new_process_tells_which_piece_raised_and_has_no_heedful_where_it_is_not_to_be(tmp_path):

@@ -11,7 +11,6 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from accelerate import cpu_offload
-from peft import AdaLoraConfig, get_peft_model
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.utils import parametrize
@@ -21,12 +20,14 @@ from transformers import LogitsProcessorList, MarianConfig, MarianMTModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful.fast_paths_heed import runs_known_code
-from heedful.versions_heed import cache_of
+from heedful.versions_heed import CACHE, cache_of
 from helpers import assert_near, assert_refused, tiny_model
 
 MODELS = ("marian", "transformer", "recurrent")
 HEED = MODELS[1:]
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.ao.quantization:DeprecationWarning", "ignore::torch.jit.TracerWarning"
+)
 
 
 def make_model(name: str):
@@ -129,8 +130,9 @@ def hand_written_lora(model):
 
 
 def adalora(model):
+    peft = pytest.importorskip("peft")
     options = {"target_modules": ["q_proj", "k_proj", "v_proj", "out_proj"], "total_step": 10, "tinit": 1, "tfinal": 2}
-    adapted = get_peft_model(model, AdaLoraConfig(task_type="SEQ_2_SEQ_LM", r=4, **options))
+    adapted = peft.get_peft_model(model, peft.AdaLoraConfig(task_type="SEQ_2_SEQ_LM", r=4, **options))
     optimizer = torch.optim.Adam([weight for weight in adapted.parameters() if weight.requires_grad], lr=1e-2)
     losses = []
     for step in range(5):
@@ -346,13 +348,13 @@ def test_generation_goes_on_from_a_returned_cache(name):
     # With a mask, as transformers wants it, and without, where it would read all tokens once more; without the start.
     mask = {"decoder_attention_mask": torch.ones_like(part.sequences)}
     for prompt, given in ((part.sequences, mask), (part.sequences, {}), (part.sequences[:, 1:], {})):
-        options["past_key_values"] = copy.deepcopy(cache_of(part))
+        options[CACHE] = copy.deepcopy(cache_of(part))
         rest = model.generate(source, decoder_input_ids=prompt, max_new_tokens=2, **given, **options)
         assert torch.equal(rest.sequences, whole.sequences)
         assert_near(rest.logits[-1], whole.logits[-1])
     short = part.sequences[:, :3]
     cases = [(None, "more than the 3 tokens .* are 0 tokens"), (short, "are 3 tokens"), (short[:, 1:], "are 3 tokens")]
-    call = functools.partial(model.generate, source, past_key_values=cache_of(part), max_new_tokens=2)
+    call = functools.partial(model.generate, source, **{CACHE: cache_of(part)}, max_new_tokens=2)
     assert_refused(cases, lambda prompt: call(decoder_input_ids=prompt))
 
 

@@ -1,14 +1,15 @@
 """What the processor can do, asked in one place: its maker, its instructions, and the cores that this process may use.
 
 These facts choose the precision of training, the library of matrix products and the flags of `kernels.cpp`. A test
-that replaces one of the functions is on another processor. torch is imported by the functions that ask it, because the
-command line asks for cores first.
+that replaces one of the functions is on another processor.
 """
 
 import os
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+import torch
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor time, and in how many
 # Where oneDNN multiplies float32 faster than torch's own library, which is MKL on x86. docs/benchmarks.md has the
@@ -18,24 +19,18 @@ FASTER_BY_ONEDNN = {("AMD", "AVX512")}
 
 def vendor() -> str:
     """Return the maker: AMD, Intel, or "other"."""
-    import torch
-
     name = str(torch.cpu.get_capabilities().get("cpu_name", ""))
     return next((maker for maker in ("AMD", "Intel") if maker in name), "other")
 
 
 def registers() -> str:
     """Return the vector instructions that torch uses here: AVX512, AVX2, or another name of torch's."""
-    import torch
-
     name = torch.backends.cpu.get_cpu_capability()
     return "AVX512" if name.startswith("AVX512") else name
 
 
 def has(*instructions: str) -> bool:
     """Return whether the processor has one of some instructions, by torch's names, and torch is not kept from it."""
-    import torch
-
     found = torch.cpu.get_capabilities()
     widest = next((name for fact, name in (("avx512_f", "AVX512"), ("avx2", "AVX2")) if found.get(fact)), registers())
     return registers() == widest and any(found.get(name) for name in instructions)
@@ -48,8 +43,6 @@ def has_bfloat16() -> bool:
 
 def multiplies_bytes_exactly() -> bool:
     """Return whether torch's products of 8-bit integers are exact: on x86 without VNNI sums stop at 16 bits."""
-    import torch
-
     is_x86 = torch.cpu.get_capabilities().get("architecture") == "x86_64"
     return not is_x86 or has("avx512_vnni", "avx_vnni")
 
@@ -57,8 +50,6 @@ def multiplies_bytes_exactly() -> bool:
 @cache
 def multiplies_by_onednn() -> bool:
     """Return whether oneDNN multiplies float32 faster than torch's own library; for a hot path, so asked once."""
-    import torch
-
     return torch.backends.mkldnn.is_available() and (vendor(), registers()) in FASTER_BY_ONEDNN
 
 
@@ -73,7 +64,5 @@ def usable_cores() -> int:
 
 def kind() -> str:
     """Return all of a processor, and of its use, that decides how sums are rounded, in words."""
-    import torch
-
     library = "oneDNN" if multiplies_by_onednn() else "torch"
     return f"{vendor()} CPU with {registers()}, {torch.get_num_threads()} threads, products by {library}"

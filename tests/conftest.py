@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import tempfile
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -28,26 +27,15 @@ import pytest
 import torch
 from accelerate.utils import memory
 
+pytest_plugins = ["extras"]
 CACHES = os.environ["HF_HOME"]
-# Here too, for fixtures of whole modules, which come before those of functions: sums over two threads differ in bits.
-torch.set_num_threads(1)
+ICE_LAKE = {"cpu_name": "Intel Xeon Platinum 8375C", "avx512_bf16": False, "amx_bf16": False}
 
 
-# Packages of extras: a test of one that is not installed is skipped.
-OPTIONAL = (
-    "ctranslate2",
-    "ipykernel",
-    "jupytext",
-    "koreanize_matplotlib",
-    "matplotlib",
-    "mkdocs",
-    "nbclient",
-    "num2words",
-)
-OPTIONAL += ("onnx", "onnxruntime", "onnxscript", "optuna", "peft", "schedulefree", "sentencepiece", "tensorboard")
-OPTIONAL += ("torchao", "trackio")
-ABSENT = "|".join(name for name in OPTIONAL if find_spec(name) is None)
-MISSING = re.compile(rf"No module named '({ABSENT})\b|\b({ABSENT})\b[^\n]{{,30}}: pip install 'heedful")
+def pytest_addoption(parser):
+    """Let `make machines` compute as on another machine."""
+    parser.addoption("--threads", type=int, default=1, help="Of torch in this process.")
+    parser.addoption("--ice-lake", action="store_true", help="Be on Intel's without bfloat16, in this process.")
 
 
 def pytest_configure(config):
@@ -65,29 +53,6 @@ def pytest_configure(config):
 
 def pytest_unconfigure():
     shutil.rmtree(CACHES, ignore_errors=True)
-
-
-def missing_extra(text):
-    """Return the package of an extra that is not installed, if a text says that it is needed."""
-    found = MISSING.search(text) if ABSENT else None
-    return found and (found[1] or found[2])
-
-
-def skipped_without_extra(report, place):
-    """Return a failed report as skipped where what failed is the import of a package that is not installed."""
-    if report.failed and (extra := missing_extra(str(report.longrepr))) is not None:
-        report.outcome, report.longrepr = "skipped", (str(place), None, f"Skipped: {extra} is not there")
-    return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector):
-    return skipped_without_extra((yield), collector.path)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item):
-    return skipped_without_extra((yield), item.path)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -116,8 +81,6 @@ def heedful_command(monkeypatch, capsys):
         with pytest.raises(SystemExit) as ended:
             cli.main()
         output = capsys.readouterr()
-        if (extra := missing_extra(output.err)) is not None:
-            pytest.skip(f"{extra} is not there")
         return ended.value.code or 0, output.out, output.err
 
     yield run
@@ -153,8 +116,8 @@ def refused(heedful_command):
 
 
 @pytest.fixture(autouse=True)
-def one_thread_and_one_seed():
-    torch.set_num_threads(1)
+def one_thread_and_one_seed(pytestconfig):
+    torch.set_num_threads(pytestconfig.option.threads)
     torch.manual_seed(0)
 
 

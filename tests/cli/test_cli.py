@@ -73,6 +73,7 @@ def test_training_learns_and_tells_what_it_made(trained):
 
 
 def test_training_writes_no_line_that_is_not_ours(trained):
+    pytest.importorskip("matplotlib")
     # Its data, its bar, its validations, its warnings, its weights.
     ours = ["training the tokenizer", "`vocab_size` is ", "3000 training pairs", "kept ", r".*% *\|", r"update \d+ \("]
     ours = "|".join([*ours, "warning: ", "publishing "])
@@ -82,6 +83,7 @@ def test_training_writes_no_line_that_is_not_ours(trained):
 
 
 def test_a_run_is_plotted_and_all_of_it_is_its_own(trained, heedful_command, tmp_path):
+    pytest.importorskip("matplotlib")
     assert foreign_files(trained[1] / "model") == []  # so that a run that goes on replaces the picture too
     picture = tmp_path / "curve.svg"
     assert heedful_command("plot", trained[1], "-o", picture) == (0, f"{picture}\n", "")
@@ -194,6 +196,7 @@ def test_paragraphs_keep_the_line_ends_of_a_file_and_its_empty_lines(model, prin
 
 
 def test_what_a_command_could_not_end_with_is_told_before_the_model_is_loaded(refused, tmp_path):
+    pytest.importorskip("matplotlib")
     (tmp_path / "in.txt").write_text("x")
     (tmp_path / "pairs.tsv").write_text("ko\ten\n")
     missing, pairs = tmp_path / "no" / "out.txt", tmp_path / "pairs.tsv"

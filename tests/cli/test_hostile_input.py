@@ -249,8 +249,7 @@ def test_an_adapter_is_no_pickle_that_runs(place, adapter):
 @pytest.fixture
 def adapter(place):
     """The folder of an adapter on `outside`."""
-    import peft
-
+    peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(load_model(place / "outside"), peft.LoraConfig(target_modules=["q_proj"], r=2))
     for name, weight in adapted.named_parameters():
         if "lora_" in name:

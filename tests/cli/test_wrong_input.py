@@ -74,6 +74,7 @@ def test_weights_that_are_not_the_models_are_named_by_every_road(folder, road, d
 
 
 def test_a_command_names_them_in_one_line(folder, refused):
+    pytest.importorskip("matplotlib")
     DAMAGES["shape"][0](folder)
     languages = ["--source", "ko", "--target", "en"]
     for command, *arguments in (

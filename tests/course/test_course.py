@@ -119,7 +119,7 @@ def test_a_notebook_alone_installs_heedful_first_and_needs_no_file_beside_it(tmp
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     """The folder of the site, built without a warning."""
-    for module in ("mkdocs", "material", "mkdocstrings", "jupytext"):
+    for module in ("jupytext", "mkdocstrings", "mkdocs", "material"):
         pytest.importorskip(module)
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
@@ -278,6 +278,7 @@ COMMANDS = {
 
 
 def test_the_commands_of_the_table_run_here_and_its_studies_in_their_tests(tmp_path, printed, monkeypatch):
+    pytest.importorskip("matplotlib")
     named = {command for item in ITEMS for command in re.findall(r"`(heedful [^`]+)`", item.what)}
     studies = {command.split()[2] for command in named - COMMANDS.keys()}
     assert len(studies) >= 15

@@ -43,6 +43,7 @@ def training_model(model, monkeypatch):
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures that were drawn; nothing is written."""
+    pytest.importorskip("matplotlib")
     found = []
     monkeypatch.setattr("heedful.inference.attention.drawing._save", lambda figure, path: found.append(figure) or path)
     return found

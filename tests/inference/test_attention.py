@@ -7,12 +7,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib import font_manager, image
 from transformers import BartConfig, BartForConditionalGeneration
 
 from heedful.data.tokenizer_training import train_tokenizers
@@ -24,6 +22,8 @@ from heedful.inference.attention.report import write_attention_report
 from heedful.inference.translation import Translator
 from helpers import assert_error, assert_refused
 
+matplotlib = pytest.importorskip("matplotlib")
+font_manager, image = pytest.importorskip("matplotlib.font_manager"), pytest.importorskip("matplotlib.image")
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
 
 
@@ -136,8 +136,8 @@ def test_darker_cells_have_more_weight(small_map, tmp_path):
     assert right[inside].min() > 0.4 * width
 
 
-@pytest.mark.skipif(importlib.util.find_spec("koreanize_matplotlib") is None, reason="the extra's own font")
 def test_the_extras_font_serves_where_the_system_has_none(small_map, tmp_path, monkeypatch):
+    pytest.importorskip("koreanize_matplotlib")
     monkeypatch.setattr(drawing, "WIDE_FONTS", ())
     monkeypatch.setattr(drawing, "REGULAR", ())
     assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []

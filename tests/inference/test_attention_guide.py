@@ -25,6 +25,7 @@ def place(model, tokenizers, tmp_path, monkeypatch):
 
 
 def test_every_command_of_the_guide_and_the_readme_runs(place, printed):
+    pytest.importorskip("matplotlib")
     assert len(COMMANDS) >= 12
     found = run_commands(printed, COMMANDS)
     for command in map(str.split, COMMANDS):
@@ -36,6 +37,7 @@ def test_every_command_of_the_guide_and_the_readme_runs(place, printed):
 
 
 def test_the_python_of_the_guide_runs(place, capsys):
+    pytest.importorskip("matplotlib")
     _, code = python_of(GUIDE)
     exec(code, {})
     printed = capsys.readouterr().out

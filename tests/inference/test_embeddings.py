@@ -125,6 +125,7 @@ def test_the_command_prints_a_line_for_each_layer(printed, folder, follow, model
 
 
 def test_the_picture_names_words_and_neighbours(heedful_command, folder, tmp_path):
+    pytest.importorskip("matplotlib")
     path = tmp_path / "words.svg"
     code, output, errors = heedful_command("embeddings", folder, "개가", "--sentence", SENTENCE, "-o", path)
     assert (code, output.splitlines()[-1]) == (0, str(path)), errors

@@ -6,11 +6,11 @@ import json
 import re
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, WatermarkingConfig
 
@@ -336,15 +336,17 @@ def assert_translates(*task, folder):
 assert_translates(folder=folder).save_pretrained(f"{place}/{folder}_again")
 assert_translates("heed-translation", folder=f"{folder}_again")
 """
+ADAPTERS = "adapters are taken and made"
 PIECES = {
     **{f"a {family} model is loaded and saved": f"family = {family!r}\n{SAVED}" for family in FAMILIES},
     "lost weights are named": f"folder, named = 'damaged', {LOST!r}\n{REFUSED}",
     "a lost file is named": f"folder, named = 'without_file', {FILE!r}\n{REFUSED}",
     "tokens are counted by the target's vocabulary": TWO_VOCABULARIES,
     "weights are quantized": QUANTIZED,
-    "adapters are taken and made": ADAPTED,
+    ADAPTERS: ADAPTED,
     **{f"{name} tokenizers": f"folder = {name!r}\n{TRANSLATED}" for name in ("joint", "separate")},
 }
+NEEDED = {"weights are quantized": "torchao", ADAPTERS: "peft"}  # of extras
 
 
 def save_models(place):
@@ -356,12 +358,18 @@ def save_models(place):
     weights = load_file(shutil.copytree(place / "transformer", place / "damaged") / "model.safetensors")
     del weights[LOST]
     save_file(weights, place / "damaged" / "model.safetensors", metadata={"format": "pt"})
-    model = get_peft_model(tiny_model(), LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules="all-linear"))
+    for name, sizes in {"joint": {"vocab_size": 272}, "separate": {"vocab_size": 264, "joint": False}}.items():
+        saved_model(place / name, **sizes)
+
+
+def save_adapter(place):
+    import peft
+
+    adapter = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules="all-linear")
+    model = peft.get_peft_model(tiny_model(), adapter)
     helpers.shake(torch.nn.ParameterList([weight for weight in model.parameters() if weight.requires_grad]))
     model.save_pretrained(place / "adapter")
     model.eval().merge_and_unload().save_pretrained(place / "merged")
-    for name, sizes in {"joint": {"vocab_size": 272}, "separate": {"vocab_size": 264, "joint": False}}.items():
-        saved_model(place / name, **sizes)
 
 
 def save_two_vocabularies(place):
@@ -378,6 +386,8 @@ def save_two_vocabularies(place):
 def raised(tmp_path_factory):
     place = tmp_path_factory.mktemp("folders")
     save_models(place)
+    if find_spec(NEEDED[ADAPTERS]):
+        save_adapter(place)
     save_two_vocabularies(place)
     pieces = {name: IMPORTS + code for name, code in PIECES.items()}
     values = {"place": str(place), "texts": PAIRS}
@@ -387,4 +397,6 @@ def raised(tmp_path_factory):
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("piece", PIECES)
 def test_without_heedful(piece, raised):
+    if piece in NEEDED:
+        pytest.importorskip(NEEDED[piece])
     assert piece not in raised, raised[piece]

@@ -4,9 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import TorchAoConfig, pipeline
 
 from heedful import HeedRNNForConditionalGeneration, Translator, prepare_for_inference
@@ -58,6 +55,7 @@ def test_text_is_translated_by_generate_whatever_the_batch_and_by_the_pipeline(f
 
 
 def test_what_knows_no_recurrent_cells_refuses_them_by_name_and_leaves_nothing(folder, tmp_path):
+    pytest.importorskip("ctranslate2")
     kind = "must be a HeedForConditionalGeneration, but is a HeedRNNForConditional"
     exported = r"`model_type` must be heed to be exported, but is heed_rnn.*gru cells"
     target, translator = tmp_path / "target", partial(Translator.from_pretrained, folder, "cpu")
@@ -86,15 +84,21 @@ def test_the_checks_of_a_model_pass_and_fail_as_they_should(folder):
         Translator(tiny_rnn(), tokenizers)
 
 
-def test_wrong_ids_beside_an_adapter_and_what_torchao_cannot_quantize_or_save_are_refused(tmp_path):
-    adapter = LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules=["embed_tokens"])
+def test_wrong_ids_beside_an_adapter_are_refused():
+    peft = pytest.importorskip("peft")
+    adapter = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules=["embed_tokens"])
     with pytest.raises(ValueError, match="below 99, but one is 99"):
-        get_peft_model(tiny_rnn(), adapter)(input_ids=torch.tensor([[99]]), labels=torch.tensor([[8]]))
+        peft.get_peft_model(tiny_rnn(), adapter)(input_ids=torch.tensor([[99]]), labels=torch.tensor([[8]]))
+
+
+def test_what_torchao_cannot_quantize_or_save_is_refused(tmp_path):
+    quantization = pytest.importorskip("torchao.quantization")
+    int4 = pytest.importorskip("torchao.prototype.quantization.int4")
     tiny_rnn().save_pretrained(tmp_path)
-    settings = TorchAoConfig(PrototypeInt4WeightOnlyConfig(group_size=256))
+    settings = TorchAoConfig(int4.PrototypeInt4WeightOnlyConfig(group_size=256))
     with pytest.raises(ValueError, match=r"no weight could be quantized.*`d_model`"):
         HeedRNNForConditionalGeneration.from_pretrained(tmp_path, quantization_config=settings)
     model = tiny_rnn()
-    quantize_(model, Int8WeightOnlyConfig())
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
     with pytest.raises(ValueError, match="must be quantized by `from_pretrained`"):
         model.save_pretrained(tmp_path / "again")

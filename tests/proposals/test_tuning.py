@@ -15,6 +15,7 @@ from heedful.training.recipe_file import read_recipe
 from helpers import assert_error, assert_refused
 from tiny_runs import tiny_recipe
 
+pytest.importorskip("optuna")
 FEW = {"dropout": [0.1, 0.4], "learning_rate": [0.003, 0.0001]}
 
 

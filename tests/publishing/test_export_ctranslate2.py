@@ -10,7 +10,6 @@ import sys
 from functools import partial
 from itertools import product
 
-import ctranslate2
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -30,6 +29,7 @@ from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from helpers import assert_error, assert_refused, change_json, shake, tiny_model
 from memorised import PAIRS, SHOWN, saved_in, saved_model
 
+ctranslate2 = pytest.importorskip("ctranslate2")
 pytestmark = pytest.mark.filterwarnings("ignore:.*cut off:UserWarning")
 WORDS = ["the", "a", "man", "dog", "runs", "sleeps", "park", "boy", "girl", "two", "red", "blue", "car", "near", "big"]
 DRAW = random.Random(0)

@@ -34,6 +34,7 @@ def drawn(runs, path, metrics=()):
 
 
 def test_a_run_is_drawn_with_its_losses_and_scores_to_the_same_bytes_and_metrics_found_by_name(run, tmp_path):
+    pytest.importorskip("matplotlib")
     text = drawn([run], tmp_path / "a")
     for name in ("train/loss", "validation/loss", "validation/bleu", ">update<", ">loss<"):
         assert name in text
@@ -54,6 +55,7 @@ def test_a_run_is_drawn_with_its_losses_and_scores_to_the_same_bytes_and_metrics
 
 
 def test_runs_are_named_in_one_picture_and_many_metrics_fill_rows_error_rates_one_of_their_own(tmp_path):
+    pytest.importorskip("matplotlib")
     runs = [run_of(tmp_path / name) for name in ("한국어", "_b", "$x$")]
     text = drawn(runs, tmp_path / "a")
     for name in ("한국어", "_b", "$x$"):

@@ -61,11 +61,13 @@ def trainings(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(trainings):
     """The results of a study with two trainings."""
+    pytest.importorskip("matplotlib")
     folder = run_study(Lab(TRAINED, seed=5, folder=trainings), trainings / "out")
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
 def test_a_study_of_the_command_leaves_results_a_report_and_its_figures(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
     monkeypatch.setattr("heedful.studies.catalogue.find_study", lambda name: PLAIN)
     folder = tmp_path / "out"
     app(["study", "plain", "--output", str(folder), "--seed", "4"], standalone_mode=False)
@@ -108,6 +110,7 @@ def interrupts(*arguments):
     ],
 )
 def test_a_study_that_fails_or_gives_what_cannot_be_written_leaves_nothing(tmp_path, run, error, message):
+    pytest.importorskip("matplotlib")
     with pytest.raises(error, match=message):
         run_study(Lab(Study("wrong", "?", run, data="none")), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -116,6 +119,7 @@ def test_a_study_that_fails_or_gives_what_cannot_be_written_leaves_nothing(tmp_p
 
 
 def test_a_figure_is_drawn_to_the_same_bytes_and_long_names_lie_beside_their_bars_and_not_over_each_other(tmp_path):
+    pytest.importorskip("matplotlib")
     names, texts = [f"encoder, layer {number}, head {number}" for number in range(12)], []
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
@@ -128,6 +132,7 @@ def test_a_figure_is_drawn_to_the_same_bytes_and_long_names_lie_beside_their_bar
 
 
 def test_a_legend_that_all_panels_share_is_drawn_once_and_others_are_kept(tmp_path):
+    pytest.importorskip("matplotlib")
     curve = [(0, 1), (1, 2)]
     for others, legends in ((("a", "b"), 1), (("a", "c"), 3)):
         panels = [lines({"a": curve, name: curve}, "x", "y") for name in ("b", others[1], "b")]

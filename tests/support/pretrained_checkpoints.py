@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import sentencepiece
+import pytest
 import torch
 import transformers
 from tokenizers import AddedToken
@@ -26,6 +26,7 @@ FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 
 def train_pieces(path: Path, texts: list[str], kind: str = "unigram") -> list[str]:
     """Train a sentencepiece model, write it to `path`, and return its pieces without the control ones."""
+    sentencepiece = pytest.importorskip("sentencepiece")
     with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             **{"sentence_iterator": iter(texts), "model_writer": file, "vocab_size": 900, "model_type": kind},
@@ -211,6 +212,7 @@ def t5_saved(folder: Path, tokenizer, kind: str = "t5", is_first: bool = False) 
 
 
 def unigram_pieces(folder: Path) -> list[tuple[str, float]]:
+    sentencepiece = pytest.importorskip("sentencepiece")
     path = folder / "pieces.model"
     train_pieces(path, KOREAN + ENGLISH)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))

@@ -89,6 +89,7 @@ def run_smallest(name: str, folder: Path) -> tuple[Lab, dict[str, Any], dict[str
 
     The rows are those of each table, by its name.
     """
+    pytest.importorskip("matplotlib")
     smallest, study = SMALLEST[name], find_study(name)
     (room,) = (room for room, names in ROOMS.items() if name in names)
     module = import_module(f"heedful.studies.{room}.{name}")

@@ -216,6 +216,7 @@ def test_the_loop_asks_for_no_logits(make_loop):
 
 
 def test_what_is_validated_and_kept_is_the_average_of_the_optimizer(make_loop, corpus, tmp_path):
+    pytest.importorskip("schedulefree")
     loop = make_loop({"optimization.optimizer": "schedule_free", "validation.every_updates": 3})
     loop.run()
     network, of_all = loop.engine.network, (corpus.validation, 1000)
@@ -309,6 +310,7 @@ def test_adamw_decays_matrices_and_no_vector():
 
 def test_schedule_free_averages_the_points_that_its_steps_reach():
     """Against algorithm 1 of Defazio et al., 2024, with Adam's second moment."""
+    pytest.importorskip("schedulefree")
     weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=torch.float64))
     settings = OptimizationRecipe(optimizer="schedule_free", beta1=0.9, weight_decay=0.1, max_updates=9)
     model = torch.nn.Module()
@@ -388,6 +390,7 @@ def test_muon_without_matrices_is_refused():
 
 
 def test_optimizers_that_cannot_be_had_are_refused_by_name(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
     sharded = SimpleNamespace(distributed_type=DistributedType.FSDP)
     muon = OptimizationRecipe(optimizer="muon", max_updates=1)
     with pytest.raises(ValueError, match=r"`optimization.optimizer` must be another one where weights are sharded"):

@@ -328,6 +328,8 @@ QUICK += [("all against overfitting", 4), ("student", 3), ("recurrent student", 
 def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
     make_loop, corpus, tmp_path, undisturbed, kind, stop
 ):
+    if kind == "schedule_free":
+        pytest.importorskip("schedulefree")
     data, changes = corpus, {**CHANGES, **KINDS[kind]}
     if kind not in ("plain", "schedule_free", "muon", "simcut"):
         data = prepare_corpus(tiny_recipe(tmp_path / "any", changes), tmp_path / "tokenizer")

@@ -53,6 +53,7 @@ def test_each_stage_begins_with_the_model_of_the_one_before_and_the_last_ones_is
 
 
 def test_one_log_counts_on_and_one_card_names_the_stages(whole):
+    pytest.importorskip("matplotlib")
     lines = [json.loads(line) for line in (whole.recipe.folder / "log.jsonl").read_text().splitlines()]
     trained = [(line["stage"], line["update"]) for line in lines if "train/loss" in line]
     assert trained == [*(("both", n) for n in range(1, 7)), *(("one", n) for n in range(7, 11))]

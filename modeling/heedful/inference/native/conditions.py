@@ -8,7 +8,7 @@ from torch import nn
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from heedful.configuration_heed import RELATIVE_ENCODINGS
-from heedful.fast_paths_heed import FILES_OF_MODULES, foreign_hooks, is_known, modules_of, runs_known_functions
+from heedful.fast_paths_heed import FILES_OF_MODULES, foreign_hooks, is_known, runs_known_functions
 from heedful.inference.native import kernels
 from heedful.inference.search_settings import SEARCH_SETTINGS
 from heedful.inference.strategies.steps import HUB_MODES, OTHER_MODES, asked_of
@@ -137,7 +137,7 @@ class Fingerprint:
 
 def _traces(model: Any) -> list[tuple[int, int]]:
     """Return what changes whenever a weight is replaced or written to, or code of others comes between modules."""
-    modules = modules_of(model)
+    modules = list(model.modules())
     kinds: list[Any] = list(dict.fromkeys(map(type, modules)))
     found = [(0, int(runs_known_functions(model))), *((id(kind), id(kind.forward)) for kind in kinds)]
     for module in modules:

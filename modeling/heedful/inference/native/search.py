@@ -42,7 +42,7 @@ class SearchSettings:
 
     def are_ends(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return which tokens end a sentence, in the tokens' shape; for a few ends faster than `torch.isin`."""
-        return (tokens[..., None] == self.ends).any(-1)
+        return tokens == self.ends if len(self.ends) == 1 else (tokens[..., None] == self.ends).any(-1)
 
     def is_worth_leaving(self, finished: int, count: int) -> bool:
         """Return whether enough of `count` sentences have finished to take them out of the batch."""
@@ -61,23 +61,24 @@ def greedy_search(
     room = F.pad(prompt, (0, settings.max_new_tokens), value=settings.fill)
     is_scored = bool(settings.config.return_dict_in_generate)
     rows = torch.arange(count)  # the sentences that are still in the batch
-    is_open = torch.ones(count, dtype=torch.bool)
-    length = start
+    is_open, left = torch.ones(count, dtype=torch.bool), count
+    length, nothing = start, torch.zeros(count, 1)
     totals, lengths = torch.zeros(count), torch.zeros(count)  # log-probability and number of the generated tokens
     newest = prompt[:, -1]
     for length in range(start, room.shape[1]):
         logits = network.step(newest, state)  # (N, V)
         if settings.processor is not None:
             logits = settings.processor(room[rows, :length], logits.float())
-        scores, _, tokens = network.continuations(logits, torch.zeros(len(rows), 1), 1)
+        scores, _, tokens = network.continuations(logits, nothing[: len(rows)], 1)
         newest = tokens[:, 0]
         if is_scored:
             totals[rows] += scores[:, 0] * is_open
             lengths[rows] += is_open
-        newest = newest.masked_fill(~is_open, settings.fill)
+        if left < len(rows):
+            newest = newest.masked_fill(~is_open, settings.fill)
         room[rows, length] = newest
-        if len(settings.ends):
-            is_open &= ~settings.are_ends(newest)
+        if bool((ended := settings.are_ends(newest)).any()):
+            is_open &= ~ended
             left = int(is_open.sum())
             if not left:
                 break

@@ -187,7 +187,8 @@ def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path):
         " ".join(map(str, first["input_ids"])),
         result.corpus.tokenizers.decode_target([first["labels"]])[0],
         "update         1  0.0015",
-        "an update on CPU",
+        "s an update on 1 × ",
+        ", float32, measured on a few updates",
     ):
         assert line in text
     assert f"{sum(result.memory.values()) / 2**20:,.0f} MiB" in text.split("together")[-1]

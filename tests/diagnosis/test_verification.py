@@ -90,7 +90,7 @@ def test_heed_and_variants_whose_positions_masks_or_tokens_differ_pass():
     for options in SHARINGS.values():
         checks.check_tied_weights(tiny_model(**options)).assert_passed()
     finding = checks.check_left_padding(tiny_model().to(torch.bfloat16)).assert_passed()
-    assert 1e-4 < finding.figure < finding.limit == 5e-2
+    assert finding.figure < finding.limit == 5e-2  # some processors round all rows alike: 0
 
 
 def test_heed_passes_every_check_and_each_leaves_the_model_as_it_was():

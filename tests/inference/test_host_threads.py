@@ -14,13 +14,14 @@ from heedful.inference.host_threads import CALM_INTERVALS, _follow, _loaded_libr
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is for GNU's OpenMP on Linux")
 
 
-def count_tasks():
-    return sum(1 for _ in host_threads.TASKS.iterdir())
+def tasks():
+    """Return the ids of this process's threads."""
+    return {task.name for task in host_threads.TASKS.iterdir()}
 
 
-def reaches(count):
-    """Wait until this process has so many threads, ten seconds at most."""
-    return any(count_tasks() == count or time.sleep(0.01) for _ in range(1000))
+def happens(condition):
+    """Wait until a condition holds, ten seconds at most."""
+    return any(condition() or time.sleep(0.01) for _ in range(1000))
 
 
 def test_a_further_thread_is_there_while_cores_are_contended_and_until_they_are_calm(monkeypatch):
@@ -61,13 +62,14 @@ def test_one_thread_waits_for_no_other(monkeypatch):
 def test_openmp_has_more_threads_than_cores_while_it_is_to_share_them():
     if not _loaded_libraries("libgomp"):
         pytest.skip("torch's OpenMP is not GNU's here")
-    end, before = threading.Event(), count_tasks()
+    end, before, missing = threading.Event(), tasks(), len(os.sched_getaffinity(0)) - torch.get_num_threads()
     threading.Thread(target=host_threads._crowd, args=(end,)).start()
     try:
-        assert reaches(before + 2 + len(os.sched_getaffinity(0)) - torch.get_num_threads())
+        assert happens(lambda: len(tasks() - before) == missing + 2)
+        started = tasks() - before
     finally:
         end.set()
-    assert reaches(before)
+    assert happens(lambda: not started & tasks())
 
 
 def test_waiting_for_cores_is_counted_and_a_users_own_setting_stays(monkeypatch):

@@ -33,7 +33,7 @@ def test_every_file_is_in_one_room_and_the_house_is_small_and_imports_no_annex_w
     rows = [paths for part in ROOMS.values() for paths in part.values()]
     assert all(rows)
     assert Counter(path for paths in rows for path in paths) == Counter(PACKAGE.rglob("*.py"))
-    assert TOOL["lines_of"](HOUSE) <= TOOL["MOST"] == 11_000
+    assert TOOL["lines_of"](HOUSE) <= TOOL["MOST"] == 11_250
     assert TOOL["crossings"]() == []
 
 

@@ -65,7 +65,7 @@ def test_openmp_has_more_threads_than_cores_while_it_is_to_share_them():
     end, before, missing = threading.Event(), tasks(), len(os.sched_getaffinity(0)) - torch.get_num_threads()
     threading.Thread(target=host_threads._crowd, args=(end,)).start()
     try:
-        assert happens(lambda: len(tasks() - before) == missing + 2)
+        assert happens(lambda: len(tasks() - before) >= missing + 2)  # of each library of that name
         started = tasks() - before
     finally:
         end.set()

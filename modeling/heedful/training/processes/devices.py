@@ -34,8 +34,9 @@ def precision_here(asked: str, on_cpu: bool) -> str:
     """Return what Accelerate computes in where a recipe asks for that: something else if bf16 is not there."""
     if asked == "tf32":
         return "no"  # Accelerate has no name for it: `float32_products` sets it
-    has_it = processor_heed.has_bfloat16() if on_cpu else torch.cuda.is_bf16_supported(including_emulation=False)
-    if asked != "bf16" or has_it:
+    if asked != "bf16":
+        return asked
+    if processor_heed.has_bfloat16() if on_cpu else torch.cuda.is_bf16_supported(including_emulation=False):
         return asked
     machine, name = ("processor", "float32") if on_cpu else ("GPU", "fp16")
     logger.warning("`optimization.mixed_precision` is bf16, which this %s lacks: %s takes its place", machine, name)

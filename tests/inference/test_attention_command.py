@@ -96,8 +96,8 @@ def test_entropies_are_printed_for_every_head(run, maps):
     head, *rows = run("attention-numbers", *BOTH, "--entropy", "--kind", "encoder").splitlines()
     assert head.split("  ")[0] == "nats (share of log n)"
     assert [row.split()[:2] for row in rows] == [["layer", "0"], ["layer", "1"]]
-    assert f"{expected.nats[1, 2]:.2f} ({expected.share[1, 2]:4.0%})" in rows[1]
-    assert head.index("head 2") == rows[1].index(f"{expected.nats[1, 2]:.2f} (")
+    below = rows[1][head.index("head 2") :]  # another head may have the same number
+    assert below.startswith(f"{expected.nats[1, 2]:.2f} ({expected.share[1, 2]:4.0%})")
     found = json.loads(run("attention-numbers", *BOTH, "--entropy", "--kind", "encoder", "--json"))["entropy"]
     np.testing.assert_allclose(found["nats"], expected.nats)
     np.testing.assert_allclose(found["share"], expected.share)

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from heedful import processor_heed
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.proposals.proposal import DataFacts, Machine, propose, survey, this_machine
@@ -129,6 +130,14 @@ def test_facts_are_those_of_the_texts_and_the_machine(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert (this_machine().has_gpu, this_machine("cpu").has_gpu) == (True, False)
     assert this_machine().cores >= 1
+
+
+def test_minutes_fit_the_registers_of_the_processor(monkeypatch):
+    facts, minutes = DataFacts(20_000, 80.0, (100, 100)), []
+    for registers in ("AVX512", "AVX2"):
+        monkeypatch.setattr(processor_heed, "registers", lambda name=registers: name)
+        minutes.append(propose(facts, this_machine("cpu"))[1])
+    assert minutes[1] == pytest.approx(5 / 3 * minutes[0])
 
 
 @pytest.mark.parametrize("kind", ["dates", "templates"])

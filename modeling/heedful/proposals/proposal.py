@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from heedful import processor_heed
 from heedful.data.mixture import read_parts
 from heedful.data.tokenizer_training import Algorithm
-from heedful.processor_heed import usable_cores
 from heedful.training.recipe import DataRecipe
 from heedful.training.recipe_file import make_section, section_of
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 LOOKED_AT = 100_000  # pairs whose lengths are measured
 # Floating-point operations in a second that training reaches on one core, and on a GPU, with such small models.
-CORE_SPEED, GPU_SPEED = 5e10, 2e13
+CORE_SPEEDS, OTHER_CORES, GPU_SPEED = {"AVX512": 5e10}, 3e10, 2e13  # cores by their registers
 # A side of at most so many different words, each so many times on average, may be of symbols: phonemes, commands.
 MOST_SYMBOLS, SYMBOL_USES = 200, 10
 FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # they are if they are fewer, or shorter on average, or all in capitals
@@ -45,6 +45,7 @@ class Machine:
 
     cores: int
     has_gpu: bool
+    core_speed: float = CORE_SPEEDS["AVX512"]
 
 
 def survey(
@@ -105,7 +106,8 @@ def this_machine(device: str = "auto") -> Machine:
     """Return the machine that this process runs on, with no GPU where the recipe wants none."""
     import torch
 
-    return Machine(usable_cores(), device != "cpu" and torch.cuda.is_available())
+    speed = CORE_SPEEDS.get(processor_heed.registers(), OTHER_CORES)
+    return Machine(processor_heed.usable_cores(), device != "cpu" and torch.cuda.is_available(), speed)
 
 
 def propose(
@@ -134,7 +136,7 @@ def propose(
     # Two operations for each weight and token forwards, four backwards; attention and softmax add about as much again.
     weights = layers * (28 * width**2 + 4 * width * tokens)
     weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
-    speed = GPU_SPEED if machine.has_gpu else CORE_SPEED * machine.cores
+    speed = GPU_SPEED if machine.has_gpu else machine.core_speed * machine.cores
     # Where it wins in docs/studies/optimizers.md; 15 products for each of 12 square matrices, 45 for 4 wide ones.
     optimizer = optimizer or ("adam" if machine.has_gpu or data.pairs < 10_000 else "muon")
     minutes = updates * (updates_tokens * 6 * weights + (optimizer == "muon") * 720 * layers * width**3) / speed / 60

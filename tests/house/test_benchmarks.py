@@ -34,6 +34,7 @@ def figures(folder, script, *options, one_by_one=True):
 
 
 def test_generation_is_timed_against_marian_with_equal_tokens(tmp_path):
+    pytest.importorskip("ctranslate2")
     rows = figures(tmp_path, "generate.py", "--cases", "1x1,3x2", "--new-tokens", "5", "--source-length", "9")
     assert [(row["batch"], row["beams"]) for row in rows] == [(1, 1), (3, 2)]
     names = ["generate", "prepared", "marian_ms_per_step"]
@@ -128,6 +129,7 @@ def test_a_check_on_a_gpu_that_takes_too_long_costs_no_other_and_fails_and_witho
 
 
 def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp_path):
+    pytest.importorskip("ctranslate2")
     model = untrained_folder(tmp_path / "model")
     options = ("--data", "builtin:test:9", "--source", "ko", "--target", "en", "--batch", "4", "--longest", "7")
     _, rows, _ = measured(tmp_path, "translate.py", model, *options, "--beams", "1,2", "--rounds", "1")

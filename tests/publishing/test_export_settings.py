@@ -130,8 +130,13 @@ def accepted(form, memorised, asked):
     return {name: config for name, config in each.items() if not messages[name] and not config.do_sample}
 
 
+NEEDED = {"CTranslate2": "ctranslate2", "ONNX": "onnxscript"}  # of extras
+
+
 def compare(form, memorised, asked, folder):
     """Return what `generate()` says, by what is asked and carried out, after a form has said the same."""
+    if form in NEEDED:
+        pytest.importorskip(NEEDED[form])
     (model, pair), each = memorised, accepted(form, memorised, asked)
     sources, same = pair.encode_source(TEXTS), dequantized(model) if form == "a page" else model
     expected = {name: [generated(same, ids, config) for ids in sources] for name, config in each.items()}
@@ -149,13 +154,10 @@ FORMS = [
     "transformers",
     pytest.param("ONNX", marks=pytest.mark.slow),  # its exporter takes seconds
 ]
-NEEDED = {"CTranslate2": "ctranslate2", "ONNX": "onnxscript"}  # of extras
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_carries_out_or_names_each_of_twenty_settings(form, memorised, tmp_path):
-    if form in NEEDED:
-        pytest.importorskip(NEEDED[form])
     found = compare(form, memorised, ASKED, tmp_path)
     tokens = set(map(json.dumps, found.values()))
     assert len(tokens) > 0.6 * len(found)  # the settings change what is said

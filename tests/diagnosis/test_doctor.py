@@ -233,6 +233,7 @@ CONFIG = HeedConfig(d_model=64, encoder_attention_heads=4, decoder_attention_hea
 
 def test_slow_choices_on_a_gpu_are_named_by_their_key(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(processor_heed, "has_bfloat16", lambda: True)
     for changes, options, found in (
         ({}, {}, []),
         ({"model.attn_implementation": "eager"}, {}, [("warning", "model.attn_implementation")]),
@@ -246,7 +247,6 @@ def test_slow_choices_on_a_gpu_are_named_by_their_key(tmp_path, monkeypatch):
         assert [(each.level, each.where) for each in check_speed(recipe, config)] == found
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     eager = tiny_recipe(tmp_path / "run", ON_GPU | {"model.attn_implementation": "eager"})
-    monkeypatch.setattr(processor_heed, "has_bfloat16", lambda: True)
     assert list(check_speed(eager, CONFIG)) == []
 
 

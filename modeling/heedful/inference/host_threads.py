@@ -72,7 +72,8 @@ def _crowd(end: threading.Event) -> None:
     missing = len(os.sched_getaffinity(0)) - torch.get_num_threads()
     free = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # which does nothing with a null pointer
     for library in _loaded_libraries("libgomp"):
-        ctypes.CDLL(library).GOMP_parallel(free, None, missing + 2, 0)  # this thread is the first of them
+        with suppress(OSError, AttributeError):  # the file has gone since; a part of the library without that function
+            ctypes.CDLL(library).GOMP_parallel(free, None, max(missing, 0) + 2, 0)  # this thread is the first of them
     end.wait()
 
 

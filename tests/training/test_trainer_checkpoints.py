@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from unittest.mock import patch
 
 import pytest
+import torch
 from test_resume import flip_a_bit
 from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
@@ -34,6 +35,7 @@ OPTIONS |= {"save_strategy": "steps", "save_steps": 2}
 
 
 def run(folder, resume=None, kind=HeedSeq2SeqTrainer, **options):
+    torch.set_num_threads(1)  # a forked process has none of OpenMP's other threads, and would wait for them
     return trained(kind, folder, fresh_model(dropout=0.2), resume=resume, **{**OPTIONS, **options})
 
 

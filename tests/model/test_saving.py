@@ -350,6 +350,7 @@ NEEDED = {"weights are quantized": "torchao", ADAPTERS: "peft"}  # of extras
 
 
 def save_models(place):
+    torch.set_num_threads(1)  # as in the process that compares to the bit
     for family in FAMILIES:
         model = tiny_model(family=family)
         model.save_pretrained(place / family)

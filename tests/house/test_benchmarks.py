@@ -16,20 +16,24 @@ BENCHMARKS = Path(__file__).parents[2] / "scripts" / "benchmarks"
 
 
 def measured(folder, script, *options):
-    """Run a benchmark; return the speed of plain products and the rows that it writes as JSON, and what it prints."""
+    """Run a benchmark; return the rows of the machine and plain products, those of its figures, and what it prints."""
     command = [sys.executable, BENCHMARKS / script, *options, "--json", folder / "figures.json"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
-    plain, *rows = json.loads((folder / "figures.json").read_text())
-    return plain, rows, process.stdout
+    machine, plain, *rows = json.loads((folder / "figures.json").read_text())
+    return (machine, plain), rows, process.stdout
 
 
 def figures(folder, script, *options, one_by_one=True):
     once = () if script == "memory.py" else ("--rounds", "1")  # it measures once anyway
-    plain, rows, printed = measured(folder, script, "--sizes", "tiny", "--vocabulary", "90", *once, *options)
+    (machine, plain), rows, printed = measured(
+        folder, script, "--sizes", "tiny", "--vocabulary", "90", *once, *options
+    )
+    assert {"processor", "has", "torch uses", "cores", "load", "torch", "transformers"} <= machine.keys()
     assert all(plain[library] > 0 for library in ("MKL", "oneDNN", "oneDNN bfloat16") if library in plain)
-    assert printed.startswith("plain products GFLOP/s  ")
-    assert not one_by_one or len(printed.splitlines()) == 1 + len(rows)
+    assert printed.startswith("processor ")
+    assert printed.splitlines()[1].startswith("plain products GFLOP/s  ")
+    assert not one_by_one or len(printed.splitlines()) == 2 + len(rows)
     return rows
 
 
@@ -124,7 +128,7 @@ def test_a_check_on_a_gpu_that_takes_too_long_costs_no_other_and_fails_and_witho
     assert subprocess.check_output(command, text=True) == "not measured: there is no GPU\n"
     options = ["--device", "cpu", "--cases", "processes,plans", "--patience", "0.01"]
     assert subprocess.run([*command, *options, "--json", file], check=False).returncode == 1
-    rows = [tuple(row.values()) for row in json.loads(file.read_text())[2:]]
+    rows = [tuple(row.values()) for row in json.loads(file.read_text())[3:]]
     assert rows == [("processes", "FAILED", "its time is up"), ("plans", "not measured", "its time is up")]
 
 

@@ -366,3 +366,25 @@ def test_the_first_rows_of_a_table_are_all_lines_by_number(tmp_path):
     assert first_rows(location, 2) == [{"1": "en", "2": "ko"}, {"1": "a", "2": "b"}]
     nested = write(tmp_path / "c.jsonl", json_lines([{"id": 3, "translation": {"en": "a", "ko": "b"}}] * 3))
     assert first_rows(nested, 2) == [{"en": "a", "ko": "b"}] * 2
+
+
+def test_a_name_with_commas_joins_columns_unless_one_is_called_so(tmp_path):
+    rows = [("lemma", "form", "tags"), ("gehen", "ging", "V;PST"), ("auf gehen", "geht auf", "V PRS")]
+    joined = [("gehen V;PST", "ging", "gehen"), ("auf gehen V PRS", "geht auf", "auf gehen")]
+    dicts = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    for name, text, source in [
+        ("a.tsv", "\n".join("\t".join(row) for row in rows), "lemma,tags"),
+        ("a.csv", "\n".join(";".join(f'"{cell}"' for cell in row) for row in rows), "lemma, tags"),
+        ("b.tsv", "\n".join("\t".join(row) for row in rows[1:]), "1,3"),
+        ("a.jsonl", json_lines(dicts), "lemma,tags"),
+        ("b.jsonl", json_lines({"translation": row} for row in dicts), "lemma,tags"),
+    ]:
+        location = write(tmp_path / name, text)
+        target = "2" if name == "b.tsv" else "form"
+        at_once, stream = (read_pairs(location, source, target, streaming=each) for each in (False, True))
+        for pairs in (at_once, stream):
+            assert [(pair["source"], pair["target"], pair["group"]) for pair in pairs] == joined, name
+    location = write(tmp_path / "c.csv", 'a,"b,c","b"\nx,y,z\n')
+    assert [row["source"] for row in read_pairs(location, "b,c", "a")] == ["y"]
+    assert [row["source"] for row in read_pairs(location, 'b,"b,c"', "a")] == ["z y"]
+    check_refused(location, r"c\.csv must have the language or column 'd', but has 'a', 'b,c', 'b'", "b,d", "a")

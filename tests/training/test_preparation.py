@@ -239,6 +239,15 @@ def test_validation_pairs_are_held_out_of_the_training_pairs_where_none_are_give
     trained = set(texts(corpora[0]))
     assert trained == {target for _, target in rows} - {target for _, target in held_out[0]}
     assert len(corpora[0].validation) == 4
+    # Of two source columns the first decides, here a lemma with a space in it.
+    forms = "".join(f"w {n % 40}\tw{n}{tag}\t{tag} SG\n" for n in range(120) for tag in "abc")
+    (tmp_path / "c.tsv").write_text(forms)
+    changes |= {"data.train": str(tmp_path / "c.tsv"), "data.source": [1, 3], "data.target": 2}
+    corpus = prepare_corpus(tiny_recipe(tmp_path / "c", changes), tmp_path / "c")
+    lemmas = {pair["source"][:-5] for pair in corpus.validation_pairs}
+    assert len(lemmas) == 2
+    assert len(corpus.validation_pairs) == 18
+    assert {pair["source"] for pair in corpus.validation_pairs} == {f"{w} {t} SG" for w in lemmas for t in "abc"}
 
 
 def test_what_scores_could_not_use_is_refused_before_training(tmp_path):

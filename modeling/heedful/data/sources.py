@@ -13,7 +13,7 @@ import re
 import sys
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import partial
@@ -63,7 +63,8 @@ def read_pairs(
     file, target file] of as many lines; a folder with files for each split, as the library `datasets` lays them out or
     saves them; or a dataset on the Hub, "name", "name:config" or "name:config:split". In .tsv and .txt every line is a
     row, and quotes have no meaning. `source` and `target` are languages inside a `translation` column, or columns by
-    name or, in a table without a line of names, by number. With `streaming`, rows are read and checked while they are
+    name or, in a table without a line of names, by number. Of several columns, "lemma,features", the texts are joined
+    by a space, and `group` is that of the source's first. With `streaming`, rows are read and checked while they are
     iterated. `references` is a column with the list of all texts that are right, of which the target is the first.
     """
     import pyarrow as pa
@@ -73,6 +74,8 @@ def read_pairs(
     if references is not None:
         features["references"] = List(Value("string"))
     columns = (source, target) if isinstance(location, str) else ("source", "target")
+    if "," in columns[0]:
+        features["group"] = Value("string")
     read = partial(_checked_pairs, row_reader(location, columns, split, streaming), columns, references, streaming)
     if streaming:
         return cast("IterableDataset", IterableDataset.from_generator(read, features=features))
@@ -80,6 +83,11 @@ def read_pairs(
     while chunk := list(islice(pairs, ROWS_PER_CHUNK)):
         tables.append(pa.Table.from_pylist(chunk, schema=features.arrow_schema))
     return Dataset(pa.concat_tables(tables))
+
+
+def parts_of(name: str, columns: Collection[str]) -> list[str]:
+    """Return the columns that a name stands for: the one that is called so, or else those between its commas."""
+    return [name] if name in columns or "," not in name else next(csv.reader([name], skipinitialspace=True))
 
 
 def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
@@ -137,32 +145,35 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
     """
     found: set[str] = set()
     columns: dict[str, None] = {}  # of the rows in which a name is missing, in order
-    empty: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
+    empty: dict[str, list[tuple[str, int]]] = {}
     for file, number, cells in rows():
-        texts = []
+        sides, is_whole = [], True
         for name in names:
-            translation = cells.get("translation")
-            column = translation if isinstance(translation, Mapping) and name not in cells else cells
-            text = column.get(name)
-            if name in column:
-                found.add(name)
-            if isinstance(text, str):
-                texts.append(unicodedata.normalize("NFC", text))
-            elif text is None:
-                empty[name].append((file, number))
-                columns.update(dict.fromkeys(column))
-            else:
-                raise ValueError(f"{name!r} must be text, but is {shortened(text)} instead in row {number} of {file}.")
-        if len(texts) == 2:
-            pair: dict[str, Any] = dict(zip(("source", "target"), texts, strict=True))
+            texts = []
+            for part in parts_of(name, cells):
+                translation = cells.get("translation")
+                column = translation if isinstance(translation, Mapping) and part not in cells else cells
+                text = column.get(part)
+                if part in column:
+                    found.add(part)
+                if isinstance(text, str):
+                    texts.append(unicodedata.normalize("NFC", text))
+                elif text is None:
+                    empty.setdefault(part, []).append((file, number))
+                    columns.update(dict.fromkeys(column))
+                    is_whole = False
+                else:
+                    what = f"{part!r} must be text, but is {shortened(text)} instead"
+                    raise ValueError(f"{what} in row {number} of {file}.")
+            sides.append(texts)
+        if is_whole:
+            pair: dict[str, Any] = dict(zip(("source", "target"), map(" ".join, sides), strict=True))
             if references is not None:
-                pair["references"] = _accepted(references, texts[1], file, number, cells)
-            yield pair
+                pair["references"] = _accepted(references, pair["target"], file, number, cells)
+            yield pair | ({"group": sides[0][0]} if "," in names[0] else {})
         elif streaming:
             break
     for name, places in empty.items():
-        if not places:
-            continue
         (file, number), *others = places
         if name in found:
             place = f"row {number} of {file} instead" + (f", and in {len(others)} more" if others else "")
@@ -373,13 +384,14 @@ def _delimiter(file: str, columns: Columns) -> str:
         with suppress(csv.Error):  # reading it with the right one names the line
             table = list(islice(rows, 20))
             cells = table[0] if table else []
-            is_enough = _are_numbers(columns) and len(cells) >= max(map(int, columns))
-            if is_enough or {*columns} <= {*cells} or (columns == ANY_COLUMNS and len(cells) > 1):
+            wanted = {part for name in columns for part in parts_of(name, cells)}
+            is_enough = _are_numbers(wanted) and len(cells) >= max(map(int, wanted))
+            if is_enough or wanted <= {*cells} or (columns == ANY_COLUMNS and len(cells) > 1):
                 fitting.append((len({*map(len, table)}) == 1, delimiter))
     return max(fitting[1:] or fitting, key=lambda entry: entry[0])[1]
 
 
-def _are_numbers(columns: Sequence[str]) -> bool:
+def _are_numbers(columns: Collection[str]) -> bool:
     return all(re.fullmatch("[1-9][0-9]*", column) for column in columns)
 
 
@@ -388,7 +400,8 @@ def _named_cells(
 ) -> Iterator[Mapping[str, str]]:
     """Yield the rows of a table by the names in its first, or by number where columns are numbers that it lacks."""
     first, names = next(rows, (1, []))
-    if columns == ANY_COLUMNS or (_are_numbers(columns) and names and not {*columns} <= {*names}):
+    wanted = {part for name in columns for part in parts_of(name, names)}
+    if columns == ANY_COLUMNS or (_are_numbers(wanted) and names and not wanted <= {*names}):
         rows, names = chain([(first, names)], rows), [str(number) for number in range(1, len(names) + 1)]
     if len(set(names)) < len(names):
         found = f"{quoted(names)} instead.{_advice_on_tables(file)}"
@@ -437,5 +450,7 @@ def _hub_dataset(location: str, columns: Columns, split: str, streaming: bool) -
         if bars_shown:
             datasets.enable_progress_bars()
     # Other columns may hold audio or images, which would be decoded for nothing.
-    wanted = [column for column in dataset.column_names or [] if column in (*columns, "translation")]
+    names = dataset.column_names or []
+    parts = {"translation", *(part for name in columns for part in parts_of(name, names))}
+    wanted = [column for column in names if column in parts]
     return dataset.select_columns(wanted) if wanted else dataset

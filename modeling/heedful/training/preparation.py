@@ -83,7 +83,8 @@ def clean(splits: Splits, data: DataRecipe) -> Splits:
     kept = replace(splits, train=train, report=report)
     if splits.validation is not None:
         return kept
-    numbers = split_for_validation(train["source"][:], train["target"][:] if data.both_directions else ())
+    whole = train["group" if "group" in train.column_names else "source"][:]
+    numbers = split_for_validation(whole, train["target"][:] if data.both_directions else ())
     logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers[1]))
     train, validation = (train.select(rows, keep_in_memory=True) for rows in numbers)
     return replace(kept, train=train, validation=validation, is_held_out=True)

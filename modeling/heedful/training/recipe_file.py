@@ -348,6 +348,8 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
         value = "no"  # what YAML reads a bare no as; Norwegian's code
     if name.startswith("data.") and name.endswith((".source", ".target")) and type(value) is int:
         value = str(value)  # the number of a column
+    if name.startswith("data.") and name.endswith((".source", ".target")) and isinstance(value, list):
+        value = ",".join(f'"{column}"' if "," in str(column) else str(column) for column in value)
     if float in choices and (isinstance(value, str) or type(value) is int):
         with suppress(ValueError, OverflowError):
             value = float(value)

@@ -68,10 +68,10 @@ def new_folder(target: str | Path) -> Iterator[Path]:
         yield partial
 
 
-def check_is_new(target: Path, name: str = "target", kind: str = "folder") -> None:
+def check_is_new(target: Path, name: str = "target", kind: str = "folder", advice: str = "") -> None:
     """Raise a `ValueError` that names the argument if there is something where a folder or file is to be made."""
     if target.exists() or target.is_symlink():
-        raise ValueError(f"`{name}` must be a {kind} that does not exist yet, but {target} does.")
+        raise ValueError(f"`{name}` must be a {kind} that does not exist yet, but {target} does{advice}.")
 
 
 def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name: str = "path") -> Path:

@@ -199,7 +199,9 @@ def test_what_a_column_holds_is_found():
     for texts, kind in (
         (NUMBERS, "numbers"),
         ([f"{number / 7:.5f}" for number in range(400)], "numbers"),
-        ([f"2024-01-{number % 28 + 1:02}" for number in range(400)], "numbers"),
+        ([f"2024-01-{number % 28 + 1:02}" for number in range(400)], "dates"),
+        ([f"{number % 28 + 1}/{number % 12 + 1}/2024" for number in range(400)], "dates"),
+        (["V;PST;3;PL", "N;ACC;SG", "Case=Nom|Number=Plur"] * 100, "tags"),
         ([f"S{number:04}" for number in range(400)], "ids"),
         ([f"https://example.org/{number}" for number in range(400)], "ids"),
         ([f"CC-BY 2.0 (France) #{number}" for number in range(400)], "licenses"),

@@ -64,9 +64,10 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     assert recipe.name == "my-pairs"
     (tmp_path / "yes.tsv").write_text("ein Satz\ta sentence\n" * 40)
     told = write(tmp_path / "yes.tsv", tmp_path / "yes.yaml", "1", "2").told
-    assert told[2:4] == [
+    assert told[2:5] == [
         "limits: 256 source tokens, 256 target tokens",
         "duplicates: 98 % of the pairs; source and target alike: 0 % of the pairs",
+        "warning: only 1 pairs differ, by which the sizes are chosen",
     ]
     assert read_recipe(tmp_path / "yes.yaml").name == "yes"
     assert recipe.data.located.train == str(tmp_path / "recipes" / ".." / "my pairs.tsv")
@@ -78,7 +79,9 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     lines = [line for line in text.splitlines() if re.match(r"  \w+: \S", line)]
     assert sum("  # " in line for line in lines) > len(lines) / 2
     assert not diagnose(recipe).has_errors
-    assert_error(r"`--output` must be .* does not exist yet", write, data, path)
+    must = r"`--output` must be .* does not exist yet, but .*mine.yaml does: name another, or delete it first\."
+    assert_error(must, write, data, path)
+    assert_error("`--source` and `--target` must be given both", write, data, path, source="1")  # said at once
 
 
 def test_texts_that_are_alike_are_kept_where_they_are_what_there_is_to_learn(tmp_path):
@@ -127,6 +130,33 @@ def test_a_recipe_of_spelling_to_sound_has_characters_and_symbols_with_reasons(t
     ):
         path.write_text(f"data: {{train: a.tsv, source: 1, target: 2}}\n{more}")
         assert read_recipe(path, complete=complete).tokenizer.sides == sides
+
+
+LEMMAS = ["".join(letters) for letters in permutations("aeknr", 4)]
+FORMS = [
+    (lemma, lemma + tag[2:4].lower() * (number != 4), tag)
+    for lemma in LEMMAS
+    for number, tag in enumerate(["V;PST;3;PL", "V;PRS;1;SG", "V;FUT;2;PL", "N;ACC;SG", "V;NFIN"])
+]
+
+
+def test_a_table_of_word_forms_gets_its_tags_as_a_second_source_column_and_characters(tmp_path):
+    named = [("lemma", "form", "features"), *FORMS]
+    joined = [(f"{lemma} {tag}", form) for lemma, form, tag in FORMS]
+    other = [(f"{lemma} is {tag}", form) for lemma, form, tag in FORMS]
+    for name, rows, given, columns, first in (
+        ("named", named, {}, ("lemma,features", "form"), "character"),
+        ("plain", FORMS, {}, ("1,3", "2"), "character"),
+        ("asked", named, {"source": "1,3", "target": "2"}, ("lemma,features", "form"), "character"),
+        ("joined", joined, {}, ("1", "2"), "character"),
+        ("other", other, {}, ("1", "2"), "bpe"),
+    ):
+        recipe = read_recipe(
+            write(table_file(tmp_path / f"{name}.tsv", rows), tmp_path / f"{name}.yaml", **given).path
+        )
+        assert (recipe.data.source, recipe.data.target) == columns, name
+        assert [algorithm for algorithm, _ in recipe.tokenizer.sides] == [first, "character"], name
+        assert not recipe.data.cleaning.drop_identical  # a form may be equal to its word
 
 
 KOREAN = [korean for korean, _ in PAIRS]
@@ -257,8 +287,8 @@ def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, printed, monkeypatch
     for side, name in enumerate(("my corpus.xaa", "corpus.xbb")):
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
     arguments = ["--data", "my corpus.xaa", "--data", "corpus.xbb", "--source", "ko", "--target", "en"]
-    first, *_, last = printed("init", *arguments).splitlines()
-    assert last == "Now: heedful train 'my corpus.yaml'"
+    first, *_, next_one, last = printed("init", *arguments).splitlines()
+    assert (next_one, last) == ("Now: heedful doctor 'my corpus.yaml'", "then: heedful train 'my corpus.yaml'")
     assert first.startswith("60 pairs in my corpus.xaa and corpus.xbb, source 'ko', target 'en'")
     recipe = read_recipe(tmp_path / "my corpus.yaml")
     assert recipe.data.located.train == [str(tmp_path / "my corpus.xaa"), str(tmp_path / "corpus.xbb")]

@@ -42,7 +42,8 @@ def init(
     options.quieten()
     output = output or Path(f"{data[0].name.split('.')[0]}.yaml")
     found = [*write_first_recipe(data, output, source, target)]
-    lines = [*found, f"recipe: {output}", f"Now: heedful train {shlex.quote(str(output))}"]
+    file = shlex.quote(str(output))
+    lines = [*found, f"recipe: {output}", f"Now: heedful doctor {file}", f"then: heedful train {file}"]
     options.print_result({"recipe": str(output), "notes": found}, "\n".join(lines), as_json)
 
 

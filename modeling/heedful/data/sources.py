@@ -90,6 +90,11 @@ def parts_of(name: str, columns: Collection[str]) -> list[str]:
     return [name] if name in columns or "," not in name else next(csv.reader([name], skipinitialspace=True))
 
 
+def name_of(columns: Sequence[str]) -> str:
+    """Return the name that stands for columns, as `parts_of` reads it."""
+    return columns[0] if len(columns) == 1 else ",".join(f'"{name}"' if "," in name else name for name in columns)
+
+
 def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
     """Return for each pair all that is right: its `references`, or its target alone."""
     return [pair.get("references") or [pair["target"]] for pair in pairs]

@@ -10,7 +10,7 @@ from typing import Any
 
 from heedful.data.cleaning import CleaningRules, clean_pairs
 from heedful.data.scripts import SCRIPTS_AND_LANGUAGES, SCRIPTS_OF_LANGUAGES, lacks_script, main_script
-from heedful.data.sources import first_rows
+from heedful.data.sources import first_rows, name_of, parts_of
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks import pairs as looks
 from heedful.diagnosis.recipe_checks.pairs import Pairs, kind_of, roles_of
@@ -41,7 +41,7 @@ NOTES = {
 REASONS = {
     "bpe": "byte pairs suit sentences",
     "word": "few different symbols between spaces; another one will be an error",
-    "character": "single words, or texts in which only spaces change",
+    "character": "single words, also with tags, or texts in which only spaces change",
 }
 JOINT = {
     True: "one vocabulary, which all exports but web take; pages need byte pairs",
@@ -53,7 +53,6 @@ def write_first_recipe(
     data: Path | Sequence[Path], output: Path, source: str | None = None, target: str | None = None
 ) -> list[str]:
     """Look at pairs in a file, a folder or two aligned files, write a recipe that fits, and return what was found."""
-    check_is_new(output, "--output", "file")
     files = [data] if isinstance(data, Path) else list(data)
     for file in files:
         if not file.exists():
@@ -66,13 +65,14 @@ def write_first_recipe(
     count, pairs = splits.total or 0, Pairs.of("train", "data.train", splits.train)
     if count < 20:
         raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {count}.")
-    facts = survey(pairs, count)
+    check_is_new(output, "--output", "file", ": name another, or delete it first")
+    facts = survey(splits.train if "group" in splits.train.column_names else pairs, count)
     machine = this_machine()
     chosen, minutes = propose(facts, machine)
     place = "a GPU" if machine.has_gpu else f"{machine.cores} CPU cores"
     about = f"about {max(1, round(minutes))} minute{'s' * (round(minutes) > 1)}"
     alike = sum(one == other for one, other in zip(pairs.sources, pairs.targets, strict=True)) / len(pairs)
-    rules = _cleaning_for(pairs, alike)
+    rules = _cleaning_for(pairs, alike, facts.algorithms[1] == "bpe")
     dropped = clean_pairs(splits.train, rules)[1].dropped
     duplicates, identical = (f"{percent(share)} of the pairs" for share in (dropped["duplicate"] / len(pairs), alike))
     languages = [language_of(*side) for side in ((source, pairs.sources), (target, pairs.targets))]
@@ -101,6 +101,7 @@ def write_first_recipe(
         f"first pair: {shortened(pairs.sources[0])} → {shortened(pairs.targets[0])}",
         f"limits: {chosen['data.max_source_tokens']} source tokens, {chosen['data.max_target_tokens']} target tokens",
         f"duplicates: {duplicates}; source and target alike: {identical}",
+        *[f"warning: only {facts.pairs:,} pairs differ, by which the sizes are chosen"] * (2 * facts.pairs < count),
         f"vocabulary {chosen['tokenizer.vocab_size'] or 'of all symbols'}, d_model "
         f"{chosen['model.options']['d_model']}, {chosen['optimization.max_updates']:,} updates: {about} here",
     ]
@@ -164,10 +165,15 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
     names = {key: str(column[0]) if has_names else key for key, column in cells.items()}
     line = "the first line has the names" if has_names else "the table has no line of names"
     if wanted is not None:
-        if has_names and {*wanted} <= {*names}:
-            return names[wanted[0]], names[wanted[1]], f"columns {' and '.join(wanted)}: {line}"
+        parts = [parts_of(name, names) for name in wanted]
+        if has_names and {*parts[0], *parts[1]} <= {*names}:
+            source, target = (name_of([names[part] for part in side]) for side in parts)
+            return source, target, f"columns {' and '.join(wanted)}: {line}"
         return *wanted, "as asked for"
     chosen = _chosen(names if has_names or not is_table else {}, kinds)
+    tags = [key for key, kind in kinds.items() if kind == "tags" and key not in chosen]
+    if chosen and len(tags) == 1 and _has_many_targets(*(cells[key] for key in chosen)):
+        chosen = (chosen[0], *tags, chosen[1])
     others = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in chosen]
     listed = ", ".join(others[:8]) + " and more" * (len(others) > 8)
     if not chosen or has_names is None:
@@ -177,14 +183,23 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
             advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
         raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
     why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(others)
-    return names[chosen[0]], names[chosen[1]], "; ".join([line] * is_table + why) or "the only columns"
+    return (
+        name_of([names[key] for key in chosen[:-1]]),
+        names[chosen[-1]],
+        "; ".join([line] * is_table + why) or "the only columns",
+    )
+
+
+def _has_many_targets(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+    pairs = {*zip(map(str, sources), map(str, targets), strict=True)}
+    return len(pairs) > 1.1 * len({source for source, _ in pairs})
 
 
 def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, ...]:
     """Return the columns of source and target by what they are called and what is in them, if one choice is best."""
     roles = {key: roles_of(names.get(key, "")) for key in kinds}
     texts = [key for key, kind in kinds.items() if kind is None or (kind == "labels" and len(kinds) == 2)]
-    named = [key for key, kind in kinds.items() if kind in (None, "labels", "numbers", "ids")]
+    named = [key for key, kind in kinds.items() if kind in (None, "labels", "numbers", "ids", "tags")]
     sources = [key for key in named if "source" in roles[key] and not roles[key] & {"target", "other"}]
     targets = [key for key in named if "target" in roles[key] and not roles[key] & {"source", "other"}]
     weak = [key for key in texts if roles[key] == {"text"}]
@@ -225,13 +240,13 @@ def _is_like_a_name(text: str) -> bool:
     return len(text) <= 30 and 0 < len(text.split()) <= 3 and re.search(r"[\d.?!,;:。？！…]", text) is None
 
 
-def _cleaning_for(pairs: Pairs, alike: float) -> CleaningRules:
+def _cleaning_for(pairs: Pairs, alike: float, has_sentences: bool) -> CleaningRules:
     """Choose cleaning rules by how many pairs they would drop; a share of them has the same text on both sides."""
     sizes = (sorted(map(len, sides)) for sides in zip(pairs.sources, pairs.targets, strict=True))
     ratios = sorted(longer / max(1, shorter) for shorter, longer in sizes)
     limit = max(3.0, round(2 * ratios[len(ratios) * 99 // 100], 1))
-    # Where many are alike, that is what there is to learn.
-    return CleaningRules(max_ratio=limit, drop_duplicates=True, drop_identical=alike < 0.1)
+    # Where many are alike, that is what there is to learn; a word may be spelled as it sounds, or have one form.
+    return CleaningRules(max_ratio=limit, drop_duplicates=True, drop_identical=has_sentences and alike < 0.1)
 
 
 def language_of(column: str, texts: list[str]) -> str | None:

@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -24,6 +24,8 @@ CORE_SPEEDS, OTHER_CORES, GPU_SPEED = {"AVX512": 5e10}, 3e10, 2e13  # cores by t
 MOST_SYMBOLS, SYMBOL_USES = 200, 10
 FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # they are if they are fewer, or shorter on average, or all in capitals
 LEAST_LIMIT, MOST_TOKENS = 256, 4096  # of a side that is kept: with more, attention takes too much memory
+# What stands beside a word and says which form it has: V;PST;3;PL, N, <past>, Case=Nom. No mark but the last character.
+TAG = re.compile(r"[!-`{-~]+|[!-~]*[;:=+<>|#@&*/_0-9\[({][!-~]+")
 LONGEST_SPELLING = 40  # characters of a side that is one word; what is longer is a sentence without spaces
 
 
@@ -31,7 +33,7 @@ LONGEST_SPELLING = 40  # characters of a side that is one word; what is longer i
 class DataFacts:
     """What the settings depend on in the training pairs."""
 
-    pairs: int
+    pairs: int  # different ones
     pair_bytes: float  # in UTF-8, of the sides that byte pairs suit together, on average
     longest: tuple[int, int]  # source and target, in bytes, words or characters, but for a few that are far longer
     algorithms: tuple[Algorithm, Algorithm] = ("bpe", "bpe")  # that suit source and target
@@ -52,10 +54,12 @@ def survey(
     pairs: Iterable[Mapping[str, str]], count: int | None = None, algorithms: tuple[Algorithm, Algorithm] | None = None
 ) -> DataFacts:
     """Measure the first pairs of a corpus, of `count` in all (or these), and find `algorithms` unless given."""
-    read = [(pair["source"], pair["target"]) for pair in islice(pairs, LOOKED_AT)]
+    rows = [*islice(pairs, LOOKED_AT)]
+    read = [(pair["source"], pair["target"]) for pair in rows]
     if not read:
         raise ValueError("The training data must hold at least one pair, but hold none.")
-    algorithms = algorithms or _algorithms(read)
+    algorithms = algorithms or _algorithms(read, {*(pair["group"] for pair in rows if "group" in pair)})
+    count = round((count or len(read)) * len({*read}) / len(read))
     totals, longest = {True: 0, False: 0}, []
     for side, algorithm in enumerate(algorithms):
         is_bytes = algorithm == "bpe"
@@ -67,15 +71,18 @@ def survey(
     counts = Counter(word for pair in read for text in pair for word in text.split())
     is_unspaced = any(sum(map(_is_unspaced, side)) > 0.1 * len(read) for side in zip(*read, strict=True))
     words = None if is_unspaced else sum(uses >= 5 for uses in counts.values())
-    return DataFacts(count or len(read), means[0], (longest[0], longest[1]), algorithms, means[1], words)
+    return DataFacts(count, means[0], (longest[0], longest[1]), algorithms, means[1], words)
 
 
-def _algorithms(pairs: Sequence[tuple[str, str]]) -> tuple[Algorithm, Algorithm]:
-    """Find out what suits each side: words where they are symbols, characters where they are what changes, or bpe."""
+def _algorithms(pairs: Sequence[tuple[str, str]], groups: Collection[str]) -> tuple[Algorithm, Algorithm]:
+    """Find out what suits each side: words where they are symbols, characters where they are what changes, or bpe.
+
+    Of several source columns the different texts of the first, the `groups`, decide.
+    """
     changed = [["".join(text.split()) for text in pair] for pair in pairs if pair[0] != pair[1]]
     if 2 * sum(source == target for source, target in changed) > len(pairs):  # in spaces alone
         return "character", "character"
-    return _algorithm([source for source, _ in pairs]), _algorithm([target for _, target in pairs])
+    return _algorithm([*groups] or [source for source, _ in pairs]), _algorithm([target for _, target in pairs])
 
 
 def _algorithm(texts: Sequence[str]) -> Algorithm:
@@ -83,7 +90,9 @@ def _algorithm(texts: Sequence[str]) -> Algorithm:
     if 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words) and _are_symbols([*words]):
         return "word"
     # Chinese, Japanese or Thai without a space may be a sentence.
-    single = sum(len(text) <= LONGEST_SPELLING and len(text.split()) == 1 for text in texts)
+    words_of = ((text.split(), [word for word in text.split() if not TAG.fullmatch(word)]) for text in texts)
+    rests = (rest if len(rest) == 1 else words for words, rest in words_of)
+    single = sum(len(rest) == 1 and len(rest[0]) <= LONGEST_SPELLING for rest in rests)
     is_spaced = sum(map(_is_unspaced, texts)) < 0.1 * len(texts)
     return "character" if single > 0.9 * len(texts) and is_spaced else "bpe"
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from heedful.data.mixture import MixturePart
+from heedful.data.sources import name_of
 from heedful.files import shortened
 from heedful.training.recipe import Recipe, mistake
 
@@ -349,7 +350,7 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     if name.startswith("data.") and name.endswith((".source", ".target")) and type(value) is int:
         value = str(value)  # the number of a column
     if name.startswith("data.") and name.endswith((".source", ".target")) and isinstance(value, list):
-        value = ",".join(f'"{column}"' if "," in str(column) else str(column) for column in value)
+        value = name_of([*map(str, value)])
     if float in choices and (isinstance(value, str) or type(value) is int):
         with suppress(ValueError, OverflowError):
             value = float(value)

@@ -152,7 +152,9 @@ NAMES = {
     "other": "id sid no nr number index date time score label title lang language 번호 날짜 점수 제목 담당자",
 }
 KINDS: dict[str, Callable[[str], object]] = {
+    "dates": re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ][\d:.+]*Z?)?").fullmatch,
     "numbers": lambda text: not any(map(str.isalpha, text)),
+    "tags": re.compile(r"(?!https?:)[!-~]*\w[;|=][!-~]*").fullmatch,  # UniMorph's, and those of Universal Dependencies
     "ids": re.compile(r"[!-~]*\d[!-~]*|https?://\S+|\S+@\S+").fullmatch,
     "licenses": re.compile(r"CC[ -](BY|0)", re.IGNORECASE).match,
 }
@@ -195,7 +197,7 @@ def check_sides(pairs: Pairs) -> Iterator[RecipeFinding]:
     """Find sides that are no sentences, and a first pair that is the names of columns."""
     for side, texts in (("source", pairs.sources), ("target", pairs.targets)):
         kind = kind_of(texts)
-        if kind in ("numbers", "ids", "one value"):
+        if kind in ("numbers", "dates", "ids", "one value"):
             message = f"The {side}s are no sentences, but {kind}, such as {shortened(texts[0])}."
             yield RecipeFinding("sides", "warning", message, f"data.{side}", "Look whether it is the column.")
     if len(pairs) > 1 and roles_of(pairs.sources[0]) and roles_of(pairs.targets[0]):

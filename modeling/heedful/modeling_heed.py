@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
@@ -54,7 +55,7 @@ class HeedFeedForward(nn.Module):
         super().__init__()
         gated = GATED_ACTIVATIONS.get(config.activation_function)
         self.activation = ACT2FN[gated or config.activation_function]
-        self.dropout = HeedDropout(config.activation_dropout)
+        self.dropout, self.is_t5 = HeedDropout(config.activation_dropout), config.position_encoding == "t5"
         self.fc1 = nn.Linear(config.d_model, inner_size, bias=config.feed_forward_bias)
         self.fc_gate = nn.Linear(config.d_model, inner_size, bias=config.feed_forward_bias) if gated else None
         self.fc2 = nn.Linear(inner_size, config.d_model, bias=config.feed_forward_bias)
@@ -65,6 +66,8 @@ class HeedFeedForward(nn.Module):
             inner = self.activation(project(hidden_states, self.fc1))
         else:
             inner = self.activation(project(hidden_states, self.fc_gate)) * project(hidden_states, self.fc1)
+        if self.is_t5 and inner.dtype == torch.float16 and self.fc2.weight.dtype == torch.float32:
+            inner = inner.float()  # see `widen_second_products`
         return project(self.dropout(inner) if self.training else inner, self.fc2)
 
 
@@ -74,12 +77,26 @@ def make_norm(config: HeedConfig) -> nn.Module:
     return kind(config.d_model, eps=config.layer_norm_eps)
 
 
+def normalise(states: torch.Tensor, norm: Any) -> torch.Tensor:
+    """Apply a norm to `(…, d_model)` states; those in float32 of T5 in float16 are divided before they are rounded."""
+    if isinstance(norm, nn.RMSNorm) and norm.weight.dtype == torch.float16 and states.dtype == torch.float32:
+        return F.rms_norm(states, norm.normalized_shape, eps=norm.eps).to(norm.weight.dtype) * norm.weight
+    return norm(states)
+
+
+def clamped(states: torch.Tensor) -> torch.Tensor:
+    """Keep states in float16 finite, where transformers' models do: after an encoder's layers, and everywhere in T5."""
+    most = torch.finfo(torch.float16).max - 1000
+    return states.clamp(-most, most) if states.dtype == torch.float16 else states
+
+
 class HeedResidual(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
 
     def __init__(self, config: HeedConfig):
         super().__init__()
         self.is_post_norm = config.norm_placement == "post"
+        self.is_clamped = config.position_encoding == "t5"
         self.dropout = HeedDropout(config.dropout)
         self.norm = make_norm(config)
 
@@ -97,12 +114,13 @@ class HeedResidual(nn.Module):
         if self.training:
             output = self.dropout(output)
         added = hidden_states + output
+        added = clamped(added) if self.is_clamped else added
         return self._normalise(added, packing) if self.is_post_norm else added
 
     def _normalise(self, states: torch.Tensor, packing: Packing | None) -> torch.Tensor:
         if packing is not None and can_use_lean_norm(self.norm, states):
             return LeanLayerNorm.apply(states, self.norm.weight, self.norm.bias, self.norm.eps)
-        return self.norm(states)
+        return normalise(states, self.norm)
 
 
 # Layers and stacks, section 3.1
@@ -132,7 +150,7 @@ class HeedEncoderLayer(GradientCheckpointingLayer):
             lambda states: self.self_attn(states, attention_mask, packing=packing, relative=relative, **kwargs)[0],
             packing,
         )
-        return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states), packing)
+        return clamped(self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states), packing))
 
 
 class HeedDecoderLayer(GradientCheckpointingLayer):
@@ -306,7 +324,7 @@ class HeedEncoder(HeedStack):
         for number, layer in enumerate([*self.layers] * self.rounds):
             own = self.relative_positions.of_layer(relative, number)
             hidden_states = layer(hidden_states, mask, own, **given)
-        hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
+        hidden_states = hidden_states if self.norm is None else normalise(hidden_states, self.norm)
         return BaseModelOutput(last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states))
 
 
@@ -384,7 +402,7 @@ class HeedDecoder(HeedStack):
             hidden_states = layer(
                 hidden_states, causal_mask, encoder_hidden_states, own, cross_mask, layer_idx=number, **given
             )
-        hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
+        hidden_states = hidden_states if self.norm is None else normalise(hidden_states, self.norm)
         hidden_states = hidden_states if packing is None else packing.unpack(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, **by_name(cache))
 

@@ -124,6 +124,7 @@ class HeedBaseModel(PreTrainedModel):
             if adapter is not None and (lacking := report["missing_keys"]):
                 raise ValueError(f"The adapter must have all its weights, but lacks {listed(lacking)}.")
         check_device_map(model)
+        widen_second_products(model)
         align_weights(model)
         check_quantization(model)
         # With it a pipeline finds the target's tokenizer.
@@ -309,6 +310,15 @@ def _rounded_up(size: int, multiple: int | None) -> int:
     if multiple < 1:
         raise ValueError(f"`pad_to_multiple_of` must be at least 1, but is {multiple} instead.")
     return math.ceil(size / multiple) * multiple
+
+
+def widen_second_products(model: PreTrainedModel) -> None:
+    """Put what leaves float16 in large T5s into float32, as transformers does: the second product of each network."""
+    config: Any = model.config
+    if model.dtype == torch.float16 and getattr(config, "position_encoding", None) == "t5":
+        for name, weight in model.named_parameters() if config.norm_type == "rmsnorm" else ():
+            if ".fc2." in name and type(weight.data) is torch.Tensor and not weight.is_meta:
+                weight.data = weight.data.float()
 
 
 @torch.no_grad()

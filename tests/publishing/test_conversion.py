@@ -295,6 +295,26 @@ def test_a_checkpoint_in_half_precision_is_converted_as_exactly_and_stays_so_to_
     assert_near(ours(**inputs).logits, expected, 16 * torch.finfo(dtype).eps)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "factor"), [("t5", 20000), ("umt5", 20000), ("nllb", 1), ("marian", 1)])
+def test_in_float16_it_is_as_near_to_float32_as_the_checkpoint_and_finite_where_that_is(tmp_path, name, factor):
+    source = BUILDERS[name](tmp_path / name)
+    model = AutoModelForSeq2SeqLM.from_pretrained(source)
+    for part, weight in model.named_parameters():  # in large T5s what a network writes leaves the range of float16
+        weight.data *= factor if part.endswith("wo.weight") else 1
+    model.save_pretrained(source)
+    folder = convert(source, tmp_path / "heed").folder
+    inputs = {"input_ids": torch.randint(4, 80, (3, 12)), "decoder_input_ids": torch.randint(4, 80, (3, 9))}
+    exact, theirs, ours = (
+        AutoModelForSeq2SeqLM.from_pretrained(place, dtype=dtype).eval()(**inputs).logits.float()
+        for place, dtype in ((source, torch.float32), (source, torch.float16), (folder, torch.float16))
+    )
+    assert (theirs - exact).abs().max() < exact.std() / 5
+    assert (ours - exact).abs().max() < 2 * (theirs - exact).abs().max()
+    # Converted to float16 as a whole, T5's states are cut off at its range, as transformers' own are.
+    assert AutoModelForSeq2SeqLM.from_pretrained(folder).half()(**inputs).logits.isfinite().all()
+
+
 def test_what_looks_into_a_tokenizer_names_one_that_it_cannot_look_into(tmp_path):
     folder = convert(BUILDERS["marian"](tmp_path / "marian"), tmp_path / "heed").folder
     change_json(folder / "config.json", activation_function="relu")  # which a page can compute

@@ -8,7 +8,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import chain
+from itertools import chain, tee
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,9 +57,12 @@ def translate(
     if confidence:
         from heedful.inference.confidence import Confidence
 
-        likely = Confidence.from_pretrained(model, revision, num_beams)
+        likely = Confidence.from_pretrained(model, revision)
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
-    lines = iter(text) if text else lines_of(source)
+    lines = sources = iter(text) if text else lines_of(source)
+    if confidence:
+        likely.check(translator.model.generation_config, to, num_beams=num_beams, early_stopping=early_stopping)
+        lines, sources = tee(lines)
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
     settings |= {"split": split, "paragraphs": paragraphs, "keep_going": not text}
@@ -73,7 +76,9 @@ def translate(
         for translation in chain.from_iterable(chain.from_iterable(found)):
             values = {"score": translation.score} if (scores or as_json) and translation.score is not None else {}
             if confidence:  # what was not translated has none: blank, markup, or too long
-                values["confidence"] = round(likely.of(translation.score), 1) if translation.token_ids else None
+                (ids,) = translator.tokenizers.encode_source([next(sources)], to)
+                rated = likely.of_translation(translation, ids) if translation.token_ids else None
+                values["confidence"] = None if rated is None else round(rated, 1)
             plain = translation.text.rstrip("\r\n") if paragraphs else translation.text
             end = translation.text[len(plain) :] if paragraphs and not (text or as_json) and n_best == 1 else "\n"
             if as_json:
@@ -81,7 +86,8 @@ def translate(
                     {"text": plain, **values}, ensure_ascii=output is None and not options.writes_unicode()
                 )
             else:
-                columns = ("" if value is None else format(value, FORMATS[name]) for name, value in values.items())
+                none = "not calibrated" if translation.token_ids else ""
+                columns = (none if value is None else format(value, FORMATS[name]) for name, value in values.items())
                 line = "\t".join([*columns, plain])
             print(one_line(line), file=stream, flush=is_dialogue, end=end)
 

@@ -6,12 +6,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from huggingface_hub.utils import yaml_dump
 
 from heedful.data.sources import references_of
 from heedful.evaluation.metrics import comparable, references_left
 from heedful.files import write_text
-from heedful.inference.confidence import MOST, Confidence
+from heedful.inference.confidence import MOST, Confidence, settings_of
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
 from heedful.publishing.model_card import (
@@ -23,6 +24,7 @@ from heedful.publishing.model_card import (
     is_on_the_hub,
     write_model_card,
 )
+from heedful.training.preparation import StoredCorpus
 from heedful.training.publication import is_translation, language_codes
 from heedful.training.run import RunResult
 
@@ -157,8 +159,12 @@ def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
     seen = comparable([one.text for one in best], ignore)
     best = [replace(one, text=text) for one, text in zip(best, seen, strict=True)]
     right = references_left(ignore, references_of(pairs), "decoding.")
-    found = Confidence.of_pairs(best, right, exact, result.recipe.decoding.num_beams)
+    search, corpus = settings_of(translator.model.generation_config, result.corpus.target_language), result.corpus
+    found = Confidence.of_pairs(best, right, exact, search["num_beams"])
     if found is not None:
+        held, numbers = corpus.validation, range(len(corpus.validation))
+        known = corpus.rows if isinstance(corpus, StoredCorpus) else held.chosen(np.array(numbers[::2]))
+        found = found.for_kind(search, known.sources, [held[number]["input_ids"] for number in numbers[1::2]])
         found.save(result.folder)
     return found
 

@@ -141,7 +141,8 @@ def propose(
     updates_tokens = max(updates_tokens, 100 * round(tokens * 8 / 100))  # eight pairs at least
     epoch = data.pairs * tokens / updates_tokens  # updates
     passes = 30 if data.pairs < 10_000 else 20 if data.pairs < 100_000 else 8
-    updates = int(min(100_000 if machine.has_gpu else 6_000, max(600, passes * epoch)))
+    fewest = 600 if data.algorithms[1] == "bpe" else 1500  # letter by letter, 600 updates learn far less
+    updates = int(min(100_000 if machine.has_gpu else 6_000, max(fewest, passes * epoch)))
     # Two operations for each weight and token forwards, four backwards; attention and softmax add about as much again.
     weights = layers * (28 * width**2 + 4 * width * tokens)
     weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width

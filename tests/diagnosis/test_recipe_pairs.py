@@ -136,6 +136,10 @@ def test_every_defect_of_a_text_is_found_and_named_with_its_row():
     assert {finding.check: finding.level for finding in checks.check_text(broken)}["mojibake"] == "error"
     broken = split([(unicodedata.normalize("NFD", ko), en) for ko, en in CLEAN])
     assert only(checks.check_text(broken), "decomposed").level == "warning"
+    for text in ("Tom<br/>Jerry", "<p class='a'>Tom</p>", "caf&eacute;", "&#233;t&#xe9;", "<B>Tom"):
+        assert only(checks.check_text(with_pairs((CLEAN[0][0], text))), "html").examples
+    texts = ["a < b > c", "<2en> x", "<s>", "<bt> <person>", "a<b && c>d;", "x <- y"]
+    assert list(checks.check_text(split([(text, text) for text in texts]))) == []
     texts = ["naïve façade à la carte", "„Das ist die BÖ“, sagte er", "«Été»", "AT&T & Co; R&D", "Größe: 5 × 7"]
     assert list(checks.check_text(split([(text, text) for text in [*texts, "„Ä“", "ÃO"]]))) == []
 
@@ -188,6 +192,17 @@ def test_pairs_the_wrong_way_round_are_told_however_many_they_are():
         told = "go from Latin to Hangul script, and most others from Hangul to Latin: they are swapped."
         assert told in finding.message
         assert finding.examples[0].startswith("train row 2: ")
+
+
+def test_sources_with_several_targets_are_told_from_a_share_on_with_the_way_out():
+    lemmas = [(f"w{number // 5}", f"w{number}") for number in range(400)]
+    finding = only(checks.check_targets(split(lemmas)), "several_targets")
+    assert (finding.level, finding.where) == ("warning", "data.source")
+    assert "400 of 400 train pairs (100 %) have a source that comes with other targets too" in finding.message
+    assert "`data.source: [lemma, features]` joins both" in finding.advice
+    finding = only(checks.check_targets(split([*CLEAN, *lemmas[:80]])), "several_targets")
+    assert finding.level == "note"
+    assert list(checks.check_targets(split([*CLEAN, *CLEAN, *lemmas[:40]]))) == []
 
 
 NUMBERS = [str(number) for number in range(len(CLEAN))]

@@ -125,6 +125,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
     for split in held_out:
         yield from texts.check_pointless_pairs(split, None)
     pairs = train.without(recipe.data.denoised)
+    yield from texts.check_targets(pairs)
     for split in (pairs, *held_out):
         yield from texts.check_length_ratios(split)
     for split in (train, *held_out):

@@ -78,7 +78,8 @@ def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:
     left = {*kept.train["row"][:], *(kept.validation["row"][:] if kept.is_held_out else ())}
     dropped, share = [number for number, row in enumerate(train.rows) if row not in left], count / len(train)
     why = ", ".join(f"{reason} {count:,}" for reason, count in kept.report.dropped.items() if count)
-    message = f"The rules drop {count:,} of {len(train):,} training pairs ({percent(share)}): {why}."
+    message = f"The rules drop {count:,} of {len(train):,} training pairs ({percent(share)}): {why}. "
+    message += f"{len(left):,} are left."
     advice = "Look whether these pairs deserve it." if share >= 0.3 else ""
     # Pairs that share a text with held-out ones are left out by no rule.
     examples = train.examples(dropped) if len(dropped) == count else ()
@@ -104,6 +105,18 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator
         if not getattr(rules, rule, False):
             found = pairs.broken_by(replace(NO_RULES, **{rule: True}))
             yield from check.findings(pairs, found, key, rules is not None, advice=advice)
+
+
+def check_targets(pairs: Pairs) -> Iterator[RecipeFinding]:
+    """Find sources that come with several targets, as a word does where a column that says which form is left out."""
+    targets: dict[str, set[str]] = {}
+    for pair in pairs:
+        targets.setdefault(pair["source"].strip(), set()).add(pair["target"].strip())
+    found = [number for number, source in enumerate(pairs.sources) if len(targets[source.strip()]) > 1]
+    message = PAIRS_THAT + "have a source that comes with other targets too: which is meant, it does not say."
+    advice = "If another column says it, `data.source: [lemma, features]` joins both; or drop all but one."
+    check = RowCheck("several_targets", message, advice, 0.3)
+    yield from check.findings(pairs, found if len(found) > 0.1 * len(pairs) else (), "data.source")
 
 
 def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> Iterator[RecipeFinding]:
@@ -231,7 +244,11 @@ IS_IN: dict[str, Callable[[str], object]] = {
     "control_characters": re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]").search,
     "replacement_characters": re.compile("\ufffd").search,
     "mojibake": has_mojibake,
-    "html": re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9A-Fa-f]{1,6});").search,
+    "html": re.compile(
+        r"&(?:[a-z]{2,8}|#\d{1,6}|#x[0-9a-f]{1,6});"
+        r"|</?(?:[abipu]|br|div|em|font|h[1-6]|hr|img|li|[ou]l|small|span|strong|su[bp]|t[dhr]|table)(?: [^<>]*=[^<>]*)? ?/?>",
+        re.IGNORECASE,
+    ).search,
     # Reading composes what can be composed, so jamo that are left have lost their syllable.
     "decomposed": lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text),
     "tabs": lambda text: re.search(r"[\t\n\r]", text.strip()),
@@ -249,7 +266,7 @@ DEFECTS: dict[str, tuple[Any, ...]] = {
         "Decode the original files as UTF-8.",
         *(0.001, 0.1),
     ),
-    "html": ("HTML entities.", "`html.unescape` in Python turns them into text.", 0.01),
+    "html": ("HTML entities or tags.", "Python's `html.unescape` makes text of entities; take tags out.", 0.01),
     "decomposed": (
         "text that is not in Unicode's form NFC (Korean then costs 3 to 6 times the tokens), or loose jamo of it.",
         "Normalize the files to NFC.",

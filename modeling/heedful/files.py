@@ -16,6 +16,8 @@ from heedful.checksums_heed import read_object as read_object
 from heedful.symbols_heed import listed as listed
 
 LONGEST_LINE = 2**26  # bytes of a text file
+# What `str.splitlines` ends a line at. In the texts and files that we read, \n and \r\n alone do.
+LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 # What a private folder is called in which something is written: by whose side, and random letters.
 PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
 
@@ -93,7 +95,8 @@ def read_lines(path: str | Path, name: str) -> list[str]:
         what = "is a folder" if Path(path).is_dir() else "does not exist"
         raise FileNotFoundError(f"`{name}` must be a text file, but {path} {what}.")
     try:
-        return Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+        text = Path(path).read_bytes().decode("utf-8-sig")
+        return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     except UnicodeDecodeError as error:
         reason = other_encoding(Path(path).read_bytes()) or error
         raise ValueError(f"`{name}` must be a text file in UTF-8, but {path} is not: {reason}.") from error
@@ -121,8 +124,8 @@ def other_encoding(content: bytes) -> str | None:
 
 
 def one_line(text: str) -> str:
-    """Return a text with a space for each line break, as a file with one text a line holds it."""
-    return text.replace("\n", " ")
+    """Return a text with a space for each line break of any kind, as a file with one text a line holds it."""
+    return LINE_END.sub(" ", text)
 
 
 def filled_template(template: Path, parts: Mapping[str, str]) -> str:
@@ -133,10 +136,14 @@ def filled_template(template: Path, parts: Mapping[str, str]) -> str:
 
 def json_in_html(data: Any) -> str:
     """Write JSON in which no text can end the script element around it."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text
+    text = json_line(data, separators=(",", ":"))
+    return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def json_line(data: Any, **options: Any) -> str:
+    """Write JSON in which nothing ends a line, not even for readers that split lines as `str.splitlines` does."""
+    text = json.dumps(data, **{"ensure_ascii": False} | options)
+    return LINE_END.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def check_inside(folder: Path) -> None:

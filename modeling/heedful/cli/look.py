@@ -1,6 +1,5 @@
 """For those who look into a model: `heedful score`, `attention`, `align`, `attention-numbers` and `embeddings`."""
 
-import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from typer import Argument, Option
 
 from heedful.cli import options
 from heedful.cli.translate import CHUNK
-from heedful.files import check_writable, import_extra
+from heedful.files import check_writable, import_extra, json_line
 
 # What is given and what is scored, in each direction.
 SIDES = (("source", "target"), ("target", "source"))
@@ -61,7 +60,7 @@ def score(
             values = _score_values(scores, tokens)
             line = "\t".join(map(_cell, values.values()))
             if as_json:
-                line = json.dumps(pair | values, ensure_ascii=output is None and not options.writes_unicode())
+                line = json_line(pair | values, ensure_ascii=output is None and not options.writes_unicode())
             elif number == 0:
                 print(*values, sep="\t", file=stream)
             print(line, file=stream)

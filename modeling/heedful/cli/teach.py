@@ -1,6 +1,5 @@
 """For those who make pairs to learn from, by a rule or with a model: `pairs`, `backtranslate` and `distill`."""
 
-import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from typer import Argument, Option, Typer
 
 from heedful.cli import options
 from heedful.cli.translate import CHUNK, lines_of
-from heedful.files import check_at_least, check_is_new, shortened
+from heedful.files import check_at_least, check_is_new, json_line, shortened
 
 OF_PAIRS = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}  # files whose lines are no sentences
 pairs = Typer(help="Make pairs (`source`, `target`) for a task that is no translation.", no_args_is_help=True)
@@ -88,7 +87,7 @@ def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = No
         for pair in pairs:
             bar.update()
             count += 1
-            print(json.dumps(pair, ensure_ascii=False), file=stream)
+            print(json_line(pair), file=stream)
         if not count and making is not None:
             raise ValueError(f"{given} must hold sentences to translate, but all {making.left_out} are left out.")
     left_out = f"; {making.left_out:,} lines left out: empty, not ended, or repeating themselves" if making else ""

@@ -1,7 +1,6 @@
 """`heedful translate`: a file, standard input, or texts of the command line."""
 
 import gzip
-import json
 import os
 import sys
 import warnings
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from heedful.cli import options
-from heedful.files import bounded_lines, one_line, other_encoding
+from heedful.files import bounded_lines, json_line, one_line, other_encoding
 
 FORMATS = {"score": ".4f", "confidence": ".1f"}
 CHUNK = 1024  # lines by which a bar moves
@@ -82,9 +81,7 @@ def translate(
             plain = translation.text.rstrip("\r\n") if paragraphs else translation.text
             end = translation.text[len(plain) :] if paragraphs and not (text or as_json) and n_best == 1 else "\n"
             if as_json:
-                line = json.dumps(
-                    {"text": plain, **values}, ensure_ascii=output is None and not options.writes_unicode()
-                )
+                line = json_line({"text": plain, **values}, ensure_ascii=not (output or options.writes_unicode()))
             else:
                 none = "not calibrated" if translation.token_ids else ""
                 columns = (none if value is None else format(value, FORMATS[name]) for name, value in values.items())

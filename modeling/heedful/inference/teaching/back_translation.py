@@ -72,7 +72,7 @@ class BackTranslation:
         found = translator.translate_lines(given, keep_going=True, **search)
         for number, (line, (best,)) in enumerate(zip(targets, found, strict=True), start=1):
             target = trimmed(line.removeprefix("\ufeff" if number == 1 else ""))
-            source = " ".join(best.text.split())
+            source = trimmed(best.text)
             if best.finished and self.method == "noised":
                 source = noised(source, self._settings["seed"], number)
             if target and source and is_useful(best):
@@ -109,7 +109,7 @@ class SequenceDistillation:
         search = {"num_beams": self.num_beams, "num_return_sequences": self.closest or 1, **settings}
         found = translator.translate_lines((pair["source"] for pair in given), keep_going=True, **search)
         for pair, hypotheses in zip(kept, found, strict=True):
-            targets = [" ".join(each.text.split()) for each in hypotheses if each.text.strip() and is_useful(each)]
+            targets = [text for each in hypotheses if is_useful(each) and (text := trimmed(each.text))]
             if self.closest:
                 reference = [pair["target"]]
                 targets.sort(key=lambda target: -sentence_bleu(target, reference).score)
@@ -130,14 +130,14 @@ def is_useful(made: Translation) -> bool:
 
 
 def noised(text: str, seed: int, number: int) -> str:
-    """Delete, replace and move words of the text with this number, as `BackTranslation` says."""
-    words = text.split()
+    """Delete, replace and move words, each with the white space before it, of the text with this number."""
+    words = re.findall(r"(\s*)(\S+)", text)
     # Raw output, the one thing that numpy promises never to change.
     raw = np.random.PCG64(np.random.SeedSequence([seed, number])).random_raw((3, max(len(words), 1)))
     deleted, replaced, moved = raw / 2.0**64
     kept = [
-        ("_" if replaced[place] < NOISE else word, place + (FURTHEST_SWAP + 1) * moved[place])
-        for place, word in enumerate(words)
+        ((space or " ") + ("_" if replaced[place] < NOISE else word), place + (FURTHEST_SWAP + 1) * moved[place])
+        for place, (space, word) in enumerate(words)
         if deleted[place] >= NOISE
     ]
-    return " ".join(word for word, _ in sorted(kept, key=lambda each: each[1]))
+    return "".join(word for word, _ in sorted(kept, key=lambda each: each[1])).strip()

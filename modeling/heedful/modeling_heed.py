@@ -85,7 +85,7 @@ def normalise(states: torch.Tensor, norm: Any) -> torch.Tensor:
 
 
 def clamped(states: torch.Tensor) -> torch.Tensor:
-    """Keep states in float16 finite, where transformers' models do: after an encoder's layers, and everywhere in T5."""
+    """Keep states in float16 finite where transformers does: after each layer of an encoder, and everywhere in T5."""
     most = torch.finfo(torch.float16).max - 1000
     return states.clamp(-most, most) if states.dtype == torch.float16 else states
 

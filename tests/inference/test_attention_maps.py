@@ -1,14 +1,26 @@
 """All attention of one pair, of every kind of model, whatever computes attention otherwise."""
 
 import copy
+import re
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForSeq2SeqLM, BartConfig, MarianConfig
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BigBirdPegasusConfig,
+    ByT5Tokenizer,
+    LEDConfig,
+    LongT5Config,
+    MarianConfig,
+    PegasusXConfig,
+    ProphetNetConfig,
+)
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator, prepare_for_inference
@@ -213,10 +225,35 @@ def test_a_model_without_attention_is_an_error(tokenizers, monkeypatch):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(alphabet="aé고😀न", min_size=1, max_size=4), min_size=1, max_size=5))
 def test_every_word_of_any_script_gets_tokens_in_order(tokenizers, words):
-    ids = tokenizers.encode_source([" ".join(words)])[0]
-    found = [word for word in token_words(tokenizers.source, ids) if word is not None]
-    assert found == sorted(found)
-    assert set(found) == set(range(len(words)))
+    for tokenizer in (tokenizers.source, ByT5Tokenizer()):
+        found = [word for word in token_words(tokenizer, tokenizer(" ".join(words)).input_ids) if word is not None]
+        assert found == sorted(found)
+        assert set(found) == set(range(len(words)))
+    assert len(found) == len("".join(words).encode())  # each byte
+
+
+PROPHET = {f"num_{side}_{part}": 2 for side in ("encoder", "decoder") for part in ("layers", "attention_heads")}
+WINDOWS = {
+    "(12, 5)": LEDConfig(**SIZES, attention_window=4),
+    "(5, 5)": LEDConfig(**SIZES, attention_window=4),  # a window as wide as the source is long
+    "dict": PegasusXConfig(**SIZES, block_size=4),
+    "(2, 4, 12)": LongT5Config(vocab_size=290, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, local_radius=3),
+    "sum to": ProphetNetConfig(vocab_size=290, hidden_size=16, decoder_ffn_dim=16, encoder_ffn_dim=16, **PROPHET),
+    "(60, 60)": BigBirdPegasusConfig(**SIZES, block_size=4, num_random_blocks=1),
+}
+
+
+@pytest.mark.parametrize("found", WINDOWS)
+def test_weights_of_windows_blocks_and_streams_are_refused_by_their_shape(tokenizers, found):
+    model = AutoModelForSeq2SeqLM.from_config(WINDOWS[found]).eval()
+    model.config.decoder_start_token_id = 1
+    size = {"(5, 5)": 5, "(60, 60)": 57}.get(found, 12)
+    look = partial(attention_maps_of_ids, model, tokenizers, range(5, 5 + size), range(5, 9))
+    for kinds in (None, ["encoder"]):
+        rest = "(4, 5)" if found == "(5, 5)" else found
+        assert_error(f"must be of .* tokens, with rows that sum to 1, .* {re.escape(rest)}", look, kinds=kinds)
+    if "LED" in type(model).__name__:  # whose decoder looks at everything
+        assert look(kinds=["cross"]).weights["cross"].shape == (2, 2, 4, size)
 
 
 def test_words_are_what_stands_between_spaces(tokenizers):
@@ -233,14 +270,16 @@ def test_words_are_what_stands_between_spaces(tokenizers):
 def test_words_are_shown_whole_and_scripts_without_spaces_by_their_tokens(tokenizers):
     words_of = {"고양이가  잔다. a": ["고양이가", "잔다.", "a"], "a\tb … 😀": ["a", "b", "…", "😀"]}
     words_of["猫が眠る。 cat"] = ["猫", "が", "眠", "る", "。", "cat"]
-    for text, words in words_of.items():
-        ids = tokenizers.encode_source([text])[0]
-        shown = shown_words(tokenizers.source, ids)
+    for (text, words), tokenizer in product(words_of.items(), (tokenizers.source, ByT5Tokenizer())):
+        ids = tokenizer(text).input_ids
+        shown = shown_words(tokenizer, ids)
         assert shown.labels == [*words, "</s>"]
         assert shown.of_tokens == sorted(shown.of_tokens)
         assert len(shown.of_tokens) == len(ids)
     broken = tokenizers.source("네").input_ids[0]
     assert shown_words(tokenizers.source, [broken, 2]) == (["‹EB›", "</s>"], [0, 1])
+    assert shown_words(ByT5Tokenizer(), [0xEB + 3, 1]) == (["‹EB›", "</s>"], [0, 1])
+    assert token_labels(ByT5Tokenizer(), ByT5Tokenizer()("네 a").input_ids) == ["네", "…", "…", "▁", "a", "</s>"]
 
 
 def test_words_are_shown_without_the_marks_of_sentencepiece_tags_and_characters_letter_by_letter(tmp_path):

@@ -8,6 +8,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenizers import decoders, models
+from transformers import ByT5Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from heedful.data.tokenizer_training import CHARACTER
@@ -44,13 +45,17 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     unknown = (id_ for id_, piece in zip(ids, pieces, strict=True) if piece is None)
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder, *unknown}
-    is_byte_level = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel)
+    byte_of: dict[str, int] = {}  # of each letter of a piece, where all pieces are bytes
+    if isinstance(tokenizer, ByT5Tokenizer):
+        byte_of = {chr(byte): byte for byte in range(256)}
+    elif tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel):
+        byte_of = BYTE_OF_LETTER
     labels = [f"<{id_}>" if piece is None else piece for id_, piece in zip(ids, pieces, strict=True)]
     run: list[tuple[int, bytes]] = []  # neighbouring pieces whose bytes may form a character together
     for index, (id_, piece) in enumerate(zip(ids, labels, strict=True)):
         fallback = FALLBACK_BYTE.fullmatch(piece)
-        if id_ not in control and (is_byte_level or fallback):
-            own = bytes.fromhex(fallback[1]) if fallback else bytes(BYTE_OF_LETTER[letter] for letter in piece)
+        if id_ not in control and (byte_of or fallback):
+            own = bytes.fromhex(fallback[1]) if fallback else bytes(byte_of[letter] for letter in piece)
             run.append((index, own))
             continue
         _label_run(run, labels)
@@ -78,10 +83,10 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
     if is_word:  # when decoded, an unknown token would stick to the word before
         numbers = count()
         return [None if id_ in control else next(numbers) for id_ in ids]
-    words: list[int | None] = []
-    kept: list[int] = []
-    before: list[str] = []
-    for id_ in ids:
+    words, pieces = list[int | None](), tokenizer.convert_ids_to_tokens(list(ids))
+    kept, shown, before = list[int](), "", list[str]()
+    unseen: list[int] = []  # places of bytes, which a text of ByT5 lacks until their character is whole
+    for place, id_ in enumerate(ids):
         if id_ in control:
             words.append(None)
             continue
@@ -92,7 +97,12 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
         # More bytes of a broken character do not change the text.
         is_inside = longer != before or text.endswith(BROKEN_CHARACTER)
         words.append(len(longer) - 1 if is_inside else None)
-        before = longer
+        if text == shown and not is_inside and pieces[place].strip(f" {SPACE_MARK}"):
+            unseen.append(place)
+            continue
+        for hidden in unseen if is_inside else ():
+            words[hidden] = words[place]
+        unseen, shown, before = [], text, longer
     return words
 
 

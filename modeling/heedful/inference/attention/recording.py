@@ -14,6 +14,7 @@ import torch
 
 from heedful.attention_heed import HeedAttention
 from heedful.cells_heed import Cell, GRUCell, LSTMCell, no_state
+from heedful.configuration_base_heed import HEED_TYPES
 from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.inference.engines import evaluation_mode
 from heedful.inference.search_settings import device_of
@@ -21,6 +22,7 @@ from heedful.modeling_heed import HeedPreTrainedModel
 
 Kind = Literal["cross", "encoder", "decoder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+SUM_ROUNDING = 0.02  # of a row's weights in bfloat16
 # Names of the attentions in a layer of Heed's encoder and decoder.
 ATTENTIONS: dict[str, dict[Kind, str]] = {
     "encoder": {"encoder": "self_attn"},
@@ -47,13 +49,14 @@ def record_attention(
     """Return for each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
 
     `layer`, from 0, or from -1 for the last, is the only one to return. The model computes in evaluation mode, and
-    with the attention function `eager` if its own returns no weights.
+    with the attention function `eager` if its own returns no weights. Weights of windows, blocks or several streams,
+    which are no such matrix, are a `ValueError`.
     """
     with evaluation_mode(model), torch.no_grad():
-        found = _run(model, source_ids, fed_ids, kinds, layer)
+        found = _checked_run(model, source_ids, fed_ids, kinds, layer)
         if len(found) < len(kinds) and getattr(model.config, "_attn_implementation", None) not in (None, "eager"):
             with _eager(model):
-                found = _run(model, source_ids, fed_ids, kinds, layer)
+                found = _checked_run(model, source_ids, fed_ids, kinds, layer)
     return found
 
 
@@ -133,6 +136,32 @@ def check_number(field: str, number: int, count: int) -> None:
         raise ValueError(f"`{field}` must be between {least} and {count - 1}, but is {number} instead.")
 
 
+def _checked_run(
+    model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None
+) -> dict[Kind, list[torch.Tensor]]:
+    """Return what `_run` does, after checking that each token has a weight for each that it looks at."""
+    found = _run(model, source_ids, fed_ids, kinds, layer)
+    _check_are_whole(model, found, len(source_ids), len(fed_ids))
+    if model.config.model_type not in HEED_TYPES:  # a window, as of LED, may by chance be as wide as a source is long
+        source_ids, fed_ids = (ids[:-1] or [*ids] * 2 for ids in (source_ids, fed_ids))
+        _check_are_whole(model, _run(model, source_ids, fed_ids, [*found], layer), len(source_ids), len(fed_ids))
+    return found
+
+
+def _check_are_whole(model: Any, found: dict[Kind, list[torch.Tensor]], source: int, fed: int) -> None:
+    """Raise a `ValueError` for weights that are no matrix of all tokens: of windows, blocks or several streams."""
+    sizes: dict[Kind, tuple[int, int]] = {"cross": (fed, source), "encoder": (source, source), "decoder": (fed, fed)}
+    for kind, weights in ((kind, weights) for kind, layers in found.items() for weights in layers):
+        shape = tuple(weights.shape[1:]) if isinstance(weights, torch.Tensor) else type(weights).__name__
+        sums = weights.sum(-1).aminmax() if shape == sizes[kind] else ()
+        if not sums or not all(abs(each - 1) < SUM_ROUNDING for each in sums):
+            must = f"be of {sizes[kind]} tokens, with rows that sum to 1, to be shown"
+            but = f"sum to {sums[0]:.2f} and {sums[1]:.2f}" if sums else f"are of {shape}"
+            hint = "it looks by windows, blocks or several streams. `kinds` asks for other attention"
+            name = type(model).__name__
+            raise ValueError(f"The {kind} attention weights of a {name} must {must}, but {but} instead: {hint}.")
+
+
 def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None) -> dict[Kind, list[torch.Tensor]]:
     asked = {"output_attentions": True, "return_dict": True}
     source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
@@ -147,7 +176,8 @@ def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None)
             weights |= {kind: outputs.get(f"{kind}_attentions") for kind in kinds if kind != "encoder"}
     found: dict[Kind, list[torch.Tensor]] = {}
     for kind, tensors in weights.items():
-        layers = [tensor[0].float().cpu() for tensor in tensors or () if tensor is not None]
+        given = [each for each in tensors or () if each is not None]
+        layers = [each[0].float().cpu() if isinstance(each, torch.Tensor) else each for each in given]
         if layers and layer is not None and not _has_own_layers(model):  # else the others are dropped already
             check_number("layer", layer, len(layers))
             layers = [layers[layer]]

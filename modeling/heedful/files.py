@@ -148,8 +148,7 @@ def json_line(data: Any, **options: Any) -> str:
 
 def check_inside(folder: Path) -> None:
     """Raise a `ValueError` if a link of a model's folder, but for the Hub's cache, or a name in its JSON leads out."""
-    caches = [place.parent for place in folder.resolve().parents if place.name == "snapshots"]
-    roots = [folder.resolve(), *(cache / "blobs" for cache in caches if cache.name.startswith("models--"))]
+    roots = [folder.resolve(), *_blobs_of(folder)]
     for path in filter(Path.is_symlink, folder.rglob("*")):
         target = Path(os.path.realpath(path))
         if not any(target.is_relative_to(place) for place in roots):
@@ -163,6 +162,19 @@ def check_inside(folder: Path) -> None:
             continue  # what reads the file for its own sake names what is wrong with it
         for key, name in named:
             check_name_inside(name, f"`{key}` of {path}")
+
+
+def is_plain_file(path: Path, folder: Path) -> bool:
+    """Return whether a path in a model's folder is a file there, and no link but one of the Hub's cache."""
+    real = Path(os.path.realpath(path))
+    is_there = real == Path(os.path.realpath(folder)) / path.relative_to(folder)
+    return real.is_file() and (is_there or real.parent in _blobs_of(folder))
+
+
+def _blobs_of(folder: Path) -> list[Path]:
+    """Return where the Hub's cache keeps the files that a snapshot in it links to; none for another folder."""
+    caches = [place.parent for place in folder.resolve().parents if place.name == "snapshots"]
+    return [cache / "blobs" for cache in caches if cache.name.startswith("models--")]
 
 
 def check_name_inside(name: Any, what: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from card_facts import card_facts
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.publishing import hub
-from heedful.publishing.hub import check_folder, push
+from heedful.files import check_inside
+from heedful.publishing.hub import check_folder, files_to_push, push
 from heedful.publishing.model_card import write_model_card
 from helpers import CODE, assert_error, assert_refused, run_python
 from hub_stand_in import HubStandIn
@@ -150,7 +150,7 @@ def pushed(folders, tmp_path_factory):
         sender = stand_in.environment(caches / "sender")
         sent = run_python("-m", "heedful", "push", str(place / "joint"), "me/tiny", "--private", **sender)
         said = sent.stdout.splitlines()
-        assert ".notes in " in sent.stderr
+        assert "'.notes', 'log.jsonl', 'training_state' in " in sent.stderr
         first = said[0].removeprefix("me/tiny at revision ")
         requests = list(stand_in.requests)
         paths = {name: str(place / name) for name in ("joint", "separate", "sharded")}
@@ -259,7 +259,7 @@ def test_a_folder_that_lacks_a_file_has_anothers_tokenizers_or_an_unreadable_car
     assert_refused(cases, lambda place: push(place, "me/tiny"), FileNotFoundError)
 
 
-def test_a_push_without_a_network_fails_in_one_line_and_training_state_stays_at_home(folder, monkeypatch):
+def test_a_push_without_a_network_fails_in_one_line_and_only_what_belongs_to_a_model_is_sent(folder, monkeypatch):
     from huggingface_hub.errors import HfHubHTTPError
 
     def fail(*_, **__):
@@ -268,8 +268,36 @@ def test_a_push_without_a_network_fails_in_one_line_and_training_state_stays_at_
     monkeypatch.setattr("huggingface_hub.HfApi", lambda **_: SimpleNamespace(create_repo=fail))
     with pytest.raises(ConnectionError, match=r"^The Hub cannot be reached to push me/model: .* in name resolution$"):
         push(folder, "me/model")
-    from huggingface_hub.utils import filter_repo_objects
-
-    private = ["training_state/optimizer.pt", "log.jsonl", "manifest.json", "target_tokenizer/.x"]
-    public = ["model.safetensors", "config.json", "target_tokenizer/tokenizer.json", "README.md", "recipe.yaml"]
-    assert list(filter_repo_objects([*private, *public], ignore_patterns=hub.PRIVATE_FILES)) == public
+    private = [
+        "training_state/optimizer.pt",
+        "log.jsonl",
+        "training_args.bin",
+        "checkpoint-5/model.safetensors",
+        "a.tmp",
+    ]
+    private += [
+        ".env[prod]",
+        ".env",
+        "runs/x/events.out",
+        "wandb/run/files/config.yaml",
+        "my.py",
+        "note.txt",
+        ".a.model",
+    ]
+    private += ["target_tokenizer/.x", "target_tokenizer/model.safetensors", "[m]odel.safetensors", "a b.model"]
+    public = ["LICENSE", "target_tokenizer/tokenizer.json", "recipe.yaml", "confidence.json", ".eval_results/a.yaml"]
+    before = files_to_push(folder)
+    for name in (*private, *public):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "a.model").symlink_to("training_args.bin")
+    assert {*files_to_push(folder)} == {*before, *public}
+    assert CODE | {"config.json", "README.md", "tokenizer.json"} < {*before}
+    cached = folder.parent / "models--a--b" / "snapshots" / "1"
+    shutil.move(folder, cached)
+    (cached.parents[1] / "blobs").mkdir()
+    for name in ("README.md", "config.json"):
+        (cached / name).rename(cached.parents[1] / "blobs" / name)
+        (cached / name).symlink_to(f"../../blobs/{name}")
+    check_inside(cached)
+    assert {*files_to_push(cached)} == {*before, *public}

@@ -1,5 +1,6 @@
 """A model's folder to the Hub, whole: weights, code, tokenizers and card in one commit."""
 
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,17 +9,30 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers.dynamic_module_utils import get_relative_imports
 
-from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
+from heedful.checksums_heed import CHECKSUMS_FILE, FILES, TARGET_FOLDER
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import check_inside, read_object, write_text
-from heedful.inference.loading import CODE_REFERENCE, first_line, load_model
+from heedful.files import check_inside, is_plain_file, quoted, read_object, write_text
+from heedful.inference.confidence import CONFIDENCE_FILE
+from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, load_model
+from heedful.publishing.learning_curve import CURVE_FILE
 from heedful.publishing.model_card import CARD_FILE, with_repository
 
-# What may lie beside a model and stays private.
-PRIVATE_FILES = ["training_state/*", "manifest.json", "checkpoints/*", "events.out.*", "*.log", "log.jsonl", "*.tmp"]
-PRIVATE_FILES += ["__pycache__/*", "*/.*"]
-# The hidden ones that a repository has; others stay, which a warning says.
-HIDDEN = (".eval_results", ".gitattributes")
+TOKENIZER_FILES = (*FILES["tokenizer"], "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+# What a model consists of, and an adapter or an export: nothing else of a folder is sent, besides the code that
+# config.json names. A Trainer leaves tokens of the Hub, states and logs in the same folder.
+MODEL_FILES = ["config.json", "generation_config.json", ADAPTER_FILE, "adapter_model.safetensors", *FILES["weights"]]
+MODEL_FILES += [*TOKENIZER_FILES, *(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES)]
+MODEL_FILES += [
+    CARD_FILE,
+    CURVE_FILE,
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    ".gitattributes",
+    ".eval_results/*.yaml",
+]
+MODEL_FILES += ["recipe.yaml", "metrics.json", CONFIDENCE_FILE, CHECKSUMS_FILE, "*.onnx", "*.onnx_data"]
+PLAIN_NAME = re.compile(r"\w[\w.-]*|\.gitattributes|\.eval_results")  # of a file or folder that may be sent
 # What an earlier commit may have left and this one replaces: another number of shards, another pair of tokenizers.
 REPLACED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py"]
 REPLACED_FILES += [f"{TARGET_FOLDER}/*", "tokenizer*", "special_tokens_map.json", "added_tokens.json", CHECKSUMS_FILE]
@@ -65,8 +79,10 @@ def push(
     client_error: Any = HfHubHTTPError.__bases__[0]  # of the client's library, which is not the same everywhere
     folder = Path(folder)
     check_folder(folder)
-    if hidden := sorted({path.name for path in folder.glob(".*")} - {*HIDDEN}):
-        warnings.warn(f"{', '.join(hidden)} in {folder} is hidden, and not pushed.", stacklevel=2)
+    files = files_to_push(folder)
+    if left := sorted({path.name for path in folder.iterdir()} - {name.partition("/")[0] for name in files}):
+        advice = "`hf upload` sends what you want to be public all the same"
+        warnings.warn(f"{quoted(left)} in {folder} belongs to no model, and is not pushed: {advice}.", stacklevel=2)
     api = HfApi(token=token)
     try:
         name = api.create_repo(repository, private=private, exist_ok=True).repo_id
@@ -79,7 +95,7 @@ def push(
             folder_path=folder,
             revision=revision,
             commit_message=message or "Upload model, tokenizers and card with Heedful",
-            ignore_patterns=[*PRIVATE_FILES, *hidden, *(f"{name}/*" for name in hidden)],
+            allow_patterns=files,
             delete_patterns=REPLACED_FILES,
         )
     except client_error as error:
@@ -87,6 +103,14 @@ def push(
             raise
         raise ConnectionError(f"The Hub cannot be reached to push {repository}: {first_line(error)}") from error
     return Pushed(name, commit.oid, commit.commit_url)
+
+
+def files_to_push(folder: Path) -> list[str]:
+    """Return the files of a folder that belong to its model, and are sent: plain ones, or links of the Hub's cache."""
+    names = [*MODEL_FILES, *_code_files(folder, read_object(folder / "config.json"))]
+    found = {path for name in names for path in folder.glob(name) if is_plain_file(path, folder)}
+    parts = (path.relative_to(folder).parts for path in sorted(found))
+    return ["/".join(each) for each in parts if all(map(PLAIN_NAME.fullmatch, each))]
 
 
 def check_folder(folder: Path) -> None:

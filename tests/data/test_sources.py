@@ -88,6 +88,31 @@ READ = [  # the name of a file, what is in it, the columns, and the pairs
     ("c.csv", 'ko,en;x\n"a;b","c;d"\n', ("ko", "en;x"), [("a;b", "c;d")]),
     ("c.csv", "O, P;o, p\nI;i\nJ, d;j, d\n", ("1", "2"), [("O, P", "o, p"), ("I", "i"), ("J, d", "j, d")]),
     ("c.tsv", "2\t1\nb\ta\n", ("1", "2"), [("a", "b")]),  # names that are numbers
+    ("c.tsv", "2\t1\n3\t2\n", ("1", "2"), [("2", "1"), ("3", "2")]),  # numbers that are no names
+    # Where several delimiters make as many cells everywhere, those that prose has separate nothing.
+    ("c.csv", "Es kostet 7,82.;It costs 7.82.\n", ("1", "2"), [("Es kostet 7,82.", "It costs 7.82.")]),
+    ("c.csv", "5,- Euro\tfive euros\n", ("1", "2"), [("5,- Euro", "five euros")]),
+    (
+        "c.csv",
+        "Hallo, Anna;Hello, Anna\nJa, klar;Yes\n",
+        ("1", "2"),
+        [("Hallo, Anna", "Hello, Anna"), ("Ja, klar", "Yes")],
+    ),
+    ("c.csv", "x &amp; y,z\nQ&amp;A,b\n", ("1", "2"), [("x &amp; y", "z"), ("Q&amp;A", "b")]),
+    ("c.csv", '"Hallo, A";"Hello, A"\n', ("1", "2"), [("Hallo, A", "Hello, A")]),
+    ("c.csv", "laufen,lief,V;PST\n", ("1", "2"), [("laufen", "lief")]),
+    (
+        "c.txt",
+        "Hallo, A\nJa, b\ta\nNun, c\n",
+        ("1", "1"),
+        [(text, text) for text in ("Hallo, A", "Ja, b\ta", "Nun, c")],
+    ),
+    # Marks wrap the cells of a .tsv where a writer of CSV would write all of it so: pandas, Excel, QUOTE_ALL.
+    ("c.tsv", 'a\tb\n"""Ja"", sagt er\nlaut"\tc\n', ("a", "b"), [('"Ja", sagt er\nlaut', "c")]),
+    ("c.tsv", 'a\tb\nc\t"d, e"\n"f ""g"""\th\n', ("a", "b"), [("c", "d, e"), ('f "g"', "h")]),
+    ("c.txt", '"a"\t"b"\n"c"\t"d ""e"" f"\n', ("a", "b"), [("c", 'd "e" f')]),
+    ("c.tsv", 'a\tb\n"Ja, c"\td, e\n', ("a", "b"), [('"Ja, c"', "d, e")]),
+    ("c.tsv", 'a\tb\n"f ""g"""\t"h" i\n', ("a", "b"), [('"f ""g"""', '"h" i')]),
     ("c.csv", 'en,ko\ra,"b\rc"\rd,e\r', ("en", "ko"), [("a", "b\rc"), ("d", "e")]),  # lines of old Macs
     ("A.TSV", "en\tko\na\tb\n", ("en", "ko"), [("a", "b")]),
     ("a.Jsonl", '{"en": "a", "ko": "b"}\n', ("en", "ko"), [("a", "b")]),
@@ -210,6 +235,11 @@ WRONG = [  # the name of a file, what is in it, and the message
     ("c.tsv", "source\ttarget\na\tb\nc\n", r"c\.tsv must have 2 cells in every line, .* has 1 in line 3"),
     ("c.csv", "source,target\na,b,c\n", r"c\.csv must have 2 cells .* has 3 in line 2"),
     ("c.csv", "source;target\na;b\nc,d\n", "2 cells .* has 1 in line 3 instead, where semicolons separate them"),
+    (
+        "c.csv",
+        "réf.;EN\n1;a\n2;b\n",
+        r"c\.csv must have the language or column 'source', but has 'réf\.', 'EN' instead",
+    ),
     ("c.csv", 'source,target\na,b\n"a,b\n', r"c\.csv must be well-formed CSV, but line 3 is not"),
     ("c.tsv", "source\tsource\na\tb\n", "must have different column names, but has 'source', 'source'"),
     ("c.parquet", "nothing", r"c\.parquet must be a whole Parquet file"),

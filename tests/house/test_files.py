@@ -113,7 +113,7 @@ def test_the_encodings_of_korean_spreadsheets_are_named_with_a_way_out(tmp_path)
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("heedful.data.sources._lines.__defaults__", (1000,))
+    monkeypatch.setattr("heedful.data.tables.numbered_lines.__defaults__", (1000,))
     with gzip.open(tmp_path / "pairs.tsv.gz", "wb") as file:
         file.write(b"a\tb\n" + b"x" * 10_000)
     with pytest.raises(ValueError, match=r"lines of at most 1,000 bytes, but line 2 has more"):

@@ -5,40 +5,42 @@ takes source and target out of each row; and the pairs become a `Dataset` in mem
 cached on disk except what the Hub's own library downloads, so a changed file is always read again.
 """
 
-import csv
 import glob
-import gzip
 import json
 import re
 import sys
 import unicodedata
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from heedful.files import LONGEST_LINE, bounded_lines, other_encoding, quoted, shortened
+from heedful.data.tables import (
+    ANY_COLUMNS,
+    TABLES,
+    Columns,
+    advice_on_tables,
+    kind_of_file,
+    numbered_lines,
+    parts_of,
+    table_rows,
+    without_end,
+)
+from heedful.files import quoted, shortened
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 Record = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in it counted from 1, and its columns
 Reader = Callable[[], Iterator[Record]]
-Columns = tuple[str, str]  # of source and target
 
 ROWS_PER_CHUNK = 10_000
 LARGEST_JSON = 2**31  # bytes; an array may be one line
 BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
-DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-SEPARATOR_LINE = re.compile(r'\Asep=([^"\r\n])(\r\n?|\n)')  # which Excel reads before a table
-TABLES = ("csv", "tsv", "txt")
-ANY_COLUMNS = ("", "")  # where it is not known yet what they are called
 KINDS = "(.jsonl, .json, .csv, .tsv or .txt, each also with .gz, or .parquet)"
-csv.field_size_limit(2**24)  # characters of a cell; a quotation mark that is never closed makes one of a whole file
 # By which words `datasets` knows the file of a split.
 SPLITS = {
     "train": ("train", "training"),
@@ -62,10 +64,11 @@ def read_pairs(
     `location` is "builtin:train:100000"; a file, compressed or not, or a pattern such as "data/part-*.jsonl"; [source
     file, target file] of as many lines; a folder with files for each split, as the library `datasets` lays them out or
     saves them; or a dataset on the Hub, "name", "name:config" or "name:config:split". In .tsv and .txt every line is a
-    row, and quotes have no meaning. `source` and `target` are languages inside a `translation` column, or columns by
-    name or, in a table without a line of names, by number. Of several columns, "lemma,features", the texts are joined
-    by a space, and `group` is that of the source's first. With `streaming`, rows are read and checked while they are
-    iterated. `references` is a column with the list of all texts that are right, of which the target is the first.
+    row, and quotation marks are text, unless the whole file is as pandas, Excel or Python's csv write it. `source` and
+    `target` are languages inside a `translation` column, or columns by name or, in a table without a line of names, by
+    number. Of several columns, "lemma,features", the texts are joined by a space, and `group` is that of the source's
+    first. With `streaming`, rows are read and checked while they are iterated. `references` is a column with the list
+    of all texts that are right, of which the target is the first.
     """
     import pyarrow as pa
     from datasets import Dataset, Features, IterableDataset, List, Value
@@ -83,16 +86,6 @@ def read_pairs(
     while chunk := list(islice(pairs, ROWS_PER_CHUNK)):
         tables.append(pa.Table.from_pylist(chunk, schema=features.arrow_schema))
     return Dataset(pa.concat_tables(tables))
-
-
-def parts_of(name: str, columns: Collection[str]) -> list[str]:
-    """Return the columns that a name stands for: the one that is called so, or else those between its commas."""
-    return [name] if name in columns or "," not in name else next(csv.reader([name], skipinitialspace=True))
-
-
-def name_of(columns: Sequence[str]) -> str:
-    """Return the name that stands for columns, as `parts_of` reads it."""
-    return columns[0] if len(columns) == 1 else ",".join(f'"{name}"' if "," in name else name for name in columns)
 
 
 def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
@@ -185,7 +178,7 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
             raise ValueError(f"{name!r} must be text in every row, but is None in {place}.")
         near = get_close_matches(name, map(str, columns), n=1)
         has = f"{quoted(columns)} instead" + (f" (did you mean {near[0]!r}?)." if near else ".")
-        raise ValueError(f"{file} must have the language or column {name!r}, but has {has}{_advice_on_tables(file)}")
+        raise ValueError(f"{file} must have the language or column {name!r}, but has {has}{advice_on_tables(file)}")
 
 
 def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str, Any]) -> list[str]:
@@ -229,20 +222,15 @@ def _local_files(location: str) -> list[Path]:
         files = sorted(file for file in root.glob(str(path.relative_to(root))) if file.is_file())
         if not files:
             raise FileNotFoundError(f"`location` must match at least one file, but {location} matches none.")
-    elif _kind(path) or location.startswith(("/", ".", "~")) or not HUB_LOCATION.fullmatch(location):
+    elif kind_of_file(path) or location.startswith(("/", ".", "~")) or not HUB_LOCATION.fullmatch(location):
         raise FileNotFoundError(f"`location` must be a file that exists, but {location} does not.")
     else:
         return []
     for file in files:
-        if not _kind(file):
+        if not kind_of_file(file):
             advice = ": save the table as CSV UTF-8." if file.suffix.lower() in (".xlsx", ".xls", ".ods") else "."
             raise ValueError(f"`location` must be a file of a known kind {KINDS}, but is {file} instead{advice}")
     return files
-
-
-def _kind(path: Path) -> str | None:
-    match = re.search(r"\.(parquet(?!\.gz)|jsonl|json|csv|tsv|txt)(\.gz)?$", path.name.lower())
-    return match[1] if match else None
 
 
 def _folder(folder: Path, columns: Columns, split: str) -> Reader:
@@ -255,7 +243,7 @@ def _folder(folder: Path, columns: Columns, split: str) -> Reader:
             raise ValueError(f"{folder} must have the split {split}, but has {', '.join(saved)} instead.")
         rows = saved[split] if isinstance(saved, datasets.DatasetDict) else saved
         return partial(_numbered, str(folder), iter, rows)
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and _kind(path))
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and kind_of_file(path))
     files = [path for path in files if not path.name.startswith(("dataset_info", "."))]
     words = {path: re.findall(r"[a-z]+", path.relative_to(folder).as_posix().lower()) for path in files}
     splits = {path: next((name for name in SPLITS if {*SPLITS[name]} & {*words[path]}), None) for path in files}
@@ -273,39 +261,18 @@ def _text_file(location: str) -> str:
     path = Path(location).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"`location` must be two text files that exist, but {location} does not.")
-    if _kind(path) not in (None, "txt"):
+    if kind_of_file(path) not in (None, "txt"):
         raise ValueError(f"`location` must be two files of plain text, but has {location} instead.")
     return str(path)
 
 
-def _lines(file: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, str]]:
-    r"""Yield the number and the text of each line of a text file, with the characters that end the line.
-
-    Only \n ends a line. Python's `splitlines` also splits at \x0b, \u2028 and others, which occur inside sentences.
-    """
-    number, line = 0, b""
-    try:
-        with gzip.open(file, "rb") if file.lower().endswith(".gz") else Path(file).open("rb") as stream:
-            for number, line in enumerate(bounded_lines(stream, file, longest), start=1):
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        reason = other_encoding(line) or error
-        raise ValueError(f"{file} must be UTF-8 text, but line {number} is not: {reason}.") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{file} must be a whole gzip file, but breaks after line {number}: {error}.") from error
-
-
-def _without_end(line: str) -> str:
-    return line.removesuffix("\n").removesuffix("\r")
-
-
 def _aligned_lines(source_file: str, target_file: str) -> Iterator[Record]:
     counts = [0, 0]
-    for lines in zip_longest(_lines(source_file), _lines(target_file)):
+    for lines in zip_longest(numbered_lines(source_file), numbered_lines(target_file)):
         for side, line in enumerate(lines):
             counts[side] += line is not None
         if counts[0] == counts[1]:
-            source, target = (_without_end(line[1]) for line in lines if line)
+            source, target = (without_end(line[1]) for line in lines if line)
             yield source_file, counts[0], {"source": source, "target": target}
     if not any(counts):
         raise ValueError(f"{source_file} must hold at least one line, but is empty instead.")
@@ -316,20 +283,21 @@ def _aligned_lines(source_file: str, target_file: str) -> Iterator[Record]:
 
 
 def _file_rows(files: Sequence[Path], columns: Columns) -> Iterator[Record]:
-    table: Callable[[str], Iterator[Mapping[str, Any]]] = partial(_table_rows, columns=columns)
+    table: Callable[[str], Iterator[Mapping[str, Any]]] = partial(table_rows, columns=columns)
     readers = {"jsonl": _json_rows, "json": _json_rows, "parquet": _parquet_rows} | dict.fromkeys(TABLES, table)
     for file in files:
-        yield from _numbered(str(file), readers[str(_kind(file))], str(file))
+        yield from _numbered(str(file), readers[str(kind_of_file(file))], str(file))
 
 
 def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of JSON Lines, and of the array that a .json file may hold, as `datasets` does."""
-    what, place, lines = "JSON objects", "line", ((number, line.strip()) for number, line in _lines(file))
+    what, place, lines = "JSON objects", "line", ((number, line.strip()) for number, line in numbered_lines(file))
     rows: Iterable[Any] = ((number, _parsed_json(file, "JSON", number, line)) for number, line in lines if line)
-    is_json = _kind(Path(file)) == "json"
-    if is_json and next((line for _, line in _lines(file, LARGEST_JSON) if line.strip()), "").lstrip().startswith("["):
+    is_json = kind_of_file(file) == "json"
+    texts = (line for _, line in numbered_lines(file, LARGEST_JSON) if line.strip())
+    if is_json and next(texts, "").lstrip().startswith("["):
         what, place = "an array of JSON objects", "entry"
-        text = "".join(line for _, line in _lines(file, LARGEST_JSON))
+        text = "".join(line for _, line in numbered_lines(file, LARGEST_JSON))
         rows = enumerate(_parsed_json(file, "a JSON array", None, text), start=1)
     for number, row in rows:
         if not isinstance(row, dict):
@@ -349,80 +317,6 @@ def _parsed_json(file: str, what: str, line: int | None, text: str) -> Any:
         place = "is broken" if line is None else f"line {line} is broken"
         raise ValueError(f"{file} must hold {what}, but {place}: {reason}.") from error
     return value
-
-
-def _table_rows(file: str, columns: Columns) -> Iterator[Mapping[str, str]]:
-    delimiter = _delimiter(file, columns)
-    if _kind(Path(file)) != "csv":
-        lines = ((number, _without_end(line)) for number, line in _lines(file))
-        rows = ((number, line.split(delimiter)) for number, line in lines if line)
-        yield from _named_cells(file, rows, columns, delimiter)
-        return
-    reader = csv.reader(_csv_lines(file), delimiter=delimiter, strict=True)
-    try:
-        yield from _named_cells(file, ((reader.line_num, cells) for cells in reader if cells), columns, delimiter)
-    except csv.Error as error:
-        raise ValueError(f"{file} must be well-formed CSV, but line {reader.line_num} is not: {error}.") from error
-
-
-def _csv_lines(file: str) -> Iterator[str]:
-    r"""Yield the lines of a CSV file, without Excel's `sep=;`; a lone \r, of old Macs, ends one too."""
-    for number, line in _lines(file):
-        text = SEPARATOR_LINE.sub("", line) if number == 1 else line
-        yield from re.split(r"(?<=\r)(?!\n)", text) if "\r" in text[:-2] else [text]
-
-
-def _delimiter(file: str, columns: Columns) -> str:
-    """Return what separates the cells of a table: what the file's kind says, unless its lines need another.
-
-    They need another where only that makes cells of the columns' names or, where they are numbers, enough cells; or
-    where only that makes as many cells in all of the first lines.
-    """
-    own = "," if _kind(Path(file)) == "csv" else "\t"
-    fitting = [(False, own)]
-    if own == "," and (stated := SEPARATOR_LINE.match(next((line for _, line in _lines(file)), ""))):
-        return stated[1]
-    for delimiter in (own, *(other for other in DELIMITERS if other != own)):
-        rows: Iterable[list[str]] = (_without_end(line).split(delimiter) for _, line in _lines(file) if line.strip())
-        if own == ",":
-            rows = filter(None, csv.reader(islice(_csv_lines(file), 1000), delimiter=delimiter))
-        with suppress(csv.Error):  # reading it with the right one names the line
-            table = list(islice(rows, 20))
-            cells = table[0] if table else []
-            wanted = {part for name in columns for part in parts_of(name, cells)}
-            is_enough = _are_numbers(wanted) and len(cells) >= max(map(int, wanted))
-            if is_enough or wanted <= {*cells} or (columns == ANY_COLUMNS and len(cells) > 1):
-                fitting.append((len({*map(len, table)}) == 1, delimiter))
-    return max(fitting[1:] or fitting, key=lambda entry: entry[0])[1]
-
-
-def _are_numbers(columns: Collection[str]) -> bool:
-    return all(re.fullmatch("[1-9][0-9]*", column) for column in columns)
-
-
-def _named_cells(
-    file: str, rows: Iterator[tuple[int, list[str]]], columns: Columns, delimiter: str
-) -> Iterator[Mapping[str, str]]:
-    """Yield the rows of a table by the names in its first, or by number where columns are numbers that it lacks."""
-    first, names = next(rows, (1, []))
-    wanted = {part for name in columns for part in parts_of(name, names)}
-    if columns == ANY_COLUMNS or (_are_numbers(wanted) and names and not wanted <= {*names}):
-        rows, names = chain([(first, names)], rows), [str(number) for number in range(1, len(names) + 1)]
-    if len(set(names)) < len(names):
-        found = f"{quoted(names)} instead.{_advice_on_tables(file)}"
-        raise ValueError(f"{file} must have different column names, but has {found}")
-    for number, cells in rows:
-        if len(cells) != len(names):
-            must = f"{len(names)} cells in every line, as the first has"
-            found = f"{len(cells)} in line {number} instead, where {DELIMITERS.get(delimiter, repr(delimiter))}"
-            raise ValueError(f"{file} must have {must}, but has {found} separate them.")
-        yield dict(zip(names, cells, strict=True))
-
-
-def _advice_on_tables(file: str) -> str:
-    if _kind(Path(file)) not in TABLES:
-        return ""
-    return " Of a table without a line of names, give the numbers of its columns: source 1 and target 2, for example."
 
 
 def _parquet_rows(file: str) -> Iterator[Mapping[str, Any]]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from heedful.data.cleaning import CleaningRules, clean_pairs
 from heedful.data.scripts import SCRIPTS_AND_LANGUAGES, SCRIPTS_OF_LANGUAGES, lacks_script, main_script
-from heedful.data.sources import first_rows, name_of, parts_of
+from heedful.data.sources import first_rows
+from heedful.data.tables import name_of, parts_of
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks import pairs as looks
 from heedful.diagnosis.recipe_checks.pairs import Pairs, kind_of, roles_of

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from heedful.data.mixture import MixturePart
-from heedful.data.sources import name_of
+from heedful.data.tables import name_of
 from heedful.files import shortened
 from heedful.training.recipe import Recipe, mistake
 

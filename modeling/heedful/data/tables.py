@@ -1,0 +1,202 @@
+"""Text files and the tables in them: lines, what separates and wraps the cells, what the columns are called."""
+
+import csv
+import gzip
+import re
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice, pairwise
+from pathlib import Path
+
+from heedful.files import LONGEST_LINE, bounded_lines, other_encoding, quoted
+
+Columns = tuple[str, str]  # of source and target
+DELIMITERS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars", "\n": "line ends"}
+# Those of prose: before a space, within a number, or at the end of an entity of HTML.
+PROSE = {",": re.compile(r"\0\s|\d\0[\d–-]"), ";": re.compile(r"\0\s|&#?\w+\0")}
+SEPARATOR_LINE = re.compile(r'\Asep=([^"\r\n])(\r\n?|\n)')  # which Excel reads before a table
+TABLES = ("csv", "tsv", "txt")
+ANY_COLUMNS = ("", "")  # where it is not known yet what they are called
+LOOKED_AT = 200  # lines by which a delimiter is chosen
+# Which cells are wrapped by pandas and Python's csv, by Excel, and by the former's QUOTE_ALL and QUOTE_NONNUMERIC.
+WRAPPED = [re.compile(cell) for cell in (r'["\t\r\n]', r'["\t\r\n,]', "", r"^(?!-?[\d.]+(e[+-]?\d+)?$)")]
+csv.field_size_limit(2**24)  # characters of a cell; a quotation mark that is never closed makes one of a whole file
+
+
+def kind_of_file(path: str | Path) -> str | None:
+    """Return the kind of a file that pairs are read from, as its name says."""
+    match = re.search(r"\.(parquet(?!\.gz)|jsonl|json|csv|tsv|txt)(\.gz)?$", Path(path).name.lower())
+    return match[1] if match else None
+
+
+def numbered_lines(file: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, str]]:
+    r"""Yield the number and the text of each line of a text file, with the characters that end the line.
+
+    Only \n ends a line. Python's `splitlines` also splits at \x0b, \u2028 and others, which occur inside sentences.
+    """
+    number, line = 0, b""
+    try:
+        with gzip.open(file, "rb") if file.lower().endswith(".gz") else Path(file).open("rb") as stream:
+            for number, line in enumerate(bounded_lines(stream, file, longest), start=1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        reason = other_encoding(line) or error
+        raise ValueError(f"{file} must be UTF-8 text, but line {number} is not: {reason}.") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{file} must be a whole gzip file, but breaks after line {number}: {error}.") from error
+
+
+def without_end(line: str) -> str:
+    """Return a line without what ends it."""
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def parts_of(name: str, columns: Collection[str]) -> list[str]:
+    """Return the columns that a name stands for: the one that is called so, or else those between its commas."""
+    return [name] if name in columns or "," not in name else next(csv.reader([name], skipinitialspace=True))
+
+
+def name_of(columns: Sequence[str]) -> str:
+    """Return the name that stands for columns, as `parts_of` reads it."""
+    return columns[0] if len(columns) == 1 else ",".join(f'"{name}"' if "," in name else name for name in columns)
+
+
+def table_rows(file: str, columns: Columns) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of a table by the names in its first line, or by number where columns are numbers."""
+    delimiter, _ = delimiters_of(file, columns)
+    is_csv = kind_of_file(file) == "csv"
+    rows = _csv_rows(file, delimiter, _csv_lines(file)) if is_csv else _plain_rows(file, delimiter)
+    yield from _named_cells(file, rows, columns, delimiter)
+
+
+def _plain_rows(file: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield number and cells of each line of a .tsv or .txt, from the first quotation mark on perhaps as CSV."""
+    lines, may_wrap = numbered_lines(file), True
+    for number, line in lines:
+        if may_wrap and '"' in line and (may_wrap := are_wrapped(file, delimiter)):
+            yield from _csv_rows(file, delimiter, chain([line], (text for _, text in lines)), number - 1)
+            return
+        if text := without_end(line):
+            yield number, text.split(delimiter)
+
+
+def _csv_rows(file: str, delimiter: str, lines: Iterable[str], before: int = 0) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    try:
+        yield from ((before + reader.line_num, cells) for cells in reader if cells)
+    except csv.Error as error:
+        raise ValueError(f"{file} must be well-formed CSV, but line {reader.line_num} is not: {error}.") from error
+
+
+def _csv_lines(file: str) -> Iterator[str]:
+    r"""Yield the lines of a CSV file, without Excel's `sep=;`; a lone \r, of old Macs, ends one too."""
+    for number, line in numbered_lines(file):
+        text = SEPARATOR_LINE.sub("", line) if number == 1 else line
+        yield from re.split(r"(?<=\r)(?!\n)", text) if "\r" in text[:-2] else [text]
+
+
+def are_wrapped(file: str, delimiter: str) -> bool:
+    """Tell whether the cells of a .tsv or .txt are wrapped in quotation marks, with doubled ones inside, as in CSV.
+
+    They are where a writer of CSV would write every row as it is. Elsewhere a mark is what it is in any text.
+    """
+    ways, written, has_marks = WRAPPED, list[str](), False
+    lines = (written.append(line) or line for _, line in numbered_lines(file))
+    try:
+        for cells in csv.reader(lines, delimiter=delimiter, strict=True) if delimiter != "\n" else ():
+            text = without_end("".join(written))
+            written.clear()
+            pairs = [(cell, '"' + cell.replace('"', '""') + '"') for cell in cells]
+            ways = [way for way in ways if text == delimiter.join(pair[bool(way.search(pair[0]))] for pair in pairs)]
+            has_marks |= '"' in text
+            if not ways:
+                return False
+    except csv.Error:
+        return False
+    return has_marks
+
+
+def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
+    """Return what separates the cells of a table, and what else may: what the file's kind says, or its lines need.
+
+    They need another where only that makes columns of the wanted names, or as many cells in nearly all of the first
+    lines. Of several the one that is not as in prose separates. Lines of plain text have one cell.
+    """
+    is_csv = kind_of_file(file) == "csv"
+    own, fits = ",\t"[not is_csv], dict[str, tuple[bool, bool, bool]]()
+    if is_csv and (stated := SEPARATOR_LINE.match(next((line for _, line in numbered_lines(file)), ""))):
+        return stated[1], []
+    for delimiter in dict.fromkeys(("\t", own, ",", ";", "|")):  # the first of several: a tab is in no prose
+        rows: Iterable[list[str]] = (without_end(line).split(delimiter) for _, line in numbered_lines(file))
+        if is_csv:
+            rows = csv.reader(islice(_csv_lines(file), 5 * LOOKED_AT), delimiter=delimiter, strict=True)
+        table: list[list[str]] = []
+        with suppress(csv.Error):  # reading it with the right one names the line
+            table.extend(islice((cells for cells in rows if any(cells)), LOOKED_AT))
+        size, count = Counter(map(len, table)).most_common(1)[0] if table else (0, 0)
+        wanted = {part for name in columns for part in parts_of(name, table[0] if table else ())}
+        needed = 2 if columns == ANY_COLUMNS else max(map(int, wanted)) if _are_numbers(wanted) else size + 1
+        joints = [f"{cell[-8:]}\0{after[:1]}" for row in table for cell, after in pairwise(row)]
+        is_prose = delimiter in PROSE and 2 * sum(map(bool, map(PROSE[delimiter].search, joints))) > len(joints)
+        is_text = is_prose and not is_csv and (columns == ANY_COLUMNS or needed == 1)
+        are_names = bool(table) and wanted <= {*table[0]}
+        if delimiter == own or are_names or (size > 1 and not is_text):
+            fits[delimiter] = (are_names or size >= needed, size > 1 and count > 0.9 * len(table), not is_prose)
+    if needed == 1 and not is_csv and not any(is_even for _, is_even, _ in fits.values()):
+        return "\n", []
+    chosen, *others = (delimiter for delimiter, fit in fits.items() if fit == max(fits.values()))
+    return chosen, others
+
+
+def layout_of(file: str) -> list[str]:
+    """Say how the cells of a table are written, where not as its kind says, or where another way would do as well."""
+    is_csv, (delimiter, others) = kind_of_file(file) == "csv", delimiters_of(file, ANY_COLUMNS)
+    own, said = ",\t"[not is_csv], []
+    if delimiter != own or others:
+        rivals = f" ({DELIMITERS[others[0]]} would do as well)" if others else ""
+        said.append(f"{DELIMITERS.get(delimiter, repr(delimiter))} separate the cells{rivals}")
+    if not is_csv and are_wrapped(file, delimiter):
+        said.append("the quotation marks around cells are left out, and doubled ones are one")
+    return said
+
+
+def _are_numbers(columns: Collection[str]) -> bool:
+    return all(re.fullmatch("[1-9][0-9]*", column) for column in columns)
+
+
+def _named_cells(
+    file: str, rows: Iterator[tuple[int, list[str]]], columns: Columns, delimiter: str
+) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of a table by the names in its first, or by number where columns are numbers that it lacks."""
+    first, names = next(rows, (1, []))
+    wanted = {part for name in columns for part in parts_of(name, names)}
+    ahead = list(islice(rows, LOOKED_AT))
+    rows, is_named = chain(ahead, rows), wanted <= {*names}
+    if is_named and _are_numbers(wanted):  # but not above numbers
+        places = [names.index(name) for name in wanted]
+        below = "".join(cells[place] for _, cells in ahead for place in places if place < len(cells))
+        is_named = not below or any(map(str.isalpha, below))
+        if is_named and any(int(names[place]) != place + 1 for place in places):
+            found = f"{quoted(sorted(wanted))} are names in the first line of {file}, and no numbers of columns there."
+            warnings.warn(found, stacklevel=2)
+    if columns == ANY_COLUMNS or (_are_numbers(wanted) and names and not is_named):
+        rows, names = chain([(first, names)], rows), [str(number) for number in range(1, len(names) + 1)]
+    if len(set(names)) < len(names):
+        found = f"{quoted(names)} instead.{advice_on_tables(file)}"
+        raise ValueError(f"{file} must have different column names, but has {found}")
+    for number, cells in rows:
+        if len(cells) != len(names):
+            must = f"{len(names)} cells in every line, as the first has"
+            found = f"{len(cells)} in line {number} instead, where {DELIMITERS.get(delimiter, repr(delimiter))}"
+            raise ValueError(f"{file} must have {must}, but has {found} separate them.")
+        yield dict(zip(names, cells, strict=True))
+
+
+def advice_on_tables(file: str) -> str:
+    """Return what an error about columns says of a table, which may have no line of names."""
+    if kind_of_file(file) not in TABLES:
+        return ""
+    return " Of a table without a line of names, give the numbers of its columns: source 1 and target 2, for example."

@@ -192,6 +192,12 @@ def test_pairs_the_wrong_way_round_are_told_however_many_they_are():
         told = "go from Latin to Hangul script, and most others from Hangul to Latin: they are swapped."
         assert told in finding.message
         assert finding.examples[0].startswith("train row 2: ")
+    tamil = [("the dog sees the house", "நாய் வீட்டை பார்க்கிறது")] * 40
+    turned = [pair[::-1] for pair in tamil]
+    for languages in (("en", "ta"), ("English", "tam_Taml")):
+        found = [*checks.check_scripts(split(turned), [split(tamil, "validation")], languages)]
+        assert [finding.level for finding in found] == ["error"] * 3
+        assert all(finding.message.endswith("source and target are swapped.") for finding in found)
 
 
 def test_sources_with_several_targets_are_told_from_a_share_on_with_the_way_out():

@@ -208,7 +208,7 @@ def test_what_is_wrong_in_a_file_or_a_setting_is_named_with_its_row(tmp_path, ba
     assert_refused(cases, partial(read, with_scores=True))
     cases = [
         ({"method": "best"}, "`method` must be one of chrf, bleu, reverse, score, but is 'best'"),
-        ({"language": "xx"}, "`language` must be one of en, .+ but is 'xx'"),
+        ({"language": "xx"}, "`language` must be a language with one script, .+ but is 'xx'"),
         ({"max_ratio": 0.5}, "`max_ratio` must be at least 1, but is 0.5"),
     ]
     assert_refused(cases, lambda settings: CandidateChoice(**settings))
@@ -282,7 +282,7 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
         ([*given, "--choose", "reverse", *reverse, "--to", "de", *out], "`--to` must be one of none"),
         ([*given, "--choose", "score", *out], "'scores' must be a list of one number for each candidate, but is None"),
         ([*given, "--choose", "best", *out], "Invalid value for '--choose'"),
-        ([*given, "--language", "xx", *out], "`--language` must be one of"),
+        ([*given, "--language", "xx", *out], "`--language` must be a language with one script"),
         ([*given, "--source", "ko", *out], "Row 1 of few.jsonl must have the columns 'ko' and 'target'"),
         ([*given, "--target", "source", *out], "`--target` must be another column than `--source`, but both are"),
         (["--candidates", "nowhere.jsonl", *out], "`--candidates` must be a file"),

@@ -183,7 +183,7 @@ def test_notes_and_the_card_say_what_was_kept_and_left_out_and_the_folder_can_be
     assert (kind == ("HeedSourceTokenizer" if has_two else "PreTrainedTokenizerFast")) != is_kept
     check_folder(converted.result.folder)
     facts, text = metadata_of(converted.result.folder), (converted.result.folder / "README.md").read_text()
-    expected = {"nllb": ["kor", "eng"], "m2m100": ["ko", "en"], "mbart": ["ko", "en"], "mbart50": ["ko", "en"]}
+    expected = {"nllb": ["ko", "en"], "m2m100": ["ko", "en"], "mbart": ["ko", "en"], "mbart50": ["ko", "en"]}
     assert facts["language"] == expected.get(converted.name, ["und"])
     assert facts["license"] == "unknown"
     assert "base_model" not in facts

@@ -14,7 +14,7 @@ from heedful.publishing.model_card import write_model_card
 from memorised import saved_model
 
 TOLD = ["--license", "MIT", "--dataset", "pairs.tsv", "--dataset", "me/more", "--base-model", "someone/base"]
-LANGUAGES = ["--source-language", "ko", "--target-language", "en"]
+LANGUAGES = ["--source-language", "kor_Hang", "--target-language", "English"]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ WRONG = [
     ([*TOLD[:-1], "", *LANGUAGES], "`--base-model` must not be empty, but is '' instead"),
     (TOLD, "must be two languages, but are und and und instead; for what is no translation, `--task`"),
     ([*TOLD, "--source-language", "ko"], "must be two languages, but are ko and und instead"),
-    ([*TOLD, "--source-language", "Korean", "--target-language", "en"], "such as ko, but is 'Korean' instead"),
+    ([*TOLD, "--source-language", "Klingo", "--target-language", "en"], "such as ko, but is 'Klingo' instead"),
     ([*TOLD, *LANGUAGES, "--scores", "nowhere.json"], "`--scores` must be files"),
 ]
 

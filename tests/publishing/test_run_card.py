@@ -8,6 +8,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 
+from heedful.data.cleaning import sample
 from heedful.inference.translation import Translator
 from heedful.publishing.model_card import CardFacts, render_model_card
 from heedful.publishing.run_card import facts_of, write_run_card
@@ -79,7 +80,7 @@ def test_every_part_of_the_card_is_filled_from_the_run(result):
         "Limits": ["It has seen 300 sentences.", "cannot translate real text", "biases of its training data"],
         "How to use": [
             "pipeline(model=repository", "trust_remote_code=True", "Translator.from_pretrained(repository",
-            result.corpus.validation_pairs[0]["source"],
+            sample(result.corpus.validation_pairs, 1)[0]["source"],
         ],
         "Training data": ["`builtin:train:300`", f"| train | {result.corpus.pairs:,} |", "| validation | 20 |"],
         "Training procedure": [
@@ -131,7 +132,9 @@ def test_what_the_recipe_says_goes_before_what_is_guessed_and_the_vocabulary_is_
     assert (facts.license, facts.source_language, facts.target_language) == ("mit", "ja", "de")
     assert facts.datasets == ["someone/pairs"]
     data = replace(result.recipe.data, train="mine.tsv", source="command", target="actions")
-    facts = facts_of(replace(result, recipe=replace(result.recipe, data=data, card=CardRecipe())))
+    pairs = [{"source": str(number), "target": "GO STOP"} for number in range(20)]
+    given = {"recipe": replace(result.recipe, data=data, card=CardRecipe())}
+    facts = facts_of(replace(result, corpus=replace(result.corpus, validation_pairs=pairs), **given))
     # Unknown licenses and languages are not made up.
     assert (facts.license, facts.source_language, facts.target_language) == ("unknown", "und", "und")
     assert facts.run["sides"] == ["`command`", "`actions`"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import count, repeat
+from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 from heedful.files import check_at_least, shortened
@@ -135,6 +136,13 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
             logger.info("%s training pairs share a text with held-out ones: left out", len(numbers[0]) - len(kept))
         return kept, numbers[1]
     return numbers
+
+
+def sample(rows: Sequence[Any], most: int | None) -> list[Any]:
+    """Return at most so many rows, drawn by a fixed seed and in their order: a file may be sorted. None is all."""
+    if most is None or len(rows) <= most:
+        return list(rows)
+    return [rows[number] for number in sorted(Random(0).sample(range(len(rows)), most))]
 
 
 def _clean_stream(pairs: "IterableDataset", judge: "Judge") -> Iterator[dict[str, str]]:

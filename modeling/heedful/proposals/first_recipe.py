@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.data.cleaning import CleaningRules, clean_pairs
-from heedful.data.scripts import SCRIPTS_AND_LANGUAGES, SCRIPTS_OF_LANGUAGES, lacks_script, main_script
+from heedful.data.languages import lacks_script, language_of, main_script
 from heedful.data.sources import first_rows
 from heedful.data.tables import name_of, parts_of
 from heedful.diagnosis.findings import percent
@@ -248,15 +248,3 @@ def _cleaning_for(pairs: Pairs, alike: float, has_sentences: bool) -> CleaningRu
     limit = max(3.0, round(2 * ratios[len(ratios) * 99 // 100], 1))
     # Where many are alike, that is what there is to learn; a word may be spelled as it sounds, or have one form.
     return CleaningRules(max_ratio=limit, drop_duplicates=True, drop_identical=has_sentences and alike < 0.1)
-
-
-def language_of(column: str, texts: list[str]) -> str | None:
-    """Return the code of a language: what its column is called, or the only one that is written in its script."""
-    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
-
-    code = re.split("[-_]", column.lower())[0]
-    if code in SCRIPTS_OF_LANGUAGES or code in TO_LANGUAGE_CODE:
-        return TO_LANGUAGE_CODE.get(code, code)
-    script = main_script(texts)
-    codes = SCRIPTS_AND_LANGUAGES[script][1].split() if script else []
-    return codes[0] if len(codes) == 1 else None

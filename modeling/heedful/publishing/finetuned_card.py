@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from heedful.data.languages import code_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import read_object, write_text
 from heedful.inference.loading import load_model
@@ -39,6 +40,7 @@ def write_finetuned_card(
         if not Path(file).is_file():
             must = "files that `heedful evaluate --json` printed"
             raise FileNotFoundError(f"`scores` must be {must}, but {file} is none.")
+    source, target = (language and (code_of(language) or language) for language in (source_language, target_language))
     model, tokenizers = load_model(folder), TokenizerPair.from_pretrained(folder)
     if not model.config.model_type.startswith("heed"):
         raise ValueError(f"{folder} must hold a Heed model, but holds a {model.config.model_type} instead.")
@@ -47,8 +49,8 @@ def write_finetuned_card(
         tokenizers,
         ("tokens", "tokens"),
         **{"name": folder.resolve().name, **facts},
-        source_language=source_language or UNDETERMINED,
-        target_language=target_language or (facts.get("task") and source_language) or UNDETERMINED,
+        source_language=source or UNDETERMINED,
+        target_language=target or (facts.get("task") and source) or UNDETERMINED,
         scores={Path(file).stem: read_object(Path(file)) for file in scores},
     )
     path = write_model_card(folder, all_facts)

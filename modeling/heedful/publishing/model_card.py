@@ -17,11 +17,12 @@ from typing import Any
 import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
+from heedful.data.languages import LANGUAGE_CODE
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.files import duration, write_text
 from heedful.inference.loading import HUB_ID
-from heedful.training.publication import LANGUAGE_CODE, is_translation
+from heedful.training.publication import is_translation
 from heedful.training.run_folder.folder import leaves
 
 TEMPLATES = Path(__file__).parent

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from huggingface_hub.utils import yaml_dump
 
+from heedful.data.cleaning import sample
 from heedful.data.sources import references_of
 from heedful.evaluation.metrics import comparable, references_left
 from heedful.files import write_text
@@ -78,7 +79,7 @@ def write_run_card(result: RunResult) -> Path:
 def facts_of(result: RunResult) -> CardFacts:
     """Return what the card says of a run's model, by the run itself and by what its recipe says for the card."""
     recipe, corpus, progress = result.recipe, result.corpus, result.progress
-    source_language, target_language = language_codes(recipe)
+    source_language, target_language = language_codes(recipe, corpus.validation_pairs)
     scores = {
         name: {key: value for key, value in values.items() if key not in ("loss", "perplexity")}
         for name, values in result.metrics.items()
@@ -91,7 +92,7 @@ def facts_of(result: RunResult) -> CardFacts:
     given = ["pieces of a given tokenizer"] * 2
     tokens = given if recipe.tokenizer.path else [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
     done = [stage.progress for stage in result.stages] or [progress]
-    source, language = corpus.validation_pairs[0]["source"], corpus.target_language
+    source, language = sample(corpus.validation_pairs, 1)[0]["source"], corpus.target_language
     confidence = _calibrated(result, translator := Translator.from_pretrained(result.folder))
     columns = {"source": recipe.data.source, "target": recipe.data.target}  # of which a number says nothing
     translation = translator.translate([source], target_language=language)[0][0].text
@@ -151,7 +152,8 @@ def _leave_results(result: RunResult) -> None:
 
 def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
     """Calibrate the confidence of a run's published model with validation pairs, and write it into the folder."""
-    pairs, exact = result.corpus.validation_pairs[:MOST], not is_translation(*language_codes(result.recipe))
+    held_out = result.corpus.validation_pairs
+    pairs, exact = sample(held_out, MOST), not is_translation(*language_codes(result.recipe, held_out))
     settings: Any = {"target_language": result.corpus.target_language}
     with warnings.catch_warnings(action="ignore"):  # of what was cut off, the run itself has warned
         best = [row[0] for row in translator.translate([pair["source"] for pair in pairs], **settings)]

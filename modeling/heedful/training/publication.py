@@ -2,8 +2,8 @@
 
 import json
 import logging
-import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
+from heedful.data.cleaning import sample
+from heedful.data.languages import LANGUAGE_CODE, code_of, language_of
 from heedful.data.sources import read_pairs
 from heedful.inference.loading import load_model
 from heedful.inference.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
@@ -29,16 +31,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"
-LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 UNDETERMINED = "und"  # ISO 639-2's code for a language that is not named
 NO_LANGUAGE = "zxx"  # its code for what is no language at all
 
 
-def language_codes(recipe: Recipe) -> tuple[str, str]:
-    """Return the codes of source and target: what `card` says, else the data's columns where those are codes."""
+def language_codes(recipe: Recipe, pairs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return the codes of source and target: what `card` says, else the data's columns, else what some pairs show.
+
+    Two forms of one language, such as en_US and en_GB, keep their countries or scripts.
+    """
     card, data = recipe.card, recipe.data
     named = card.source_language or data.source, card.target_language or data.target
-    source, target = (code if LANGUAGE_CODE.fullmatch(code) else UNDETERMINED for code in named)
+    texts = ([pair[side] for pair in pairs] for side in ("source", "target"))
+    sides = zip((card.source_language, card.target_language), named, texts, strict=True)
+    source, target = (code_of(said or "") or language_of(name, some) or UNDETERMINED for said, name, some in sides)
+    tags = [name.replace("_", "-") for name in named]
+    if source == target != UNDETERMINED and tags[0] != tags[1] and all(map(LANGUAGE_CODE.fullmatch, tags)):
+        return tags[0], tags[1]
     return source, target
 
 
@@ -60,7 +69,8 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
     assert not unexpected, unexpected
     model.generation_config = with_decoding(model.generation_config, recipe.decoding)
     setattr(model.generation_config, LONGEST_SOURCE, corpus.longest_source)
-    model.config.custom_pipelines = pipelines_of_folder(TASK if is_translation(*language_codes(recipe)) else TEXT_TASK)
+    codes = language_codes(recipe, corpus.validation_pairs)
+    model.config.custom_pipelines = pipelines_of_folder(TASK if is_translation(*codes) else TEXT_TASK)
     if accelerator.is_main_process:
         with written_folder(recipe.folder / MODEL_FOLDER) as partial:
             model.save_pretrained(partial)
@@ -122,7 +132,7 @@ def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator, en
         pairs = list(read_pairs(location, data.source, data.target, split=name, references=data.references))
         metrics[name] = score_pairs(translator, pairs, accelerator, scoring, **settings)
     if not data.test:  # better than no score at all, which no card may have
-        pairs = corpus.validation_pairs[: recipe.validation.sentences or None]
+        pairs = sample(corpus.validation_pairs, recipe.validation.sentences or None)
         metrics["validation"] |= score_pairs(translator, pairs, accelerator, scoring, **settings)
     if accelerator.is_main_process:
         written = metrics | ({"ended": ended} if ended else {})

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
+from heedful.data.languages import code_of
 from heedful.data.mixture import DENOISE, OTHER_DIRECTION, AugmentationRules, DenoiseRules, MixturePart, check_mixture
 from heedful.data.tokenizer_training import TokenizerRecipe
 from heedful.evaluation.metrics import check_scoring
@@ -302,6 +303,11 @@ class CardRecipe:
     dataset: str | None = None
     intended_use: str | None = None
     limits: str | None = None
+
+    def __post_init__(self):
+        for name in ("source_language", "target_language"):
+            if getattr(self, name) is not None and code_of(getattr(self, name)) is None:
+                raise mistake(f"card.{name}", "a language, such as ko or Korean", repr(getattr(self, name)))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from heedful.data.cleaning import CleaningRules, Judge
-from heedful.data.scripts import SCRIPTS_OF_LANGUAGES, lacks_script, main_script, script_of
+from heedful.data.languages import SCRIPTS_OF_LANGUAGES, lacks_script, language_named, main_script, script_of
 from heedful.diagnosis.findings import EXAMPLES, Level, RecipeFinding, RowCheck, graded, percent
 from heedful.files import shortened
 from heedful.training.preparation import Splits
@@ -190,19 +190,15 @@ def kind_of(texts: Sequence[object]) -> str | None:
 
 def roles_of(name: str) -> set[str]:
     """Tell what a column's name says: source, target, text, other, language; nothing where it may be a sentence."""
-    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
-
     words = re.findall(r"[^\W\d_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())
     if len(words) > 3 or (len(words) > 1 and re.search("[.?!,]$", name.strip())):
         return set()
-    roles, rest = set[str](), list[str]()
+    roles = set[str]()
     for word in words:
         # In Korean the last part of a compound says what it is.
         ends = {word, word.removesuffix("s")} if word.isascii() else {word[begin:] for begin in range(len(word))}
-        found = {role for role, names in NAMES.items() if ends & {*names.split()}}
-        roles, rest = roles | found, rest + [word] * (not found)
-    is_code = bool(rest) and rest[0] in SCRIPTS_OF_LANGUAGES and (len(rest) == 1 or len(name) == 5)  # text_de, en_US
-    is_language = is_code or any(word in TO_LANGUAGE_CODE or re.fullmatch("[가-힣]{1,5}어", word) for word in words)
+        roles |= {role for role, names in NAMES.items() if ends & {*names.split()}}
+    is_language = language_named(name) or any(re.fullmatch("[가-힣]{1,5}어", word) for word in words)
     return roles | {"language"} if is_language else roles
 
 
@@ -324,7 +320,7 @@ def check_scripts(
 def _languages_against_scripts(
     scripts: tuple[str | None, str | None], languages: tuple[str | None, str | None]
 ) -> Iterator[RecipeFinding]:
-    expected = tuple(SCRIPTS_OF_LANGUAGES.get(re.split("[-_]", language or "")[0]) for language in languages)
+    expected = tuple(SCRIPTS_OF_LANGUAGES.get(language_named(language or "") or "") for language in languages)
     wrong = [None not in (found, wanted) and found != wanted for found, wanted in zip(scripts, expected, strict=True)]
     is_swapped = all(wrong) and expected == scripts[::-1]
     level: Level = "error" if is_swapped else "warning"

@@ -1,7 +1,6 @@
 """Translations that any system has made, several for a source: one of them is chosen as the target of a pair."""
 
 import math
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from heedful.data.cleaning import CleaningRules, Judge
-from heedful.data.scripts import SCRIPTS_OF_LANGUAGES, lacks_script
+from heedful.data.languages import SCRIPTS_OF_LANGUAGES, code_of, lacks_script
 from heedful.data.sources import reading, row_reader
 from heedful.files import quoted, shortened
 from heedful.inference.strategies.minimum_bayes_risk import character_f_score, expected_utilities
@@ -88,9 +87,9 @@ class CandidateChoice:
     def __post_init__(self):
         if self.method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but is {self.method!r} instead.")
-        self._script = SCRIPTS_OF_LANGUAGES.get(re.split("[-_]", self.language or "")[0])
+        self._script = SCRIPTS_OF_LANGUAGES.get(code_of(self.language or "") or "")
         if self.language is not None and self._script is None:
-            must = f"one of {', '.join(SCRIPTS_OF_LANGUAGES)}"
+            must = "a language with one script, such as ko or Korean"
             raise ValueError(f"`language` must be {must}, but is {self.language!r} instead.")
         self._judge = Judge(CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True))
 

@@ -16,13 +16,14 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, Pr
 from transformers.utils import cached_file
 
 from heedful.configuration_heed import HeedConfig
+from heedful.data.languages import code_of
 from heedful.files import check_inside, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.conversion.families import EMBEDDINGS, ENCODERS, FAMILIES, exact_sinusoids, field_faults
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
 from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
-from heedful.training.publication import LANGUAGE_CODE, UNDETERMINED
+from heedful.training.publication import UNDETERMINED
 
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
@@ -211,9 +212,8 @@ def _generation_config(settings: dict[str, Any], config: HeedConfig) -> Generati
 def write_card(folder: Path, conversion: Conversion) -> None:
     """Write README.md with the license and languages of the source's own card, `unknown` and `und` if it has none."""
     theirs, base_model = _metadata_of(conversion.source), _base_model(conversion.source)
-    # NLLB's "kor_Hang" and mBART's "ko_KR" are languages with a script or country.
-    languages = list(dict.fromkeys(language.split("_")[0] for language in conversion.languages))
-    if not languages or not all(map(LANGUAGE_CODE.fullmatch, languages)):
+    languages = list(dict.fromkeys(filter(None, map(code_of, conversion.languages))))
+    if not languages:
         named = theirs.get("language") or UNDETERMINED
         languages = [named] if isinstance(named, str) else named
     about: dict[str, Any] = {key: theirs[key] for key in ("license_name", "license_link") if key in theirs}

@@ -18,6 +18,7 @@ import torch
 from transformers import GenerationConfig
 
 from heedful.checksums_heed import write_checksums
+from heedful.data.cleaning import sample
 from heedful.data.mixture import languages_of
 from heedful.data.tokenizer_training import PAD
 from heedful.files import read_object, write_text
@@ -100,7 +101,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 def export_run(result: RunResult) -> Path:
     """Write the stock form of what a run has published beside it, compared on its validation sentences."""
-    sentences = [pair["source"] for pair in result.corpus.validation_pairs[:RUN_SENTENCES]]
+    sentences = [pair["source"] for pair in sample(result.corpus.validation_pairs, RUN_SENTENCES)]
     return export_transformers(result.folder, result.recipe.folder / FORM_FOLDER, sentences).folder
 
 

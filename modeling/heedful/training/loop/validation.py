@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.cleaning import sample
 from heedful.data.encoding import EncodedPairs
 from heedful.data.micro_batches import collate
 from heedful.data.sources import references_of
@@ -35,7 +36,7 @@ def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str
     The model is left evaluating.
     """
     settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
-    pairs, tokenizers = corpus.validation_pairs[: settings.sentences], corpus.tokenizers
+    pairs, tokenizers = sample(corpus.validation_pairs, settings.sentences), corpus.tokenizers
     scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer, "ignore": recipe.decoding.ignore}
     search: dict[str, Any] = {"num_beams": settings.num_beams, "max_new_tokens": settings.max_new_tokens}
     search |= {"target_language": corpus.target_language, "token_budget": budget}

@@ -1,0 +1,126 @@
+"""Which language a name or a text is of, and in which script a text is written.
+
+`languages.tsv` has the languages, each with its code, script, other spellings and frequent words.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
+from locale import locale_alias
+from pathlib import Path
+
+from heedful.data.cleaning import sample
+
+LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
+TAG = re.compile(r"([A-Za-z]{2,3})[-_]([A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})")  # kor_Hang, ko-KR, en_XX, es-419
+NO_CODES = ["am", "as", "be", "he", "id", "is", "it", "my", "no", "or", "so", "to"]  # codes where they are alone
+_ROWS = [row.split("\t") for row in Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[2:]]
+_CODES = {spelling: row[0] for row in _ROWS for spelling in (row[2].split(", ") if row[2:] else ())}
+_CODES |= {row[0]: row[0] for row in _ROWS}
+SCRIPTS_OF_LANGUAGES = {row[0]: row[1] for row in _ROWS if row[1:] and row[1]}
+_FREQUENT_WORDS = {row[0]: row[3].split() for row in _ROWS if row[3:]}
+LOOKED_AT = 1000  # texts that show which language is theirs
+_OWNERS = Counter(word for words in _FREQUENT_WORDS.values() for word in words)
+ONLY = ["*"]  # in place of frequent words: no other language is written in the script
+NO_SENTENCE = re.compile(r"[{}<>=_\\]")  # markup, code, JSON, whose words are of no language
+PUNCTUATION = ".,;:!?…\"'()«»“”„।"
+UNSPACED = ("CJK", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # scripts without spaces between words
+
+
+def language_named(name: str) -> str | None:
+    """Return the code of the language that a column, a tag or a user names, in any common spelling.
+
+    `ko` is named by ko, KO, kor, kor_Hang, ko_KR, Korean, 한국어, text_ko and "Korean sentence". A name that says
+    nothing certain, such as src, tgt or 1, gives None.
+    """
+    plain = unicodedata.normalize("NFC", name).strip()
+    if plain.casefold() in _CODES:
+        return _CODES[plain.casefold()]
+    code, *region = re.split("[-_]", plain.lower())
+    if TAG.fullmatch(plain) or (region and f"{code}_{region[0]}" in locale_alias):  # which has ko_kr and the like
+        return _CODES.get(code, code)
+    words = re.findall(r"[^\W_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", plain))
+    ends = () if " " in plain or len(words) > 3 else (words[:1] + words[-1:])
+    named = {
+        _CODES[word.casefold()]
+        for word in words
+        if word.casefold() in _CODES
+        and (len(word) > 3 or not word.isascii() or word.isupper() or word in ends)
+        and word.casefold() not in NO_CODES
+    }
+    return named.pop() if len(named) == 1 else None
+
+
+def code_of(language: str) -> str | None:
+    """Return the code of what is certainly said to be a language: also one that is not in the table."""
+    return language_named(language) or (language if LANGUAGE_CODE.fullmatch(language) else None)
+
+
+def language_of(name: str, texts: Sequence[str]) -> str | None:
+    """Return the code of a language by what its column is called, or by some of its texts where they are certain."""
+    return language_named(name) or _language_in(sample(texts, LOOKED_AT))
+
+
+def _language_in(texts: Sequence[str]) -> str | None:
+    """Return the only language of a script, or the one whose frequent words are far more than any other's."""
+    script = main_script(texts)
+    if script is None or 10 * sum(map(bool, map(NO_SENTENCE.search, texts))) > len(texts):
+        return None
+    if script == "CJK":
+        return "ja" if 2 * sum(bool(re.search("[ぁ-ヿ]", text)) for text in texts) > len(texts) else "zh"
+    for code, words in _FREQUENT_WORDS.items():
+        if words == ONLY and SCRIPTS_OF_LANGUAGES.get(code) == script:
+            return code
+    counts = Counter(word.strip(PUNCTUATION) for text in texts for word in text.casefold().split())
+    shares = {code: sum(counts[word] / _OWNERS[word] for word in words) for code, words in _FREQUENT_WORDS.items()}
+    (first, most), (_, second) = Counter(shares).most_common(2)
+    different = sum(word in counts for word in _FREQUENT_WORDS[first])
+    return first if different > 1 and most >= 0.04 * counts.total() and most >= 1.7 * second else None
+
+
+@cache
+def _script_of_letter(letter: str) -> str:
+    """Return the first word of a letter's name in Unicode, which is that of its script but for Chinese and kana."""
+    name = unicodedata.name(letter, "?").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
+    script = re.split("[ -]", name)[0].capitalize()
+    return "CJK" if script in ("Cjk", "Hiragana", "Katakana", "Bopomofo") else script
+
+
+def _letters_by_script(text: str) -> Counter[str]:
+    counts = Counter[str]()
+    for letter, count in Counter(text).items():
+        if letter.isalpha():
+            counts[_script_of_letter(letter)] += count
+    return counts
+
+
+def script_of(text: str) -> str | None:
+    """Return the script that most letters of a text are in, `None` where it has fewer than three letters of it."""
+    if text.isascii():  # the usual case, and no other script is
+        return "Latin" if sum(map(str.isalpha, text)) >= 3 else None
+    ((script, count),) = _letters_by_script(text).most_common(1) or [(None, 0)]
+    return script if count >= 3 else None
+
+
+def lacks_script(text: str, script: str) -> bool:
+    """Return whether hardly a letter of a text is in a script: names and code in Latin letters make no other text."""
+    counts = _letters_by_script(text)
+    return counts.total() >= 3 and counts[script] < 0.1 * counts.total()
+
+
+def main_script(texts: Iterable[str]) -> str | None:
+    """Return the script of at least four fifths of the texts that have one, `None` where they are mixed."""
+    counts = Counter(filter(None, map(script_of, texts)))
+    return next((script for script, count in counts.items() if count >= 0.8 * counts.total()), None)
+
+
+def is_unspaced(texts: Iterable[str]) -> bool:
+    """Return whether texts are in a script without spaces between words, and have none where words are."""
+    counts, spaces = Counter[str](), 0
+    for text in texts:
+        counts.update(_letters_by_script(text))
+        spaces += text.strip().count(" ")
+    letters = sum(counts[script] for script in UNSPACED)
+    return 2 * letters > counts.total() and 4 * spaces <= letters

@@ -30,7 +30,7 @@ from transformers.pipelines.base import ChunkPipeline
 from .checksums_heed import TARGET_FOLDER, write_checksums
 from .configuration_base_heed import HEED_TYPES, position_limit
 from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_strategy_arguments, stopped, weights_that_are_no_numbers
-from .symbols_heed import check_are_several, listed, trimmed, unknown_symbol
+from .symbols_heed import UNKNOWN_OUTPUT, check_are_several, decoded, listed, trimmed, unknown_id, unknown_symbol
 
 TASK, TEXT_TASK = "heed-translation", "heed-text2text"
 
@@ -370,21 +370,22 @@ class HeedTranslationPipeline(ChunkPipeline):
 
     def postprocess(self, model_outputs: Any, return_scores: bool = False) -> list[dict[str, Any]]:
         """Join the translations of one text's pieces."""
-        results = []
+        results, unknown = [], 0
         for rank in range(min(output["counts"].shape[1] for output in model_outputs)):
             text = ""
             for output in model_outputs:
                 ids = output["sequences"][0, rank, : output["counts"][0, rank]].tolist()
-                options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-                decoded = self.target_tokenizer.decode(ids, **options)
-                decoded = unicodedata.normalize("NFC", decoded)  # which a tokenizer of jamo leaves to us
-                decoded = decoded.strip() if len(model_outputs) > 1 else decoded
-                text = joined_sentences(text, decoded) + output["piece"].space
+                found = unicodedata.normalize("NFC", decoded(self.target_tokenizer, ids))  # which jamo need
+                found = found.strip() if len(model_outputs) > 1 else found
+                text = joined_sentences(text, found) + output["piece"].space
+                unknown += unknown_id(self.target_tokenizer) in ids
             results.append({self.text_key: text})
             if return_scores:
                 tokens = sum(int(output["counts"][0, rank]) for output in model_outputs)
                 total = sum(float(output["scores"][0, rank]) for output in model_outputs)
                 results[-1]["score"] = total / max(1, tokens) ** float(model_outputs[0]["penalty"])
+        if unknown:
+            warnings.warn(f"{unknown} of this text's outputs have {UNKNOWN_OUTPUT}.", stacklevel=2)
         unfinished = sum(not bool(output["finished"].all()) for output in model_outputs)
         if unfinished:
             longest = max(int(output["counts"].max()) for output in model_outputs)

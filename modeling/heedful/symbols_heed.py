@@ -1,5 +1,6 @@
 """What a text is, what of it counts, the symbols of closed vocabularies (phonemes, commands), names in messages."""
 
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -46,6 +47,35 @@ def checked_texts(texts: Any, name: str = "texts", first: int = 0) -> list[str]:
     return texts
 
 
+UNKNOWN_OUTPUT = "the token of unknown words, for something that the target's vocabulary lacks"
+
+
+def unknown_id(tokenizer: Any) -> int | None:
+    """Return the id of what a vocabulary lacks, which is none where it ends or pads a text, too."""
+    unknown = tokenizer.unk_token_id
+    return None if unknown in (tokenizer.eos_token_id, tokenizer.pad_token_id) else unknown
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Decode ids without control tokens; what the vocabulary lacks is no control token, but is shown as `<unk>`."""
+    unknown, options = unknown_id(tokenizer), {"clean_up_tokenization_spaces": False}
+    if unknown is None or unknown not in ids:
+        return tokenizer.decode(ids, skip_special_tokens=True, **options)
+    special = (id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special)
+    control = {*tokenizer.all_special_ids, *special} - {unknown}
+    text = tokenizer.decode([id_ for id_ in ids if id_ not in control], **options)
+    if is_of_words(tokenizer):  # of which it has no mark, and would stick to the one before
+        text = re.sub(f" ?{re.escape(tokenizer.unk_token)}", lambda _: f" {tokenizer.unk_token}", text).strip()
+    return text
+
+
+def is_of_words(tokenizer: Any) -> bool:
+    """Return whether each token of a text is a word."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    kinds = [type(getattr(backend, part, None)).__name__ for part in ("pre_tokenizer", "model")]
+    return kinds == ["Metaspace", "WordLevel"]
+
+
 class UnknownSymbol(ValueError):
     """Text number `index` (from 0) has a symbol that the closed vocabulary of its side lacks."""
 
@@ -72,9 +102,8 @@ def naming_the_line(numbers: Sequence[int]) -> Iterator[None]:
 
 def symbols_of(tokenizer: Any) -> list[str] | None:
     """Return all symbols of a closed vocabulary, which is of words and has no token for others, or `None`."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    kinds = [type(getattr(backend, part, None)).__name__ for part in ("pre_tokenizer", "model")]
-    if kinds != ["Metaspace", "WordLevel"] or backend.model.token_to_id(backend.model.unk_token) is not None:
+    model = tokenizer.backend_tokenizer.model if is_of_words(tokenizer) else None
+    if model is None or model.token_to_id(model.unk_token) is not None:
         return None
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     # The first character of each is the mark of a word.

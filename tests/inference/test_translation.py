@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import logging
 import pickle
 import threading
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration
 
 from heedful import pipeline_heed
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference import translation
 from heedful.inference.attention.maps import attention_maps
 from heedful.inference.engines import evaluation_mode, pad_sources, token_batches
@@ -24,6 +26,7 @@ from heedful.inference.teaching.back_translation import BackTranslation
 from heedful.inference.translation import Translation, Translator
 from heedful.pipeline_heed import HeedTranslationPipeline, position_limit
 from helpers import assert_error, assert_refused, tiny_model
+from memorised import memorised_model, saved_in
 
 
 @pytest.fixture
@@ -334,6 +337,24 @@ def test_split_takes_a_long_source_apart_and_nothing_else_and_joins_the_n_best(s
     assert row[0].text == "The cat sleeps. It rains.  Yes."
     assert len(row) == 2
     assert row[0].score > row[1].score
+
+
+def test_unknown_words_in_outputs_are_shown_and_counted_in_every_road(tmp_path, heedful_command):
+    pairs = {"가": "the zebra sees a cat", "나": "the cat sees a cat", "다": "zebra", "라": "a cat sees the cat"}
+    words = train_tokenizers([*pairs], [*pairs.values()], vocab_size=8, target_vocab_size=8, algorithm="word", joint=False)
+    model = memorised_model(words, pairs)
+    shown = [text.replace("zebra", "<unk>") for text in pairs.values()]
+    with pytest.warns(UserWarning, match="^2 outputs have the token of unknown words"):
+        assert texts_of(Translator(model, words).translate(list(pairs))) == [[text] for text in shown]
+    translate = HeedTranslationPipeline(model, words.source, words.target)
+    with pytest.warns(UserWarning, match="^1 of this text's outputs have the token of unknown words"):
+        assert [result["translation_text"] for result in translate(list(pairs))] == shown
+    (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs.items()))
+    data = ("--data", tmp_path / "pairs.tsv", "--source", 1, "--target", 2, "--bootstrap", 0, "--confusions", 9)
+    with pytest.warns(UserWarning, match="^2 outputs have the token of unknown words"):
+        found = heedful_command("evaluate", saved_in(tmp_path / "model", model, words), *data, "--json")
+    confusions = json.loads(found[1])["confusions"]
+    assert [(each["reference"], each["prediction"], each["count"]) for each in confusions] == [("zebra", "<unk>", 2)]
 
 
 def test_code_within_a_line_opens_no_fence():

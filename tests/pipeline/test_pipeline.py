@@ -19,6 +19,7 @@ from heedful.inference.strategies.minimum_bayes_risk import MinimumBayesRisk
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder, split_sentences
+from heedful.symbols_heed import decoded
 from helpers import assert_error, assert_refused, closure_of, shake, tiny_model
 from memorised import PAIRS, memorised_model, saved_in, saved_model
 
@@ -311,7 +312,7 @@ def answers(model, tokenizer, rows, **options):
         model.generate(input_ids=torch.tensor([row]), attention_mask=torch.ones(1, len(row)).long(), **options)[0]
         for row in rows
     ]
-    return tokenizer.batch_decode(outputs, skip_special_tokens=True)
+    return [decoded(tokenizer, output.tolist()) for output in outputs]  # which shows unknown words
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])

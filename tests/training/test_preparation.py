@@ -374,11 +374,13 @@ def test_a_text_that_becomes_a_control_token_is_not_given_back(tmp_path):
     assert "changes 2 of 62, such as 'a </s> b' to 'a  b'" in fault.message
 
 
-def test_targets_that_are_mostly_unknown_are_told(tmp_path, caplog):
+def test_targets_that_are_unknown_are_told(tmp_path, caplog):
     words = train_tokenizers(["word"], ["word"], algorithm="word", vocab_size=5)
     words.save_pretrained(tmp_path / "given")
     check(tmp_path, {"tokenizer.path": str(tmp_path / "given")})
     assert "(`tokenizer.path`) does not know" in caplog.text
+    (fault,) = faults_of_targets("tokenizer.vocab_size", words, ["word " * 197, "a word"])
+    assert "does not know 0.5 % of the tokens of targets: the model would write <unk> for them" in fault.message
 
 
 POSITIONS = {"position_encoding": "learned", "max_position_embeddings": 64}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful.checksums_heed import TARGET_FOLDER, changed_files, write_checksums
 from heedful.files import check_inside, check_name_inside, listed, read_object, write_text
-from heedful.symbols_heed import UnknownSymbol, checked_texts, symbols_of, trimmed, unknown_symbol
+from heedful.symbols_heed import UnknownSymbol, checked_texts, decoded, symbols_of, trimmed, unknown_symbol
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -94,12 +94,9 @@ class TokenizerPair:
     def decode_target(self, batch_of_ids: Iterable[Iterable[int]]) -> list[str]:
         """Turn target ids (lists, arrays or a tensor) back into texts, in Unicode's form NFC.
 
-        Control tokens are left out, and negative ids such as the -100 that pads labels.
+        Control tokens are left out, and negative ids such as the -100 that pads labels. `<unk>` is shown.
         """
-        batch = [[int(id_) for id_ in ids if id_ >= 0] for ids in batch_of_ids]
-        if not batch:
-            return []
-        texts = self.target.batch_decode(batch, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        texts = [decoded(self.target, [int(id_) for id_ in ids if id_ >= 0]) for ids in batch_of_ids]
         backend = getattr(self.target, "backend_tokenizer", None)
         is_decomposed = type(getattr(backend, "normalizer", None)).__name__ == "NFD"
         return [unicodedata.normalize("NFC", text) for text in texts] if is_decomposed else texts

@@ -21,7 +21,7 @@ from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.engines import Engine, EngineName, GenerateEngine, Hypothesis, Progress, engine_module, ignored
 from heedful.inference.loading import is_exported, load_model, load_tokenizers, model_folder, resolve_device
 from heedful.inference.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
-from heedful.symbols_heed import check_are_several, checked_texts, naming_the_line, trimmed
+from heedful.symbols_heed import UNKNOWN_OUTPUT, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -62,6 +62,7 @@ class Tally:
     search: Search
     paragraphs: "Paragraphs | None" = None  # where lines may be taken apart
     unfinished: int = 0
+    unknown: int = 0
     long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
     skipped: list[tuple[int, int]] = field(default_factory=list)
 
@@ -87,6 +88,9 @@ class Tally:
                 at, limit = f"{at}, or {beyond} more than the source has,", f"{limit} or `tokens_beyond_source`"
             cure = f"raise {limit}, or look whether the model repeats itself"
             warnings.warn(f"{self.unfinished} {were} cut off at {at} before </s>: {cure}.", stacklevel=3)
+        if self.unknown:
+            have = "output has" if self.unknown == 1 else "outputs have"
+            warnings.warn(f"{self.unknown} {have} {UNKNOWN_OUTPUT}.", stacklevel=3)
         if self.long:
             result = "scored too low" if done == "scored" else "translated in part or wrongly"
             if done == "translated" and not self.search.split:
@@ -407,7 +411,9 @@ class Translator:
         empty = [Translation()] * search.config.num_return_sequences
         join = apart.put_together if apart else lambda number, found, empty: found.get(0, empty)
         results = [join(number, parts[number], empty) for number, _ in enumerate(texts, start=first_number)]
+        unknown = unknown_id(self.tokenizers.target)
         tally.unfinished += sum(not all(one.finished for one in row) for row in results)
+        tally.unknown += sum(any(unknown in one.token_ids for one in row) for row in results)
         return results
 
     def _rows(self, texts: list[tuple[int, str]], tally: Tally) -> list[tuple[int, int, list[int]]]:

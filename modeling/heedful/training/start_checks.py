@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 TRIED = 1000  # targets that a tokenizer has to give back
 SOME, HALF = 0.01, 0.5  # of the targets, changed or cut off: more than some are a warning, half are an error
-DROPPED, UNKNOWN = 0.02, 0.1  # of the training rows, and of the tokens, likewise
+DROPPED = 0.02  # of the training rows, likewise
 
 
 class Fault(NamedTuple):
@@ -97,8 +97,9 @@ def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str
         message = f"The tokenizer (`{key}`) must end each target in its end token (id {end}), but does not end "
         message += f"{len(endless):,} of {len(tried):,}, such as {shortened(endless[0])}: the model would not learn "
         yield Fault("ends", "error", key, f"{message}to stop. Give it a post-processor that appends the token.")
-    if unknown is not None and (share := np.mean(np.concatenate(ids) == unknown)) >= UNKNOWN:
-        message = f"The tokenizer (`{key}`) does not know {100 * share:.0f} % of the tokens of targets."
+    if unknown is not None and (share := np.mean(np.concatenate(ids) == unknown)):
+        message = f"The tokenizer (`{key}`) does not know {100 * share:.2g} % of the tokens of targets: the model "
+        message += f"would write {tokenizers.target.unk_token} for them. A larger vocabulary, or subwords, know more."
         yield Fault("unknown_tokens", "warning", key, message)
     rows = zip(tried, tokenizers.decode_target(ids), ids, strict=True)
     changed = [(text, back) for text, back, row in rows if unknown not in row and _plain(text) != _plain(back)]

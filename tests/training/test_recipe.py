@@ -10,9 +10,9 @@ from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
 from heedful.proposals import proposal as proposal_module
 from heedful.proposals.proposal import DataFacts, complete, propose, survey, this_machine
 from heedful.training.loop.schedule import learning_rate
-from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml, yaml_text
-from heedful.training.stages import stages_of
-from helpers import assert_refused
+from heedful.training.recipe_file import make_recipe, read_recipe, recipe_of, to_yaml, yaml_text
+from heedful.training.stages import runs_of, stages_of
+from helpers import assert_error, assert_refused
 from tiny_runs import recipe_file, tiny_recipe, tiny_tree
 
 SMALLEST = """
@@ -451,3 +451,39 @@ def test_a_key_that_transformers_renamed_is_read_by_both_names_in_files_changes_
     found = [read_recipe(file, changes) for changes in ([], [f"stages.a.{old}=false", f"stages.b.{new}=true"])]
     ways = [[stage.model.activation_checkpointing for stage in stages_of(recipe).values()] for recipe in found]
     assert ways == [[True, False], [False, True]]
+
+
+def test_the_recipe_in_a_strangers_folder_names_no_file_elsewhere_and_no_pattern(tmp_path, monkeypatch):
+    stranger, token = tmp_path / "stranger", tmp_path / "token.txt"
+    stranger.mkdir()
+    for file in (token, stranger / "own.txt"):
+        file.write_text("a line\n")
+    (stranger / "link.txt").symlink_to(token)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "glob", lambda *_: pytest.fail("a pattern was looked for"))
+    names = [
+        "token.txt",
+        "../token.txt",
+        "~/token.txt",
+        str(token),
+        "link.txt",
+        "*.txt",
+        "../**/*",
+        "C:\\token.txt",
+        "",
+    ]
+    for name in names:
+        for more in ({}, {"folder": ".."}, {"folder": str(tmp_path)}, {"held_out": {"train": name}}):
+            data = {"train": [name, "own.txt"], "source": "a", "target": "b", "test": {"new": name}, **more}
+            tree = {"name": "a", "data": data, "optimization": {"max_updates": 1}}
+            tree["stages"] = [{"name": "one", "data": {"train": name, "folder": "~"}}]
+            (stranger / "recipe.yaml").write_text(yaml.safe_dump(tree))
+            recipe = recipe_of(stranger)
+            assert recipe.data.located.train[1] == str(stranger / "own.txt")
+            read = [recipe.data.located.train[0], recipe.data.located.test["new"], *recipe.data.held_out.values()]
+            read += [part.train for run in runs_of(recipe) for part in run.data.parts.values()][1:]
+            assert all(Path(each).parent == stranger and not Path(each).is_file() for each in read), read
+    (stranger / "recipe.yaml").unlink()
+    (stranger / "recipe.yaml").symlink_to(token)
+    assert_error("has no recipe.yaml", recipe_of, stranger, error=FileNotFoundError)

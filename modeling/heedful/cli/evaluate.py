@@ -74,7 +74,7 @@ def evaluate(
 def _warn_of_direction(model: Path, source: str, target: str) -> None:
     """Warn if the recipe in a model's folder says that it was trained in the other direction alone."""
     with suppress(OSError, ValueError):
-        directions = import_module("heedful.training.stages").directions_of(model / "recipe.yaml")
+        directions = import_module("heedful.training.stages").directions_of(model)
         if (target, source) in directions and (source, target) not in directions:
             should = f"`--source` and `--target` should be {target} and {source}, as {model} was trained"
             warnings.warn(f"{should}, but are {source} and {target} instead.", stacklevel=3)

@@ -1,5 +1,6 @@
 """The files of a recipe: its YAML, read here alone, with a check of every key and type, and its model config."""
 
+import glob
 import json
 import math
 import re
@@ -9,7 +10,7 @@ from copy import deepcopy
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -17,13 +18,14 @@ import yaml
 
 from heedful.data.mixture import MixturePart
 from heedful.data.tables import name_of
-from heedful.files import shortened
+from heedful.files import is_plain_file, shortened
 from heedful.training.recipe import Recipe, mistake
 
 # `configuration/` is in the wheel; a checkout has it at its top.
 _PLACES = (Path(__file__).parents[1] / "configuration", Path(__file__).parents[3] / "configuration")
 CONFIGURATION = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 RECIPES, MODELS = CONFIGURATION / "recipes", CONFIGURATION / "models"
+RECIPE_FILE = "recipe.yaml"
 MODEL_TYPES = ("heed", "heed_rnn")
 MOST_NODES = 100_000
 # What a type is called in messages.
@@ -100,13 +102,7 @@ def read_recipe(
         ValueError: If the file is not YAML, or a key is unknown or has a wrong value; the message names the key.
     """
     path = find_recipe(path)
-    try:
-        tree, _ = read_yaml(path.read_text(encoding="utf-8-sig"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
-    if not isinstance(tree, dict):
-        raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {shortened(tree)} instead.")
-    tree = _with_present_names(tree)  # which changes have, too
+    tree = _read_tree(path)
     is_open = tree.get("optimization") is None and not section_of(tree, "model").get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
     is_other = any(map(re.compile(r"(stages\.[^.]+\.)?data(\.train|\.(mixture|denoise).*)?").fullmatch, overridden))
@@ -121,6 +117,29 @@ def read_recipe(
         how = "`heedful train` and `read_recipe(…, complete=heedful.proposals.proposal.complete)` complete such a file"
         raise ValueError(f"`optimization` of {path} must be given, but is missing: {how}.")
     return make_recipe(complete(tree, path.stem) if is_open and complete is not None else tree)
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """Read the recipe in a model's folder, maybe a stranger's, whose files are looked for in that folder alone."""
+    path = folder.resolve() / RECIPE_FILE
+    if not is_plain_file(path, path.parent):
+        raise FileNotFoundError(f"{folder} has no {RECIPE_FILE}.")
+    tree = _read_tree(path)
+    for part in (tree, *_stages_in(tree)):
+        section_of(part, "data").pop("folder", None)
+    _resolve_paths(path.parent, tree, [], resolved=_file_in)
+    return make_recipe(tree)
+
+
+def _read_tree(path: Path) -> dict[str, Any]:
+    """Read a recipe's YAML, with the present names of its keys, which changes have, too."""
+    try:
+        tree, _ = read_yaml(path.read_text(encoding="utf-8-sig"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {shortened(tree)} instead.")
+    return _with_present_names(tree)
 
 
 def read_values(text: str) -> list[Any]:
@@ -219,13 +238,16 @@ def _suggestion(path: Path, names: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(nearest)}?)" * bool(nearest)
 
 
-def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str], has_folder: bool = False) -> None:
+def _resolve_paths(
+    folder: Path, tree: dict[str, Any], overridden: list[str], has_folder: bool = False, resolved: Any = None
+) -> None:
     """Put a recipe's folder before the paths in its file that lie there; overridden ones are not the file's."""
+    resolved = resolved or _relative_to
     has_folder = has_folder or bool(section_of(tree, "data").get("folder"))
     for stage in _stages_in(tree):
         own = f"stages.{stage.get('name')}."
         changed = [key.removeprefix(own) for key in overridden if key.startswith(own)]
-        _resolve_paths(folder, stage, changed, has_folder)
+        _resolve_paths(folder, stage, changed, has_folder, resolved)
 
     def resolve(section: dict[str, Any], prefix: str) -> None:
         for name, value in section.items():
@@ -234,7 +256,7 @@ def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str], ha
             if isinstance(value, dict):
                 resolve(value, f"{key}.")
             elif is_path and not any(f"{key}.".startswith(f"{other}.") for other in overridden):
-                section[name] = _relative_to(folder, value)
+                section[name] = resolved(folder, value)
 
     resolve(tree, "")
 
@@ -246,6 +268,16 @@ def _relative_to(folder: Path, value: Any) -> Any:
         return value
     is_there = (folder / value).exists() or any(folder.glob(value))
     return str(folder / value) if is_there else value
+
+
+def _file_in(folder: Path, value: Any) -> Any:
+    """Return a place of data as a file of that name in a folder, which is there or is not; built-in ones stay."""
+    if isinstance(value, list):
+        return [_file_in(folder, entry) for entry in value]
+    if not isinstance(value, str) or value.startswith("builtin:"):
+        return value
+    path = folder / PureWindowsPath(value).name  # knows the separators of all systems
+    return glob.escape(str(path if is_plain_file(path, folder) else folder / f"{path.name} in the model's folder"))
 
 
 def _stages_in(tree: dict[str, Any]) -> list[dict[str, Any]]:

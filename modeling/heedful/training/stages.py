@@ -27,7 +27,7 @@ from heedful.training.processes.devices import make_accelerator
 from heedful.training.processes.launcher import world_size
 from heedful.training.publication import MODEL_FOLDER, copy_foreign_files
 from heedful.training.recipe import DataRecipe, Recipe, mistake
-from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
+from heedful.training.recipe_file import make_recipe, read_recipe, recipe_of, to_yaml
 from heedful.training.run import RunResult, train_one
 from heedful.training.run_folder.checkpoints import CHECKPOINTS, load_progress, newest_whole_checkpoint, written_folder
 from heedful.training.run_folder.folder import check_output_folder, folder_of_run
@@ -102,9 +102,9 @@ def runs_of(recipe: Recipe) -> list[Recipe]:
     return [*stages_of(recipe).values()] or [recipe]
 
 
-def directions_of(file: Path) -> set[tuple[Any, Any]]:
-    """Return the sources and targets of all that a recipe, in one stage or another, trains on."""
-    return {(part.source, part.target) for run in runs_of(read_recipe(file)) for part in run.data.parts.values()}
+def directions_of(folder: Path) -> set[tuple[Any, Any]]:
+    """Return the sources and targets of all that the recipe in a model's folder trains on, in any stage."""
+    return {(part.source, part.target) for run in runs_of(recipe_of(folder)) for part in run.data.parts.values()}
 
 
 def train_stages(recipe: Recipe) -> RunResult:

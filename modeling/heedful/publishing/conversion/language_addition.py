@@ -11,7 +11,6 @@ import copy
 import json
 import math
 import tempfile
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from heedful.publishing.conversion.model_conversion import Conversion, convert, 
 from heedful.publishing.conversion.tokenizer_conversion import without_special_pieces
 from heedful.publishing.exports.comparison import Draft, UnscoredEngine, compare
 from heedful.symbols_heed import trimmed
-from heedful.training.recipe_file import read_recipe
+from heedful.training.recipe_file import recipe_of
 from heedful.training.stages import runs_of
 
 COMPARED = 100  # texts of the old languages that are translated before and after
@@ -248,22 +247,21 @@ def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
 
 
 def _old_texts(source: Path, old: Sequence[str]) -> Iterator[str]:
-    """Yield the texts of files, and those that the model was trained on if its recipe is there."""
+    """Yield the texts of files, and those in the model's folder that its recipe names."""
     for place in old:
         with reading("old"):
             yield from texts_of(place)
     if not (source / "recipe.yaml").is_file():
         return
-    for run in runs_of(read_recipe(source / "recipe.yaml")):
+    for run in runs_of(recipe_of(source)):
         for key, part in run.data.parts.items():
             try:
                 for pair in read_pairs(part.train, str(part.source), str(part.target), streaming=True):
                     yield from (pair["source"], pair["target"])
-            except (OSError, ValueError) as error:  # it may be elsewhere now
-                found = str(error).replace("`location`", f"`{key}` of the model's recipe")
+            except (OSError, ValueError) as error:
                 if not old:
+                    found = str(error).replace("`location`", f"`{key}` of the model's recipe")
                     raise ValueError(f"`old` must name what the model was trained on, for {found}") from error
-                warnings.warn(f"Texts may get other tokens unless `old` names them: {found}", stacklevel=2)
 
 
 def _read_old(begun: _Begun, texts: Iterable[str]) -> tuple[set[str], list[str]]:

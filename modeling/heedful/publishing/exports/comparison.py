@@ -33,7 +33,7 @@ from heedful.publishing.conversion.model_conversion import relative_difference
 from heedful.publishing.model_card import CARD_FILE
 from heedful.symbols_heed import UnknownSymbol, trimmed
 from heedful.training.publication import MODEL_FOLDER
-from heedful.training.recipe_file import read_recipe
+from heedful.training.recipe_file import recipe_of
 
 MORE_THAN_SOURCE = 50  # so many tokens more than the longest source of its batch may a compared translation have
 TOKEN_BUDGET = 4096
@@ -273,7 +273,7 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
 
 
 def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:
-    """Return the first sentences of a text file in UTF-8, one a line, or of the validation data of a model's own run.
+    """Return the first sentences of a text file in UTF-8, one a line, or of the validation data in a model's folder.
 
     Where neither is there, a warning says that they are built-in Korean and English ones, which try a model of any
     language with tokens and lengths of real text.
@@ -283,8 +283,8 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
         if sentences := [line.strip() for line in read_lines(path, "sentences") if line.strip()]:
             return sentences[:count]
         raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
-    with suppress(OSError, ValueError):  # its files may be elsewhere now, or of another version
-        data = read_recipe(Path(model) / "recipe.yaml").data
+    with suppress(OSError, ValueError):  # it may have none, or one of another version
+        data = recipe_of(Path(model)).data
         split = "train" if data.located.validation is None else "validation"
         place = getattr(data.located, split)
         pairs = read_pairs(place, data.source, data.target, split=split, streaming=True)

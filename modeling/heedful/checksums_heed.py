@@ -49,6 +49,29 @@ def changed_files(folder: str | Path, part: Part) -> list[str] | None:
     return [] if is_copied else changed
 
 
+def stale_target(folder: str | Path) -> ValueError:
+    """Return the error for the target's tokenizer of an earlier pair, which would decode what another encodes."""
+    must = f"must not hold a `{TARGET_FOLDER}` if one tokenizer is saved there, which does not name it"
+    return ValueError(f"{folder} {must}, but does: remove it or choose another folder.")
+
+
+def check_no_target(folder: str | Path) -> None:
+    """Raise that error where a folder of one tokenizer holds another."""
+    if has_tokenizer(Path(folder) / TARGET_FOLDER):
+        raise stale_target(folder)
+
+
+def settle_target(folder: str | Path, is_joint: bool) -> None:
+    """Name the target's tokenizer in the settings of the source's, both saved; of one for both, remove an earlier."""
+    folder = Path(folder)
+    settings, target = folder / "tokenizer_config.json", folder / TARGET_FOLDER
+    if not is_joint:
+        _write(settings, read_object(settings) | {TARGET_FOLDER: TARGET_FOLDER})
+    elif has_tokenizer(target):
+        for path in (target / settings.name, *_files(target, "tokenizer")):
+            path.unlink(missing_ok=True)
+
+
 def has_tokenizer(folder: str | Path) -> bool:
     """Return whether a folder holds the files of a tokenizer, of whatever class."""
     return (Path(folder) / "tokenizer_config.json").is_file() or bool(_files(Path(folder), "tokenizer"))

@@ -27,7 +27,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.pipelines.base import ChunkPipeline
 
-from .checksums_heed import TARGET_FOLDER, write_checksums
+from .checksums_heed import TARGET_FOLDER, settle_target, stale_target, write_checksums
 from .configuration_base_heed import HEED_TYPES, position_limit
 from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_strategy_arguments, stopped, weights_that_are_no_numbers
 from .symbols_heed import UNKNOWN_OUTPUT, check_are_several, decoded, listed, trimmed, unknown_id, unknown_symbol
@@ -396,14 +396,15 @@ class HeedTranslationPipeline(ChunkPipeline):
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Save the model, with its `save_pretrained`'s arguments, both tokenizers and this file, for `pipeline()`."""
-        folder = Path(save_directory)
+        folder, is_joint = Path(save_directory), self.target_tokenizer is self.tokenizer
         folder.mkdir(parents=True, exist_ok=True)
         self.model.config.custom_pipelines = pipelines_of_folder(self.task_id)
         custom_object_save(self, folder)
         self.model.save_pretrained(folder, **kwargs)
         self.tokenizer.save_pretrained(folder)
-        if self.target_tokenizer is not self.tokenizer:
+        if not is_joint:
             self.target_tokenizer.save_pretrained(folder / TARGET_FOLDER)
+        settle_target(folder, is_joint)
         write_checksums(folder, "tokenizer")
 
 
@@ -495,6 +496,8 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
         if TARGET_FOLDER in tokenizer.init_kwargs:
             raise FileNotFoundError(f"{name} must hold the target's tokenizer in `{TARGET_FOLDER}`, but does not.")
         return tokenizer
+    if TARGET_FOLDER not in {**tokenizer.init_kwargs, **get_tokenizer_config(name, **options | {"subfolder": ""})}:
+        raise stale_target(name)
     # Named directly, because AutoTokenizer would first ask what model lies in the folder.
     ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
     loader: Any = PreTrainedTokenizerFast if ours else AutoTokenizer

@@ -79,6 +79,7 @@ def code_in_the_tokenizer(place, reference, folder=""):
 
 def code_in_the_targets_tokenizer(place, reference):
     shutil.copytree(place / "outside", place / "model" / TARGET_FOLDER, ignore=shutil.ignore_patterns("*.py"))
+    change(place / "model" / SETTINGS, target_tokenizer=TARGET_FOLDER)
     code_in_the_tokenizer(place, reference, TARGET_FOLDER)
 
 
@@ -465,6 +466,7 @@ def test_the_hubs_cache_is_no_link_out_of_the_folder(whole, tmp_path):
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
         if path.name.startswith("tokenizer"):
             (snapshot / "target_tokenizer" / path.name).symlink_to(f"../../../blobs/{number}")
+    change(blobs / str(sorted(path.name for path in whole.iterdir()).index(SETTINGS)), target_tokenizer=TARGET_FOLDER)
     (snapshot / CHECKSUMS_FILE).unlink()  # as in a folder of old
     assert Translator.from_pretrained(snapshot).translate(["네."])
     (tmp_path / "latest").symlink_to(snapshot)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 from heedful import pipeline_heed
-from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER
+from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER, TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.strategies.minimum_bayes_risk import MinimumBayesRisk
@@ -477,6 +477,13 @@ def test_the_task_is_known_trusts_no_copied_code_and_finds_the_target_tokenizer(
     assert texts_of(translate(KOREAN, batch_size=2)) == ENGLISH
     translate.save_pretrained(tmp_path)
     assert texts_of(pipeline(TASK, model=str(tmp_path), device="cpu")(KOREAN)) == ENGLISH
+    translate.tokenizer.init_kwargs.pop(TARGET_FOLDER)  # as tokenizers that were just trained
+    translate.save_pretrained(tmp_path)
+    assert not TokenizerPair.from_pretrained(tmp_path).is_joint
+    pipeline(TASK, model=str(folder), device="cpu").save_pretrained(tmp_path)  # of one tokenizer, where two were
+    assert texts_of(pipeline(TASK, model=str(tmp_path), device="cpu")(KOREAN)) == ENGLISH
+    translate.target_tokenizer.save_pretrained(tmp_path / TARGET_FOLDER)
+    assert_error("must not hold a `target_tokenizer`", pipeline, TASK, model=str(tmp_path), device="cpu")
 
 
 def test_what_does_not_translate_has_a_task_of_its_own_and_takes_a_text_whole(

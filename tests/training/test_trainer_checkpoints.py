@@ -228,6 +228,13 @@ def test_a_tokenizer_that_would_be_lost_is_warned_of(tmp_path, caplog):
     assert warnings_of(caplog, tmp_path, model, processing_class=joint_tokenizers().source)
 
 
+def test_one_tokenizer_is_not_saved_beside_the_targets_of_an_earlier_pair(tmp_path):
+    trainer_runs.separate_tokenizers().save_pretrained(tmp_path)
+    for tokenizer in (joint_tokenizers(), joint_tokenizers().source):
+        with pytest.raises(ValueError, match="must not hold a `target_tokenizer`"):
+            make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"processing_class": tokenizer})
+
+
 def test_a_token_that_no_text_would_give_is_told(tmp_path):
     tokenizer = deepcopy(joint_tokenizers().source)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<ent>"]})

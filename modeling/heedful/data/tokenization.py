@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful.checksums_heed import TARGET_FOLDER, changed_files, write_checksums
+from heedful.checksums_heed import TARGET_FOLDER, changed_files, check_no_target, write_checksums
 from heedful.files import check_inside, check_name_inside, listed, read_object, write_text
 from heedful.symbols_heed import UnknownSymbol, checked_texts, decoded, symbols_of, trimmed, unknown_symbol
 
@@ -158,9 +158,8 @@ class TokenizerPair:
         `target_tokenizer` of another pair beside it would be a `ValueError`.
         """
         folder = Path(folder)
-        if self.is_joint and (folder / TARGET_FOLDER).exists():
-            must = f"must not hold a `{TARGET_FOLDER}` if a joint tokenizer is saved there"
-            raise ValueError(f"{folder} {must}, but does: remove it or choose another folder.")
+        if self.is_joint:
+            check_no_target(folder)
         _save(self.source, folder, {} if self.is_joint else {TARGET_FOLDER: TARGET_FOLDER})
         if not self.is_joint:
             _save(self.target, folder / TARGET_FOLDER)
@@ -180,7 +179,9 @@ class TokenizerPair:
         folder = Path(folder)
         source = _load(folder, trust_remote_code)
         # The settings of a source tokenizer say whether the target has a tokenizer of its own.
-        is_separate = (folder / TARGET_FOLDER).is_dir() or TARGET_FOLDER in source.init_kwargs
+        is_separate = TARGET_FOLDER in source.init_kwargs
+        if not is_separate:  # transformers saves one tokenizer into a folder that had two
+            check_no_target(folder)
         target = _load(folder / TARGET_FOLDER, trust_remote_code) if is_separate else source
         changed = changed_files(folder, "tokenizer")
         if changed:

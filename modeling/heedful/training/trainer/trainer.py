@@ -16,8 +16,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, unwrap_peft_model
 from transformers.utils import logging
 
+from heedful.checksums_heed import TARGET_FOLDER, check_no_target
 from heedful.configuration_base_heed import IGNORED_LABEL, HeedBaseConfig
-from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair, warn_of_split_tokens
+from heedful.data.tokenization import TokenizerPair, warn_of_split_tokens
 from heedful.loss_heed import smoothed_cross_entropy
 from heedful.training.trainer.batches import is_list, with_a_column, without_padding
 from heedful.training.trainer.saving import WholeCheckpoints
@@ -83,7 +84,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         self.tokens_per_update, self.buckets_per_update = tokens_per_update, buckets_per_update or 1
         self._computes_own_loss = _counts_labels(self._plain_model)
         self._complete(self.model, own_generation)
-        self._warn_of_lost_tokenizer()
+        self._check_tokenizer()
         self.model_accepts_loss_kwargs = True  # asks Trainer to count the labels of every update
         self._own_loss_is_checked = False
         self._settled_model: Any = None
@@ -121,12 +122,15 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
                 setattr(settings, name, getattr(own, name))
         model.generation_config = settings
 
-    def _warn_of_lost_tokenizer(self) -> None:
-        """Warn if the model has two tokenizers and only one of them would be saved with it."""
+    def _check_tokenizer(self) -> None:
+        """Warn if only one of a model's two tokenizers would be saved; raise where it would meet another's target."""
         config = unwrap_peft_model(self.model).config
         has_two = getattr(config, "decoder_vocab_size", None) not in (None, config.vocab_size)
         has_two |= (Path(config.name_or_path or "") / TARGET_FOLDER).is_dir()
         tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        source = tokenizer.source if isinstance(tokenizer, TokenizerPair) and tokenizer.is_joint else tokenizer
+        if isinstance(source, PreTrainedTokenizerBase) and TARGET_FOLDER not in source.init_kwargs:
+            check_no_target(self.args.output_dir)
         if has_two and tokenizer and not isinstance(tokenizer, TokenizerPair):
             advice = "give the trainer `processing_class=TokenizerPair(source, target)`"
             logger.warning(f"The model has a tokenizer for each side, and only one would be saved with it: {advice}.")

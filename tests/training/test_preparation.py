@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from unittest.mock import Mock
 
 import pytest
@@ -242,12 +243,16 @@ def test_validation_pairs_are_held_out_of_the_training_pairs_where_none_are_give
     # Of two source columns the first decides, here a lemma with a space in it.
     forms = "".join(f"w {n % 40}\tw{n}{tag}\t{tag} SG\n" for n in range(120) for tag in "abc")
     (tmp_path / "c.tsv").write_text(forms)
-    changes |= {"data.train": str(tmp_path / "c.tsv"), "data.source": [1, 3], "data.target": 2}
-    corpus = prepare_corpus(tiny_recipe(tmp_path / "c", changes), tmp_path / "c")
-    lemmas = {pair["source"][:-5] for pair in corpus.validation_pairs}
-    assert len(lemmas) == 2
-    assert len(corpus.validation_pairs) == 18
-    assert {pair["source"] for pair in corpus.validation_pairs} == {f"{w} {t} SG" for w in lemmas for t in "abc"}
+    changes |= {"data.source": [1, 3], "data.target": 2}
+    joined = "".join(f"w{n % 40} V;PST;{tag}\tw{n}{tag}\n" for n in range(120) for tag in "abc")
+    (tmp_path / "d.tsv").write_text(joined)
+    for name, change, tags in (("c", {}, "a SG|b SG|c SG"), ("d", {"data.source": 1}, "V;PST;a|V;PST;b|V;PST;c")):
+        changes |= {"data.train": str(tmp_path / f"{name}.tsv"), **change}
+        corpus = prepare_corpus(tiny_recipe(tmp_path / name, changes), tmp_path / name)
+        sources = [pair["source"] for pair in corpus.validation_pairs]
+        lemmas = {re.sub(f" ({tags})$", "", source) for source in sources}
+        assert (len(lemmas), len(sources)) == (2, 18)
+        assert {*sources} == {f"{lemma} {tag}" for lemma in lemmas for tag in tags.split("|")}
 
 
 def test_what_scores_could_not_use_is_refused_before_training(tmp_path):

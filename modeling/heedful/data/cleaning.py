@@ -1,6 +1,7 @@
 """Rules that decide which sentence pairs are worth training on, and a report of what they dropped."""
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ REASONS = {
     "duplicate": "the pair came before",
 }
 EXAMPLES_PER_REASON = 3
+# What stands beside a word and says which form of it is meant: V;PST;3;PL, N, 3sg, <past>, Case=Nom.
+TAG = re.compile(r"(?=.*[A-Za-z])(?:[!-`{-~]+|[0-9][!-~]*|[!-~]*[;:=+<>|#@&*/\[({][!-~]+)")
+FEWEST_WORDS = 20  # that are held out as a whole
 Rows = Iterable[Mapping[str, str]]
 
 
@@ -115,12 +119,22 @@ def clean_pairs(
     return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), judge.report
 
 
+def words_without_tags(texts: Sequence[str]) -> list[str]:
+    """Return the one word of each text that is no tag, where nine of ten texts have just one; else the texts."""
+    rests = [[word for word in text.split() if not TAG.fullmatch(word)] for text in texts]
+    words = [rest[0] if len(rest) == 1 else text for rest, text in zip(rests, texts, strict=True)]
+    return words if sum(len(rest) == 1 for rest in rests) > 0.9 * len(texts) else [*texts]
+
+
 def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) -> tuple[list[int], list[int]]:
     """Return the numbers of the pairs to train on, and of those to hold out: a twentieth of the sources, at most 500.
 
-    Which ones follows from the texts alone, not from their order. All pairs of one source go the same way. Where
-    `targets` are given, which will be sources too, pairs with a held-out text on either side are neither.
+    Which ones follows from the texts alone, not from their order. All pairs of one source go the same way, and all
+    forms of one word. Where `targets` are given, which will be sources too, pairs with a held-out text on either side
+    are neither.
     """
+    words = [] if targets else words_without_tags(sources)
+    sources = words if len({*words}) >= FEWEST_WORDS else sources
     digests = {source.strip(): blake2b(source.strip().encode(), digest_size=16).digest() for source in sources}
     if len(digests) < 2:
         raise ValueError("`data.validation` must be given where the training pairs have fewer than two sources.")

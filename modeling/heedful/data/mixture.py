@@ -186,7 +186,10 @@ def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> Any
         return read.popitem()[1]
     if streaming:
         return IterableDataset.from_generator(partial(_in_turns, read))
-    tables = ((pairs.data.table.select(["source", "target"]), pa.array([number] * len(pairs), pa.int32())) for number, pairs in read.items())
+    tables = (
+        (pairs.data.table.select(["source", "target"]), pa.array([number] * len(pairs), pa.int32()))
+        for number, pairs in read.items()
+    )
     return Dataset(pa.concat_tables([table.append_column("part", numbers) for table, numbers in tables]))
 
 

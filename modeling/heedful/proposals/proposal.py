@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from heedful import processor_heed
+from heedful.data.cleaning import words_without_tags
 from heedful.data.mixture import read_parts
 from heedful.data.tokenizer_training import Algorithm
 from heedful.training.recipe import DataRecipe
@@ -24,8 +25,6 @@ CORE_SPEEDS, OTHER_CORES, GPU_SPEED = {"AVX512": 5e10}, 3e10, 2e13  # cores by t
 MOST_SYMBOLS, SYMBOL_USES = 200, 10
 FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # they are if they are fewer, or shorter on average, or all in capitals
 LEAST_LIMIT, MOST_TOKENS = 256, 4096  # of a side that is kept: with more, attention takes too much memory
-# What stands beside a word and says which form it has: V;PST;3;PL, N, <past>, Case=Nom. No mark but the last character.
-TAG = re.compile(r"[!-`{-~]+|[!-~]*[;:=+<>|#@&*/_0-9\[({][!-~]+")
 LONGEST_SPELLING = 40  # characters of a side that is one word; what is longer is a sentence without spaces
 
 
@@ -90,9 +89,7 @@ def _algorithm(texts: Sequence[str]) -> Algorithm:
     if 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words) and _are_symbols([*words]):
         return "word"
     # Chinese, Japanese or Thai without a space may be a sentence.
-    words_of = ((text.split(), [word for word in text.split() if not TAG.fullmatch(word)]) for text in texts)
-    rests = (rest if len(rest) == 1 else words for words, rest in words_of)
-    single = sum(len(rest) == 1 and len(rest[0]) <= LONGEST_SPELLING for rest in rests)
+    single = sum(len(text) <= LONGEST_SPELLING and len(text.split()) == 1 for text in words_without_tags(texts))
     is_spaced = sum(map(_is_unspaced, texts)) < 0.1 * len(texts)
     return "character" if single > 0.9 * len(texts) and is_spaced else "bpe"
 

@@ -429,6 +429,25 @@ def test_changed_rows_are_not_trained_on_as_if_they_were_the_same(make_loop, cor
     assert make_loop({**changes, "allow_changes": True}, data=changed).run().update == 2
 
 
+def test_a_run_that_is_validated_otherwise_than_before_forgets_what_was_best(make_loop, corpus, tmp_path):
+    before = {"validation.every_updates": 1, "checkpoints.every_updates": 1, "optimization.max_updates": 2}
+    before["validation.sentences"] = 2
+    make_loop(before).run()
+    resumed = {**before, "resume": True, "allow_changes": True}
+    for changes, data in (
+        ({}, corpus),
+        ({"decoding.bleu_tokenizer": "char"}, corpus),  # which the loss does not depend on
+        ({"validation.select": "chrf"}, corpus),
+        ({}, replace(corpus, fingerprint="another")),
+    ):
+        loop = make_loop({**resumed, **changes}, data=data)
+        is_same = data is corpus and "validation.select" not in changes
+        assert [update for _, update in loop.progress.best] == [1] * is_same  # 2 was saved before its validation
+        select = changes.get("validation.select", "loss")
+        assert loop.run().best == [(logged(tmp_path / "run", f"validation/{select}")[-1], 2)]
+        assert len(logged(tmp_path / "run", f"validation/{select}")) == 2
+
+
 def test_a_run_on_another_kind_of_machine_says_that_it_is_not_equal_to_the_bit(make_loop, monkeypatch, caplog):
     make_loop({"optimization.max_updates": 1}).run()
     changes = {"resume": True, "optimization.max_updates": 2}

@@ -20,7 +20,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_name_inside, flush, leftovers, remove, written_whole
 from heedful.training.processes.collectives import Watch, any_rank, broadcast
 from heedful.training.recipe import CheckpointRecipe, Recipe
-from heedful.training.recipe_file import to_yaml
+from heedful.training.recipe_file import read_recipe, to_yaml
 from heedful.training.run_folder.progress import Progress
 
 if TYPE_CHECKING:
@@ -197,6 +197,11 @@ class CheckpointStore:
         if progress.machine not in ("", now.machine):
             differ = "the run goes on, and equals an uninterrupted one up to rounding, not to the bit"
             logger.warning("before: %s; now: %s: %s", progress.machine, now.machine, differ)
+        if _measured(self.recipe, now) != _measured(read_recipe(path / RECIPE), progress):
+            # What was best by another measure is not compared; the weights that are resumed are measured again.
+            progress.best, progress.validations_without_improvement, progress.awaits_validation = [], 0, True
+            progress.validated_update = min(progress.validated_update, progress.update - 1)
+            logger.info("validation measures something else than before: the earlier best is forgotten")
         progress.processes, progress.data, progress.machine = now.processes, now.data, now.machine
         del progress.best[self.settings.keep_best :]
         self.saved_update = progress.update
@@ -246,6 +251,16 @@ class CheckpointStore:
             clear_leftovers(self.folder, progress.update)
         if self.saved_update is not None:
             self.prune(progress)  # a recipe that keeps fewer than before makes room
+
+
+def _measured(recipe: Recipe, progress: Progress) -> tuple[Any, ...]:
+    """Return what the values of validations depend on, besides the weights."""
+    validation, decoding = recipe.validation, recipe.decoding
+    rows = (progress.data or "")[:64]  # the validation rows' checksum comes first
+    if validation.select == "loss":
+        return "loss", rows
+    search = validation.sentences, validation.num_beams, validation.max_new_tokens
+    return validation.select, rows, *search, recipe.data.references, decoding.bleu_tokenizer, decoding.ignore
 
 
 def clear_leftovers(folder: Path, update: int) -> None:

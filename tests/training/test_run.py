@@ -326,6 +326,31 @@ def test_training_goes_on_from_a_published_model(finished, tmp_path):
     assert list((tmp_path / "run" / "trackers").rglob("events.out.tfevents.*"))
 
 
+def test_a_tracker_goes_back_with_a_resumed_run_and_ends_none(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    changes = {"logging.trackers": ["tensorboard"], "logging.every_updates": 1, "checkpoints.every_updates": 2}
+    changes |= {"checkpoints.keep_last": 9, "validation.every_updates": 2}
+    train(tiny_recipe(tmp_path / "run", changes | {"optimization.max_updates": 3}))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "update-00000003")  # as if it had been killed then
+    train(tiny_recipe(tmp_path / "run", changes | {"optimization.max_updates": 4, "resume": True}))
+    events = EventAccumulator(str(tmp_path / "run" / "trackers" / "tiny"))
+    events.Reload()
+    for name, updates in (("train/loss", [1, 2, 3, 4]), ("validation/loss", [2, 4])):
+        assert [event.step for event in events.Scalars(name)] == updates
+        values = [event.value for event in events.Scalars(name)]
+        assert values == pytest.approx(logged(tmp_path / "run", name))
+
+    def fail(*_, **__):
+        raise OSError("No space left on device")
+
+    for method in ("log", "finish"):
+        monkeypatch.setattr(f"accelerate.tracking.TensorBoardTracker.{method}", fail)
+    assert train(tiny_recipe(tmp_path / "full", changes | {"optimization.max_updates": 3})).progress.update == 3
+    assert "the tracker tensorboard has lost values: No space left on device" in caplog.text
+
+
 def test_trackio_gets_what_the_log_gets_and_says_nothing_between_results(tmp_path, capsys):
     folder = pytest.importorskip("trackio.utils").TRACKIO_DIR  # in the tests' own HF_HOME
     changes = {"data.test": {"t": "builtin:test:3"}, "optimization.max_updates": 2, "logging.trackers": ["trackio"]}

@@ -1,8 +1,7 @@
 """One training run from its recipe to a folder that anybody can load: data, loop, published weights, test scores."""
 
 import logging
-import sys
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +12,7 @@ from accelerate.utils import set_seed
 
 from heedful.files import write_text
 from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.monitoring import read_curves
 from heedful.training.preparation import Corpus, StoredCorpus, prepare_corpus
 from heedful.training.processes.collectives import lost_processes_reported
 from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
@@ -20,7 +20,7 @@ from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights,
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder, folder_of_run
-from heedful.training.run_folder.progress import Progress, early_end
+from heedful.training.run_folder.progress import Progress, early_end, unfinished
 from heedful.training.start_checks import check_installed
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class RunResult:
     parameters: int  # of the model, tied ones once
     hardware: str  # in words
     processes: int
-    ended: tuple[str, ...]  # why it, or a stage of it, ended before its last update, and what to do
+    ended: tuple[str, ...]  # why it, or a stage of it, ended before its last update or could learn more; what to do
     stages: tuple[Any, ...] = ()  # the `StageFacts` of a recipe with stages
 
 
@@ -87,19 +87,17 @@ def _train(recipe: Recipe, accelerator: Accelerator, stage: str, is_last: bool) 
     loop = TrainingLoop(recipe, corpus, accelerator)
     if accelerator.is_main_process:
         write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
-    if recipe.logging.trackers:
-        with redirect_stdout(sys.stderr):  # trackio would speak between the results
-            accelerator.init_trackers(recipe.name)
+    loop.log.start_trackers(recipe.name, loop.progress)
     progress = loop.run()
     ended = early_end(loop.ended_by, recipe, progress, stage, is_last)
-    if ended:
-        logger.warning(ended["message"])
+    losses = read_curves(recipe.folder).get("validation/loss", []) if accelerator.is_main_process else []
+    told = ([ended["message"]] if ended else []) + unfinished(losses, loop.ended_by, recipe.optimization)
+    for message in told:
+        logger.warning(message)
     model = publish_weights(recipe, corpus, progress, accelerator)
     metrics = score_published(recipe, corpus, accelerator, ended)
-    accelerator.log(numbers(metrics), step=progress.update)
-    with redirect_stdout(sys.stderr):
-        for tracker in accelerator.trackers:
-            tracker.finish()
+    loop.log.track(numbers(metrics), progress.update)
+    loop.log.end_trackers()
     return RunResult(
         folder=recipe.folder / MODEL_FOLDER,
         recipe=recipe,
@@ -109,5 +107,5 @@ def _train(recipe: Recipe, accelerator: Accelerator, stage: str, is_last: bool) 
         parameters=model.num_parameters(),
         hardware=hardware_in_words(accelerator),
         processes=accelerator.num_processes,
-        ended=(ended["message"],) if ended else (),
+        ended=tuple(told),
     )

@@ -3,7 +3,9 @@
 import json
 import logging
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ logger = logging.getLogger(__name__)
 LOG_FILE = "log.jsonl"
 Curve = list[tuple[int, float]]  # update, value
 SUMMARY = {
-    "train/loss": "loss {:.3f}",
+    "train/loss": "train loss {:.3f}",
     "train/target_tokens_per_s": "{:,.0f} target tokens/s",
     "train/model_flops_utilization": "{:.0%} of the card's peak",
     "train/peak_memory_gib": "{:.1f} GiB",
@@ -67,12 +69,40 @@ class RunLog:
     def write_validation(self, progress: Progress, values: dict[str, float]) -> None:
         """Write the results of a validation, and report them."""
         self.write(progress, {f"validation/{name}": value for name, value in values.items()})
-        summary = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+        summary = "validation " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())
         logger.info("update %s (epoch %s): %s", progress.update, progress.epoch + 1, summary)
+
+    def start_trackers(self, name: str, progress: Progress) -> None:
+        """Start the trackers, for which a resumed run takes back what it will log again."""
+        if not self.accelerator.log_with:
+            return
+        # TensorBoard alone goes on with an earlier curve, and forgets it from a step on; the others begin a new run.
+        with redirect_stdout(sys.stderr):  # trackio would speak between the results
+            self.accelerator.init_trackers(name, init_kwargs={"tensorboard": {"purge_step": progress.update}})
+        for _, line in lines_of(self.file):
+            if line.get("update") == progress.update:
+                self.track(line, progress.update)
+
+    def track(self, values: dict[str, float], update: int) -> None:
+        """Send values to the trackers."""
+        values = {name: value for name, value in values.items() if "/" in name}
+        self._ask_trackers(lambda tracker: tracker.log(values, step=update))
+
+    def end_trackers(self) -> None:
+        """Let the trackers write what they still hold."""
+        with redirect_stdout(sys.stderr):
+            self._ask_trackers(lambda tracker: tracker.finish())
+
+    def _ask_trackers(self, ask: Callable[[Any], None]) -> None:
+        for tracker in self.accelerator.trackers:
+            try:
+                ask(tracker)
+            except Exception as error:  # each raises other types, and no run should end for a curve
+                logger.warning("the tracker %s has lost values: %s", tracker.name, error)
 
     def write(self, progress: Progress, values: dict[str, float]) -> None:
         """Add a line; if the disk is full it is lost with a warning, because no run should end for that."""
-        self.accelerator.log(values, step=progress.update)
+        self.track(values, progress.update)
         if not self.accelerator.is_main_process:
             return
         line = json.dumps({"update": progress.update, "seconds": round(progress.seconds, 2), **values}) + "\n"

@@ -1,6 +1,7 @@
 """How far a run is: everything that a resumed run must know, apart from weights and optimizer."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,3 +78,22 @@ def early_end(by: str | None, recipe: Recipe, progress: Progress, stage: str, is
     advice = advice if is_last else "the next stage goes on from there"
     message = f"Training ended {place_in_run(progress, settings)}, by `{key}` ({limit}): {advice}."
     return {"by": key, "update": progress.update, **lengths, "message": message}
+
+
+def unfinished(losses: Sequence[tuple[int, float]], by: str | None, settings: OptimizationRecipe) -> list[str]:
+    """Say of a run, by its validations (update, loss), that it still got better at its end, and what to raise.
+
+    That is so if the last fifth of its updates has lowered the loss by a twentieth, and the last is the lowest.
+    """
+    if len(losses) < 5 or by == "validation.patience":
+        return []
+    (last, loss), lowest = losses[-1], min(loss for _, loss in losses)
+    before = next((loss for update, loss in reversed(losses) if update <= 0.8 * last), lowest)
+    if loss > lowest or loss > 0.95 * before:
+        return []
+    limits = [
+        f"optimization.{name}" for name in ("max_updates", "max_epochs", "max_minutes") if getattr(settings, name)
+    ]
+    keys = " and ".join(f"`{key}`" for key in ([by] if by else limits))
+    fell = f"The validation loss still fell at the end of the run, from {before:.2f} to {loss:.2f} in its last fifth"
+    return [f"{fell}: a longer run would learn more. Raise {keys}."]

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +37,7 @@ from heedful.training.recipe import OptimizationRecipe
 from heedful.training.run import train
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, list_checkpoints, load_progress
-from heedful.training.run_folder.progress import new_window
+from heedful.training.run_folder.progress import new_window, unfinished
 from heedful.training.speed import throughput
 from heedful.training.speed.throughput import operations_of_pairs
 from heedful.training.start_checks import check_installed
@@ -485,13 +486,37 @@ def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_mul
         assert operations_of_pairs(model, 30, 20) == 6 * (30 * of_source + 20 * of_target)
 
 
+def test_the_bar_counts_to_what_will_end_the_run(make_loop):
+    loop = make_loop({"optimization.max_updates": 1840, "optimization.max_minutes": 5})
+    loop.progress.update, loop.progress.seconds = 500, 280.0
+    assert loop._expected_end() == (535, ", ends after 5 minutes")
+    loop.progress.seconds = 28.0
+    assert loop._expected_end() == (1840, ", ends after 1,840 updates")
+    loop.settings = replace(loop.settings, max_updates=None, max_minutes=None, max_epochs=3)
+    assert loop._expected_end() == (None, "")
+
+
+def test_a_run_that_still_learns_at_its_end_says_so_with_the_key_to_raise():
+    falling = [(60 * n, 1 / n) for n in range(1, 11)]
+    updates = OptimizationRecipe(max_updates=600, max_minutes=5)
+    (told,) = unfinished(falling, None, updates)
+    assert "still fell at the end of the run, from 0.12 to 0.10 in its last fifth" in told
+    assert told.endswith("Raise `optimization.max_updates` and `optimization.max_minutes`.")
+    (told,) = unfinished(falling, "optimization.max_minutes", updates)
+    assert told.endswith("Raise `optimization.max_minutes`.")
+    flat = [(60 * n, 1.0 - 0.002 * n) for n in range(1, 11)]
+    for losses, by in ((flat, None), (falling[:4], None), (falling, "validation.patience"), ([], None)):
+        assert unfinished(losses, by, updates) == []
+    assert unfinished([*falling[:5], (330, 0.01), *falling[5:]], None, updates) == []
+
+
 def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(make_loop, monkeypatch, tmp_path):
     monkeypatch.setattr(throughput, "peak_operations", lambda device: 1e12)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1.25 * 2**30)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     loop = make_loop({"optimization.max_updates": 2})
     of_log = SimpleNamespace(device=torch.device("cuda"), num_processes=1, is_main_process=True)
-    of_log.log = loop.accelerator.log
+    of_log.trackers = loop.accelerator.trackers
     loop.log.accelerator = of_log
     write, told = loop.log.write_training, []
     monkeypatch.setattr(loop.log, "write_training", lambda *given: told.append(write(*given)) or told[-1])
@@ -502,4 +527,6 @@ def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(mak
     per_token = operations_of_pairs(loop.engine.network, 0, 1)
     assert all(share > speed * per_token / 1e12 for share, speed in zip(shares, speeds, strict=True))
     assert logged(tmp_path / "run", "train/peak_memory_gib") == [1.25] * 2
-    assert re.fullmatch(r"loss \d.\d+, [\d,]+ target tokens/s, \d+% of the card's peak, 1.2 GiB, waits \d+%", told[-1])
+    assert re.fullmatch(
+        r"train loss \d.\d+, [\d,]+ target tokens/s, \d+% of the card's peak, 1.2 GiB, waits \d+%", told[-1]
+    )

@@ -63,7 +63,8 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
 
     checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
     model = load_model(checkpoints[-1])
-    logger.info("publishing the average of %s", ", ".join(path.name for path in checkpoints))
+    what = "weights" if len(checkpoints) == 1 else "average"
+    logger.info("publishing the %s of %s", what, ", ".join(path.name for path in checkpoints))
     missing, unexpected = model.load_state_dict(average_weights(checkpoints), strict=False)
     assert set(missing) <= set(model.all_tied_weights_keys), missing
     assert not unexpected, unexpected

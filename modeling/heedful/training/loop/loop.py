@@ -250,7 +250,8 @@ class TrainingLoop:
         """Log, save and validate where the recipe says so, and obey a signal."""
         if self._is_due("logging"):
             rate = learning_rate(self.progress.update, self.settings, self.d_model)
-            bar.set_postfix_str(self.log.write_training(self.progress, rate))
+            bar.total, ends = self._expected_end()
+            bar.set_postfix_str(self.log.write_training(self.progress, rate) + ends)
         validates = self.progress.awaits_validation = self._is_due("validation")
         if self._is_stopping:
             self._read_results()  # of several ranks' updates the last one is still to be read
@@ -261,6 +262,14 @@ class TrainingLoop:
             raise self._interruption()
         if validates:
             self._validate()
+
+    def _expected_end(self) -> tuple[int | None, str]:
+        """Return the number of updates after which the run will end, by its clock if that comes first, and say so."""
+        done, last, minutes = self.progress, self.settings.max_updates, self.settings.max_minutes
+        by_clock = math.inf if minutes is None else done.update * minutes * 60 / max(done.seconds, 1e-9)
+        if by_clock < (last or math.inf):
+            return max(done.update, int(by_clock)), f", ends after {minutes:g} minutes"
+        return last, f", ends after {last:,} updates" if last else ""
 
     def _is_due(self, section: str) -> bool:
         return self.progress.update % getattr(self.recipe, section).every_updates == 0

@@ -18,6 +18,11 @@ from heedful.symbols_heed import listed as listed
 LONGEST_LINE = 2**26  # bytes of a text file
 # What `str.splitlines` ends a line at. In the texts and files that we read, \n and \r\n alone do.
 LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+# Places of this machine, and addresses, of which no user, password or query is told.
+LOCAL_PATH = re.compile(
+    r"(?:(?i:file:)|~[^\\/]*[\\/]|(?=/)|(?:.*[\\/])?\.\.[\\/]|[A-Za-z]:[\\/]|\\\\[\w?.]).*?([^\\/]+)[\\/]*", re.DOTALL
+)
+ADDRESS = re.compile(r"(\w[\w+.-]*://)(?:[^/@]*@)?([^?#]*).*", re.DOTALL)
 # What a private folder is called in which something is written: by whose side, and random letters.
 PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
 
@@ -206,6 +211,18 @@ def quoted(names: Iterable[Any], most: int = 8) -> str:
     """Quote the first of some names in their order, and say how many more there are."""
     shown = [*map(shortened, names)]
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
+
+
+def private(value: Any) -> Any:
+    """Return what may be told to others: of each path out of the working directory only its last part."""
+    if isinstance(value, Mapping):
+        return {name: private(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(private, value)]
+    if not isinstance(value, str | Path):
+        return value
+    local, address = LOCAL_PATH.fullmatch(str(value)), ADDRESS.fullmatch(str(value))
+    return local[1] if local else "".join(address.groups()) if address else value
 
 
 def duration(seconds: float) -> str:

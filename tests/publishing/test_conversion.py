@@ -191,7 +191,7 @@ def test_notes_and_the_card_say_what_was_kept_and_left_out_and_the_folder_can_be
     assert f"`{converted.source.name}`" in text
     assert f"{converted.result.parameters:,}" in text
     assert f"by {converted.result.difference:.1e} at most" in text
-    assert all(f"- {note}" in text for note in converted.result.notes)
+    assert all(f"- {note}".replace("`", r"\`") in text for note in converted.result.notes)
     assert "\n\n\n" not in text
 
 

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import jinja2
 import pytest
+import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from card_facts import FACTS, PREDICTIONS, REFERENCES, RUN, SCORES, card_facts
 from guides import python_of
 from heedful.evaluation.metrics import METRICS, score_translations
+from heedful.files import private
 from heedful.publishing import model_card
+from heedful.publishing.conversion.model_conversion import Conversion, write_card
 from heedful.publishing.hub import read_card
 from heedful.publishing.model_card import CardFacts, card_metadata, code, render, render_model_card, with_repository
-from heedful.training.recipe_file import read_recipe
+from heedful.training.recipe_file import read_recipe, to_yaml
 from helpers import assert_error, assert_refused
 from memorised import PAIRS, saved_model
 
@@ -55,7 +58,7 @@ def test_every_fact_is_in_the_card(card):
 
 
 def test_what_is_no_translation_between_languages_is_called_none():
-    sides = ("`question`", "`answer`")
+    sides = ("question", "answer")
     for source, target in (("und", "und"), ("ko", "ko"), ("en", "zxx"), ("ko", "und")):
         text = body_of(source_language=source, target_language=target, sides=sides)
         assert "An encoder-decoder that turns `question` into `answer`, trained from raw pairs of texts" in text
@@ -153,7 +156,7 @@ def test_the_metadata_is_what_the_hub_reads_also_of_what_is_no_translation(card,
 def test_names_of_others_are_text_on_one_line():
     """A heading, a sentence, a list and a table hold a name as text: no further heading, link, tag or code."""
     name = "a\n---\n# Fake\n<script>x</script> [free](https://x) | `c"
-    shown = r"a --- # Fake \<script>x\</script> [free]\(https://x) \| \`c"
+    shown = r"a --- # Fake &lt;script>x&lt;/script> [free]\(https://x) \| \`c"
     limits = RUN["card"] | {"limits": name}
     text = body_of(name=name, datasets=[name], card=limits, scores={name: {"count": 3, "bleu": 1.0}})
     assert f"\n# {shown}\n" in text
@@ -164,13 +167,69 @@ def test_names_of_others_are_text_on_one_line():
     assert code("`a` | b\n# c") == r"`'a' \| b # c`"
 
 
+def test_an_answer_of_the_model_is_text_too():
+    answer = "<img src=x onerror=alert(1)> ![t](https://x) `c`\n\n# Fake"
+    said = r'written: "&lt;img src=x onerror=alert(1)> ![t]\(https://x) \`c\` # Fake"'
+    assert said in body_of(example={"translation": answer}, name=3)
+
+
+# fmt: off
+PRIVATE = {
+    "/home/secret/a.tsv": "a.tsv", "~/secret/a.tsv": "a.tsv", "~secret/a.tsv": "a.tsv", "../secret/a.tsv": "a.tsv",
+    "x/../../secret/a": "a", r"C:\secret\a.tsv": "a.tsv", "c:/secret/a/": "a", r"\\secret\share\a": "a",
+    "file:///secret/a": "a", "File:secret/a": "a", "https://secret:secret@x.org/a.tsv?token=secret": "https://x.org/a.tsv",
+    "s3://secret@bucket/a": "s3://bucket/a", "me/pairs": "me/pairs", "hf://datasets/me/p@main/a": "hf://datasets/me/p@main/a",
+    "builtin:train:3": "builtin:train:3", "data/a.tsv": "data/a.tsv", r"\d+": r"\d+", "~ 5 %": "~ 5 %", "/": "/",
+}
+# fmt: on
+
+
+def test_of_a_path_or_an_address_nothing_private_is_told_in_a_card_or_a_recipe():
+    assert {place: private(place) for place in PRIVATE} == PRIVATE
+    places = [*PRIVATE]
+    card = card_of(datasets=places, recipe={"data": {"train": places, "mixture": [{"a": places}]}}, hardware=places[0])
+    assert "secret" not in card
+    recipe = read_recipe(ROOT / "configuration" / "recipes" / "quickstart.yaml")
+    data = dataclasses.replace(recipe.data, train=places[:2], test={"x": places[2]}, held_out={"y": places[3:5]})
+    recipe = dataclasses.replace(recipe, data=data, decoding=dataclasses.replace(recipe.decoding, ignore="/[0-9]/"))
+    written = yaml.safe_load(to_yaml(recipe, is_private=True))
+    assert written["data"]["train"] == ["a.tsv", "a.tsv"]
+    assert written["decoding"]["ignore"] == "/[0-9]/"
+    assert "secret" not in json.dumps(written)
+    assert "secret" in to_yaml(recipe)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "license", "language"),
+    [
+        ("license: [mit, gpl]\nlanguage: [1, 2]", "mit", "und"),
+        ("license: 3\nlanguage: {a: b}\nlicense_link: [4]", "unknown", "und"),
+        ("license: \"mit |\\n\\n# Owned\"\nlanguage: '<script>'\nlicense_name: '<b>'", "unknown", "und"),
+        ("license: other\nlanguage:\n- ko\n- '[x](y)'\nlicense_link: https://x.org/LICENSE", "other", "ko"),
+    ],
+)
+def test_what_a_card_of_others_says_is_an_identifier_in_ours_or_is_left_out(tmp_path, metadata, license, language):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    (source / "README.md").write_text(f"---\n{metadata}\n---\n")
+    notes = ("A <b> note.",)
+    write_card(tmp_path, Conversion(str(source), Path("out\n# Fake"), "bart", 5, 0.0, ("<b>", "<i>"), notes))
+    data, text = read_card(tmp_path / "README.md").data, (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert (data.license, data.language) == (license, [language])
+    assert f"| License | {license}" in text
+    for raw in ("<b>", "<script>", "\n# Owned", "\n# Fake", "](y)"):
+        assert raw not in text
+
+
 def test_a_wrong_fact_is_named():
     cases = [({name: None}, f"`{name}` must not be empty, but is None") for name in FACTS]
     cases += [
         ({"name": ""}, "`name` must not be empty"),
         ({"scores": {}}, "`scores` must not be empty"),
         ({"source_language": "Korean"}, "`source_language` must be a language's code such as ko, but is 'Korean'"),
-        ({"scores": {"news": {"bleu": 3.0}}}, r"`scores\['news'\]` must have `count`"),
+        ({"scores": {"news": {"bleu": 3.0}}}, r"`scores\['news'\]` must have `count`, .* but `count` is None"),
+        ({"scores": {"news": {"count": 3, "bleu": [1]}}}, r"`scores\['news'\]` must have .* but `bleu` is \[1\]"),
     ]
     assert_refused(cases, lambda changes: card_facts(**changes))
 

@@ -137,7 +137,7 @@ def test_what_the_recipe_says_goes_before_what_is_guessed_and_the_vocabulary_is_
     facts = facts_of(replace(result, corpus=replace(result.corpus, validation_pairs=pairs), **given))
     # Unknown licenses and languages are not made up.
     assert (facts.license, facts.source_language, facts.target_language) == ("unknown", "und", "und")
-    assert facts.run["sides"] == ["`command`", "`actions`"]
+    assert facts.run["sides"] == ["command", "actions"]
     for changes, said in (({"algorithm": "word"}, "400 words for both sides"), ({"path": "x"}, "a given tokenizer")):
         tokenizer = replace(result.recipe.tokenizer, **changes)
         assert said in facts_of(replace(result, recipe=replace(result.recipe, tokenizer=tokenizer))).vocabulary

@@ -20,7 +20,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from heedful.data.languages import LANGUAGE_CODE
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.error_rates import ERROR_RATES
-from heedful.files import duration, write_text
+from heedful.files import duration, private, write_text
 from heedful.inference.loading import HUB_ID
 from heedful.training.publication import is_translation
 from heedful.training.run_folder.folder import leaves
@@ -90,8 +90,10 @@ class CardFacts:
             if not LANGUAGE_CODE.fullmatch(code):
                 raise ValueError(f"`{name}` must be a language's code such as ko, but is {code!r} instead.")
         for test_set, scores in self.scores.items():
-            if "count" not in scores:
-                raise ValueError(f"`scores[{test_set!r}]` must have `count`, but has only {sorted(scores)}.")
+            needed = ["count", *filter(scores.__contains__, METRIC_NAMES)]
+            if found := [name for name in needed if not isinstance(scores.get(name), int | float)]:
+                has = f"but `{found[0]}` is {scores.get(found[0])!r}"
+                raise ValueError(f"`scores[{test_set!r}]` must have `count`, and numbers for all metrics, {has}.")
         if self.run is None and not self.task and not self.is_translation:
             but = f"but are {self.source_language} and {self.target_language} instead"
             task = "for what is no translation, `task` must say what the model does"
@@ -147,8 +149,9 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
 
 
 def is_on_the_hub(dataset: str) -> bool:
-    """Tell a dataset of the Hub from local files and the built-in corpus."""
+    """Tell a dataset of the Hub from local files and folders and the built-in corpus."""
     is_file = Path(dataset).suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
+    is_file = is_file or Path(dataset).exists()
     return bool(HUB_DATASET.fullmatch(dataset)) and not is_file and not dataset.startswith(BUILTIN)
 
 
@@ -193,9 +196,10 @@ def render(template: str, metadata: ModelCardData | None, **facts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=lambda value: value if isinstance(value, Markdown) else _cell(value),  # whatever a template forgets
     )
     environment.filters |= FILTERS
-    names = {"metadata": metadata and metadata.to_yaml(), "metric_names": METRIC_NAMES, **facts}
+    names = {"metadata": metadata and Markdown(metadata.to_yaml()), "metric_names": METRIC_NAMES, **facts}
     text = environment.get_template(template).render(names)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 
@@ -206,9 +210,13 @@ def with_repository(card: str, repository: str) -> str:
     return re.sub(r'^repository = ".*"$', lambda _: line, card, flags=re.MULTILINE)
 
 
-def python_string(text: str) -> str:
+class Markdown(str):
+    """A text that a template writes as it is; every other value becomes plain text on one line."""
+
+
+def python_string(text: str) -> Markdown:
     """Write a string as Python does, in double quotes as in the rest of a card's code."""
-    return json.dumps(text, ensure_ascii=False)
+    return Markdown(json.dumps(text, ensure_ascii=False))
 
 
 def _score(scores: Mapping[str, Any], metric: str) -> str:
@@ -219,28 +227,27 @@ def _score(scores: Mapping[str, Any], metric: str) -> str:
 
 
 def _line(value: Any) -> str:
-    """Write a value on one line; of an absolute path only its last part: the rest is private."""
-    text = str(value)
-    return " ".join((Path(text).name if Path(text).is_absolute() else text).split())
+    return " ".join(str(private(value)).split())
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any) -> Markdown:
     """Write a value as plain text in Markdown, on one line: for a heading, a sentence or a cell of a table."""
-    return re.sub(r"([\\`<|])", r"\\\1", _line(value)).replace("](", "]\\(")
+    text = re.sub(r"([\\`|])", r"\\\1", _line(value))
+    return Markdown(text.replace("](", "]\\(").replace("<", "&lt;"))
 
 
-def code(value: Any) -> str:
+def code(value: Any) -> Markdown:
     """Write a value between backticks, on one line."""
-    return f"`{_line(value).translate(NO_CODE)}`"
+    return Markdown(f"`{_line(value).translate(NO_CODE)}`")
 
 
 # What templates write as `{{ value | count }}`.
 FILTERS = {
-    "cell": _cell,
     "code": code,
     "count": "{:,}".format,
     "duration": duration,
     "leaves": leaves,
+    "markdown": Markdown,
     "perplexity": lambda loss: f"{math.exp(min(loss, 700)):,.2f}",
     "score": _score,
     "tojson_text": python_string,

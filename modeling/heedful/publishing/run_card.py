@@ -20,7 +20,6 @@ from heedful.publishing.model_card import (
     BUILTIN,
     METRIC_NAMES,
     CardFacts,
-    code,
     facts_of_model,
     is_on_the_hub,
     write_model_card,
@@ -88,7 +87,7 @@ def facts_of(result: RunResult) -> CardFacts:
     files: list[Any] = []
     for data in [stage.data for stage in result.stages] or [recipe.data]:
         files += [data.train, *(part.train for part in data.mixture.values()), *data.denoise.text]
-    trained = [file for file in files if file is not None]
+    trained = [place for each in files for place in (each if isinstance(each, list) else [each]) if place is not None]
     given = ["pieces of a given tokenizer"] * 2
     tokens = given if recipe.tokenizer.path else [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
     done = [stage.progress for stage in result.stages] or [progress]
@@ -110,12 +109,12 @@ def facts_of(result: RunResult) -> CardFacts:
         source_language=source_language,
         target_language=target_language,
         license=recipe.card.license or (BUILTIN_LICENSE if all(BUILTIN in each for each in trained) else "unknown"),
-        datasets=[recipe.card.dataset] if recipe.card.dataset else list(dict.fromkeys(map(str, trained))),
+        datasets=[recipe.card.dataset] if recipe.card.dataset else list(dict.fromkeys(trained)),
         scores=scores,
         run={
             "recipe": _without_empty(asdict(recipe)),
             "card": asdict(recipe.card),
-            "sides": [side if column.isdigit() else code(column) for side, column in columns.items()],
+            "sides": [side if column.isdigit() else column for side, column in columns.items()],
             "pairs": pairs,
             "cleaning": corpus.report.to_dict(),
             "joint_vocabulary": corpus.tokenizers.is_joint,
@@ -138,7 +137,7 @@ def _leave_results(result: RunResult) -> None:
     for test, location in result.recipe.data.located.test.items():
         scores = result.metrics[test]
         metric = next(filter(scores.__contains__, METRIC_NAMES), None)
-        if metric and isinstance(location, str) and is_on_the_hub(location) and not Path(location).exists():
+        if metric and isinstance(location, str) and is_on_the_hub(location):
             repository, _, task = location.partition(":")
             notes = f"{METRIC_NAMES[metric]} {scores.get(f'{metric}_signature', '')}".strip()
             value = round(float(scores[metric]), 2)

@@ -76,7 +76,7 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
         with written_folder(recipe.folder / MODEL_FOLDER) as partial:
             model.save_pretrained(partial)
             corpus.tokenizers.save_pretrained(partial)
-            (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+            (partial / "recipe.yaml").write_text(to_yaml(recipe, is_private=True), encoding="utf-8")
             copy_foreign_files(recipe.folder / MODEL_FOLDER, partial)
     accelerator.wait_for_everyone()
     return model

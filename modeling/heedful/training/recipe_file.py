@@ -18,7 +18,7 @@ import yaml
 
 from heedful.data.mixture import MixturePart
 from heedful.data.tables import name_of
-from heedful.files import is_plain_file, shortened
+from heedful.files import is_plain_file, private, shortened
 from heedful.training.recipe import Recipe, mistake
 
 # `configuration/` is in the wheel; a checkout has it at its top.
@@ -203,9 +203,13 @@ def make_recipe(tree: dict[str, Any]) -> Recipe:
     return make_section(Recipe, _with_present_names(tree), "")
 
 
-def to_yaml(recipe: Recipe) -> str:
-    """Write a recipe with every key, defaults included."""
-    return yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True)
+def to_yaml(recipe: Recipe, is_private: bool = False) -> str:
+    """Write a recipe with every key, defaults included; if private, without what others need not know of paths."""
+    tree = asdict(recipe)
+    if is_private:
+        tree = private(tree)
+        tree["decoding"]["ignore"] = recipe.decoding.ignore  # a regular expression may look like a path
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def yaml_text(text: str | None) -> str:

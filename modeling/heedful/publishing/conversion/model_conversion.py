@@ -4,6 +4,7 @@ Nothing is approximated. What Heed cannot express is refused by name, and before
 compared on random sentences.
 """
 
+import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -26,6 +27,8 @@ from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
 from heedful.training.publication import UNDETERMINED
 
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+LICENSE_FIELDS = ("license", "license_name", "license_link")
+IDENTIFIER = re.compile(r"(https://)?[\w.+/-]{1,200}")
 TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
 
 
@@ -213,15 +216,19 @@ def write_card(folder: Path, conversion: Conversion) -> None:
     """Write README.md with the license and languages of the source's own card, `unknown` and `und` if it has none."""
     theirs, base_model = _metadata_of(conversion.source), _base_model(conversion.source)
     languages = list(dict.fromkeys(filter(None, map(code_of, conversion.languages))))
-    if not languages:
-        named = theirs.get("language") or UNDETERMINED
-        languages = [named] if isinstance(named, str) else named
-    about: dict[str, Any] = {key: theirs[key] for key in ("license_name", "license_link") if key in theirs}
-    about |= {"license": theirs.get("license") or "unknown", "base_model": base_model}
+    languages = languages or _identifiers(theirs.get("language")) or [UNDETERMINED]
+    about: dict[str, Any] = {name: next(iter(_identifiers(theirs.get(name))), None) for name in LICENSE_FIELDS}
+    about |= {"license": about["license"] or "unknown", "base_model": base_model}
     metadata = metadata_of_card(conversion.folder.name, languages, [conversion.model_type], **about)
     facts: dict[str, Any] = {"version": version("heedful"), "source": base_model or Path(conversion.source).name}
     facts |= {"direction": " → ".join(conversion.languages or languages), "conversion": conversion}
     write_text(folder / CARD_FILE, render("conversion_card_template.md", metadata, **facts, **about))
+
+
+def _identifiers(value: Any) -> list[str]:
+    """Return those of a value in a card of others, or of a list, that are identifiers as the Hub's are, or links."""
+    values = value if isinstance(value, list) else [value]
+    return [each for each in values if isinstance(each, str) and IDENTIFIER.fullmatch(each)]
 
 
 def _metadata_of(source: str) -> dict[str, Any]:

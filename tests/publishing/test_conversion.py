@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -161,6 +163,17 @@ def test_tokenizers_give_the_same_ids_and_text_and_what_looks_like_a_special_tok
         expected = [id_ for id_ in encode(["a b"])[0] if id_ in special]
         for token, ids in zip(tokens, encode([f"a {token} b {token}" for token in tokens]), strict=True):
             assert [id_ for id_ in ids if id_ in special] == expected, token
+
+
+@pytest.mark.parametrize("converted", ["marian", "m2m100"], indirect=True)
+def test_threads_get_the_language_of_their_own_side(converted, monkeypatch):
+    pair, switch = converted.pair, converted.pair.target._switch_to_target_mode
+    jobs = [(side, [text]) for text in ENGLISH[:4] for side in (pair.encode_source, pair.encode_target)]
+    expected = [side(texts) for side, texts in jobs]
+    # Another thread is let in while the tokenizer is the target's.
+    monkeypatch.setattr(pair.target, "_switch_to_target_mode", lambda: (switch(), time.sleep(0.02)))
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda job: job[0](job[1]), jobs)) == expected
 
 
 @pytest.mark.slow

@@ -7,9 +7,11 @@ trained never reads a control token out of a sentence, so "<s>" or "<2en>" insid
 import hashlib
 import json
 import re
+import threading
 import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 SOURCE_CLASS = "HeedSourceTokenizer"
 # Settings that from_pretrained adds to a tokenizer and that save_pretrained would write to its folder.
 LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "backend")
+# One thread at a time encodes with a tokenizer that is switched between the languages or vocabularies of two sides.
+SWITCHING = threading.Lock()
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
 
 
@@ -208,8 +212,10 @@ def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequenc
         return []
     texts = list(map(trimmed, texts)) if side == "text" else texts
     options: dict[str, Any] = {side: texts, "return_attention_mask": False, "truncation": False}
+    switches = getattr(tokenizer, "src_lang", None) is not None or not tokenizer.is_fast
     try:
-        return tokenizer(**options, verbose=False)["input_ids"]
+        with SWITCHING if switches else nullcontext():
+            return tokenizer(**options, verbose=False)["input_ids"]
     except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol
         raise unknown_symbol(tokenizer, side, texts) or error from None
 

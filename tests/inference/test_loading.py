@@ -5,6 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from heedful.inference.loading import load_model, resolve_device
+from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.translation import Translator
 from helpers import assert_error, assert_refused, change_json, tiny_model
 from memorised import saved_in
@@ -36,6 +37,25 @@ def test_tokenizers_that_are_of_another_model_or_broken_are_named(folder):
     assert_error(r"tokenizers in .*`eos_token_id` must be 2, but is 3", Translator.from_pretrained, folder)
     (folder / "tokenizer.json").write_text("{", encoding="utf-8")
     assert_error(f"tokenizers in {folder} cannot be used", Translator.from_pretrained, folder)
+
+
+def test_an_id_of_the_generation_config_outside_of_the_vocabulary_is_named_before_anything_reads_it(folder):
+    cases = [("pad_token_id", 5_000_000), ("pad_token_id", -1), ("eos_token_id", [2, 290]), ("bos_token_id", "x")]
+    cases += [("decoder_start_token_id", -(10**12)), ("decoder_start_token_id", [1, True]), ("eos_token_id", 2.0)]
+    cases += [("forced_bos_token_id", 290), ("forced_eos_token_id", [10**30]), ("bad_words_ids", [[3], [4, 290]])]
+    cases += [("suppress_tokens", [-1]), ("begin_suppress_tokens", [3, 290])]
+    saved = (folder / "generation_config.json").read_text()
+    for name, value in cases:
+        change_json(folder / "generation_config.json", **{name: value})
+        assert_error(
+            f"`{name}` of the generation config must be of the target's vocabulary, from 0 to 289", load_model, folder
+        )
+        (folder / "generation_config.json").write_text(saved)
+    decoder = NativeDecoder(load_model(folder))
+    given = decoder.encoded(torch.tensor([[5, 2], [6, 2]]))
+    for beams in (1, 2):
+        search = {"custom_generate": decoder, "num_beams": beams, "pad_token_id": 2**40}
+        assert_error("`pad_token_id` of the generation config must be", decoder.model.generate, **given, **search)
 
 
 def test_weights_that_are_cut_off_anywhere_are_named(folder):

@@ -15,7 +15,7 @@ from heedful.inference.native import kernels
 from heedful.inference.native.compiled_network import CompiledNetwork
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.network import NativeNetwork
-from helpers import run_python
+from helpers import assert_error, run_python
 
 compiled = pytest.mark.skipif(kernels.library() is None, reason="no kernels can be compiled here")
 has_bytes = getattr(kernels.library(), "has_bytes", False)
@@ -153,6 +153,38 @@ def test_padding_may_stand_anywhere_and_threads_change_nothing():
                 assert torch.equal(model.generate(**batch, num_beams=beams), expected)
         finally:
             torch.set_num_threads(threads)
+
+
+@compiled
+def test_what_they_cannot_read_is_refused_before_they_do():
+    model = make_model({})
+    network = NativeDecoder(model).network
+    source, prompt = torch.randn(3, 4, model.config.d_model), torch.full((3, 1), 1)
+    limit = model.config.target_vocab_size
+
+    def step(tokens, **changes):
+        state = network.start(source, None, prompt, 1)
+        vars(state).update(changes)
+        network.step(tokens, state)
+
+    good, number = torch.tensor([3, 4, 5]), torch.ones(3, dtype=torch.int32)
+    step(good)
+    for tokens in ([3, limit, 5], [3, 4, -1], [2**62, 4, 5], [-(2**62), 4, 5]):
+        assert_error(f"token ids must be at least 0 and below {limit}", step, torch.tensor(tokens))
+    assert_error("Each source must have a token", step, good, counts=number * 0)
+    for wrong in (good[:2], good.int(), good.double(), good[None]):
+        assert_error(r"must be \(3,\) of torch.int64", step, wrong)
+    for name in ("starts", "counts"):
+        for wrong in (number.long(), number[:2], torch.ones(3, 2, dtype=torch.int32)[:, 0]):
+            assert_error(r"must be \(3,\) of torch.int32", step, good, **{name: wrong})
+    product, states, _ = product_of(2, 5, 7, False)
+    for wrong in (states[:, :6], states.double(), states[0], states[None]):
+        assert_error(r"must be \(\d, 7\) of torch.float32", product, wrong)
+    logits, scores = torch.randn(6, 9), torch.zeros(3, 2)
+    network.continuations(logits, scores, 4)
+    for wrong in ((logits[:5], scores), (logits, scores.double()), (logits[:, :, None], scores)):
+        assert_error("A tensor for the kernels must be", network.continuations, *wrong, 4)
+    assert_error("must be", kernels.CompiledProduct, torch.randn(5, 7), torch.randn(4), False, False)
 
 
 @compiled

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, first_line, listed, read_object
-from heedful.inference.search_settings import SEARCH_SETTINGS
+from heedful.inference.search_settings import SEARCH_SETTINGS, check_ids
 
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
 WEIGHT_FILES = tuple(f"{name}{suffix}" for name in WHOLE_FILES for suffix in ("", ".index.json"))
@@ -112,6 +112,8 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     if saved.keys() & SEARCH_SETTINGS:  # which transformers drops where the config began as one made of config.json
         known = {name: value for name, value in saved.items() if name[0] != "_"}
         model.generation_config = type(model.generation_config).from_dict(known)
+    if model.config.model_type.startswith("heed"):
+        check_ids(model.generation_config, model.config.target_vocab_size)
     return model.eval()
 
 

@@ -1,5 +1,6 @@
 """Settings of a search that a generation config holds, as every way of searching reads them."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
@@ -11,6 +12,8 @@ SEARCH_SETTINGS: Settings = {"length_penalty_form": (None, "power"), "tokens_bey
 LONGEST_SOURCE = "longest_trained_source"  # the tokens of the longest source that the model has learned from
 # A source of more tokens is refused unless the model has learned from longer ones: attention takes the square of it.
 MOST_SOURCE_TOKENS = 8192
+
+ID_SETTING = re.compile(r"\w+_token_id|\w+_ids|(begin_)?suppress_tokens")
 
 LengthPenaltyForm = Literal["power", "gnmt"]
 Length = TypeVar("Length", int, torch.Tensor)
@@ -28,6 +31,23 @@ def end_tokens(generation_config: Any) -> list[int]:
     if ends is None:
         return []
     return [int(end) for end in ends] if isinstance(ends, Sequence) else [int(ends)]
+
+
+def check_ids(generation_config: Any, limit: int) -> None:
+    """Raise a `ValueError` that names a setting with a token id outside of a target vocabulary of `limit` tokens."""
+    for name, value in vars(generation_config).items():
+        values = [value] if ID_SETTING.fullmatch(name) else []
+        while values:
+            each = values.pop()
+            if isinstance(each, list | tuple):
+                values += each
+            elif (
+                each is not None
+                and not isinstance(each, torch.Tensor)
+                and not (type(each) is int and 0 <= each < limit)
+            ):
+                must = f"`{name}` of the generation config must be of the target's vocabulary, from 0 to {limit - 1}"
+                raise ValueError(f"{must}, but is {each!r} instead.")
 
 
 def length_penalty(length: Length, alpha: float, form: LengthPenaltyForm | None) -> Length:

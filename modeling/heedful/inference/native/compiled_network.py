@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from heedful.inference.native.kernels import CompiledProduct, Layer, Model, Norm, Precision, library
+from heedful.inference.native.kernels import CompiledProduct, Layer, Model, Norm, Precision, library, place_of
 from heedful.inference.native.network import DecodingState, NativeNetwork
 from heedful.modeling_heed import HeedForConditionalGeneration
 
@@ -26,7 +26,8 @@ class CompiledNetwork(NativeNetwork):
         self.layers = [self._described(layer) for layer in self.decoder_layers]
         config, output = self.config, cast("CompiledProduct", self.output).linear
         sizes = len(self.layers), config.d_model, config.decoder_attention_heads, config.decoder_ffn_dim
-        last = self._norm(model.model.decoder.norm), output, self._embedding.data_ptr(), self.embed_target.scale
+        embedding = place_of(self._embedding, output.out_features, config.d_model)
+        last = self._norm(model.model.decoder.norm), output, embedding, self.embed_target.scale
         self.stack = Model(*sizes, config.norm_placement == "post", *last)
 
     def _described(self, layer: Any) -> Layer:
@@ -40,7 +41,7 @@ class CompiledNetwork(NativeNetwork):
         norm: Any = module
         weight, bias = (each.detach().float().contiguous() for each in (norm.weight, norm.bias))
         self._norms += weight, bias
-        return Norm(weight.data_ptr(), bias.data_ptr(), norm.eps)
+        return Norm(*(place_of(each, self.config.d_model) for each in (weight, bias)), norm.eps)
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         """Encode as `NativeNetwork.encode`, one length at a time: with a mask, sums would depend on the batch."""
@@ -60,12 +61,18 @@ class CompiledNetwork(NativeNetwork):
         """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones, until the next step."""
         state.make_room()
         position = self.embed_target.encoding(state.length)
-        rows, tokens = len(tokens), tokens.contiguous()
-        read = (each.data_ptr() for each in (tokens, state.slots, state.starts, state.counts))
-        self._library.step(
-            ctypes.byref(self.stack), state.layers, rows, state.length, state.slots.shape[1], *read,
-            None if position is None else position.data_ptr(), state.logits.data_ptr(), torch.get_num_threads(),
+        rows, room, tokens = len(state.slots), state.slots.shape[1], tokens.contiguous()
+        read = [place_of(tokens, rows, dtype=torch.int64), place_of(state.slots, rows, room, dtype=torch.int32)]
+        read += (place_of(each, rows, dtype=torch.int32) for each in (state.starts, state.counts))
+        is_refused = self._library.step(
+            ctypes.byref(self.stack), state.layers, rows, state.length, room, *read,
+            None if position is None else place_of(position, self.config.d_model), state.logits.data_ptr(),
+            torch.get_num_threads(),
         )  # fmt: skip
+        if is_refused:
+            limit, found = self.stack.output.out_features, [*map(int, tokens.aminmax())]
+            must = f"Each source must have a token, and token ids must be at least 0 and below {limit}"
+            raise ValueError(f"{must}, but are between {found[0]} and {found[1]} instead, or a source has none.")
         state.length += 1
         return state.logits[:rows]
 
@@ -78,8 +85,9 @@ class CompiledNetwork(NativeNetwork):
         best = torch.empty(sentences, count)
         parents, tokens = (torch.empty(sentences, count, dtype=torch.long) for _ in range(2))
         sizes = sentences, beams, vocabulary, count
+        given = place_of(logits, sentences * beams, vocabulary), place_of(scores, sentences, beams)
         places = best.data_ptr(), parents.data_ptr(), tokens.data_ptr()
-        self._library.continuations(logits.data_ptr(), scores.data_ptr(), *sizes, *places, torch.get_num_threads())
+        self._library.continuations(*given, *sizes, *places, torch.get_num_threads())
         return best, parents, tokens
 
 

@@ -172,7 +172,7 @@ float exponential(float x) {
     x = std::max(x, -87.0f);
     float n = std::nearbyint(x * 1.44269504f), r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float power = 1 + r * (1 + r * (1.0f / 2 + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r / 720)))));
-    int32_t bits = (int32_t(n) + 127) << 23;
+    uint32_t bits = uint32_t(int32_t(n) + 127) << 23;
     float scale;
     std::memcpy(&scale, &bits, 4);
     return power * scale;
@@ -250,9 +250,12 @@ void linear(const Linear* weights, const float* input, int rows, float* output, 
 //
 // slots (R, room) says where keys and values of a row's tokens lie, up to the newest one's at `length`; starts and
 // counts (R) where its source begins and of how many tokens it is. position is what the embedding is added to, or null.
-void step(const Model* model, const Layer* layers, int rows, int length, int room, const int64_t* tokens,
-          const int32_t* slots, const int32_t* starts, const int32_t* counts, const float* position, float* logits,
-          int threads) {
+// Nothing is read and 1 returned if a token is not of the vocabulary, a source has none, or `length` lies outside.
+int step(const Model* model, const Layer* layers, int rows, int length, int room, const int64_t* tokens,
+         const int32_t* slots, const int32_t* starts, const int32_t* counts, const float* position, float* logits,
+         int threads) {
+    for (int r = 0; r < rows; ++r)
+        if (tokens[r] < 0 || tokens[r] >= model->output.out || counts[r] < 1 || length < 0 || length >= room) return 1;
     int width = model->width;
     std::vector<float> embedded(size_t(rows) * width), found(embedded.size()), context(embedded.size());
     std::vector<float> wider(size_t(rows) * std::max(3 * width, model->inner));
@@ -301,6 +304,7 @@ void step(const Model* model, const Layer* layers, int rows, int length, int roo
     }
     if (model->norm.weight) normalise(model->norm, states, rows, width, states);
     apply(model->output, states, rows, logits, false, threads);
+    return 0;
 }
 
 // The `count` likeliest continuations of each of N sentences, best first: (N, count) scores, hypotheses and tokens from

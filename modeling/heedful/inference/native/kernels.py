@@ -78,6 +78,15 @@ class Model(ctypes.Structure):
     ]
 
 
+def place_of(numbers: torch.Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> int:
+    """Return where the numbers of a tensor lie; a `ValueError` if they are not as `kernels.cpp` takes them."""
+    is_dense = numbers.is_contiguous() and numbers.device.type == "cpu"
+    if numbers.shape != shape or numbers.dtype != dtype or not is_dense:
+        found = f"{tuple(numbers.shape)} of {numbers.dtype} on {numbers.device}" + " with gaps" * (not is_dense)
+        raise ValueError(f"A tensor for the kernels must be {shape} of {dtype} on the CPU, but is {found} instead.")
+    return numbers.data_ptr()
+
+
 class CompiledProduct:
     """The product x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), from `(rows, in_features)` to `(rows, out_features)` in float32.
 
@@ -98,13 +107,15 @@ class CompiledProduct:
             offset = 128 * weight.sum(1, dtype=torch.int32)
         packed = weight.view(-1, width, weight.shape[1] // depth, depth).transpose(1, 2).contiguous()
         self._kept = [packed, None if bias is None else bias.contiguous(), scale, offset]
+        if bias is not None:
+            place_of(self._kept[1], features)
         self.linear = Linear(*(None if each is None else each.data_ptr() for each in self._kept), inputs, features)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """Multiply `(rows, in_features)` states."""
         states, rows = states.contiguous(), len(states)
         output = states.new_empty(rows, self.linear.out_features)
-        places = ctypes.byref(self.linear), states.data_ptr(), rows, output.data_ptr()
+        places = ctypes.byref(self.linear), place_of(states, rows, self.linear.in_features), rows, output.data_ptr()
         self._library.linear(*places, self.is_relu, torch.get_num_threads())
         return output
 

@@ -417,6 +417,7 @@ def test_a_stream_that_cannot_be_divided_is_refused(tmp_path):
     cases = [
         (Sized(encoded_pairs(), 9), "the length that it says, which is 5 batches, but has 3"),
         (Sized(encoded_pairs(), 3), "the length that it says, which is 2 batches, but has more"),
+        (shuffled().take(0), "must hold at least one pair, but is empty in epoch 1"),
         ((row for row in encoded_pairs()), "must have a length or be an IterableDataset, but is generator"),
     ]
     options = {"per_device_train_batch_size": 2, "max_steps": 9}

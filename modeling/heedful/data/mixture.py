@@ -1,7 +1,7 @@
 """What a recipe says of its training pairs: the parts they come from, and what each epoch changes in them."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -127,6 +127,13 @@ def languages_of(parts: Mapping[Any, MixturePart]) -> tuple[str, ...]:
     translated = [part for part in parts.values() if part.tag != DENOISE]
     languages = tuple(dict.fromkeys(str(part.to) for part in translated[::-1]))
     return languages if len(languages) > 1 else ()
+
+
+def control_tokens(data: Sequence[Any]) -> tuple[str, ...]:
+    """Return what tokenizers of such training data need besides the usual: tags of languages and parts, and marks."""
+    parts = dict(enumerate(part for each in data for part in each.parts.values()))
+    tags = dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)
+    return (*languages_of(parts), *(tags | dict.fromkeys(mark for each in data for mark in each.denoise.marks)))
 
 
 def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair) -> list[list[int]]:

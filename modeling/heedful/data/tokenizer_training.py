@@ -56,8 +56,13 @@ class TokenizerRecipe:
             if self.joint and self.target_algorithm is not None:
                 must = f"empty where `tokenizer.joint` is true, but is {self.target_algorithm} instead"
                 raise ValueError(f"`tokenizer.target_algorithm` must be {must}.")
-            for name, (algorithm, size) in zip(numbers[:2], self.sides, strict=True):
-                check_size(f"tokenizer.{name}", algorithm, size)
+            self.check_sizes()
+
+    def check_sizes(self, tags: int = 0) -> None:
+        """Raise a `ValueError` if a vocabulary is too small, the source's with so many tags and marks besides."""
+        names = "tokenizer.vocab_size", "tokenizer.target_vocab_size"
+        for name, (algorithm, size), more in zip(names, self.sides, (tags, 0), strict=True):
+            check_size(name, algorithm, size, len(SPECIAL_TOKENS) + more)
 
     @property
     def sides(self) -> tuple[tuple[Algorithm, int | None], ...]:
@@ -74,7 +79,8 @@ def check_size(name: str, algorithm: Algorithm, size: int | None, special: int =
     if size is None and algorithm in SUBWORDS:
         raise ValueError(f"`{name}` must be a number for {algorithm}, but is None instead.")
     if size is not None and size < least:
-        must = f"at least {least} for {algorithm} ({special} special tokens and {least - special} more)"
+        tags = ", with the tags and marks of `data`," * (special > len(SPECIAL_TOKENS))
+        must = f"at least {least} for {algorithm} ({special} special tokens{tags} and {least - special} more)"
         raise ValueError(f"`{name}` must be {must}, but is {size} instead.")
 
 

@@ -115,12 +115,9 @@ def tokenizers_of(
     Each is a list of collections, read once for each side. The tokenizers have the tags of `data`, or the recipe's.
     """
     settings = recipe.tokenizer
-    parts = dict(enumerate(part for each in data or [recipe.data] for part in each.parts.values()))
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
     rest = held_out if ("word", None) in settings.sides else ()
     own = settings.target_algorithm
-    tags = dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)
-    tags |= dict.fromkeys(mark for each in data or [recipe.data] for mark in each.denoise.marks)
     return train_tokenizers(
         (pair["source"] for pair in chain(islice(chain.from_iterable(pairs), settings.sentences), *rest)),
         (pair["target"] for pair in chain(islice(chain.from_iterable(pairs), settings.sentences), *rest)),
@@ -128,7 +125,7 @@ def tokenizers_of(
         vocab_size=settings.vocab_size,
         joint=settings.joint,
         target_vocab_size=settings.target_vocab_size,
-        languages=(*mixture.languages_of(parts), *tags),
+        languages=mixture.control_tokens(data or [recipe.data]),
     )
 
 

@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from heedful.data import mixture
 from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
 from heedful.data.languages import code_of
@@ -355,6 +356,8 @@ class Recipe:
         if (self.data.mixture or self.data.denoise or self.stages) and self.tokenizer.sentences is not None:
             must = "empty where `data.mixture`, `data.denoise` or `stages` need every part in the tokenizer"
             raise mistake("tokenizer.sentences", must, self.tokenizer.sentences)
+        if self.tokenizer.path is None and self.model.start_from is None:
+            self.tokenizer.check_sizes(len(mixture.control_tokens([self.data])))
         if self.optimization.distillation is not None:
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
             drawn: dict[str, Any] = {"data.streaming": self.data.streaming, "data.augmentation": noise}

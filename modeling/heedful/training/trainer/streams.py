@@ -65,6 +65,8 @@ class StreamedBatches(IterableDataset):
                 self._note(update)
                 yield update
                 update = []
+        if not read:
+            raise ValueError(f"`train_dataset` must hold at least one pair, but is empty in epoch {self.epoch + 1}.")
         if size not in (None, read):
             found = "more" if read > size else read
             must = f"have the length that it says, which is {size} batches"

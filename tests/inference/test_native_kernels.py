@@ -253,6 +253,28 @@ def test_what_belongs_to_another_user_is_not_loaded(cache):
 
 
 @compiled
+def test_a_link_in_the_place_of_the_cache_is_not_followed_and_one_that_comes_later_loads_nothing(cache, monkeypatch):
+    site, other = cache.parent.with_name("site"), cache.with_name("other")
+    site.mkdir(mode=0o755)
+    cache.parent.mkdir()
+    cache.symlink_to(site)
+    with pytest.warns(UserWarning, match="and slower: .*heedful must be a folder, but is a link"):
+        assert load() is None
+    assert (stat.S_IMODE(site.stat().st_mode), [*site.iterdir()]) == (0o755, [])
+    cache.unlink()
+    load_at = kernels._library_at
+
+    def swapped(path, flags):  # as another user could, between the look and the load
+        cache.rename(other)
+        cache.symlink_to(site)
+        return load_at(path, flags)
+
+    monkeypatch.setattr(kernels, "_library_at", swapped)
+    assert load() is not None
+    assert (len([*site.iterdir()]), len([*other.iterdir()])) == (0, 2)
+
+
+@compiled
 def test_a_relative_cache_is_ignored(cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Literal
 
 import torch
@@ -182,30 +183,46 @@ def _loaded(flags: list[str]) -> ctypes.CDLL:
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # XDG's specification: a relative path there is ignored.
     folder = (cache if cache.is_absolute() else Path.home().absolute() / ".cache") / "heedful"
-    path = folder / f"kernels-{key.hexdigest()[:16]}.so"
-    if folder.exists():
-        if not _is_mine(folder):
+    name = f"kernels-{key.hexdigest()[:16]}.so"
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if os.name != "posix":
+        return _library_at(folder / name, flags)
+    if folder.is_symlink():
+        raise PermissionError(f"{folder} must be a folder, but is a link")
+    # Opened once, and no link: another user may put one in a cache of all, and change it between two looks.
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(handle).st_uid != os.getuid():
             raise PermissionError(f"{folder} must belong to the user who runs this, but is another's")
-        folder.chmod(0o700)
-        # None that is cut, which would end Python; and what a whole one needs may have gone since.
-        with suppress(OSError):
-            if _is_mine(path, 0o022) and path.with_suffix(".sha256").read_text("utf-8") == checksum(path):
-                return ctypes.CDLL(str(path))
+        os.fchmod(handle, 0o700)
+        opened = Path(f"/proc/{os.getpid()}/fd/{handle}")  # which a compiler can open, too
+        return _library_at((opened if opened.is_dir() else folder) / name, flags)
+    finally:
+        os.close(handle)
+
+
+def _library_at(path: Path, flags: list[str]) -> ctypes.CDLL:
+    """Load the compiled kernels at a path in a folder of the user's, or compile them there."""
+    # None that is cut, which would end Python; and what a whole one needs may have gone since.
+    with suppress(OSError):
+        if _is_mine(path) and path.with_suffix(".sha256").read_text("utf-8") == checksum(path):
+            return ctypes.CDLL(str(path))
     _compile(path, flags)
     return ctypes.CDLL(str(path))
 
 
-def _is_mine(path: Path, forbidden: int = 0) -> bool:
-    """Return whether a file or folder belongs to the user, and its mode has no bit of the forbidden ones."""
-    found = path.stat()
-    return os.name != "posix" or (found.st_uid == os.getuid() and not found.st_mode & forbidden)
+def _is_mine(path: Path) -> bool:
+    """Return whether a file belongs to the user, is no link, and can be changed by nobody else."""
+    found = path.lstat()
+    return os.name != "posix" or (found.st_uid == os.getuid() and S_ISREG(found.st_mode) and not found.st_mode & 0o022)
 
 
 def _compile(path: Path, flags: list[str]) -> None:
     """Compile the kernels to a file with a checksum beside it, which both appear whole."""
     if (compiler := next(filter(None, map(shutil.which, COMPILERS)), None)) is None:
         raise FileNotFoundError(f"no C++ compiler ({', '.join(COMPILERS)}) was found")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         made = Path(temporary) / path.name
         command = [compiler, *flags, str(SOURCE), "-o", str(made)]

@@ -270,6 +270,49 @@ def test_two_files_must_be_two_files_of_text_of_the_same_length(tmp_path):
         check_refused([empty, write(tmp_path / f"c.{kind}", "")], rf"plain text, but has .*c\.{kind}")
 
 
+MARKUP = [  # what two files look like, with a text of each line
+    ("WMT's SGML. Make .* `sed -n 's/", "<doc docid='1'>", "<seg id='1'>{}</seg>"),
+    ("XLIFF. Make .* `xliff2po`", "<?xml version='1.0'?>", "<trans-unit id='1'>\n<source>{}</source>"),
+    ("TMX", "<?xml version='1.0'?>", "<tu>\n<tuv xml:lang='en'><seg>{}</seg></tuv>"),
+    ("one with IWSLT's tags. Make text of it by `grep", "<url>http://example.org</url>", "{}"),
+    ("XML or HTML. Make .* beautifulsoup4", "<!DOCTYPE html>", "{}"),
+    ("subtitles. Make .* pysubs2", "1", "00:00:01,000 --> 00:00:02,900\n{}\n"),
+    ("subtitles", "WEBVTT", "\n00:01.000 --> 00:02.900\n{}"),
+    ("gettext's PO. Make .* `po2csv`", "#: main.c", 'msgid "a"\nmsgstr "{}"'),
+    ("M2. Make .* `sed -n 's/", "S a b", "A 0 1|||R:OTHER|||{}|||REQUIRED|||-NONE-|||0"),
+    ("", "# German", "key.one={}"),
+    ("", "de:", "  greeting: {}"),
+    ("", "/* German */", '"Hello" = "{}";'),
+]
+
+
+def test_two_files_of_markup_are_named_with_what_makes_text_of_them(tmp_path):
+    for what, first, line in MARKUP:
+        texts = [f"{word} {number}" for word in ("a", "b") for number in range(60)]
+        files = [
+            write(tmp_path / name, "\n".join([first, *map(line.format, texts[60 * side :][:60])]))
+            for side, name in enumerate(("film.ko", "film.en"))
+        ]
+        expected = rf"film\.ko looks like {what}" if what else "each has the keys '.*prop2po"
+        check_refused(files, "`location` must be files of plain text, but .*" + expected)
+    inline = ["<b>Ja</b>", "1 = 1", "Note: x", "<2de> a", "1:2 Im Anfang", "Anna: Ja"]
+    files = [write(tmp_path / name, "".join(f"{line}{name}\n" for line in inline)) for name in "ab"]
+    assert len(read_pairs(files, "en", "ko")) == len(inline)
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path):
+    for name in ("data", "data/.ipynb_checkpoints", "data/__MACOSX"):
+        (tmp_path / name).mkdir()
+    rows = [
+        write(tmp_path / "data" / name, json_lines(ROWS))
+        for name in ("train.jsonl", ".ipynb_checkpoints/train-checkpoint.jsonl")
+    ]
+    write(tmp_path / "data" / "__MACOSX" / "train.jsonl", json_lines(ROWS))
+    for location in (str(tmp_path / "data"), str(tmp_path / "data" / "**" / "*.jsonl"), *rows):
+        assert len(read_pairs(location, "source", "target")) == len(ROWS), location
+    assert len(read_pairs(str(tmp_path / "data" / ".ipynb_checkpoints"), "source", "target")) == len(ROWS)
+
+
 def test_a_table_may_be_separated_by_another_delimiter_than_its_name_says(tmp_path):
     rows = [{"source": "가", "target": "b. c"}, {"source": "나", "target": "d"}]
     for name, delimiter in product(("c.csv", "c.tsv", "c.txt"), (",", "\t", ";", "|")):
@@ -394,6 +437,8 @@ def test_messages_are_short_whatever_the_data_hold(tmp_path):
 def test_the_first_rows_of_a_table_are_all_lines_by_number(tmp_path):
     location = write(tmp_path / "c.csv", "en,ko\na,b\nc,d\n")
     assert first_rows(location, 2) == [{"1": "en", "2": "ko"}, {"1": "a", "2": "b"}]
+    write(tmp_path / "d.csv", "en,ko\ne,f\n")  # which has the line of names again
+    assert [row["1"] for row in first_rows(str(tmp_path), 9)] == ["en", "a", "c", "e"]
     nested = write(tmp_path / "c.jsonl", json_lines([{"id": 3, "translation": {"en": "a", "ko": "b"}}] * 3))
     assert first_rows(nested, 2) == [{"en": "a", "ko": "b"}] * 2
 

@@ -46,6 +46,13 @@ def test_columns_are_found_or_asked_for(tmp_path):
         ("a.jsonl", '{"translation": {"de": "x", "en": "y"}}\n', ("de", "en")),
         ("a.json", '[{"id": 3, "src": "x", "tgt": "y"}]', ("src", "tgt")),
         ("a.jsonl", '{"word": "x", "sounds": "y"}\n', ("word", "sounds")),
+        ("a.csv", "en,de\n" + "".join(f"A b {n},D e {n}\n" for n in range(30)) + "Hello,Hallo\n", ("en", "de")),
+        ("a.tsv", "en\tde\nhouse\tHaus\n", ("en", "de")),
+        ("a.tsv", "headword\tIPA\nhouse\thaus\n", ("headword", "IPA")),
+        ("a.tsv", "palabra\tAFI\n" + "".join(f"{text}\t{text}\n" for text in WORDS), ("palabra", "AFI")),
+        ("a.tsv", "0\t1\nA b c.\tD e f.\n", ("0", "1")),  # as pandas numbers columns
+        ("a.tsv", "de\tde\nen\ten\n", ("1", "2")),
+        ("a.csv", "Satz;Wort\n" + "".join(f"Es sind {n},50.;Sind {n}.\n" for n in range(99, 199)), ("Satz", "Wort")),
     ]:
         (tmp_path / name).write_text(text, encoding="utf-8")
         assert find_columns(str(tmp_path / name))[:2] == expected
@@ -262,6 +269,9 @@ def test_numbers_of_columns_of_a_table_with_names_become_these_and_what_may_be_n
     data = table_file(tmp_path / "a.tsv", [("Satz A", "Satz B"), *((english, english[::-1]) for english in ENGLISH)])
     message = r"by names where the first line of .*a\.tsv, 'Satz A', 'Satz B', has these, or else by numbers"
     assert_error(message, write, data, tmp_path / "c.yaml")
+    (tmp_path / "cmu.txt").write_text(";;; by hand; or so\n" + "WORD  W ER1 D\n" * 30)
+    message = r"`--data` must be a table with tabs, .* and no comments, but .*cmu\.txt has ';;; by hand; or so'"
+    assert_error(message, write, tmp_path / "cmu.txt", tmp_path / "c.yaml")
     for number, columns in enumerate([("Satz A", "Satz B"), ("1", "2")]):
         told = write(data, tmp_path / f"{number}.yaml", *columns).told[0]
         assert told.startswith(f"{60 + number} pairs")
@@ -280,6 +290,22 @@ def test_what_strangers_call_things_stays_text_in_a_recipe(tmp_path):
         assert recipe.data.located.train == str(data)
         assert recipe.output.startswith("runs/")
         assert len(path.read_text().splitlines()) == len(plain.read_text().splitlines())
+
+
+def test_a_recipe_is_called_after_the_folder_and_says_how_its_table_is_written(tmp_path, printed, monkeypatch):
+    (tmp_path / "my.corpus" / "more").mkdir(parents=True)
+    rows = [("name", "text"), *((f"{english} x", f'Er sagt "{korean}"') for korean, english in PAIRS)]
+    with (tmp_path / "my.corpus" / "a.tsv").open("w", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows(rows)
+    for folder, given in (("my.corpus", "."), ("my.corpus/more", "..")):
+        monkeypatch.chdir(tmp_path / folder)
+        first = printed("init", "--data", given).splitlines()[0]
+        assert "quotation marks around cells are no part of them" in first
+        assert read_recipe(Path("my.yaml")).name == "my"
+        found = diagnose(read_recipe(Path("my.yaml"))).findings
+        assert [f.message for f in found if f.check == "layout"] == [
+            "Quotation marks around cells are no part of them, and doubled ones are one."
+        ]
 
 
 def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, printed, monkeypatch):

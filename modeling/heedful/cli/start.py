@@ -37,10 +37,10 @@ def init(
     as_json: options.AsJson = False,
 ):
     """Look at your pairs, and write a commented recipe that fits them and this machine."""
-    from heedful.proposals.first_recipe import write_first_recipe
+    from heedful.proposals.first_recipe import named, write_first_recipe
 
     options.quieten()
-    output = output or Path(f"{data[0].name.split('.')[0]}.yaml")
+    output = output or Path(f"{named(data[0]).lstrip('.').split('.')[0] or 'model'}.yaml")
     found = [*write_first_recipe(data, output, source, target)]
     file = shlex.quote(str(output))
     lines = [*found, f"recipe: {output}", f"Now: heedful doctor {file}", f"then: heedful train {file}"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.encoding import CHUNK
-from heedful.data.sources import read_pairs
+from heedful.data.sources import read_pairs, reading
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
 from heedful.symbols_heed import symbols_of
@@ -188,7 +188,8 @@ def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> Any
     read: dict[int, Any] = {}
     for number, (key, part) in enumerate(parts.items()):
         if key != OTHER_DIRECTION:
-            read[number] = read_pairs(part.train, str(part.source), str(part.target), streaming=streaming)
+            with reading(key):
+                read[number] = read_pairs(part.train, str(part.source), str(part.target), streaming=streaming)
     if len(read) == 1:
         return read.popitem()[1]
     if streaming:

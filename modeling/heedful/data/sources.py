@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +24,7 @@ from heedful.data.tables import (
     Columns,
     advice_on_tables,
     kind_of_file,
+    layout_of,
     numbered_lines,
     parts_of,
     table_rows,
@@ -47,6 +48,22 @@ SPLITS = {
     "validation": ("validation", "valid", "dev", "val"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
+# What files are that are no plain text, by their first line or one line in five, and what makes texts of them.
+MARKUP = {
+    "WMT's SGML": (r"<(srcset|refset|tstset|set|doc|seg)\b", r"`sed -n 's/.*<seg[^>]*> *\(.*\)<\/seg>.*/\1/p'`"),
+    "XLIFF": (r"<(xliff|trans-unit|unit|segment)\b", "`xliff2po` and `po2csv` of translate-toolkit"),
+    "TMX": (r"<(tmx|tuv?)\b", "`tmx2po` and `po2csv` of translate-toolkit"),
+    "one with IWSLT's tags": ("<(url|talkid|keywords|speaker|title|description)>", "`grep -v '^<'`"),
+    "XML or HTML": (
+        r"<[?!]|</?(?!(?:a|b|i|u|s|em|strong|span|font|br)\b)([\w:.-]+)( [^<>]*=[^<>]*)?/?>($|.*</\1>$)",
+        "the package beautifulsoup4",
+    ),
+    "subtitles": (r"[\d:]+[.,]\d+ --> |WEBVTT|Dialogue: \d|\{\d+\}\{\d+\}|\[\d+:\d+", "the package pysubs2"),
+    "gettext's PO": (r"msg(id|str)\b", "`po2csv` of translate-toolkit"),
+    "M2": (r"A -?\d+ -?\d+\|\|\|", "`sed -n 's/^S //p'`, which takes the sources"),
+}
+# A key before its text in .properties, .strings or YAML.
+KEY = re.compile(r'\s*[\w.-]+\s*=|\s+[\w.-]+:\s|\s*"[^"]*"\s*[:=]')
 HUB_LOCATION = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^:]*)(:(?P<split>[^:]+))?)?")
 
 
@@ -95,9 +112,18 @@ def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
 
 def first_rows(location: str | Sequence[str], count: int, split: str = "train") -> list[Mapping[str, Any]]:
     """Return the first rows of a split, by languages or columns; of a table, all lines by number of column."""
-    rows = row_reader(location, ANY_COLUMNS, split, streaming=True)
-    found = [(cells.get("translation"), cells) for _, _, cells in islice(rows(), count)]
+    rows = row_reader(location, ANY_COLUMNS, split, streaming=True)()
+    first = next(rows)
+    read = chain([first], (row for row in rows if row[1:] != first[1:]))  # each file may begin with the line of names
+    found = [(cells.get("translation"), cells) for _, _, cells in islice(read, count)]
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
+
+
+def layouts_of(location: str | Sequence[str], split: str = "train") -> list[str]:
+    """Say how the tables of a corpus are written where that is not what their files' names say, or not certain."""
+    reader: Any = row_reader(location, ANY_COLUMNS, split, streaming=True)
+    files = [str(file) for file in reader.args[0]] if reader.func is _file_rows else []
+    return list(dict.fromkeys(said for file in files if kind_of_file(file) in TABLES for said in layout_of(file)))
 
 
 def texts_of(location: str | Sequence[str], split: str = "train") -> Iterator[str]:
@@ -125,7 +151,9 @@ def row_reader(location: str | Sequence[str], columns: Columns, split: str, stre
         if len(location) != 2:
             must = "one string or two text files [source, target]"
             raise ValueError(f"`location` must be {must}, but is {location!r} instead.")
-        return partial(_aligned_lines, *map(_text_file, location))
+        texts = [*map(_text_file, location)]
+        _check_are_plain(texts)
+        return partial(_aligned_lines, *texts)
     if location.startswith("builtin:"):
         return _builtin(location, columns)
     folder = Path(location).expanduser()
@@ -219,7 +247,8 @@ def _local_files(location: str) -> list[Path]:
         files = [path]
     elif glob.has_magic(location):
         root = Path(path.anchor)
-        files = sorted(file for file in root.glob(str(path.relative_to(root))) if file.is_file())
+        found = root.glob(str(path.relative_to(root)))
+        files = sorted(file for file in found if file.is_file() and not _is_hidden(file, path))
         if not files:
             raise FileNotFoundError(f"`location` must match at least one file, but {location} matches none.")
     elif kind_of_file(path) or location.startswith(("/", ".", "~")) or not HUB_LOCATION.fullmatch(location):
@@ -233,6 +262,11 @@ def _local_files(location: str) -> list[Path]:
     return files
 
 
+def _is_hidden(file: Path, given: Path) -> bool:
+    """Tell whether `datasets` would leave out a file that was found, such as a notebook's checkpoint."""
+    return any(part.startswith((".", "__", "~$")) for part in {*file.parts} - {*given.parts})
+
+
 def _folder(folder: Path, columns: Columns, split: str) -> Reader:
     """Return the reader of a split in a folder: of what `datasets` saved, or of files whose path names the split."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
@@ -244,7 +278,7 @@ def _folder(folder: Path, columns: Columns, split: str) -> Reader:
         rows = saved[split] if isinstance(saved, datasets.DatasetDict) else saved
         return partial(_numbered, str(folder), iter, rows)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and kind_of_file(path))
-    files = [path for path in files if not path.name.startswith(("dataset_info", "."))]
+    files = [path for path in files if not path.name.startswith("dataset_info") and not _is_hidden(path, folder)]
     words = {path: re.findall(r"[a-z]+", path.relative_to(folder).as_posix().lower()) for path in files}
     splits = {path: next((name for name in SPLITS if {*SPLITS[name]} & {*words[path]}), None) for path in files}
     chosen = [path for path in files if splits[path] == split or (split not in SPLITS and path.name.startswith(split))]
@@ -262,8 +296,24 @@ def _text_file(location: str) -> str:
     if not path.is_file():
         raise FileNotFoundError(f"`location` must be two text files that exist, but {location} does not.")
     if kind_of_file(path) not in (None, "txt"):
-        raise ValueError(f"`location` must be two files of plain text, but has {location} instead.")
+        found = f"{location} instead: a column alone, as `cut -f2` writes it, is plain text"
+        raise ValueError(f"`location` must be files of plain text, but has {found}.")
     return str(path)
+
+
+def _check_are_plain(files: Sequence[str]) -> None:
+    """Raise a `ValueError` that says what two files are by their first lines where those are no texts, one a line."""
+    must, heads = "files of plain text", [[line for _, line in islice(numbered_lines(file), 100)] for file in files]
+    for file, head in zip(files, heads, strict=True):
+        for what, (mark, way) in MARKUP.items():
+            marked = [bool(re.match(mark, line.strip())) for line in head if line.strip()]
+            if any(marked[:1]) or sum(marked) > 0.2 * len(marked):
+                raise ValueError(f"`location` must be {must}, but {file} looks like {what}. Make text of it by {way}.")
+    keys = [[match and match[0] for match in map(KEY.match, head)] for head in heads]
+    alike = [one for one, other in zip(*keys, strict=False) if one and one == other]
+    if len(alike) > 0.5 * max(map(len, heads)):
+        found = f"each has the keys {quoted(alike, 3)}. Make a table of them by `prop2po` or `yaml2po` and `po2csv`"
+        raise ValueError(f"`location` must be {must}, but {found} of translate-toolkit.")
 
 
 def _aligned_lines(source_file: str, target_file: str) -> Iterator[Record]:

@@ -8,7 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, tee
 from pathlib import Path
 
 from heedful.files import LONGEST_LINE, bounded_lines, other_encoding, quoted
@@ -74,10 +74,10 @@ def table_rows(file: str, columns: Columns) -> Iterator[Mapping[str, str]]:
 
 def _plain_rows(file: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield number and cells of each line of a .tsv or .txt, from the first quotation mark on perhaps as CSV."""
-    lines, may_wrap = numbered_lines(file), True
+    lines, may_wrap, tab = numbered_lines(file), True, delimiter.replace("\n", "\t")
     for number, line in lines:
-        if may_wrap and '"' in line and (may_wrap := are_wrapped(file, delimiter)):
-            yield from _csv_rows(file, delimiter, chain([line], (text for _, text in lines)), number - 1)
+        if may_wrap and '"' in line and (may_wrap := are_wrapped(file, tab)):
+            yield from _csv_rows(file, tab, chain([line], (text for _, text in lines)), number - 1)
             return
         if text := without_end(line):
             yield number, text.split(delimiter)
@@ -103,20 +103,21 @@ def are_wrapped(file: str, delimiter: str) -> bool:
 
     They are where a writer of CSV would write every row as it is. Elsewhere a mark is what it is in any text.
     """
-    ways, written, has_marks = WRAPPED, list[str](), False
-    lines = (written.append(line) or line for _, line in numbered_lines(file))
+    if not any('"' in line for _, line in numbered_lines(file)):
+        return False
+    ways, done = WRAPPED, 0
+    lines, copies = tee(line for _, line in numbered_lines(file))
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
-        for cells in csv.reader(lines, delimiter=delimiter, strict=True) if delimiter != "\n" else ():
-            text = without_end("".join(written))
-            written.clear()
+        for cells in reader:
+            text, done = without_end("".join(islice(copies, reader.line_num - done))), reader.line_num
             pairs = [(cell, '"' + cell.replace('"', '""') + '"') for cell in cells]
             ways = [way for way in ways if text == delimiter.join(pair[bool(way.search(pair[0]))] for pair in pairs)]
-            has_marks |= '"' in text
             if not ways:
                 return False
     except csv.Error:
         return False
-    return has_marks
+    return True
 
 
 def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
@@ -142,7 +143,7 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
         joints = [f"{cell[-8:]}\0{after[:1]}" for row in table for cell, after in pairwise(row)]
         is_prose = delimiter in PROSE and 2 * sum(map(bool, map(PROSE[delimiter].search, joints))) > len(joints)
         is_text = is_prose and not is_csv and (columns == ANY_COLUMNS or needed == 1)
-        are_names = bool(table) and wanted <= {*table[0]}
+        are_names = columns != ANY_COLUMNS and bool(table) and wanted <= {*table[0]}
         if delimiter == own or are_names or (size > 1 and not is_text):
             fits[delimiter] = (are_names or size >= needed, size > 1 and count > 0.9 * len(table), not is_prose)
     if needed == 1 and not is_csv and not any(is_even for _, is_even, _ in fits.values()):
@@ -154,13 +155,11 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
 def layout_of(file: str) -> list[str]:
     """Say how the cells of a table are written, where not as its kind says, or where another way would do as well."""
     is_csv, (delimiter, others) = kind_of_file(file) == "csv", delimiters_of(file, ANY_COLUMNS)
-    own, said = ",\t"[not is_csv], []
-    if delimiter != own or others:
-        rivals = f" ({DELIMITERS[others[0]]} would do as well)" if others else ""
-        said.append(f"{DELIMITERS.get(delimiter, repr(delimiter))} separate the cells{rivals}")
-    if not is_csv and are_wrapped(file, delimiter):
-        said.append("the quotation marks around cells are left out, and doubled ones are one")
-    return said
+    said = [f"{DELIMITERS.get(delimiter, repr(delimiter))} separate the cells"]
+    said[0] += f" ({DELIMITERS[others[0]]} would fit as well)" if others else ""
+    has_marks = not is_csv and are_wrapped(file, delimiter)
+    marks = ["quotation marks around cells are no part of them, and doubled ones are one"]
+    return said * (bool(others) or delimiter != ",\t"[not is_csv]) + marks * has_marks
 
 
 def _are_numbers(columns: Collection[str]) -> bool:

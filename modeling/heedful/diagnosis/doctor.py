@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from heedful import processor_heed
 from heedful.data.mixture import both_ways, check_room
+from heedful.data.sources import layouts_of
 from heedful.diagnosis.estimate import Rehearsal, plan_batches
 from heedful.diagnosis.findings import Level, RecipeFinding
 from heedful.diagnosis.recipe_checks import pairs as texts
@@ -109,6 +111,9 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
     if recipe.card.license is None and "builtin:" not in (recipe.data.train or ""):
         message = "The model card will say that the license is unknown, and without one the model may not be used."
         yield RecipeFinding("card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0.")
+    for key, part in recipe.data.parts.items():
+        for said in layouts_of(part.train) if isinstance(part.train, str) and Path(part.train).exists() else ():
+            yield RecipeFinding("layout", "note", f"{said[0].upper()}{said[1:]}.", key)
     read = Pairs.of("train", "data.train", splits.train)
     if pairs := read.without(recipe.data.denoised):
         yield from texts.check_pointless_pairs(pairs, recipe.data.cleaning)

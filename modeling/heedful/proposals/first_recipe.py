@@ -10,7 +10,7 @@ from typing import Any
 
 from heedful.data.cleaning import CleaningRules, clean_pairs
 from heedful.data.languages import lacks_script, language_of, main_script
-from heedful.data.sources import first_rows
+from heedful.data.sources import first_rows, layouts_of
 from heedful.data.tables import name_of, parts_of
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks import pairs as looks
@@ -77,10 +77,10 @@ def write_first_recipe(
     dropped = clean_pairs(splits.train, rules)[1].dropped
     duplicates, identical = (f"{percent(share)} of the pairs" for share in (dropped["duplicate"] / len(pairs), alike))
     languages = [language_of(*side) for side in ((source, pairs.sources), (target, pairs.targets))]
-    paths, title = [os.path.relpath(file, output.parent) for file in files], files[0].name
+    paths, title = [os.path.relpath(file, output.parent) for file in files], named(files[0])
     names = {"train": paths[0] if len(paths) == 1 else paths, "validation": None, "source": source, "target": target}
     cleaning = {name: getattr(rules, name) for name in ("drop_duplicates", "drop_identical", "max_ratio")}
-    name = re.sub(r"\W+", "-", title.split(".")[0]).strip("-") or "model"
+    name = re.sub(r"\W+", "-", title.lstrip(".").split(".")[0]).strip("-") or "model"
     tree, _ = with_settings({"name": name, "data": {**names, "cleaning": cleaning}}, chosen)
     sides = {"source_language": languages[0], "target_language": languages[1]}
     tree["card"] = {"license": None, **sides, "dataset": title}
@@ -106,6 +106,11 @@ def write_first_recipe(
         f"vocabulary {chosen['tokenizer.vocab_size'] or 'of all symbols'}, d_model "
         f"{chosen['model.options']['d_model']}, {chosen['optimization.max_updates']:,} updates: {about} here",
     ]
+
+
+def named(data: Path) -> str:
+    """Return what a file or folder is called, also one that is given as `.` or `..`."""
+    return (data.resolve() if data.name in ("", "..") else data).name
 
 
 def comments_of(path: Path) -> dict[str, str]:
@@ -161,13 +166,18 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
     rows = first_rows(location, JUDGED)
     cells = {str(key): [row.get(key) for row in rows] for key in rows[0]}
     is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
+    if is_table and len(cells) == 1:
+        must = "a table with tabs, commas, semicolons or bars between two cells or more in every line, and no comments"
+        raise ValueError(f"`--data` must be {must}, but {location} has {shortened(cells['1'][0])} instead.")
     kinds = {key: kind_of(column[1:] if is_table and len(rows) > 1 else column) for key, column in cells.items()}
     has_names = _has_names(cells, kinds) if is_table else False
     names = {key: str(column[0]) if has_names else key for key, column in cells.items()}
     line = "the first line has the names" if has_names else "the table has no line of names"
+    line += "; 1 and 2 in the recipe make a pair of it" * (has_names is True and not any(kinds.values()))
     if wanted is not None:
         parts = [parts_of(name, names) for name in wanted]
-        if has_names and {*parts[0], *parts[1]} <= {*names}:
+        numbers = {*parts[0], *parts[1]}
+        if has_names and numbers <= {*names} and not numbers <= {*names.values()}:
             source, target = (name_of([names[part] for part in side]) for side in parts)
             return source, target, f"columns {' and '.join(wanted)}: {line}"
         return *wanted, "as asked for"
@@ -187,7 +197,7 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
     return (
         name_of([names[key] for key in chosen[:-1]]),
         names[chosen[-1]],
-        "; ".join([line] * is_table + why) or "the only columns",
+        "; ".join([line] * is_table + layouts_of(location) + why) or "the only columns",
     )
 
 
@@ -218,6 +228,10 @@ def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | Non
     """Tell whether the first line of a table has the names of its columns; `None` where it may as well be a pair."""
     first = {key: str(column[0]).strip() for key, column in cells.items() if str(column[0]).strip()}
     texts = [key for key in first if kinds[key] is None]
+    if len({*first.values()}) < len(first):
+        return False
+    if texts and [*first.values()] in ([str(n + begin) for n in range(len(cells))] for begin in (0, 1)):
+        return True  # as pandas numbers columns
     is_short = all(_is_like_a_name(first[key]) or roles_of(first[key]) for key in texts)
     for key, name in first.items():
         kind, rest = kinds[key], {str(cell).strip() for cell in cells[key][1:]}
@@ -228,11 +242,13 @@ def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | Non
     if not texts or not is_short:
         return False
     known = sum(bool(roles_of(name)) for name in first.values())
-    lines = list(zip(*(cells[key][1:] for key in texts), strict=True))
-    alike = sum(all(map(_is_like_a_name, line)) for line in lines)
     scripts = ((key, main_script(cells[key][1:])) for key in texts)
     is_other = any(script and script != "Latin" and lacks_script(first[key], script) for key, script in scripts)
-    if is_other or (known > 1 and not (alike and all(len(first[key]) < 4 for key in texts))):
+    folded = (key for key in texts if first[key] != first[key].lower() and len(cells[key]) > 20)
+    is_other |= any(all(str(cell) == str(cell).lower() for cell in cells[key][1:]) for key in folded)
+    lines = list(zip(*(map(str, cells[key][1:]) for key in texts), strict=True))
+    alike = sum(all(map(_is_like_a_name, line)) for line in lines)
+    if is_other or known > 1 or (not alike and len(lines) >= 100):
         return True
     return False if alike > 0.1 * len(lines) and not known else None
 

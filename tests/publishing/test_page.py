@@ -30,7 +30,7 @@ console.log(JSON.stringify(models.map((data) => {
   return texts.map((text) => {
     const ids = tokenizer.encode(text), settings = { ...data.search, num_beams: beams ?? data.search.num_beams };
     const { encoded, hypotheses } = search(model, ids, settings);
-    const [{ tokens, score, steps }] = hypotheses;
+    const [{ tokens, score, steps } = { tokens: [], steps: [] }] = hypotheses;
     const weights = (head) => Array.from(head.weights);
     const cross = steps.map((step) => step.attention.cross.map((layer) => layer.map(weights)));
     return { ids, tokens, score, cross, count: hypotheses.length, text: tokenizer.decode(tokens) };
@@ -55,7 +55,7 @@ RECURRENT = {
     "sigmoid": {"cell": "rnn", "activation_function": "sigmoid", "attention": "additive"},
     "unfed": {"cell": "lstm", "attention": "scaled_dot", "input_feeding": False, "decoder_layers": 2},
 }
-TEXTS = [*PAIRS, "Hello  wörld 12's!\n  x", "그녀는 </s> 사과를 ㅎ 읽는다 😀", " "]
+TEXTS = [*PAIRS, "Hello  wörld 12's!\n  x", "그녀는 </s> 사과를 ㅎ 읽는다 😀"]
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,19 @@ def test_a_page_gives_the_tokens_of_generate_with_every_option_greedily_and_with
                 assert one["count"] == beams
                 assert folder.name != "the_paper" or one["text"] == PAIRS.get(text, one["text"])
             assert len({tuple(one["tokens"]) for one in found}) > len(texts) // 2
+
+
+@needs_node
+def test_a_page_makes_nothing_up_for_what_nobody_sees_or_what_is_beyond_its_positions(tokenizers, tmp_path):
+    folder = saved(tmp_path / "learned", tokenizers, False, **EXPRESSIBLE["learned"] | {"max_position_embeddings": 20})
+    write_page([folder], tmp_path / "page.html")
+    fits = next(
+        text for text in ("가" * count for count in range(30, 0, -1)) if len(tokenizers.source(text).input_ids) <= 20
+    )
+    texts = [fits, fits + "가가가", "", " ", "\u200b", "\u00ad \u200b", "\u3164", "\ufeff\x07\n"]
+    (found,) = run(tmp_path / "page.html", texts, 1)
+    assert [one["count"] for one in found] == [1, *[0] * 7]
+    assert [one["ids"] for one in found] == tokenizers.encode_source([fits, fits + "가가가", *[""] * 6])
 
 
 @needs_node
@@ -201,6 +214,23 @@ def test_a_page_of_a_model_for_another_task_speaks_of_no_translation_and_names_i
         assert browser.run("document.documentElement.scrollWidth") <= 390
         ends = "[...document.querySelectorAll('.weights td')].map((each) => each.getBoundingClientRect().right)"
         assert max(browser.run(ends)) <= 390
+
+
+@pytest.mark.parametrize(
+    ("code", "example"),
+    [
+        ('print(translate("Lampe \\"bleue\\" <b>é\\n2", tgt_lang="en"))', "Lampe &quot;bleue&quot; &lt;b&gt;é\n2"),
+        ('inputs = tokenizer(["Désolé."], return_tensors="pt")', "Désolé."),
+        ('print(generate(text)[0]["generated_text"])', ""),
+        ('translate("\\x" + "not JSON")', ""),
+        ("no code", ""),
+    ],
+)
+def test_a_page_begins_with_the_example_of_the_models_card_or_with_nothing(tokenizers, tmp_path, code, example):
+    folders = [saved(tmp_path / name, tokenizers, False, **SHALLOW) for name in ("bare", "described")]
+    (folders[1] / "README.md").write_text(f"# x\n\n```python\n{code}\n```\n", encoding="utf-8")
+    write_page(folders, tmp_path / "page.html")
+    assert f">{example}</textarea>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_page_is_little_larger_than_its_weights_and_no_text_ends_its_script(tokenizers, tmp_path):

@@ -8,18 +8,18 @@ import html
 import json
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from heedful.configuration_base_heed import position_limit
-from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_writable, filled_template, json_in_html, write_text
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.loading import model_folder
-from heedful.inference.search_settings import end_tokens
+from heedful.inference.search_settings import MOST_SOURCE_TOKENS, end_tokens
 from heedful.inference.strategies.steps import asked_of
 from heedful.publishing.conversion.families import field_faults
 from heedful.publishing.exports import comparison
@@ -29,6 +29,8 @@ LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no f
 WIDEST = 127  # of int8, symmetrical
 SIDES = ("encoder", "decoder")
 LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
+# The example in a card's code: a string as JSON has it.
+EXAMPLE = re.compile(r'\b(?:translate|generate|tokenizer)\(\[?("(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-f]{4})*")')
 # What the JavaScript computes; every other value is refused.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "attention_scoring": ("scaled_dot",),
@@ -45,22 +47,23 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
     """Write a page with one model or several, which translate one text side by side.
 
     `models` are folders, or ids on the Hub, of Transformers or of recurrent models with attention, each with a
-    byte-level BPE tokenizer for both sides. `path` ends in .html; a file there is replaced. `example` stands in
-    the page when it is opened, by default a built-in Korean sentence. A `ValueError` names the field of a model, a
-    tokenizer or a size that the page cannot hold.
+    byte-level BPE tokenizer for both sides. `path` ends in .html; a file there is replaced. The page opens with the text
+    `example`, by default that of a model's card, or none. A `ValueError` names the field of a model, a tokenizer or a
+    size that the page cannot hold.
     """
     path = check_writable(path, [".html"])
-    packed = []
+    packed, cards = [], []
     for model in models:
         loaded, tokenizers = comparison.load_for("a page", model)
         if loaded.config.model_type == "heed":
             _check_expressible(loaded.config)
-        card = comparison.card_of(model_folder(model))
-        packed.append(_packed(comparison.model_name(model), card, loaded, tokenizers))
+        cards.append(comparison.card_of(model_folder(model)))
+        packed.append(_packed(comparison.model_name(model), cards[-1], loaded, tokenizers))
     size = sum(len(each["weights"]) * 3 // 4 for each in packed)
     if size > LARGEST:
         raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")
-    example = example if example is not None else next(korean_english_pairs("test", 1))["ko"]
+    if example is None:
+        example = json.loads(next(chain.from_iterable(map(EXAMPLE.findall, cards)), '""'), strict=False)
     parts = {"title": html.escape(" · ".join(each["name"] for each in packed)), "example": html.escape(example)}
     parts |= {script.stem: script.read_text(encoding="utf-8") for script in (TRANSFORMER, RECURRENT)}
     write_text(path, filled_template(PAGE, parts | {"models": json_in_html(packed)}))
@@ -91,6 +94,7 @@ def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict
     most = search.max_new_tokens or (search.max_length or DEFAULT_MAX_NEW_TOKENS + 1) - 1
     start = (search if search.decoder_start_token_id is not None else config).decoder_start_token_id
     lengths = {"max_new_tokens": most, "longest": min(most, position_limit(config) or most)}
+    lengths["positions"] = position_limit(config) or MOST_SOURCE_TOKENS
     others = {"num_beams": search.num_beams or 1, "start": start, "ends": end_tokens(search), **lengths}
     return {
         "name": name,

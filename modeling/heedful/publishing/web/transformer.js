@@ -239,6 +239,8 @@ function allowed(scores, read, settings) {
  */
 function search(model, ids, settings) {
   const { num_beams: beams, early_stopping, length_penalty = 1, length_penalty_form, tokens_beyond_source: beyond, start, ends } = settings;
+  // Of a text that nobody can see, nothing is made up; for one that is too long there are no positions.
+  if (ids.length < 2 || ids.length > settings.positions) return { hypotheses: [] };
   const longest = Math.min(settings.longest, ids.length + (beyond ?? Infinity));
   // Heedful's own search, of these two settings, has log-probabilities with one beam too.
   const isGreedy = beams === 1 && !length_penalty_form && beyond === undefined;
@@ -289,6 +291,9 @@ function best(values, count) {
 
 const WORDS = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu;
 
+// What leaves a mark: no control, format such as a zero width space, space, or filler of Hangul.
+const SEEN = /[^\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Zs}\u115f\u1160\u3164\uffa0]/u;
+
 class Tokenizer {
   constructor({ vocabulary, merges, special, end }) {
     this.tokens = vocabulary;
@@ -304,7 +309,7 @@ class Tokenizer {
   }
 
   encode(text) {
-    const words = text.normalize("NFC").trim().match(WORDS) ?? [];
+    const words = (SEEN.test(text) && text.normalize("NFC").trim().match(WORDS)) || [];
     return [...words.flatMap((word) => this.word(word)), this.end];
   }
 

@@ -9,6 +9,8 @@ from typing import Any
 
 # The categories of Unicode whose characters leave no mark: controls, formats such as a zero width space, and spaces.
 UNSEEN = ("Cc", "Cf", "Zl", "Zp", "Zs")
+# A character as a reader sees it (an "extended grapheme cluster"), or several that a tie bar of IPA makes one sound.
+CHARACTER = r"(?:\X(?<=[\u035c\u0361]))*\X"
 HANGUL_FILLERS = "\u115f\u1160\u3164\uffa0"  # letters by their category
 
 

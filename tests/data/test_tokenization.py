@@ -132,6 +132,14 @@ def test_the_vocabulary_has_the_size_asked_for_or_as_much_as_the_texts_allow(alg
     assert not caplog.text
 
 
+def test_letters_under_a_tie_bar_are_one_character_and_modifiers_are_characters_of_their_own():
+    words = ["t͡ʃʼa", "kʷaː", "k͜p͡bõ"]
+    pair = train_tokenizers(words, words, vocab_size=None, algorithm="character")
+    tokens = [pair.source.convert_ids_to_tokens(ids)[:-1] for ids in pair.encode_source(words)]
+    assert tokens == [["t͡ʃ", "ʼ", "a"], ["k", "ʷ", "a", "ː"], ["k͜p͡b", "õ"]]
+    assert pair.decode_target(pair.encode_target(words)) == words
+
+
 WRONG = [  # arguments of `train_tokenizers`, and the message
     (("bpe", 260, {"languages": ["ko"]}), r"`vocab_size` must be at least 261 for bpe .* but is 260 instead"),
     (("bpe", 300, {"joint": False, "target_vocab_size": 100}), "`target_vocab_size` must be at least 260"),

@@ -354,6 +354,10 @@ def test_confusions_are_counted_and_the_commonest_stands_first_and_is_shown_with
         "       2  x → y                 1: eins | a x | a y",
         "       1  – → z                 3: drei | b | z b",
     ]
+    predictions, references = ["t͡ʃa", "kʷa"], [["t͡sa"], ["kʷo"]]  # single words: by character
+    found = commonest_confusions(predictions, references, SOURCES[:2], 9, lowercase=False)
+    assert [(each["reference"], each["prediction"]) for each in found] == [("t͡s", "t͡ʃ"), ("o", "a")]
+    assert found[0]["example"]["reference"] == "t͡sa"
     assert "none" in confusions_table(commonest_confusions(["a"], [["a"]], ["x"], 9, lowercase=False))
 
 

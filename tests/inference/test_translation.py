@@ -341,7 +341,9 @@ def test_split_takes_a_long_source_apart_and_nothing_else_and_joins_the_n_best(s
 
 def test_unknown_words_in_outputs_are_shown_and_counted_in_every_road(tmp_path, heedful_command):
     pairs = {"가": "the zebra sees a cat", "나": "the cat sees a cat", "다": "zebra", "라": "a cat sees the cat"}
-    words = train_tokenizers([*pairs], [*pairs.values()], vocab_size=8, target_vocab_size=8, algorithm="word", joint=False)
+    words = train_tokenizers(
+        [*pairs], [*pairs.values()], vocab_size=8, target_vocab_size=8, algorithm="word", joint=False
+    )
     model = memorised_model(words, pairs)
     shown = [text.replace("zebra", "<unk>") for text in pairs.values()]
     with pytest.warns(UserWarning, match="^2 outputs have the token of unknown words"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 from heedful.files import check_at_least
-from heedful.symbols_heed import check_are_several
+from heedful.symbols_heed import CHARACTER, check_are_several
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -26,8 +26,7 @@ SUBWORDS = ("bpe", "unigram")  # whose vocabulary has the size that is asked for
 # The fewest tokens that each algorithm needs besides the special ones; 256 of them are the bytes.
 SMALLEST_VOCABULARY = {"bpe": 256, "unigram": 257, "character": 256, "jamo": 256, "word": 1}
 FALLBACK_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # the tokens of what has no token of its own
-# A character as a reader sees it (an "extended grapheme cluster"), and Korean's letters each for itself.
-CHARACTER, JAMO_OR_CHARACTER = r"\X", r"[\u1100-\u11ff\ua960-\ua97c\ud7b0-\ud7fb]|\X"
+JAMO_OR_CHARACTER = rf"[\u1100-\u11ff\ua960-\ua97c\ud7b0-\ud7fb]|{CHARACTER}"  # Korean's letters each for itself
 # The Unigram trainer gives unseen bytes the lowest score plus 0.0001 times 0 to 255.
 UNSEEN_BYTES_BAND = 0.026
 # The trainers take memory for every token that may be found, and end the process where it is not there.
@@ -100,7 +99,7 @@ def train_tokenizers(
 
     - "bpe" and "unigram" work on bytes: decoding returns any text exactly (in Unicode's form NFC).
     - "character" has a token for each character as a reader sees it: a letter with its marks, a Korean syllable, an
-      emoji of several signs. What has no token is spelled in code points or bytes, so decoding is as exact.
+      emoji of several signs, letters under a tie bar. What has no token is spelled in code points or bytes, so decoding is as exact.
     - "jamo" is the same, but cuts Korean syllables into their letters. `TokenizerPair.decode_target` and the pipeline
       put them together; the decoded text of a tokenizer alone has to be normalized to NFC.
     - "word" splits a text at spaces, and decoding puts one space between words. It is meant for symbols: phonemes,

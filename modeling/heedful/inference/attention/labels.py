@@ -11,7 +11,6 @@ from tokenizers import decoders, models
 from transformers import ByT5Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from heedful.data.tokenizer_training import CHARACTER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +68,7 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
 def is_of_characters(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Return whether a tokenizer splits text into characters, or jamo."""
     state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
-    return CHARACTER in ((state.get("pre_tokenizer") or {}).get("pattern") or {}).get("Regex", "")
+    return r"\X" in ((state.get("pre_tokenizer") or {}).get("pattern") or {}).get("Regex", "")
 
 
 def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[int | None]:

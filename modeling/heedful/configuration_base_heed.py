@@ -202,6 +202,12 @@ class HeedBaseConfig(PreTrainedConfig):
             logger.warning_once(f"`{key}` is not a field of {family}: it is kept, and Heed does not read it.")
 
 
+def special_token(model: Any, *names: str) -> Any:
+    """Return the first special id (a list for some models' end) that generation config or config has, else `None`."""
+    found = (getattr(config, name, None) for name in names for config in (model.generation_config, model.config))
+    return next((value for value in found if value is not None), None)
+
+
 def position_limit(config: Any) -> int | None:
     """Return how many positions the sequences of any encoder-decoder may have; `None` is any number."""
     is_extended = config.model_type == "heed" and config.position_encoding != "learned"

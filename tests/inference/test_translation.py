@@ -13,7 +13,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    T5GemmaConfig,
+    T5GemmaForConditionalGeneration,
+    T5GemmaModuleConfig,
+)
 
 from heedful import pipeline_heed
 from heedful.data.tokenizer_training import train_tokenizers
@@ -25,7 +32,7 @@ from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.teaching.back_translation import BackTranslation
 from heedful.inference.translation import Translation, Translator
 from heedful.pipeline_heed import HeedTranslationPipeline, position_limit
-from helpers import assert_error, assert_refused, tiny_model
+from helpers import assert_error, assert_near, assert_refused, tiny_model
 from memorised import memorised_model, saved_in
 
 
@@ -161,6 +168,34 @@ def test_other_encoder_decoders_translate_too(tokenizers, translator, learned_po
     assert [len(result[0].token_ids) for result in results] == [9, 9]
     configs = translator.model.config, learned_positions_model.config, config
     assert [*map(position_limit, configs)] == [None, 12, 40]
+
+
+def test_ids_that_stand_in_the_generation_config_alone_are_found_there_and_an_end_may_be_one_of_several(
+    tokenizers, tmp_path
+):
+    sizes = {"vocab_size": 290, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    parts = {side: T5GemmaModuleConfig(**sizes, cross_attention_hidden_size=16) for side in ("encoder", "decoder")}
+    model = T5GemmaForConditionalGeneration(T5GemmaConfig(**parts, vocab_size=290, eos_token_id=[2, 9])).eval()
+    model.config.pad_token_id = model.config.bos_token_id = None
+    model.generation_config.update(pad_token_id=0, bos_token_id=1, decoder_start_token_id=1, max_new_tokens=4)
+    assert not hasattr(model.config, "decoder_start_token_id")
+    source, sources = "나는 사과를 먹는다.", tokenizers.encode_source(["나는 사과를 먹는다."])
+    expected = model.generate(torch.tensor(sources))[0, 1:].tolist()
+    for translator in (
+        Translator(model, tokenizers),
+        Translator.from_pretrained(saved_in(tmp_path, model, tokenizers)),
+    ):
+        ((best,),) = translator.translate([source])
+        assert list(best.token_ids) == expected
+        (pair,) = translator.score_pairs([(source, "I eat.")])
+        given = torch.tensor([[1, *pair.token_ids[:-1]]])
+        logits = model(torch.tensor(sources), decoder_input_ids=given).logits[0]
+        found = logits.log_softmax(-1)[range(len(pair.tokens)), pair.token_ids]
+        assert_near(found, torch.tensor(pair.token_scores))
+        assert attention_maps(translator, tokenizers, source, "I eat.").fed_tokens[0] == "<s>"
+    model.generation_config.decoder_start_token_id = 5
+    assert_error("`decoder_start_token_id` must be 1, but is 5 instead", Translator, model, tokenizers)
 
 
 def test_samples_may_be_more_than_beams(translator, monkeypatch):

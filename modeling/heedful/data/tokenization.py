@@ -143,14 +143,19 @@ class TokenizerPair:
         """Return the sizes of both vocabularies, and the special ids, as a config has them."""
         return {"vocab_size": len(self.source), "decoder_vocab_size": len(self.target), **self.special_ids()}
 
-    def check_config(self, config: "PreTrainedConfig") -> None:
-        """Raise a `ValueError` that names every field of a model's config that does not fit: special ids and sizes."""
+    def check_config(self, config: "PreTrainedConfig", generation_config: Any = None) -> None:
+        """Raise a `ValueError` that names every field of a model's config that does not fit: special ids and sizes.
+
+        An id that the config lacks may be in the generation config; of several ends the tokenizers have one.
+        """
         wrong = []
         for name, value in self.vocabularies().items():
             found = getattr(config, name, None)
             if name == "decoder_vocab_size" and found is None:  # both sides have `vocab_size` tokens
                 found = getattr(config, "vocab_size", None)
-            if found != value:
+            if found is None and value is not None:
+                found = getattr(generation_config, name, None)
+            if value not in (found if isinstance(found, list) else [found]):
                 wrong.append(f"`{name}` must be {value}, but is {found} instead.")
         if wrong:
             raise ValueError("The model's config does not fit the tokenizers: " + " ".join(wrong))

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from heedful.configuration_base_heed import IGNORED_LABEL, position_limit
+from heedful.configuration_base_heed import IGNORED_LABEL, position_limit, special_token
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.engines import evaluation_mode
 from heedful.symbols_heed import symbols_of
@@ -136,12 +136,6 @@ def vocabulary_sizes(model: Any) -> tuple[int, int]:
 def id_set(ids: int | list[int] | None) -> set[int]:
     """Return the ids of a setting that holds one, several or none."""
     return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
-
-
-def special_token(model: Any, *names: str) -> Any:
-    """Return the first special id (a list for some models' end) that generation config or config has, else `None`."""
-    found = (getattr(config, name, None) for name in names for config in (model.generation_config, model.config))
-    return next((value for value in found if value is not None), None)
 
 
 def pad_token(model: Any) -> int:

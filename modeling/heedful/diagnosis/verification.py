@@ -22,7 +22,7 @@ import torch
 
 import heedful
 from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files, has_tokenizer
-from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL
+from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL, special_token
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis import samples
 from heedful.diagnosis.findings import Measured, ModelFinding, SkippedError, check, shown
@@ -325,7 +325,7 @@ def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Me
             # Some models round their vocabulary up; Heed's do not, and its Translator insists.
             if count > rows or (is_heed and count != rows):
                 faults.append(f"{side} vocabulary: {count} tokens in the tokenizer, {rows} rows in the model")
-        start = samples.special_token(model, "decoder_start_token_id")
+        start = special_token(model, "decoder_start_token_id")
         expected = tokenizers.special_ids()["decoder_start_token_id"]
         if is_heed and start != expected:
             faults.append(f"decoder_start_token_id: {start}, but {expected} by tokenizer")

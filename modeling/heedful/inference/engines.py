@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from heedful.configuration_base_heed import position_limit
+from heedful.configuration_base_heed import position_limit, special_token
 from heedful.generation_heed import COMPILED_DEVICES, stopped
 from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of, end_tokens, length_penalty
 
@@ -132,7 +132,7 @@ class GenerateEngine(Engine):
         return found.sequences, found.sequences_scores
 
     def _search_batch(self, sources: Sources, settings: Any, config: Any, processor: Any) -> Iterator[Hypothesis]:
-        inputs = pad_sources(sources, self.model.config.pad_token_id, device_of(self.model))
+        inputs = pad_sources(sources, special_token(self.model, "pad_token_id"), device_of(self.model))
         sequences, scores = self.generate(inputs, settings, processor)
         counts, finished = count_tokens(sequences, inputs["attention_mask"], config)
         if config.stop_strings is not None:

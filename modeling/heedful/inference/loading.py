@@ -155,16 +155,16 @@ def is_exported(folder: Path) -> bool:
     return (folder / "model.bin").is_file() and not read_object(folder / "config.json").get("model_type")
 
 
-def load_tokenizers(folder: Path, config: Any, given: str | Path) -> TokenizerPair:
-    """Load tokenizers that fit a config from a model's folder, which a user has `given` by its path or id."""
+def load_tokenizers(folder: Path, model: Any, given: str | Path) -> TokenizerPair:
+    """Load tokenizers that fit a model from its folder, which a user has `given` by its path or id."""
     folder = tokenizer_folder(folder)
     try:
         tokenizers = TokenizerPair.from_pretrained(folder)
-        tokenizers.check_config(config)
+        tokenizers.check_config(model.config, model.generation_config)
     except FileNotFoundError:
         raise
     except (OSError, KeyError, TypeError, ValueError) as error:
-        kind = getattr(config, "model_type", None)
+        kind = getattr(model.config, "model_type", None)
         if kind not in STOCK:
             raise ValueError(f"The tokenizers in {folder} cannot be used: {first_line(error)}") from error
         languages = " --source-language … --target-language …" if kind in ("m2m_100", "mbart") else ""

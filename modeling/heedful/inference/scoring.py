@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from heedful.configuration_base_heed import special_token
 from heedful.data.batching import BatchingSettings, TokenCounts, UpdateBatches
 from heedful.data.micro_batches import collate
 from heedful.inference.attention.labels import token_labels
@@ -66,7 +67,7 @@ def forced_batches(
     model: Any, rows: Any, lengths: tuple[TokenCounts, TokenCounts], token_budget: int
 ) -> Iterator[tuple[list[int], dict[str, torch.Tensor], torch.Tensor, torch.Tensor]]:
     """Yield the rows, of such sources and targets, in batches: numbers, the inputs of encoder and decoder, labels."""
-    pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
+    pad, start = (special_token(model, name) for name in ("pad_token_id", "decoder_start_token_id"))
     for (numbers,) in UpdateBatches(*lengths, BatchingSettings(token_budget)).epoch(0):
         batch = collate([rows[number] for number in numbers], pad)
         inputs = {name: values.to(device_of(model)) for name, values in batch.items()}

@@ -130,7 +130,7 @@ class Translator:
     ):
         if not isinstance(tokenizers, TokenizerPair):
             raise ValueError(f"`tokenizers` must be a `TokenizerPair`, but is a {type(tokenizers).__name__} instead.")
-        tokenizers.check_config(model.config)
+        tokenizers.check_config(model.config, model.generation_config)
         if engine not in get_args(EngineName):
             raise ValueError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r} instead.")
         exported: list[Any] = [each.exported_for for each in (model, *ensemble) if hasattr(each, "exported_for")]
@@ -181,7 +181,7 @@ class Translator:
             model: Any = engine_module("ctranslate2").ExportedModel(folder, target, compute_type)
         else:
             model = load_model(folder).to(target)  # type: ignore[arg-type]
-        return cls(model, load_tokenizers(folder, model.config, given), engine, precision)
+        return cls(model, load_tokenizers(folder, model, given), engine, precision)
 
     def translate(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from heedful.configuration_base_heed import position_limit
+from heedful.configuration_base_heed import position_limit, special_token
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.attention.labels import Words, shown_words, token_labels, token_words
 from heedful.inference.attention.recording import (
@@ -218,7 +218,7 @@ def attention_maps_of_ids(
             raise ValueError(f"{must}, but has {length} instead.")
     if getattr(plain.config, "attention", None) == "none":
         raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
-    fed_ids = [plain.config.decoder_start_token_id, *target_ids[:-1]]
+    fed_ids = [special_token(plain, "decoder_start_token_id"), *target_ids[:-1]]
     with recorded_heads(plain, asked, layer) as states:
         found = record_attention(plain, source_ids, fed_ids, asked, layer)
     if not found and len(asked) == len(KINDS):

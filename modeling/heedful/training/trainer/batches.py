@@ -29,7 +29,7 @@ def with_a_column(batch: Any, config: Any) -> dict[str, Any]:
     """Return what a collated batch holds, with one column of padding where all rows of a side are empty."""
     held = {name: values for name, values in batch.items() if values is not None}
     fillers = {"input_ids": config.pad_token_id or 0, "attention_mask": 0, "labels": IGNORED_LABEL}
-    for name, filler in (fillers | {"decoder_input_ids": config.decoder_start_token_id or 0}).items():
+    for name, filler in (fillers | {"decoder_input_ids": getattr(config, "decoder_start_token_id", 0) or 0}).items():
         if getattr(held.get(name), "shape", ())[1:] == (0,):
             held[name] = held[name].new_full((len(held[name]), 1), filler, dtype=torch.long)
     return held

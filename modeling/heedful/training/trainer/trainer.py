@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
-from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedConfig, Seq2SeqTrainer
+from transformers import DataCollatorForSeq2Seq, GenerationConfig, Seq2SeqTrainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, unwrap_peft_model
 from transformers.utils import logging
 
 from heedful.checksums_heed import TARGET_FOLDER, check_no_target
-from heedful.configuration_base_heed import IGNORED_LABEL, HeedBaseConfig
+from heedful.configuration_base_heed import IGNORED_LABEL, HeedBaseConfig, special_token
 from heedful.data.tokenization import TokenizerPair, warn_of_split_tokens
 from heedful.loss_heed import smoothed_cross_entropy
 from heedful.training.trainer.batches import is_list, with_a_column, without_padding
@@ -204,7 +204,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         rest = {name: value for name, value in inputs.items() if name != "labels"}
         if not {"decoder_input_ids", "decoder_inputs_embeds"} & rest.keys():
             model = self._plain_model
-            shift = getattr(model, "prepare_decoder_input_ids_from_labels", partial(_shifted, model.config))
+            shift = getattr(model, "prepare_decoder_input_ids_from_labels", partial(_shifted, model))
             rest["decoder_input_ids"] = shift(labels=inputs["labels"])
         return rest
 
@@ -299,8 +299,8 @@ def _listed(rows: Any) -> Any:
     return rows if rows is None or is_list(rows) else list(rows)
 
 
-def _shifted(config: PreTrainedConfig, labels: torch.Tensor) -> torch.Tensor:
+def _shifted(model: Any, labels: torch.Tensor) -> torch.Tensor:
     """Return what the decoder reads before each label, for models that have no method for it."""
-    shifted = labels.new_full(labels.shape, config.decoder_start_token_id)
+    shifted = labels.new_full(labels.shape, special_token(model, "decoder_start_token_id"))
     shifted[:, 1:] = labels[:, :-1]
-    return shifted.masked_fill(shifted == IGNORED_LABEL, config.pad_token_id)
+    return shifted.masked_fill(shifted == IGNORED_LABEL, special_token(model, "pad_token_id"))

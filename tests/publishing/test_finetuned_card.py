@@ -55,6 +55,17 @@ def test_a_folder_with_its_card_can_be_pushed(card, folder):
     assert "\n\n\n" not in text
 
 
+def test_the_card_of_a_model_trained_from_nothing_says_so_and_the_folder_can_be_pushed(card, folder):
+    assert card(*TOLD[:4], *LANGUAGES)[0] == 0
+    check_folder(folder)
+    assert read_card(folder / "README.md").data.base_model is None
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "translates ko into en, trained from nothing with a Trainer." in text
+    assert "| Trained from | nothing |" in text
+    for told in ("ine-tuned", "began with", "None", "\n\n\n"):
+        assert told not in text
+
+
 def test_what_does_not_translate_says_what_it_does(card, folder):
     assert card(*TOLD, "--task", "answering questions", "--source-language", "ko", "--name", "answers")[0] == 0
     data = read_card(folder / "README.md").data
@@ -102,7 +113,7 @@ def test_a_card_that_is_there_is_replaced_only_when_asked_and_that_of_the_base_m
 
 
 WRONG = [
-    (["--license", "mit", "--dataset", "x"], "Missing option '--base-model'"),
+    ([], "Missing option '--license'. All that is missing: --license, --dataset."),
     (["--license", "", "--dataset", "x", "--base-model", "y", *LANGUAGES], "`--license` must not be empty"),
     (TOLD[2:] + LANGUAGES, "Missing option '--license'"),
     ([*TOLD[:-1], "", *LANGUAGES], "`--base-model` must not be empty, but is '' instead"),

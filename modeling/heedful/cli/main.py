@@ -36,7 +36,6 @@ PANELS = {
     "Help": {"version": "check"},
 }
 PLACES = {name: (module, panel) for panel, modules in PANELS.items() for name, module in modules.items()}
-TAKE_SENTENCES = ("translate", "attention", "align", "attention-numbers", "embeddings")
 
 
 def train(
@@ -80,10 +79,11 @@ class Heedful(TyperGroup):
         found = getattr(import_module(f"heedful.cli.{module}"), name.replace("-", "_"))
         alone = Typer()
         if isinstance(found, Typer):  # with subcommands of its own
+            for each in found.registered_commands:
+                each.cls = options.Command
             alone.add_typer(found, name=name, rich_help_panel=panel)
         else:
-            kind = options.TakesSentences if name in TAKE_SENTENCES else None
-            show = alone.command(name, cls=kind, rich_help_panel=panel)
+            show = alone.command(name, cls=options.Command, rich_help_panel=panel)
             show(options.safe_at_terminals(found))
         return get_group(alone).commands[name]
 

@@ -52,16 +52,25 @@ TextFile = Annotated[Path | None, Option("-o", "--output", help="File to write; 
 NewFolder = Annotated[Path, Argument(metavar="OUT", help="Folder to write; it must not exist.")]
 
 
-class TakesSentences(TyperCommand):
-    """A command whose error says how to give a sentence that begins with - and was taken for an option."""
+TAKE_SENTENCES = ("translate", "attention", "align", "attention-numbers", "embeddings")
+
+
+class Command(TyperCommand):
+    """A command whose error names all that is missing, or says how to give a sentence that begins with -."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments as every command does."""
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, [*args])
         except Exception as error:
-            if type(error).__name__ == "NoSuchOption":  # typer does not export the class
+            # typer does not export the classes.
+            if type(error).__name__ == "NoSuchOption" and self.name in TAKE_SENTENCES:
                 error.message += ". A sentence that begins with - comes last, after --."  # type: ignore[attr-defined]
+            if type(error).__name__ == "MissingParameter":
+                given = self.make_parser(ctx).parse_args(args=[*args])[0]
+                missing = [each for each in self.get_params(ctx) if each.required and not given.get(str(each.name))]
+                names = [max(each.opts, key=len) if "-" in each.opts[0] else str(each.metavar) for each in missing]
+                error.message = f"All that is missing: {', '.join(names)}." * (len(names) > 1)  # type: ignore[attr-defined]
             raise
 
 

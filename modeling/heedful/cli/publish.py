@@ -42,8 +42,8 @@ def push(
 def card(
     model: options.Model,
     license: Annotated[str, Option(help="Yours, as the Hub calls it: apache-2.0, mit, cc-by-4.0.")],
-    dataset: Annotated[list[str], Option(help="What it was fine-tuned on: an id on the Hub, a file, a name.")],
-    base_model: Annotated[str, Option(help="What fine-tuning began with: an id on the Hub, or a folder.")],
+    dataset: Annotated[list[str], Option(help="What it was trained on: an id on the Hub, a file, a name.")],
+    base_model: Annotated[str | None, Option(help="What it began with: an id, a folder. Default: nothing.")] = None,
     source_language: Annotated[str | None, Option(help="Its code, such as ko.")] = None,
     target_language: Annotated[str | None, Option(help="Likewise.")] = None,
     task: Annotated[str | None, Option(help="If it does not translate, what it does: 'answering questions'.")] = None,
@@ -51,7 +51,7 @@ def card(
     name: Annotated[str | None, Option(help="Of the model. Default: the folder's.")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a README.md that is there.")] = False,
 ):
-    """Write the card of a fine-tuned model, which `heedful push` asks for; runs of `heedful train` have one."""
+    """Write the card of a model of a Trainer, which `heedful push` asks for; runs of `heedful train` have one."""
     from heedful.publishing.finetuned_card import write_finetuned_card
 
     options.quieten()

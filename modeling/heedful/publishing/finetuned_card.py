@@ -1,4 +1,4 @@
-"""The card of a model that was fine-tuned with a Trainer: from its folder, and what its maker says."""
+"""The card of a model that was trained with a Trainer: from its folder, and what its maker says."""
 
 import json
 from collections.abc import Sequence
@@ -23,15 +23,16 @@ def write_finetuned_card(
     scores: Sequence[str | Path] = (),
     **facts: Any,
 ) -> Path:
-    """Write the card of a fine-tuned model, README.md, into its folder, as `heedful push` wants it.
+    """Write the card of a model that a Trainer trained, README.md, into its folder, as `heedful push` wants it.
 
     The folder's config.json then says which pipeline is for the model: `heed-text2text` if there is a `task`. The card
     of the model that fine-tuning began with gives it nothing, least of all its license.
 
     `scores` are files that `heedful evaluate --json` printed; their names are those of the test sets. `facts` are what
-    no program can know, other fields of `CardFacts`: `license`, `datasets`, `base_model`, and, if the model does not
-    translate, `task`, without which there must be two languages; `name` is by default the folder's. What is empty or
-    impossible, or no Heed model, is a `ValueError`; a README.md is replaced only if `overwrite`.
+    no program can know, other fields of `CardFacts`: `license`, `datasets`, `base_model` of a model that was not
+    trained from nothing, and, if the model does not translate, `task`, without which there must be two languages;
+    `name` is by default the folder's. What is empty or impossible, or no Heed model, is a `ValueError`; a README.md is
+    replaced only if `overwrite`.
     """
     folder = Path(folder)
     if (folder / CARD_FILE).exists() and not overwrite:

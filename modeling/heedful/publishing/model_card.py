@@ -62,7 +62,7 @@ class CardFacts:
     scores: Mapping[str, Mapping[str, Any]]  # what `score_translations` gave, per name of a test set
     versions: Mapping[str, str]  # per package; of `REQUIRED_VERSIONS` at least
     run: Mapping[str, Any] | None = None  # that trained the model: what `facts_of` says of it
-    base_model: str | None = None  # of a fine-tuned model, the one that it was: an id on the Hub, or a folder
+    base_model: str | None = None  # what fine-tuning began with: an id on the Hub, or a folder; `None` is nothing
     task: str | None = None  # of a model that does not translate, such as "answering questions"
 
     @property
@@ -83,7 +83,7 @@ class CardFacts:
             may_be_empty = field.default is None or (field.name == "scores" and self.run is None)
             if not may_be_empty and value in (None, "", (), [], {}):
                 raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
-        if self.run is None and not self.base_model:
+        if self.base_model == "":
             raise ValueError(f"`base_model` must not be empty, but is {self.base_model!r} instead.")
         for name in ("source_language", "target_language"):
             code = getattr(self, name)

@@ -348,6 +348,22 @@ def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_pa
         ("{", r"adapter_config.json must be JSON"),
         (json.dumps(settings), r"The adapter in .* cannot be loaded"),
     ]
+    for name in (7, ["a"], "a\0b", "a" * 100_000, None):
+        cases.append(
+            (json.dumps({**settings, "base_model_name_or_path": name}), "is neither a folder here nor a model")
+        )
+    endless = ["(.+)+$x", "((.+)+)+x", r"(\w|\.)*z", "a(.+){9}", "(.|.) +x", "+x", ".*.*.*.*x", "(?ix)(.+) #\n+x"]
+    for key, form in {"target_modules": str, "exclude_modules": str, "modules_to_save": lambda pattern: [pattern],
+                      "rank_pattern": lambda pattern: {pattern: 4}, "layers_pattern": str}.items():  # fmt: skip
+        cases += [
+            (json.dumps({**settings, key: form(pattern)}), f"`{key}` of .* must be names") for pattern in endless
+        ]
+    numbers = {"r": 10**9, "init_lora_weights": "pissa_niter_100000", "loftq_config": {"loftq_iter": 10**9}}
+    others = {"megatron_config": {"a": 1}, "adapters": {"a": "/etc"}, "target_modules": ["q_proj"] * 20_000}
+    for key, value in (numbers | others).items():
+        cases.append(
+            (json.dumps({**settings, key: value}), f"`{key}` of .* must be names, simple patterns and numbers")
+        )
 
     def load(text):
         (tmp_path / "adapter_config.json").write_text(text)

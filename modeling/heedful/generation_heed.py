@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, EncoderDecoderCache
-from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.generation import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_base_heed import IGNORED_LABEL
@@ -102,6 +102,33 @@ def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
                 yield name
 
 
+def check_logits(values: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise a `ValueError` if a model's logits, or scores that were computed of them, are no numbers, or infinite."""
+    if not bool((values < torch.inf).all()):  # what a setting or a subclass forbids is -inf
+        cure = "load the model with `dtype=torch.float32`, or bfloat16, and save it so"
+        cure = "look at its weights" if dtype == torch.float32 else cure
+        raise ValueError(f"The model's logits must be finite numbers, but some are not in {dtype}: {cure}.")
+
+
+class FiniteLogits(LogitsProcessor):
+    """Checks the logits of a search's first step, and changes none; `model` makes them."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the `(rows, V)` scores as they are."""
+        if self.model is not None:
+            check_logits(scores, self.model.dtype)
+        self.model = None
+        return scores
+
+
+def with_check(model: Any, processors: Any) -> LogitsProcessorList:
+    """Return logits processors, perhaps `None`, behind a check of the model's logits."""
+    return LogitsProcessorList([FiniteLogits(model), *(processors or ())])
+
+
 def give_each_row_its_source(cache: Any) -> None:
     """Repeat the source's keys and values in a cache that `generate()` returns, a row for each of the target's."""
     if not isinstance(cache, EncoderDecoderCache):
@@ -151,6 +178,14 @@ class HeedGenerationMixin(GenerationMixin):
         if given is None:  # a user's own may be filled once more
             give_each_row_its_source(cache_of(found))
         return found
+
+    def _sample(self, *args: Any, logits_processor: Any, **kwargs: Any) -> Any:
+        """Search greedily or sample, as transformers does, over logits that are numbers."""
+        return super()._sample(*args, logits_processor=with_check(self, logits_processor), **kwargs)
+
+    def _beam_search(self, *args: Any, logits_processor: Any, **kwargs: Any) -> Any:
+        """Search with beams, as transformers does, over logits that are numbers."""
+        return super()._beam_search(*args, logits_processor=with_check(self, logits_processor), **kwargs)
 
     def compute_transition_scores(
         self,
@@ -251,7 +286,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         if is_asked_for and self.device.type in COMPILED_DEVICES and runs_known_code(self):
             searching, step = copy.copy(self), self.get_compiled_call(config.compile_config)
             searching.forward = lambda **inputs: (step if inputs[CACHE].is_updated.get(0) else self)(**inputs)
-        return GenerationMixin._beam_search(searching, *args, **kwargs)
+        return HeedGenerationMixin._beam_search(searching, *args, **kwargs)
 
 
 def _check_padding_side(labels: torch.Tensor) -> None:

@@ -29,7 +29,14 @@ from transformers.pipelines.base import ChunkPipeline
 
 from .checksums_heed import TARGET_FOLDER, settle_target, stale_target, write_checksums
 from .configuration_base_heed import HEED_TYPES, position_limit
-from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_strategy_arguments, stopped, weights_that_are_no_numbers
+from .generation_heed import (
+    DEFAULT_MAX_NEW_TOKENS,
+    check_logits,
+    check_strategy_arguments,
+    stopped,
+    weights_that_are_no_numbers,
+    with_check,
+)
 from .symbols_heed import UNKNOWN_OUTPUT, check_are_several, decoded, listed, trimmed, unknown_id, unknown_symbol
 
 TASK, TEXT_TASK = "heed-translation", "heed-text2text"
@@ -228,8 +235,8 @@ class HeedTranslationPipeline(ChunkPipeline):
 
         Returns:
             For a text a list of `num_return_sequences` dictionaries, best first, with `translation_text` and, if asked
-            for, `score`, what `generate()` calls `sequences_scores`, over all its tokens. Of a text of several
-            sentences, the second translation joins the second of every sentence. For a list a list of dictionaries, or
+            for, `score`, what `generate()` calls `sequences_scores`, over all its tokens (`None` of a blank text). Of
+            several sentences, the second translation joins the second of each. For a list a list of dictionaries, or
             of such lists where `num_return_sequences` is above 1; for anything else an iterator of the same.
 
         Raises:
@@ -338,13 +345,19 @@ class HeedTranslationPipeline(ChunkPipeline):
         size, filled = (len(pieces), self._setting(options, "num_return_sequences") or 1, 0), {}
         if rows:
             inputs = {name: tensor[rows] for name, tensor in model_inputs.items()}
+            # Heedful's own strategies, of which some keep no step's, return the scores of sequences in any case.
+            is_ours = str(getattr(options.get("custom_generate"), "__module__", None)).startswith("heedful.")
+            options |= {"return_dict_in_generate": True, "output_scores": return_scores and not is_ours}
+            if self.model.config.model_type not in HEED_TYPES:  # whose `generate()` does it
+                options["logits_processor"] = with_check(self.model, options.get("logits_processor"))
             generate: Any = self.model.generate
-            output = generate(**inputs, **options, return_dict_in_generate=True, output_scores=return_scores)
+            output = generate(**inputs, **options)
             generated = output.sequences[:, 1:]  # (B·N, T)
             counts, finished = self._counts(generated, options, stops)
             filled = {"sequences": generated, "counts": counts, "finished": finished}
             if return_scores:
                 filled["scores"] = _log_probabilities(output, counts, penalty)
+                check_logits(filled["scores"], self.model.dtype)
             size = (len(pieces), len(generated) // len(rows), generated.shape[1])  # a strategy may choose among them
         elif is_streamed:
             options["streamer"].end()
@@ -383,7 +396,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             if return_scores:
                 tokens = sum(int(output["counts"][0, rank]) for output in model_outputs)
                 total = sum(float(output["scores"][0, rank]) for output in model_outputs)
-                results[-1]["score"] = total / max(1, tokens) ** float(model_outputs[0]["penalty"])
+                results[-1]["score"] = total / tokens ** float(model_outputs[0]["penalty"]) if tokens else None
         if unknown:
             warnings.warn(f"{unknown} of this text's outputs have {UNKNOWN_OUTPUT}.", stacklevel=2)
         unfinished = sum(not bool(output["finished"].all()) for output in model_outputs)

@@ -303,6 +303,8 @@ def test_the_n_best_come_with_their_scores_best_first(model, printed):
     assert scores[3:] == sorted(scores[3:], reverse=True)
     assert max(scores) < 0
     assert len({text for _, text in rows[:3]}) == 3
+    assert printed("translate", model, "--scores", " ") == "\t\n"  # a blank line has none
+    assert json.loads(printed("translate", model, "--json", "")) == {"text": "", "score": None}
 
 
 def test_evaluation_as_json_is_what_training_measured(model, printed, tmp_path):

@@ -27,6 +27,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference import translation
 from heedful.inference.attention.maps import attention_maps
 from heedful.inference.engines import evaluation_mode, pad_sources, token_batches
+from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.paragraphs import Paragraphs
 from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.teaching.back_translation import BackTranslation
@@ -261,6 +262,15 @@ def test_what_is_no_list_of_texts_is_named(translator, tokenizers):
     assert_refused(wrong[:1], lambda lines: list(BackTranslation("greedy").pairs(translator, lines)))
     with pytest.raises(ValueError, match="`tokenizers` must be a `TokenizerPair`, but is a Tokenizers"):
         Translator(translator.model, tokenizers.source)
+    model = translator.model
+    models = [((torch.nn.DataParallel(model),), r"`model` must be loaded, with `generate\(\)`, but is a DataParallel")]
+    models += [((translator,), "`model` must be loaded, .* but is a Translator"), (("path",), "is a str instead")]
+    models += [
+        ((model, model), "`ensemble` must be a list or a stream"),
+        ((model, "path"), "`ensemble` must be a list"),
+    ]
+    models += [((model, [model, "path"]), "`ensemble` must be loaded, .* but is a str instead")]
+    assert_refused(models, lambda given: Translator(given[0], tokenizers, ensemble=given[1] if given[1:] else ()))
 
 
 def test_white_space_around_a_text_changes_nothing_and_alone_it_is_not_shown_to_the_model(
@@ -374,6 +384,47 @@ def test_split_takes_a_long_source_apart_and_nothing_else_and_joins_the_n_best(s
     assert row[0].score > row[1].score
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_logits_that_are_no_numbers_are_an_error_in_every_road(model, tokenizers, pairs, tmp_path, heedful_command):
+    huge, ids = (
+        copy.deepcopy(model),
+        {"input_ids": torch.tensor(tokenizers.encode_source(["네."])), "max_new_tokens": 3},
+    )
+    widest = huge.model.decoder.layers[1].feed_forward
+    widest.fc1.weight.data, widest.fc2.weight.data = (
+        1e4 * widest.fc1.weight,
+        1e4 * widest.fc2.weight,
+    )  # float32 holds it
+    half, shown = copy.deepcopy(huge).half(), "logits must be finite numbers, but some are not in torch.float"
+    assert (
+        huge(**{"input_ids": ids["input_ids"], "decoder_input_ids": torch.ones(1, 1).long()}).logits.isfinite().all()
+    )
+    widest.fc1.weight.data, widest.fc2.weight.data = 1e16 * widest.fc1.weight, 1e30 * widest.fc2.weight
+    stock = BartForConditionalGeneration(
+        BartConfig(vocab_size=290, d_model=16, encoder_layers=1, decoder_layers=1, **tokenizers.special_ids())
+    )
+    stock.lm_head.weight.data *= 1e38
+    stock.model.decoder.layernorm_embedding.weight.data *= 1e38
+    for broken in (half, huge, stock.eval()):
+        pipeline = HeedTranslationPipeline(broken, tokenizers.source)
+        ours = broken is not stock
+        searches = [{"num_beams": beams} for beams in (1, 3)] + [{"do_sample": True}] * ours
+        searches += [{"custom_generate": BeamSearch(), "num_beams": 2}]
+        searches += [{"custom_generate": NativeDecoder(broken), "num_beams": n} for n in (1, 2) if broken is huge]
+        for search in searches:
+            if ours or "custom_generate" in search:
+                assert_error(shown, broken.generate, **ids, **search)
+            for more in ({}, {"return_scores": True}):
+                assert_error(shown, pipeline, "네.", max_new_tokens=3, **search, **more)
+        roads = [{}, {"ensemble": [broken]}, *({"engine": "native"},) * (broken is huge)]
+        for road, beams in product(roads, (1, 3)):
+            assert_error(shown, Translator(broken, tokenizers, **road).translate, ["네."], num_beams=beams)
+        assert_error(shown, list, Translator(broken, tokenizers).score_pairs([("네.", "Yes.")]))
+    code, _, errors = heedful_command("translate", saved_in(tmp_path, half, tokenizers), "네.")
+    assert code == 2
+    assert "in torch.float16: load the model with `dtype=torch.float32`, or bfloat16, and save it so." in errors
+
+
 def test_unknown_words_in_outputs_are_shown_and_counted_in_every_road(tmp_path, heedful_command):
     pairs = {"가": "the zebra sees a cat", "나": "the cat sees a cat", "다": "zebra", "라": "a cat sees the cat"}
     words = train_tokenizers(
@@ -421,7 +472,7 @@ def test_paragraphs_keep_white_space_lists_markup_and_code(translator):
     assert found[0][0].token_ids == sum(
         (row[0].token_ids for row in translator.translate(["고양이가 잔다.", "네."])), ()
     )
-    assert found[3][0].score == 0
+    assert found[3][0].score is None
     (pairs,) = translator.translate_lines(["- 네. 네."], paragraphs=True, num_beams=3, num_return_sequences=2)
     assert len({pair.text for pair in pairs}) == 2
     assert all(pair.text.startswith("- ") for pair in pairs)

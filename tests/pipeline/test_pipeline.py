@@ -14,6 +14,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 from heedful import pipeline_heed
 from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER, TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.strategies.minimum_bayes_risk import MinimumBayesRisk
 from heedful.inference.translation import Translator
@@ -78,7 +79,7 @@ def test_results_do_not_depend_on_the_batch_size(translate, num_beams):
         together = translate(texts, batch_size=batch_size, **settings)
         assert texts_of(together) == texts_of(alone)
         for one, other in zip(together, alone, strict=True):
-            assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+            assert one["score"] == (other["score"] and pytest.approx(other["score"], abs=1e-5))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -141,8 +142,9 @@ def test_stop_strings_end_a_translation_with_every_search(translate, model, toke
 def test_scores_are_those_of_the_translator_and_of_generate_weighed_by_tokens(translate, model, tokenizers):
     for beams in (1, 2):
         expected = Translator(model, tokenizers).translate(KOREAN, num_beams=beams)
-        found = translate(KOREAN, num_beams=beams, return_scores=True, length_penalty=1.0)
-        assert [one["score"] for one in found] == pytest.approx([one[0].score for one in expected], abs=1e-4)
+        for strategy in ({}, {"custom_generate": NativeDecoder(model)}, {"custom_generate": BeamSearch()}):
+            found = translate(KOREAN, num_beams=beams, return_scores=True, length_penalty=1.0, **strategy)
+            assert [one["score"] for one in found] == pytest.approx([one[0].score for one in expected], abs=1e-4)
     results = translate(KOREAN, num_beams=4, num_return_sequences=3, return_scores=True, batch_size=2)
     for text, translations in zip(KOREAN, results, strict=True):
         inputs = tokenizers.source([text], return_tensors="pt")
@@ -169,7 +171,7 @@ def test_lines_paragraphs_and_white_space_stay_where_they_are_and_are_no_text_al
         assert translate(text, batch_size=batch_size)[0]["translation_text"] == expected
     monkeypatch.setattr(translate.model, "generate", lambda **_: pytest.fail("the model was asked"))
     for text in ("", " ", "\n\n", "\u2028", "\u200b", "\ufeff", "\u2060\n \u00ad", "\u3164"):
-        assert translate(text, return_scores=True) == [{"translation_text": text, "score": 0.0}]
+        assert translate(text, return_scores=True) == [{"translation_text": text, "score": None}]
 
 
 def test_sentences_are_translated_one_by_one_where_needed_and_a_whole_text_keeps_its_line_breaks(

@@ -73,7 +73,7 @@ def translate(
         together = ([line] for line in lines) if is_dialogue else [lines]
         found = (translator.translate_lines(each, progress=bar.update, **settings) for each in together)
         for translation in chain.from_iterable(chain.from_iterable(found)):
-            values = {"score": translation.score} if (scores or as_json) and translation.score is not None else {}
+            values = {"score": translation.score} if scores or as_json else {}
             if confidence:  # what was not translated has none: blank, markup, or too long
                 (ids,) = translator.tokenizers.encode_source([next(sources)], to)
                 rated = likely.of_translation(translation, ids) if translation.token_ids else None

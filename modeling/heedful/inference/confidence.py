@@ -54,7 +54,7 @@ class Confidence:
         """Calibrate with translations (`text` and `score`) and all that is right; `None` where they are too few."""
         if len(translations) < FEWEST:
             return None
-        given = np.array([each.score for each in translations], dtype=float)
+        given = np.array([each.score or 0.0 for each in translations])  # none of a blank line
         found = np.array([quality(one.text, right, exact) for one, right in zip(translations, accepted, strict=True)])
         half = np.arange(len(given)) % 2 == 0
         said = np.where(half, *(_read(given, *_curve(given[one], found[one])) for one in (~half, half)))

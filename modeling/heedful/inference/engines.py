@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from heedful.configuration_base_heed import position_limit, special_token
-from heedful.generation_heed import COMPILED_DEVICES, stopped
+from heedful.generation_heed import COMPILED_DEVICES, check_logits, stopped
 from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of, end_tokens, length_penalty
 
 EngineName = Literal["auto", "native", "generate", "ctranslate2"]
@@ -40,12 +40,13 @@ class Hypothesis:
     Attributes:
         token_ids: The generated tokens, </s> included; they need not be those that `encode_target(text)` gives.
         score: Log-probability of the tokens, divided by their number to the power of the generation config's
-            `length_penalty`, or by GNMT's penalty if that is its `length_penalty_form`; 0.0 for an empty line.
+            `length_penalty`, or by GNMT's penalty if that is its `length_penalty_form`; `None` where nothing was
+            translated: an empty line, markup, or what is too long.
         finished: Whether the model ended the sentence itself; `False` if the length limit did.
     """
 
     token_ids: tuple[int, ...] = ()
-    score: float = 0.0
+    score: float | None = None
     finished: bool = True
 
 
@@ -233,7 +234,9 @@ def token_log_probabilities(
 ) -> torch.Tensor:
     """Return the log-probability of each label in nats, `(rows, length)`; 0 where the label is -100."""
     score, parts = torch.nn.functional.cross_entropy, logits_in_parts(model, inputs, decoder_inputs)
-    return torch.cat([-score(logits.transpose(1, 2), labels[part], reduction="none") for part, logits in parts])
+    found = torch.cat([-score(logits.transpose(1, 2), labels[part], reduction="none") for part, logits in parts])
+    check_logits(found, model.dtype)
+    return found
 
 
 def logits_in_parts(

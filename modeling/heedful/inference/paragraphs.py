@@ -61,7 +61,7 @@ class Paragraphs:
             for place, (_, behind) in enumerate(pieces):
                 text = joined_sentences(text, parts[place].text.strip() if place in parts else "") + behind
             ids = tuple(chain.from_iterable(part.token_ids for part in parts.values()))
-            score = sum(part.score for part in parts.values()) / max(1, len(parts))
+            score = sum(part.score for part in parts.values()) / len(parts) if parts else None
             finished = all(part.finished for part in parts.values())
             results.append(replace(nothing, token_ids=ids, score=score, finished=finished, text=text))
         return results

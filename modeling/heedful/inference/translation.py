@@ -130,6 +130,11 @@ class Translator:
     ):
         if not isinstance(tokenizers, TokenizerPair):
             raise ValueError(f"`tokenizers` must be a `TokenizerPair`, but is a {type(tokenizers).__name__} instead.")
+        check_are_several(ensemble, "ensemble")
+        for name, each in (("model", model), *(("ensemble", each) for each in ensemble)):
+            if not (callable(getattr(each, "generate", None)) or hasattr(each, "exported_for")):
+                kind = type(each).__name__
+                raise ValueError(f"`{name}` must be loaded, with `generate()`, but is a {kind} instead.")
         tokenizers.check_config(model.config, model.generation_config)
         if engine not in get_args(EngineName):
             raise ValueError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r} instead.")

@@ -6,6 +6,7 @@ from typing import Any, get_args
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
+from heedful.generation_heed import check_logits
 from heedful.inference.host_memory import keep_freed_memory
 from heedful.inference.host_threads import share_cores
 from heedful.inference.native import conditions
@@ -101,6 +102,8 @@ class NativeDecoder:
             state = self.network.start(source, mask, prompt, settings.beams)
             search = greedy_search if settings.beams == 1 else beam_search
             tokens, scores = search(self.network, state, prompt, settings)
+        if scores is not None and settings.processor is None:  # with which they may be -inf
+            check_logits(-scores, torch.float32)
         return tokens.clone(), None if scores is None else scores.clone()  # as in `encode`
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers.generation import logits_process
 
+from heedful.generation_heed import check_logits
 from heedful.inference.native.network import DecodingState, NativeNetwork, best_tokens
 from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.beams import Beam, Hypotheses, check_found
@@ -67,6 +68,8 @@ def greedy_search(
     newest = prompt[:, -1]
     for length in range(start, room.shape[1]):
         logits = network.step(newest, state)  # (N, V)
+        if length == start:
+            check_logits(logits, torch.float32)
         if settings.processor is not None:
             logits = settings.processor(room[rows, :length], logits.float())
         scores, _, tokens = network.continuations(logits, nothing[: len(rows)], 1)
@@ -124,6 +127,8 @@ def beam_search(
 def _step(network: NativeNetwork, state: DecodingState, beam: Beam, settings: SearchSettings) -> None:
     """Choose the next tokens of every open sentence."""
     logits = network.step(beam.running.tokens[:, :, -1].flatten(), state)  # (N·K, V)
+    if not beam.running.parents.shape[-1]:
+        check_logits(logits, torch.float32)
     # So many that K hypotheses go on even if each of the others ends, with each end token.
     count = max(2, 1 + len(settings.ends)) * settings.beams
     if settings.processor is None:

@@ -15,6 +15,7 @@ from typing import Any, get_args
 import torch
 
 from heedful.files import check_at_least
+from heedful.generation_heed import check_logits
 from heedful.inference.search_settings import LengthPenaltyForm, end_tokens
 from heedful.inference.strategies import steps
 from heedful.inference.strategies.beams import NEVER, Beam, check_found, coverage_penalty
@@ -201,6 +202,8 @@ class _Search:
         """Choose the next token of each hypothesis, and go on with the best."""
         tokens = self.beam.running.tokens.flatten(0, 1)  # (B * K, L)
         log_probabilities, attention, outputs = self.ensemble.next(tokens)
+        if tokens.shape[1] == self.prompt_length:
+            check_logits(log_probabilities, self.ensemble.members[0].model.dtype)
         log_probabilities = self.processor(tokens, log_probabilities)  # (B * K, V)
         self.records.add(log_probabilities, outputs)
         running = self.beam.running
@@ -257,6 +260,7 @@ class _Search:
     def result(self, encoded: Any) -> Any:
         """Return the best hypotheses, as generate() does."""
         best = self.beam.finished.of((slice(None), slice(self.config.num_return_sequences or 1)))
+        check_logits(best.scores, self.ensemble.members[0].model.dtype)
         check_found(best.scores, None if self.words is None else self.limits)
         generated = int((best.parents >= 0).sum(-1).max())
         tokens = best.tokens[..., : self.prompt_length + generated].flatten(0, 1)

@@ -15,6 +15,7 @@ from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.teacher import ARRAYS, FACTS, key_of
 from heedful.data.mixture import both_ways
 from heedful.files import new_folder, write_text
+from heedful.generation_heed import check_logits
 from heedful.inference.engines import logits_in_parts
 from heedful.inference.scoring import forced_batches
 from heedful.inference.search_settings import MOST_SOURCE_TOKENS
@@ -86,5 +87,6 @@ def _most_probable(
                 each = [logits[labels[part] != IGNORED_LABEL].log_softmax(-1) for part, logits in members]
                 best.append(average(each, weights, "probabilities").topk(top_k))
         found = torch.cat([part.indices for part in best]), torch.cat([part.values for part in best]).exp()
+        check_logits(found[1], models[0].dtype)
         ends = np.cumsum(lengths[1][numbers])[:-1]
         yield from zip(numbers, *(np.split(values.cpu().numpy(), ends) for values in found), strict=True)

@@ -9,7 +9,7 @@ import pytest
 from card_facts import SCORES, card_facts
 from guides import assert_named
 from heedful.publishing.finetuned_card import write_finetuned_card
-from heedful.publishing.hub import check_folder, read_card
+from heedful.publishing.hub import check_folder, files_to_push, read_card
 from heedful.publishing.model_card import write_model_card
 from memorised import saved_model
 
@@ -53,6 +53,18 @@ def test_a_folder_with_its_card_can_be_pushed(card, folder):
     assert [each for each in told if each not in text] == []
     assert "None" not in text
     assert "\n\n\n" not in text
+
+
+def test_a_dry_run_of_a_push_makes_all_checks_and_lists_what_is_sent(card, folder, heedful_command, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda **_: pytest.fail("the Hub was asked"))
+    assert "must hold README.md" in heedful_command("push", folder, "me/tiny", "--dry-run")[2]
+    assert card(*TOLD, *LANGUAGES)[0] == 0
+    (folder / "training_args.bin").touch()
+    with pytest.warns(UserWarning, match="training_args.bin"):
+        code, output, _ = heedful_command("push", folder, "me/tiny", "--dry-run")
+    assert (code, output.splitlines()) == (0, files_to_push(folder))
+    assert {"config.json", "README.md", "model.safetensors", "tokenizer.json", "modeling_heed.py"} <= {*output.split()}
+    assert "me /tiny" in heedful_command("push", folder, "me /tiny", "--dry-run")[2]
 
 
 def test_the_card_of_a_model_trained_from_nothing_says_so_and_the_folder_can_be_pushed(card, folder):

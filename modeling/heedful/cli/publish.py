@@ -24,9 +24,11 @@ def push(
     revision: Annotated[str | None, Option(help="Branch, made if it is not there.")] = None,
     message: Annotated[str | None, Option(help="Of the commit.")] = None,
     form: Annotated[Form, Option("--as", help="With our code, or as `heedful export transformers` does.")] = "heed",
+    dry_run: Annotated[bool, Option("--dry-run", help="Check all, list what is sent, and send nothing.")] = False,
     as_json: options.AsJson = False,
 ):
     """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
+    from heedful.publishing.hub import checked_files
     from heedful.publishing.hub import push as push_folder
 
     in_form: Any = nullcontext
@@ -34,9 +36,12 @@ def push(
         from heedful.publishing.exports.transformers_export import stock_form as in_form
     options.quieten()
     with in_form(model) as folder:
+        if dry_run:
+            files = checked_files(Path(folder), repository)
+            return options.print_result({"repository": repository, "files": files}, "\n".join(files), as_json)
         pushed = push_folder(folder, repository, private=private, revision=revision, message=message)
     text = f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}"
-    options.print_result(asdict(pushed), text, as_json)
+    return options.print_result(asdict(pushed), text, as_json)
 
 
 def card(

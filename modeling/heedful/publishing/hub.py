@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
+from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_imports
 
 from heedful.checksums_heed import CHECKSUMS_FILE, FILES, TARGET_FOLDER
@@ -78,11 +79,7 @@ def push(
 
     client_error: Any = HfHubHTTPError.__bases__[0]  # of the client's library, which is not the same everywhere
     folder = Path(folder)
-    check_folder(folder)
-    files = files_to_push(folder)
-    if left := sorted({path.name for path in folder.iterdir()} - {name.partition("/")[0] for name in files}):
-        advice = "`hf upload` sends what you want to be public all the same"
-        warnings.warn(f"{quoted(left)} in {folder} belongs to no model, and is not pushed: {advice}.", stacklevel=2)
+    files = checked_files(folder, repository)
     api = HfApi(token=token)
     try:
         name = api.create_repo(repository, private=private, exist_ok=True).repo_id
@@ -98,11 +95,25 @@ def push(
             allow_patterns=files,
             delete_patterns=REPLACED_FILES,
         )
-    except client_error as error:
-        if isinstance(error, OSError):  # what the Hub answers
+    except (client_error, ConnectionError) as error:
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # what the Hub answers
             raise
-        raise ConnectionError(f"The Hub cannot be reached to push {repository}: {first_line(error)}") from error
+        passed = f"{folder} has passed its checks, and `--dry-run` lists what is sent"
+        raise ConnectionError(
+            f"The Hub cannot be reached to push {repository}: {first_line(error)} ({passed})."
+        ) from error
     return Pushed(name, commit.oid, commit.commit_url)
+
+
+def checked_files(folder: Path, repository: str) -> list[str]:
+    """Check a folder and its name on the Hub, and return the files that are sent; a warning names the others."""
+    validate_repo_id(repository)
+    check_folder(folder)
+    files = files_to_push(folder)
+    if left := sorted({path.name for path in folder.iterdir()} - {name.partition("/")[0] for name in files}):
+        advice = "`hf upload` sends what you want to be public all the same"
+        warnings.warn(f"{quoted(left)} in {folder} belongs to no model, and is not pushed: {advice}.", stacklevel=2)
+    return files
 
 
 def files_to_push(folder: Path) -> list[str]:

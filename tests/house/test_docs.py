@@ -83,7 +83,7 @@ def check_command(command: str) -> None:
         return
     subcommand = typer.main.get_command(app).get_command(None, words[1])
     context = subcommand.make_context(words[1], words[2:], resilient_parsing=False)
-    if words[1] in ("train", "doctor") and words[2] not in ("pairs.yaml", "czech.yaml"):  # which readers write
+    if words[1] in ("train", "doctor") and words[2] not in ("pairs.yaml", "forms.yaml", "czech.yaml"):  # which readers write
         read_recipe(context.params["recipe"], context.params["overrides"])
 
 

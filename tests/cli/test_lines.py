@@ -1,6 +1,7 @@
 """What is a line: outputs that hold line breaks of every kind, in files of one text a line and in files of pairs."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,41 @@ def test_no_output_adds_a_line_to_a_file_and_pairs_keep_what_was_written(folder,
     noised = [json.loads(line)["source"] for line in lines["noised.jsonl"]]
     assert any(LINE_END.search(text) for text in noised)
     assert {*noised} - {*TEXTS.values()}
+
+
+def test_texts_of_a_table_are_those_of_one_column_which_is_asked_for(
+    folder, heedful_command, refused, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"id": number, "ko": f"w{100 + number}", "en": f"{number} a b"} for number in range(2)]
+    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("t.csv").write_text("ko,en\nw100,0 a b\nw101,1 a b\n")
+    Path("t.tsv").write_text("w100\t0 a b\nw101\t1 a b\n")
+    Path("words.csv").write_text("id,text\n" + "".join(f"{number},w words\n" for number in range(2)))
+    for name, column in (("t.jsonl", "ko"), ("t.csv", "ko"), ("t.csv", "1"), ("t.tsv", "1")):
+        code, output, _ = heedful_command("translate", folder / "model", "--input", name, "--source", column)
+        assert (code, output) == (0, "if a: \tb  c\n" * 2), (name, column)
+        heedful_command("backtranslate", folder / "model", name, "--target", column, "-o", f"{name}.b.jsonl")
+        assert [json.loads(line)["target"] for line in read_lines(f"{name}.b.jsonl", "")] == ["w100", "w101"], name
+        asked = f"must say which column of {name} to read: it has .*'w100'" if name != "t.csv" else "it has 'ko', 'en'"
+        for command in (
+            ["translate", folder / "model", "--input", name],
+            ["pairs", "spelling", "--texts", name, "-o", "a.jsonl"],
+        ):
+            assert re.search(asked, refused(*command)), command
+    assert heedful_command("distill", folder / "model", "--data", "t.jsonl", "--source", "ko", "-o", "d.jsonl")[0] == 0
+    code, _, said = heedful_command("pairs", "spacing", "--texts", "words.csv", "-o", "s.jsonl")
+    assert "words.csv: the texts are those of column 'text'" in said
+    assert json.loads(read_lines("s.jsonl", "")[0]) == {"source": "wwords", "target": "w words"}
+    lines = [*map(str, range(10)), "a\ttab", *map(str, range(10)), "And now, a comma."]
+    Path("plain.txt").write_text("".join(f"x {line}\n" for line in lines))
+    assert heedful_command("pairs", "spacing", "--texts", "plain.txt", "-o", "p.jsonl")[0] == 0
+    assert len(Path("p.jsonl").read_text().splitlines()) == len(lines)
+    code, output, said = heedful_command(
+        "evaluate", folder / "model", "--data", "t.csv", "--source", "1", "--target", "2"
+    )
+    assert "t.csv: columns 1 and 2: the first line has the names" in said
+    assert "`--source` must come with a table" in refused("translate", folder / "model", "w100", "--source", "ko")
 
 
 def test_a_file_has_the_lines_that_its_line_feeds_end(tmp_path):

@@ -131,7 +131,7 @@ class TerminalOutput:
 TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
 # Parameters of the functions behind commands, and what those commands call them.
 OTHER_NAMES = {
-    "location": ("data", "pairs"),
+    "location": ("source", "texts", "data", "pairs"),
     "num_return_sequences": ("n_best",),
     "path": ("output",),
     "target_language": ("to",),
@@ -199,7 +199,34 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
     """Read the pairs that the command line names: one place, or two text files."""
     from heedful.data.sources import read_pairs as read
 
+    if len(data) == 1 and source.isdigit() and target.isdigit():
+        from heedful.proposals.first_recipe import find_columns
+
+        given, (source, target, why) = (source, target), find_columns(data[0], (source, target))
+        if given != (source, target):
+            report(f"{data[0]}: {why}")
     return read(data[0] if len(data) == 1 else data, source, target, **settings)
+
+
+def text_column(location: str, column: str | None, option: str) -> str:
+    """Return the column of a corpus's texts, and say which where it is found; an error asks for it by `option`."""
+    from heedful.proposals.first_recipe import find_text_column
+
+    found = find_text_column(location, column, option)
+    if found not in (column, "1"):
+        report(f"{location}: the texts are those of column {found!r}")
+    return found
+
+
+def texts_of(path: Path | None, column: str | None, option: str) -> Iterator[str] | None:
+    """Return the texts in a column of a table, or `None` for a file of plain text without one."""
+    from heedful.data.sources import read_pairs as read
+    from heedful.data.tables import kind_of_file
+
+    if path is None or (column is None and kind_of_file(path) in (None, "txt")):
+        return None
+    column = text_column(str(path), column, option)
+    return (f"{pair['source']}\n" for pair in read(str(path), column, column, streaming=True))
 
 
 def report(message: str) -> None:

@@ -13,12 +13,11 @@ from heedful.cli import options
 from heedful.cli.translate import CHUNK, lines_of
 from heedful.files import check_at_least, check_is_new, json_line, shortened
 
-OF_PAIRS = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}  # files whose lines are no sentences
 pairs = Typer(help="Make pairs (`source`, `target`) for a task that is no translation.", no_args_is_help=True)
 Method = Literal["greedy", "beam", "sampling", "noised"]
 PairsFile = Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz.")]
 Texts = Annotated[str, Option(help="Right texts: a file, or whatever `data.train` takes.")]
-Column = Annotated[str, Option(help="Theirs, or their language; 1 is a table's first, or a whole line.")]
+Column = Annotated[str | None, Option(help="Theirs, or their language. Default: whole lines, or the only texts.")]
 Typos = Annotated[float, Option(help="Share of the words.")]
 Nouns = Annotated[str | None, Option(help="File of Korean nouns to put in the places of the texts'.")]
 Actions = Annotated[str | None, Option("--lengths", help="Fewest and most actions, such as 1-25. Default: all.")]
@@ -40,6 +39,8 @@ def task(command: Callable[..., None]) -> Callable[..., None]:
         from heedful.data.tasks import task_pairs
 
         options.check_pairs_file(output)
+        if "column" in settings:
+            settings["column"] = options.text_column(settings["texts"], settings["column"], "--column")
         made = getattr(task_pairs, f"{command.__name__.removesuffix('s')}_pairs")(**settings)
         _write_pairs(output, ({"source": source, "target": target} for source, target in made))
 
@@ -48,14 +49,14 @@ def task(command: Callable[..., None]) -> Callable[..., None]:
 
 @task
 def spelling(
-    output: PairsFile, texts: Texts, column: Column = "1", typos: Typos = 0.1, count: Most = None, seed: Seed = 1
+    output: PairsFile, texts: Texts, column: Column = None, typos: Typos = 0.1, count: Most = None, seed: Seed = 1
 ):
     """Words with typing mistakes to what was meant."""
 
 
 @task
 def spacing(
-    output: PairsFile, texts: Texts, column: Column = "1", nouns: Nouns = None, count: Most = None, seed: Seed = 1
+    output: PairsFile, texts: Texts, column: Column = None, nouns: Nouns = None, count: Most = None, seed: Seed = 1
 ):
     """Texts without spaces to texts with them."""
 
@@ -96,8 +97,9 @@ def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = No
 
 def backtranslate(
     model: options.AnyModel,
-    texts: Annotated[Path, Argument(metavar="TEXTS", help="File of target sentences, a line each.")],
+    texts: Annotated[Path, Argument(metavar="TEXTS", help="File of target sentences, a line each, or a table.")],
     output: PairsFile,
+    column: Annotated[str | None, Option("--target", help="Column or language of TEXTS, of a table.")] = None,
     method: Annotated[Method, Option(help="How sources are made; noised: beams with noise.")] = "beam",
     num_beams: Annotated[int | None, Option("--num-beams", help="Beam width of beam and noised. Default: 5.")] = None,
     temperature: Annotated[float | None, Option(help="Of sampling. Default: 1.")] = None,
@@ -113,15 +115,14 @@ def backtranslate(
     options.check_pairs_file(output, [texts])
     if not texts.is_file():
         raise FileNotFoundError(f"`TEXTS` must be a file of sentences, but {texts} is none.")
-    if {*texts.suffixes} & OF_PAIRS:
-        raise ValueError(f"`TEXTS` must be a file of target sentences, a line each, but {texts} is one of pairs.")
+    table = options.texts_of(texts, column, "--target")
     with options.quick_start(model):
         from heedful.inference.teaching.back_translation import BackTranslation
 
         making = BackTranslation(method, num_beams, temperature, top_k, seed)
     translator = options.load_translator(model, device, revision)
     search: Any = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    made = making.pairs(translator, lines_of(texts, "line"), chunk_size=CHUNK, **search)
+    made = making.pairs(translator, table or lines_of(texts, "line"), chunk_size=CHUNK, **search)
     _write_pairs(output, made, making, str(texts))
 
 
@@ -166,7 +167,9 @@ def distill(
         from heedful.inference.teaching.back_translation import SequenceDistillation
         from heedful.inference.teaching.distillation import load_teachers
 
-        read = options.read_pairs(data or [], source, target, streaming=True)
+        read = options.read_pairs(
+            data or [], source, target if closest else source, streaming=True
+        )  # texts do as well
         making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
         made = making.pairs(load_teachers(teachers or [], device), read, max_new_tokens=max_new_tokens, **settings)
     else:

@@ -26,6 +26,9 @@ def translate(
         list[str] | None, Argument(metavar="[TEXT]…", help="Texts; those that begin with - after --.")
     ] = None,
     source: Annotated[Path | None, Option("--input", help="File of texts, a line each; else standard input.")] = None,
+    column: Annotated[
+        str | None, Option("--source", help="Column or language of --input's texts, of a table.")
+    ] = None,
     output: options.TextFile = None,
     split: Annotated[bool, Option("--split", help="Take apart what is longer than the model has learned.")] = False,
     paragraphs: Annotated[bool, Option("--paragraphs", help="Take each line apart; lists and markup stay.")] = False,
@@ -48,6 +51,9 @@ def translate(
         raise ValueError(f"`--input` must be left out where sentences are given, but is {source} instead.")
     if source is not None and not source.is_file():
         raise FileNotFoundError(f"`--input` must be a file of sentences, but {source} is none.")
+    if column is not None and source is None:
+        raise ValueError(f"`--source` must come with a table as `--input`, but is {column!r} without one.")
+    table = options.texts_of(source, column, "--source")
     for name in filter(os.path.isfile, text or ()):
         warnings.warn(f"{name} is taken as a text; the lines of that file are read by `--input {name}`.", stacklevel=2)
     options.check_output(output, "--output", filter(None, [source]))
@@ -58,7 +64,7 @@ def translate(
 
         likely = Confidence.from_pretrained(model, revision)
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
-    lines = sources = iter(text) if text else lines_of(source)
+    lines = sources = iter(text) if text else table or lines_of(source)
     if confidence:
         likely.check(translator.model.generation_config, to, num_beams=num_beams, early_stopping=early_stopping)
         lines, sources = tee(lines)

@@ -11,7 +11,7 @@ from typing import Any
 from heedful.data.cleaning import CleaningRules, clean_pairs
 from heedful.data.languages import lacks_script, language_of, main_script
 from heedful.data.sources import first_rows, layouts_of
-from heedful.data.tables import name_of, parts_of
+from heedful.data.tables import delimiters_of, kind_of_file, name_of, parts_of
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks import pairs as looks
 from heedful.diagnosis.recipe_checks.pairs import Pairs, kind_of, roles_of
@@ -161,17 +161,37 @@ def _tokenizer_notes(settings: Mapping[str, Any], algorithms: tuple[str, str]) -
     }
 
 
-def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None = None) -> tuple[str, str, str]:
-    """Choose the columns of source and target by names and cells, unless they are `wanted` so, and say why."""
+def find_text_column(location: str, wanted: str | None, option: str) -> str:
+    """Return the only column of a corpus but for ids and the like, or the `wanted` one; a `ValueError` asks for it."""
+    if kind_of_file(location) == "txt" and delimiters_of(location, ("1", "1"))[0] == "\n":
+        return wanted or "1"  # lines of plain text
+    cells, _, names, has_names = _looked_at(location)
+    if wanted is not None:
+        return name_of([part if part in names.values() else names.get(part, part) for part in parts_of(wanted, names)])
+    texts = [name for name in names.values() if len(names) == 1 or "other" not in roles_of(name)]
+    if len(texts) != 1 or (has_names is None and len(names) > 1):
+        found = f"{quoted(names.values())}, in the first row {quoted(column[0] for column in cells.values())}"
+        raise ValueError(f"`{option}` must say which column of {location} to read: it has {found}.")
+    return texts[0]
+
+
+def _looked_at(location: str | Sequence[str]) -> tuple[Any, ...]:
+    """Return cells, kinds and names of columns by their keys, and whether the first line of a table has the names."""
     rows = first_rows(location, JUDGED)
     cells = {str(key): [row.get(key) for row in rows] for key in rows[0]}
+    is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
+    kinds = {key: kind_of(column[1:] if is_table and len(rows) > 1 else column) for key, column in cells.items()}
+    has_names = _has_names(cells, kinds) if is_table else False
+    return cells, kinds, {key: str(column[0]) if has_names else key for key, column in cells.items()}, has_names
+
+
+def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None = None) -> tuple[str, str, str]:
+    """Choose the columns of source and target by names and cells, unless they are `wanted` so, and say why."""
+    cells, kinds, names, has_names = _looked_at(location)
     is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
     if is_table and len(cells) == 1:
         must = "a table with tabs, commas, semicolons or bars between two cells or more in every line, and no comments"
         raise ValueError(f"`--data` must be {must}, but {location} has {shortened(cells['1'][0])} instead.")
-    kinds = {key: kind_of(column[1:] if is_table and len(rows) > 1 else column) for key, column in cells.items()}
-    has_names = _has_names(cells, kinds) if is_table else False
-    names = {key: str(column[0]) if has_names else key for key, column in cells.items()}
     line = "the first line has the names" if has_names else "the table has no line of names"
     line += "; 1 and 2 in the recipe make a pair of it" * (has_names is True and not any(kinds.values()))
     if wanted is not None:
@@ -248,7 +268,7 @@ def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | Non
     is_other |= any(all(str(cell) == str(cell).lower() for cell in cells[key][1:]) for key in folded)
     lines = list(zip(*(map(str, cells[key][1:]) for key in texts), strict=True))
     alike = sum(all(map(_is_like_a_name, line)) for line in lines)
-    if is_other or known > 1 or (not alike and len(lines) >= 100):
+    if is_other or known >= min(2, len(first)) or (not alike and len(lines) >= 100):
         return True
     return False if alike > 0.1 * len(lines) and not known else None
 

@@ -12,7 +12,7 @@ import numpy as np
 from heedful.configuration_base_heed import position_limit
 from heedful.data.encoding import CHUNK
 from heedful.data.sources import read_pairs, reading
-from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
+from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
 from heedful.symbols_heed import symbols_of
 
@@ -160,13 +160,13 @@ def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair)
 
 
 def control_ids(tokens: Collection[str], tokenizers: TokenizerPair, key: str, advice: str) -> list[int]:
-    """Return the ids of control tokens; one that is none, or that a text may hold, is a `ValueError`."""
+    """Return the ids of control tokens; one that is none, or that a text may hold but as a gap, is a `ValueError`."""
     ids = [int(tokenizers.source.added_tokens_encoder.get(token, -1)) for token in tokens]
     is_closed = symbols_of(tokenizers.source) is not None  # which reads nothing but its symbols
     texts = [] if is_closed else [text for token in tokens for text in (token, f"a {token} a")]
     read = {id_ for row in (tokenizers.source(texts, verbose=False)["input_ids"] if texts else []) for id_ in row}
     for token, id_ in zip(tokens, ids, strict=True):
-        if id_ < 0 or id_ in read:
+        if id_ < 0 or (id_ in read and not GAP.fullmatch(token)):
             must = f"a special token that the tokenizer never reads out of a text, but {token} is none"
             raise ValueError(f"`{key}` must be {must}: let one be trained (no `tokenizer.path`), or use {advice}.")
     return ids

@@ -29,6 +29,7 @@ LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "b
 # One thread at a time encodes with a tokenizer that is switched between the languages or vocabularies of two sides.
 SWITCHING = threading.Lock()
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
+GAP = re.compile(r"<extra_id_\d+>|<mask>")  # of a text that T5 or BART shall fill
 
 
 class TokenizerPair:
@@ -220,9 +221,18 @@ def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequenc
     switches = getattr(tokenizer, "src_lang", None) is not None or not tokenizer.is_fast
     try:
         with SWITCHING if switches else nullcontext():
-            return tokenizer(**options, verbose=False)["input_ids"]
+            ids = tokenizer(**options, verbose=False)["input_ids"]
     except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol
         raise unknown_symbol(tokenizer, side, texts) or error from None
+    if tokenizer.is_fast or not tokenizer.split_special_tokens:
+        return ids
+    gaps = {token for token in tokenizer.added_tokens_encoder if GAP.fullmatch(token)}
+    for number, text in enumerate(texts):  # ByT5's class splits gaps too
+        parts = re.split(f"({GAP.pattern})", text)
+        if not gaps.isdisjoint(parts):
+            tokens = [token for part in parts for token in ([part] if part in gaps else tokenizer.tokenize(part))]
+            ids[number] = tokenizer.build_inputs_with_special_tokens(tokenizer.convert_tokens_to_ids(tokens))
+    return ids
 
 
 def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, str] | None = None) -> None:

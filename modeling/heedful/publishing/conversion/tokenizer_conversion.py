@@ -5,7 +5,8 @@ gives the exact ids (sentencepiece's of Marian and M2M100, ByT5's), the tokenize
 
 Four things are Heed's own. The token with which the decoder starts is called `bos_token`. A row of the embeddings
 without a token gets one that no text can hold, because model and tokenizer must have one size. What looks like a
-special token inside a sentence is text. MADLAD's `<2xx>`, words of a sentence, become tags of a `TokenizerPair`.
+special token inside a sentence is text, except for gaps to be filled (T5's `<extra_id_0>`). MADLAD's `<2xx>`, words of
+a sentence, become tags of a `TokenizerPair`.
 """
 
 import json
@@ -21,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from heedful.checksums_heed import has_tokenizer
 from heedful.configuration_heed import HeedConfig
-from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
+from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair
 
 # These name the target language by the decoder's start token; the others by the first token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
@@ -142,15 +143,16 @@ def plain_fast(tokenizer: Any, size: int, bos: str | None, tags: Sequence[str] =
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["truncation"] = state["padding"] = None
     for token in state["added_tokens"]:
-        token["special"] |= token["content"] in tags
+        token["special"] = (token["special"] and not GAP.fullmatch(token["content"])) or token["content"] in tags
     if state["model"]["type"] == "Unigram":
         special = [*tokenizer.all_special_tokens, *tags]
         state["pre_tokenizer"] = without_special_pieces(state["pre_tokenizer"], special)
     names = {name: getattr(tokenizer, f"{name}_token") for name in ("pad", "eos", "unk", "sep", "cls", "mask")}
+    names = {name: token for name, token in names.items() if token is not None and not GAP.fullmatch(token)}
     plain = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)),
         bos_token=bos,
-        **{f"{name}_token": token for name, token in names.items() if token is not None},
+        **{f"{name}_token": token for name, token in names.items()},
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
         padding_side="right",

@@ -66,25 +66,53 @@ SEEN = re.compile(r"\S")
 FULL_WIDTH_END = tuple("。！？｡」』）")
 CODE = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # of a language and its script or country
 LINE_BREAK = re.compile(r"(\r?\n|\r)")
-# What begins a line of a list, a heading or a quotation, and a line that holds no text: tags, rules, a fence of code.
+# What begins a line of a list, a heading or a quotation, and a line without text: tags, rules, a fence of code, a
+# subtitle's time, a link's definition, a formula.
 MARKER = re.compile(
-    r"\s*(?:(?:[-*+•·▪◦]|#{1,6}|>|\(?\d{1,3}[.)]|[A-Za-z]\)|[가나다라마바사아자차카타파하]\.)\s+|[①-⑳]\s*)+"
+    r"\s*(?:(?:[-*+•·▪◦]|#{1,6}|>|\(?\d{1,3}[.)]|\[[ xX]\]|[A-Za-z]\)|[가나다라마바사아자차카타파하]\.)\s+|[①-⑳]\s*)+"
 )
-MARKUP = re.compile(r"\s*(?:(?:</?[A-Za-z!][^<>]*>\s*)+|`{3,}[^`]*|~{3,}.*|(?:[-=*_|:+#]\s*){3,})$")
+MARKUP = re.compile(
+    r"\s*(?:(?:</?[A-Za-z!][^<>]*>\s*)+|`{3,}[^`]*|~{3,}.*|(?:[-=*_|:+#]\s*){3,}|WEBVTT.*|[\d:.,]+ --> .*|"
+    r"\[[^\]]{1,99}\]:\s+<?(?:\w+://|[./#]).*|\$\$.*\$\$\s*)$"
+)
+# What within a line is no text: an image, where a link leads, an address.
+KEPT = (
+    r"!\[[^\]]{0,300}\]\([^()]{0,2000}\)|"
+    r"(?<=\])\([^()\s]{1,2000}(?:\([^()\s]*\)[^()\s]*)?(?:\s+\"[^\"]{0,300}\")?\)|"
+    r"<?(?:https?|ftp)://[^\s<>|]*[^\s<>|.,;:!?)\]}\"']>?|\bwww\.[^\s<>|]*\w|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.\w+)+"
+)
+BEHIND = re.compile(r"[\s.,;:!?)\]}]*")  # what ends a sentence or a bracket that holds it
+BARS = r"|(?<=\s)\|(?=\s|$)", r"|(?<!\\)\|"  # between the cells of a table, and in a line that begins with one
+TAGS = "|</?[A-Za-z][^<>]{0,500}>"
 
 
 def split_sentences(line: str, keeps_markup: bool = False) -> list[tuple[str, str]]:
     """Split a text, in time that grows with its length, into pairs of a sentence and the white space behind it.
 
     Together they are the text. White space at its beginning is a first pair with an empty sentence; if markup is
-    kept, so is a list's bullet or number, and a whole line of tags or rules.
+    kept, so is what holds no letters, a list's bullet or number, a line of tags or rules, the bar between two cells of
+    a table, tags that are closed, an image, where a link leads, and an address.
     """
-    if keeps_markup and MARKUP.match(line):
+    if not keeps_markup:
+        return _sentences(line, len(line) - len(line.lstrip()))
+    if MARKUP.match(line):
         return [("", line)]
+    pieces, start = [], 0
+    kept = KEPT + BARS[line.lstrip().startswith("|")] + TAGS * ("</" in line)
+    for end, behind in [*(each.span() for each in re.finditer(kept, line)), (len(line), len(line))]:
+        part = line[start:end]
+        found = MARKER.match(part) or (BEHIND.match(part) if start else None)
+        text = found.end() if found else len(part) - len(part.lstrip())
+        has_letters = any(map(str.isalpha, part[text:]))
+        pieces += _sentences(part, text) if has_letters else [("", part)] * bool(part)
+        pieces += [("", line[end:behind])] * (behind > end)
+        start = behind
+    return pieces
+
+
+def _sentences(line: str, start: int) -> list[tuple[str, str]]:
+    """Split the text that starts at a place, of which what is before is the first pair."""
     pieces = []
-    start = len(line) - len(line.lstrip())
-    if keeps_markup and (marker := MARKER.match(line)):
-        start = marker.end()
     if start:
         pieces.append(("", line[:start]))
     for match in SENTENCE_END.finditer(line, start):
@@ -385,12 +413,12 @@ class HeedTranslationPipeline(ChunkPipeline):
         """Join the translations of one text's pieces."""
         results, unknown = [], 0
         for rank in range(min(output["counts"].shape[1] for output in model_outputs)):
-            text = ""
+            text = between = ""
             for output in model_outputs:
                 ids = output["sequences"][0, rank, : output["counts"][0, rank]].tolist()
                 found = unicodedata.normalize("NFC", decoded(self.target_tokenizer, ids))  # which jamo need
                 found = found.strip() if len(model_outputs) > 1 else found
-                text = joined_sentences(text, found) + output["piece"].space
+                text, between = joined_sentences(text, found, between) + output["piece"].space, output["piece"].space
                 unknown += unknown_id(self.target_tokenizer) in ids
             results.append({self.text_key: text})
             if return_scores:
@@ -476,8 +504,13 @@ def _log_probabilities(output: Any, counts: torch.Tensor, penalty: float) -> tor
     return total
 
 
-def joined_sentences(text: str, more: str) -> str:
-    """Join sentences, with a space between them where the target's script has one and the source's has not."""
+def joined_sentences(text: str, more: str, between: str = "") -> str:
+    """Join sentences, with a space between them where the target's script has one and the source's has not.
+
+    `between` is what the source has there, with which `text` ends.
+    """
+    if between.strip():
+        return text + more
     if text.endswith(tuple(f"{end} " for end in FULL_WIDTH_END)):
         return text[:-1] + more
     needs_space = text and more and not text[-1].isspace() and not text.endswith(FULL_WIDTH_END)

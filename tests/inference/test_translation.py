@@ -454,6 +454,23 @@ def test_code_within_a_line_opens_no_fence():
     assert page.take_apart(9, "네.") == ["네."]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_paragraphs_keep_what_is_no_text_of_subtitles_and_pages(translator, end):
+    lines = {
+        **{"---": "---", "title: 네.": "title: 네.", "more: >": "more: >", "  네.": "  네.", "--- ": "--- "},
+        **{"1": "1", "00:00:02,830 --> 00:00:05,560": "00:00:02,830 --> 00:00:05,560", "- 네.": "- Yes.", "": ""},
+        **{"<i>네.</i>": "<i>Yes.</i>", "| 네. | 12 |": "| Yes. | 12 |", "|---|---|": "|---|---|", "|네.|": "|Yes.|"},
+        **{"![네.](a.png)": "![네.](a.png)", "https://a.b/네": "https://a.b/네", "네. www.a.b": "Yes. www.a.b"},
+        **{"$$": "$$", "네. = y": "네. = y", " $$": " $$", "비가 온다. 네.": "It rains. Yes."},
+    }
+    for size in (1, 100):
+        given = [f"{line}{end}" for line in lines]
+        found = texts_of(translator.translate_lines(given, paragraphs=True, chunk_size=size))
+        assert found == [[f"{line}{end}"] for line in lines.values()]
+    rule = ["---", "네.", "a: 네.", "---"]  # before a text, not around front matter
+    assert texts_of(translator.translate_lines(rule, paragraphs=True))[1] == ["Yes."]
+
+
 def test_paragraphs_keep_white_space_lists_markup_and_code(translator):
     lines = [
         "고양이가 잔다.  네. \r\n",

@@ -2,7 +2,7 @@
 
 import json
 import time
-from itertools import product
+from itertools import chain, product
 from threading import Thread
 
 import pytest
@@ -218,6 +218,34 @@ SENTENCES = [
 ]
 
 
+TEXTLESS = [
+    "<3",
+    "-",
+    "3.5",
+    "12",
+    "00:00:02,830 --> 00:00:05,560",
+    "00:02.0 --> 00:05.5 align:start",
+    "WEBVTT",
+    "③ ½",
+]
+TEXTLESS += ["$$ x = y $$", "[1]: https://a.b/c", "[1]: ./a.html 'a'"]
+WITH_MARKUP = {
+    "| One. Two. | 12 | a \\| b |": ["One.", "Two.", "a \\| b"],
+    "|a|b c|": ["a", "b c"],
+    "> | a | b |": ["a", "b"],
+    "Home | About": ["Home", "About"],
+    "- [ ] do it": ["do it"],
+    "![](a.png)": [],
+    'see ![alt](a.png "t") there': ["see", "there"],
+    "https://a.b/c?d=e": [],
+    "1. https://a.b": [],
+    "Mail to me@a-b.org, please.": ["Mail to", "please."],
+    "[text](http://a.b/c_(d)) more.": ["[text]", "more."],
+    "(See www.a.b.)": ["(See"],
+    "<i>Hello you.</i>": ["Hello you."],
+}
+
+
 def test_sentences_end_where_a_reader_ends_them_in_linear_time_with_the_spaces_of_the_script():
     for sentences in SENTENCES:
         pieces = [("", "  "), *[(sentence, "  ") for sentence in sentences[:-1]], (sentences[-1], " ")]
@@ -225,13 +253,32 @@ def test_sentences_end_where_a_reader_ends_them_in_linear_time_with_the_spaces_o
     # Chinese and Japanese ones need no space.
     for line in ("- ", "  * ", "1) ", "## ", "> - ", "가. ", "③", "10. "):
         assert split_sentences(f"{line}Yes. No.", keeps_markup=True) == [("", line), ("Yes.", " "), ("No.", "")]
-    for line in ("<p class='a'>", "</ul> </div>", "---", "* * *", "| --- | :--: |", "```python", " <br/> "):
+    for line in ("<p class='a'>", "</ul> </div>", "---", "* * *", "| --- | :--: |", "```python", " <br/> ", *TEXTLESS):
         assert split_sentences(line, keeps_markup=True) == [("", line)]
-    for line in ("<3", "a <b> c", "-", "C++", "3.5"):
+    for line in ("a <b> c", "C++", "P(A|B) is 3.5", "[Kim]: Hi"):
         assert split_sentences(line, keeps_markup=True) == [(line, "")]
+    for line, sentences in WITH_MARKUP.items():
+        pieces = split_sentences(line, keeps_markup=True)
+        assert [sentence for sentence, _ in pieces if sentence] == sentences
+        assert "".join(chain.from_iterable(pieces)) == line
     line = "「猫は寝る。」犬は走る！雨だ。"
     assert split_sentences(line) == [("「猫は寝る。」", ""), ("犬は走る！", ""), ("雨だ。", "")]
-    for repeated in (".", "a. ", "A. ", "。a", "a.", '."', "(A.", "! ", " ", "1. ", "- ", "<a> ", "`"):
+    for repeated in (
+        ".",
+        "a. ",
+        "A. ",
+        "。a",
+        "a.",
+        '."',
+        "(A.",
+        "! ",
+        " ",
+        "1. ",
+        "- ",
+        "<a> ",
+        "`",
+        *("![", "](", "http://", "a@", "</a>", "|"),
+    ):
         for text in ("a " + repeated * 30_000, repeated * 30_000 + "a"):
             begun = time.process_time()
             pieces = split_sentences(text, keeps_markup=True)
@@ -241,6 +288,7 @@ def test_sentences_end_where_a_reader_ends_them_in_linear_time_with_the_spaces_o
     assert join("It rains.", "Yes.") == join("It rains. ", "Yes.") == "It rains. Yes."
     assert join("雨だ。 ", "はい。") == join("雨だ。", "はい。") == "雨だ。はい。"
     assert join("雨だ。\n", "はい。") == "雨だ。\nはい。"
+    assert join("<i>", "Yes.", "<i>") == "<i>Yes."
 
 
 # Streams of tokens

@@ -9,20 +9,22 @@ from typing import Any
 from heedful.pipeline_heed import joined_sentences, split_sentences
 
 Ranked = list[Any]  # the `Translation`s of a sentence or a line, best first
-FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,})")
+FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,}|\$\$(?=\s*$))")
+FRONT = "---", "+++"  # around the front matter of a page
+FRONT_MATTER = re.compile(r"[\w.-]+\s*[:=]|\s+\S|- |#")  # one line of it
 
 
 @dataclass
 class Paragraphs:
     """The lines of one call by their numbers, each as its sentences with what is behind them.
 
-    What begins a line of a list stays as it is, and so do lines of tags. With `every_line`, so does what lies between
-    two fences of code.
+    What begins a line of a list stays as it is, and so does what is no text. With `every_line`, so does what lies
+    between two fences of code or formulas, and the front matter of a page.
     """
 
     every_line: bool = False
     taken_apart: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
-    fence: str = ""  # of the code that is open
+    fence: str = ""  # of the code, the formula or the front matter that is open
 
     def divided(
         self, texts: list[tuple[int, str]], rows: list[tuple[int, int, list[int]]], trained: int | None
@@ -41,7 +43,12 @@ class Paragraphs:
         """Note the sentences of a line, and return them; what stays as it is becomes an empty one."""
         whole, line = line, line.rstrip("\r\n")
         pieces = split_sentences(line, keeps_markup=True)
-        if self.every_line and (fence := FENCE.match(line)):
+        if self.every_line and number == 1 and line.strip() in FRONT:
+            self.fence = line.strip()
+        elif self.fence in FRONT:
+            pieces = [("", line)] if FRONT_MATTER.match(line) else pieces
+            self.fence = self.fence if FRONT_MATTER.match(line) else ""
+        elif self.every_line and (fence := FENCE.match(line)):
             if not self.fence:
                 self.fence = fence[1]
             elif fence[1].startswith(self.fence) and line.strip() == fence[1]:
@@ -58,8 +65,10 @@ class Paragraphs:
         results = []
         for rank, nothing in enumerate(empty):
             parts, text = {place: row[rank] for place, row in found.items()}, ""
+            between = ""
             for place, (_, behind) in enumerate(pieces):
-                text = joined_sentences(text, parts[place].text.strip() if place in parts else "") + behind
+                text = joined_sentences(text, parts[place].text.strip() if place in parts else "", between) + behind
+                between = behind
             ids = tuple(chain.from_iterable(part.token_ids for part in parts.values()))
             score = sum(part.score for part in parts.values()) / len(parts) if parts else None
             finished = all(part.finished for part in parts.values())

@@ -249,8 +249,9 @@ class Translator:
             chunk_size: Number of lines that are read, sorted and batched together.
             split: Whether a line that is longer than any source of the training is split into its sentences. Their
                 translations are joined, n-th best with n-th best; the score is the mean of theirs.
-            paragraphs: Whether every line is. Its white space and line end, the bullet or number that begins it, lines
-                of tags or rules, and lines between two fences of code stay as they are.
+            paragraphs: Whether every line is. Its white space and line end, the bullet or number that begins it, and
+                what is no text (lines without letters, tags, addresses, front matter, code) stay as they are; the
+                cells of a table are translated one by one.
             keep_going: Whether a sentence that is too long gives empty translations and a warning, and no error.
             sampling: Draws one translation of each line, the same in every batch, in place of a search.
             progress: Called while lines are translated, with the number of those that are done since the last call.

@@ -1,3 +1,4 @@
+import base64
 import json
 import random
 import unicodedata
@@ -13,7 +14,7 @@ from heedful.data import tokenizer_training
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.symbols_heed import trimmed
-from helpers import assert_error, assert_refused
+from helpers import assert_error, assert_refused, change_json
 
 
 def sentences(stems, endings):
@@ -352,3 +353,50 @@ def test_a_tokenizer_of_words_that_was_saved_with_another_mark_stays_as_it_was(t
     assert old.decode_target(old.encode_target(["bc  a"])) == ["bc a"]
     with pytest.raises(ValueError, match=r"one of the 2 of the target's vocabulary, but 'b' is none .nearest: 'bc'."):
         old.encode_target(["a b"])
+
+
+def replacing(pattern, content, count):
+    kind = "Regex" if pattern == "." else "String"
+    return [{"type": "Replace", "pattern": {kind: pattern}, "content": content}] * count
+
+
+def there_and_back(folder):
+    loaded = TokenizerPair.from_pretrained(folder)
+    loaded.decode_target(loaded.encode_source(["a cat"]))
+
+
+def test_a_tokenizer_that_makes_too_much_of_a_text_or_is_broken_is_a_value_error(tmp_path):
+    """Each change of tokenizer.json, or of the settings, and what is said of it: mostly before it is loaded."""
+    template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "pair": []}
+    end = {"</s>": {"id": "</s>", "ids": [2] * 20_000, "tokens": ["</s>"] * 20_000}}
+    too_much = [
+        ("normalizer", {"type": "Sequence", "normalizers": replacing("a", "aa", 40)}),
+        (
+            "normalizer",
+            {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": replacing(".", "b", 20)}]},
+        ),
+        ("normalizer", {"type": "Prepend", "prepend": "a" * 10**7}),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\xff" * 8).decode()}),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "Digits"}] * 20_000}),
+        ("decoder", {"type": "Sequence", "decoders": replacing("e", "ee", 40)}),
+        ("post_processor", template | {"special_tokens": end}),
+        ("post_processor", template | {"single": template["single"] * 20_000}),
+    ]
+    broken = [
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "cannot encode texts: PanicException"),
+        ("decoder", {"type": "Strip", "content": "a", "start": 10**9, "stop": 10**9}, "cannot decode ids: PanicExcep"),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "cannot be loaded: PanicException"),
+        ("model", {"type": "BPE", "vocab": {}, "merges": [["zzz", "yyy"]]}, "cannot be loaded: Exception"),
+        ("tokenizer_class", 7, "cannot be loaded: AttributeError"),
+        ("model_max_length", "x", "cannot encode texts: TypeError"),
+    ]
+    pair = train_tokenizers(["a cat", "a dog"], ["a cat", "a dog"], vocab_size=270)
+    for key, value, message in [
+        (*case, "must make at most 1000 characters or tokens of one") for case in too_much
+    ] + broken:
+        pair.save_pretrained(tmp_path)
+        change_json(
+            tmp_path / ("tokenizer.json" if isinstance(value, dict) else "tokenizer_config.json"), **{key: value}
+        )
+        (tmp_path / "heed_checksums.json").unlink()
+        assert_error(message, there_and_back, tmp_path)

@@ -55,7 +55,7 @@ def test_an_id_of_the_generation_config_outside_of_the_vocabulary_is_named_befor
     given = decoder.encoded(torch.tensor([[5, 2], [6, 2]]))
     for beams in (1, 2):
         search = {"custom_generate": decoder, "num_beams": beams, "pad_token_id": 2**40}
-        assert_error("`pad_token_id` of the generation config must be", decoder.model.generate, **given, **search)
+        assert_error("`pad_token_id` must be at least 0", decoder.model.generate, **given, **search)
 
 
 def test_weights_that_are_cut_off_anywhere_are_named(folder):

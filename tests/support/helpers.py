@@ -129,7 +129,7 @@ def tiny_model(config=None, seed: int = 0, attention: str | None = None, family:
         torch.nn.init.normal_(model.model.encoder.embed_tokens.weight, std=config.d_model**-0.5)
         if not config.shares_source_and_target_embeddings:
             torch.nn.init.normal_(model.model.decoder.embed_tokens.weight, std=config.d_model**-0.5)
-    model.generation_config.eos_token_id = ENDS
+    model.generation_config.eos_token_id = [end for end in ENDS if end < config.target_vocab_size]
     # Untrained models like one token best; its successors depend on all that is read.
     model.generation_config.no_repeat_ngram_size = 1
     return model.eval()

@@ -4,19 +4,21 @@ Source and target sequences end in `</s>` and have no `<s>`: the decoder starts 
 trained never reads a control token out of a sentence, so "<s>" or "<2en>" inside a text is plain text.
 """
 
+import base64
 import hashlib
 import json
+import math
 import re
 import threading
 import unicodedata
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.checksums_heed import TARGET_FOLDER, changed_files, check_no_target, write_checksums
-from heedful.files import check_inside, check_name_inside, listed, read_object, write_text
+from heedful.files import check_inside, check_name_inside, first_line, listed, read_object, write_text
 from heedful.symbols_heed import UnknownSymbol, checked_texts, decoded, symbols_of, trimmed, unknown_symbol
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ SOURCE_CLASS = "HeedSourceTokenizer"
 LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "backend")
 # One thread at a time encodes with a tokenizer that is switched between the languages or vocabularies of two sides.
 SWITCHING = threading.Lock()
+MOST_GROWTH, MOST_PARTS = 1000, 10_000  # characters made of one, and values in the settings of a tokenizer.json
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
 GAP = re.compile(r"<extra_id_\d+>|<mask>")  # of a text that T5 or BART shall fill
 
@@ -101,7 +104,8 @@ class TokenizerPair:
 
         Control tokens are left out, and negative ids such as the -100 that pads labels. `<unk>` is shown.
         """
-        texts = [decoded(self.target, [int(id_) for id_ in ids if id_ >= 0]) for ids in batch_of_ids]
+        with tokenizing("decode ids"):
+            texts = [decoded(self.target, [int(id_) for id_ in ids if id_ >= 0]) for ids in batch_of_ids]
         backend = getattr(self.target, "backend_tokenizer", None)
         is_decomposed = type(getattr(backend, "normalizer", None)).__name__ == "NFD"
         return [unicodedata.normalize("NFC", text) for text in texts] if is_decomposed else texts
@@ -220,9 +224,9 @@ def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequenc
     options: dict[str, Any] = {side: texts, "return_attention_mask": False, "truncation": False}
     switches = getattr(tokenizer, "src_lang", None) is not None or not tokenizer.is_fast
     try:
-        with SWITCHING if switches else nullcontext():
+        with SWITCHING if switches else nullcontext(), tokenizing("encode texts"):
             ids = tokenizer(**options, verbose=False)["input_ids"]
-    except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol
+    except ValueError as error:  # one of `tokenizers` does not name the symbol
         raise unknown_symbol(tokenizer, side, texts) or error from None
     if tokenizer.is_fast or not tokenizer.split_special_tokens:
         return ids
@@ -233,6 +237,43 @@ def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequenc
             tokens = [token for part in parts for token in ([part] if part in gaps else tokenizer.tokenize(part))]
             ids[number] = tokenizer.build_inputs_with_special_tokens(tokenizer.convert_tokens_to_ids(tokens))
     return ids
+
+
+@contextmanager
+def tokenizing(task: str) -> Iterator[None]:
+    """Make a `ValueError` of whatever a broken tokenizer raises, also of a panic of the library `tokenizers`."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # which has no module
+            raise
+        raise ValueError(f"The tokenizer cannot {task}: {first_line(error)}") from error
+
+
+def check_is_bounded(path: Path) -> None:
+    """Raise a `ValueError` if a tokenizer.json makes so much of one character that a text would fill the memory."""
+    state, growth = read_object(path), 1.0
+    parts: list[Any] = [state.get(name) for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor")]
+    for number, part in enumerate(parts):  # to which what is in each is added
+        if isinstance(part, dict):
+            growth *= _growth(part)
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        if growth > MOST_GROWTH or number > MOST_PARTS:
+            raise ValueError(f"{path} must make at most {MOST_GROWTH} characters or tokens of one, but makes more.")
+
+
+def _growth(part: dict[str, Any]) -> float:
+    """Return how many characters a part of a tokenizer.json makes of one, at most."""
+    pattern, content, charsmap = part.get("pattern"), part.get("content"), part.get("precompiled_charsmap")
+    if isinstance(charsmap, str):  # whose first number is the size of a table in it, for which memory is taken
+        table = base64.b64decode(charsmap)
+        return math.inf if int.from_bytes(table[:4], "little") > len(table) else 1
+    if isinstance(pattern, dict) and isinstance(content, str):
+        replaced = pattern.get("String")
+        return max(1, len(content) / len(replaced)) if isinstance(replaced, str) and replaced else 1 + len(content)
+    return 1 + len(str(part.get("prepend") or ""))
 
 
 def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, str] | None = None) -> None:
@@ -258,6 +299,7 @@ def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
         found = f"has no {path.name}" if folder.is_dir() else "does not exist"
         raise FileNotFoundError(f"{folder} must be a folder with a tokenizer, but {found}.")
     check_inside(folder)
+    check_is_bounded(folder / "tokenizer.json")
     settings = read_object(path)
     # transformers finds its files by their usual names. Paths of another machine are common, and are not followed.
     options: dict[str, Any] = {key: None for key in settings if key.endswith("_file")}
@@ -267,7 +309,10 @@ def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     is_ours = settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", SOURCE_CLASS)
     loader: Any = PreTrainedTokenizerFast if is_ours else AutoTokenizer
     try:
-        return loader.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code, **options)
+        with tokenizing("be loaded"):
+            return loader.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust_remote_code, **options
+            )
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise

@@ -14,7 +14,6 @@ from heedful.inference.native.compiled_network import CompiledNetwork
 from heedful.inference.native.kernels import Precision, kernel_name
 from heedful.inference.native.network import NativeNetwork
 from heedful.inference.native.search import SearchSettings, beam_search, greedy_search
-from heedful.inference.search_settings import check_ids
 from heedful.inference.strategies.steps import once_per_sentence
 
 
@@ -93,8 +92,9 @@ class NativeDecoder:
         Returns tokens, and their scores, in greedy search only if `return_dict_in_generate` asks for them.
         """
         self.model.model.decoder.check_token_ids(input_ids)
-        check_ids(generation_config, self.model.config.target_vocab_size)
         settings = SearchSettings(generation_config, logits_processor, input_ids.shape[1])
+        if not 0 <= settings.fill < (limit := self.model.config.target_vocab_size):
+            _raise(f"`pad_token_id` must be at least 0 and below {limit}, but is {settings.fill} instead.")
         prompt = input_ids[:: settings.beams]
         source, mask = once_per_sentence(given["encoder_outputs"][0], len(prompt)), given.get("attention_mask")
         mask = None if mask is None else once_per_sentence(mask, len(prompt))

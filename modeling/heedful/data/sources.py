@@ -24,7 +24,6 @@ from heedful.data.tables import (
     Columns,
     advice_on_tables,
     kind_of_file,
-    layout_of,
     numbered_lines,
     parts_of,
     table_rows,
@@ -119,11 +118,11 @@ def first_rows(location: str | Sequence[str], count: int, split: str = "train") 
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 
 
-def layouts_of(location: str | Sequence[str], split: str = "train") -> list[str]:
-    """Say how the tables of a corpus are written where that is not what their files' names say, or not certain."""
+def table_files(location: str | Sequence[str], split: str = "train") -> list[str]:
+    """Return the files of a corpus that are tables."""
     reader: Any = row_reader(location, ANY_COLUMNS, split, streaming=True)
-    files = [str(file) for file in reader.args[0]] if reader.func is _file_rows else []
-    return list(dict.fromkeys(said for file in files if kind_of_file(file) in TABLES for said in layout_of(file)))
+    files = map(str, reader.args[0]) if reader.func is _file_rows else ()
+    return [file for file in files if kind_of_file(file) in TABLES]
 
 
 def texts_of(location: str | Sequence[str], split: str = "train") -> Iterator[str]:

@@ -152,14 +152,17 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
     return chosen, others
 
 
-def layout_of(file: str) -> list[str]:
-    """Say how the cells of a table are written, where not as its kind says, or where another way would do as well."""
-    is_csv, (delimiter, others) = kind_of_file(file) == "csv", delimiters_of(file, ANY_COLUMNS)
-    said = [f"{DELIMITERS.get(delimiter, repr(delimiter))} separate the cells"]
-    said[0] += f" ({DELIMITERS[others[0]]} would fit as well)" if others else ""
-    has_marks = not is_csv and are_wrapped(file, delimiter)
-    marks = ["quotation marks around cells are no part of them, and doubled ones are one"]
-    return said * (bool(others) or delimiter != ",\t"[not is_csv]) + marks * has_marks
+def layouts_of(files: Iterable[str]) -> list[str]:
+    """Say how the cells of tables are written, where not as their kind says, or where another way would fit too."""
+    said: dict[str, None] = {}
+    for file in files:
+        is_csv, (delimiter, others) = kind_of_file(file) == "csv", delimiters_of(file, ANY_COLUMNS)
+        rivals = f" ({DELIMITERS[others[0]]} would fit too)" if others else ""
+        if others or delimiter != ",\t"[not is_csv]:
+            said[f"{DELIMITERS.get(delimiter, repr(delimiter))} separate the cells{rivals}"] = None
+        if not is_csv and are_wrapped(file, delimiter):
+            said["quotation marks around cells are no part of them, and doubled ones are one"] = None
+    return list(said)
 
 
 def _are_numbers(columns: Collection[str]) -> bool:

@@ -12,7 +12,8 @@ import torch
 
 from heedful import processor_heed
 from heedful.data.mixture import both_ways, check_room
-from heedful.data.sources import layouts_of
+from heedful.data.sources import table_files
+from heedful.data.tables import layouts_of
 from heedful.diagnosis.estimate import Rehearsal, plan_batches
 from heedful.diagnosis.findings import Level, RecipeFinding
 from heedful.diagnosis.recipe_checks import pairs as texts
@@ -112,7 +113,8 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         message = "The model card will say that the license is unknown, and without one the model may not be used."
         yield RecipeFinding("card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0.")
     for key, part in recipe.data.parts.items():
-        for said in layouts_of(part.train) if isinstance(part.train, str) and Path(part.train).exists() else ():
+        is_here = isinstance(part.train, str) and Path(part.train).exists()
+        for said in layouts_of(table_files(part.train)) if is_here else ():
             yield RecipeFinding("layout", "note", f"{said[0].upper()}{said[1:]}.", key)
     read = Pairs.of("train", "data.train", splits.train)
     if pairs := read.without(recipe.data.denoised):

@@ -10,8 +10,8 @@ from typing import Any
 
 from heedful.data.cleaning import CleaningRules, clean_pairs
 from heedful.data.languages import lacks_script, language_of, main_script
-from heedful.data.sources import first_rows, layouts_of
-from heedful.data.tables import delimiters_of, kind_of_file, name_of, parts_of
+from heedful.data.sources import first_rows, table_files
+from heedful.data.tables import delimiters_of, kind_of_file, layouts_of, name_of, parts_of
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks import pairs as looks
 from heedful.diagnosis.recipe_checks.pairs import Pairs, kind_of, roles_of
@@ -182,6 +182,9 @@ def _looked_at(location: str | Sequence[str]) -> tuple[Any, ...]:
     is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
     kinds = {key: kind_of(column[1:] if is_table and len(rows) > 1 else column) for key, column in cells.items()}
     has_names = _has_names(cells, kinds) if is_table else False
+    files = table_files(location)[:3] if is_table else []
+    if len(files) > 1 and all(first_rows(file, 1) == rows[:1] for file in files):
+        has_names = True
     return cells, kinds, {key: str(column[0]) if has_names else key for key, column in cells.items()}, has_names
 
 
@@ -213,11 +216,12 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
             first = quoted(column[0] for column in cells.values())
             advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
         raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
+    said = layouts_of(table_files(location) if is_table else ())
     why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(others)
     return (
         name_of([names[key] for key in chosen[:-1]]),
         names[chosen[-1]],
-        "; ".join([line] * is_table + layouts_of(location) + why) or "the only columns",
+        "; ".join([line] * is_table + said + why) or "the only columns",
     )
 
 
@@ -268,9 +272,11 @@ def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | Non
     is_other |= any(all(str(cell) == str(cell).lower() for cell in cells[key][1:]) for key in folded)
     lines = list(zip(*(map(str, cells[key][1:]) for key in texts), strict=True))
     alike = sum(all(map(_is_like_a_name, line)) for line in lines)
-    if is_other or known >= min(2, len(first)) or (not alike and len(lines) >= 100):
+    has_words = alike > 0.1 * len(lines)
+    is_code = has_words and all(len(name) < 4 for name in first.values())  # or a word, such as de
+    if is_other or (known >= min(2, len(first)) and not is_code) or (not alike and len(lines) >= 100):
         return True
-    return False if alike > 0.1 * len(lines) and not known else None
+    return False if has_words and not known else None
 
 
 def _is_like_a_name(text: str) -> bool:

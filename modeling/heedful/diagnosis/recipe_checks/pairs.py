@@ -160,8 +160,8 @@ def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
 # What columns are called, beside languages.
 NAMES = {
     "source": "source src input question query prompt command 원문 질문 문의 입력",
-    "target": "target tgt trg output answer response reply summary action translation ipa 번역 번역문 답변 응답 요약",
-    "text": "text sentence article document word headword lemma 본문 문장",
+    "target": "target tgt trg output answer response reply summary action translation 번역 번역문 답변 응답 요약 ipa",
+    "text": "text sentence article document word headword lemma spelling sound 본문 문장",
     "other": "id sid no nr number index date time score label title lang language 번호 날짜 점수 제목 담당자",
 }
 KINDS: dict[str, Callable[[str], object]] = {

@@ -12,18 +12,24 @@ import typer
 from transformers.utils import logging as transformers_logging
 from typer.testing import CliRunner
 
+from card_facts import card_facts
 from guides import python_of, text_of
 from heedful import Translator
 from heedful.cli.main import app
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.publishing.model_card import write_model_card
+from heedful.studies.catalogue import find_study
 from heedful.training.recipe_file import read_recipe
 from helpers import untrained_folder
-from memorised import SHOWN
+from memorised import SHOWN, saved_model
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 KOREAN = ROOT / "README.ko.md"
 DOCUMENTS = [ROOT / "README.md", KOREAN, ROOT / "AGENTS.md", *sorted((ROOT / "skills").rglob("*.md"))]
 DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
+OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "scripts").rglob("*.md")]
+OTHERS += sorted((ROOT / "configuration").rglob("*.[my]*"))
 COMMANDS = sorted(
     {
         line.strip().removeprefix("$ ")
@@ -32,6 +38,12 @@ COMMANDS = sorted(
         if re.match(r"(\$ )?(heedful |accelerate launch |torchrun |srun |python scripts/)", line.strip())
     }
 )
+# Those within a sentence or a table, of which some are only begun.
+SPOKEN = {
+    " ".join(each.split())
+    for file in [*DOCUMENTS, *OTHERS]
+    for each in re.findall(r"`(heedful [^`]+)`", file.read_text(encoding="utf-8"))
+}
 
 
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
@@ -70,8 +82,30 @@ def test_the_chatbots_answers_are_counted_as_the_guide_does(tmp_path, monkeypatc
     assert capsys.readouterr().out == "distinct-1 0.600\ndistinct-2 0.500\n"
 
 
-def check_command(command: str) -> None:
-    words = shlex.split(re.split(r" [<>|] ", command)[0])
+WRITTEN = ("pairs.yaml", "forms.yaml", "czech.yaml")  # by readers
+# Of the parser's errors, those of a command that is only begun.
+BEGUN = ("MissingParameter", "BadOptionUsage", "NoArgsIsHelpError")
+
+
+def parsed(words: list[str], is_begun: bool) -> dict:
+    """What the command line's own parser makes of a command's words."""
+    command, name = typer.main.get_command(app), "heedful"
+    try:
+        while hasattr(command, "get_command"):
+            if not words or words[0] in ("--help", "--version", "--install-completion"):
+                return {}
+            name, *words = words
+            command = command.get_command(None, name)
+            assert command is not None, f"{name} is no command"
+        return command.make_context(name, words).params
+    except Exception as error:
+        if is_begun and type(error).__name__ in BEGUN:
+            return {}
+        raise
+
+
+def check_command(command: str, is_begun: bool = False) -> None:
+    words = shlex.split(re.split(r" [<>|] ", command)[0], comments=True)
     if "--config_file" in words:
         assert (ROOT / words[words.index("--config_file") + 1]).is_file()
     if words[0] in ("accelerate", "srun", "torchrun"):
@@ -81,10 +115,11 @@ def check_command(command: str) -> None:
     if words[0] == "python":
         assert (ROOT / words[1]).is_file()
         return
-    subcommand = typer.main.get_command(app).get_command(None, words[1])
-    context = subcommand.make_context(words[1], words[2:], resilient_parsing=False)
-    if words[1] in ("train", "doctor") and words[2] not in ("pairs.yaml", "forms.yaml", "czech.yaml"):  # which readers write
-        read_recipe(context.params["recipe"], context.params["overrides"])
+    values = parsed(words[1:], is_begun)
+    if words[1] == "study" and values.get("name") not in (None, "NAME"):
+        find_study(values["name"])
+    if words[1] in ("train", "doctor") and values and words[2] not in WRITTEN:
+        read_recipe(values["recipe"], values["overrides"])
 
 
 def test_every_command_of_the_documents_has_known_options_and_recipes():
@@ -94,8 +129,37 @@ def test_every_command_of_the_documents_has_known_options_and_recipes():
             check_command(command)
         except Exception as error:
             wrong[command] = repr(error)
+    for command in SPOKEN - {*COMMANDS}:
+        try:
+            check_command(command, is_begun=True)
+        except Exception as error:
+            wrong[command] = repr(error)
     assert not wrong
     assert len(COMMANDS) >= 100
+    assert len(SPOKEN) >= 90
+
+
+@pytest.mark.parametrize("readme", [README, KOREAN.read_text(encoding="utf-8")], ids=["en", "ko"])
+def test_every_command_of_the_readmes_runs(readme, printed, tmp_path, monkeypatch):
+    """All but what trains, what asks the Hub, and what starts processes, whose words are parsed above."""
+    monkeypatch.chdir(tmp_path)
+    saved_model(Path("runs/quickstart/model"), SHOWN, vocab_size=300)
+    write_model_card(Path("runs/quickstart/model"), card_facts())
+    rows = "".join(f"{pair['ko']}\t{pair['en']}\n" for pair in korean_english_pairs("train", 200))
+    Path("pairs.tsv").write_text(f"ko\ten\n{rows}", encoding="utf-8")
+    ran = []
+    for command in re.findall(r"(?:^\$ |`)((?:echo .* \| )?heedful [^`\n]+)", readme, re.MULTILINE):
+        before, _, words = command.partition("heedful ")
+        given = shlex.split(before[:-3])[1] if before else None
+        first, *rest = shlex.split(
+            words.replace(":1000", ":20").replace("runs/pairs", "runs/quickstart"), comments=True
+        )
+        if first == "study":
+            find_study(rest[0])
+        elif rest and first != "convert":
+            ran.append(first)
+            printed(first, *rest, *["--dry-run"] * (first in ("train", "push")), stdin=given)
+    assert {*ran} >= {"init", "train", "push", "translate"}
 
 
 def test_every_make_target_of_the_documents_exists():

@@ -47,9 +47,9 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
     """Write a page with one model or several, which translate one text side by side.
 
     `models` are folders, or ids on the Hub, of Transformers or of recurrent models with attention, each with a
-    byte-level BPE tokenizer for both sides. `path` ends in .html; a file there is replaced. The page opens with `example`, by
-    default that of a model's card, or with nothing. A `ValueError` names the field of a model, a tokenizer or a size
-    that the page cannot hold.
+    byte-level BPE tokenizer for both sides. `path` ends in .html; a file there is replaced. The page opens with
+    `example`, by default that of a model's card, or with nothing. A `ValueError` names the field of a model, a
+    tokenizer or a size that the page cannot hold.
     """
     path = check_writable(path, [".html"])
     packed, cards = [], []

@@ -150,11 +150,17 @@ def test_a_table_of_word_forms_gets_its_tags_as_a_second_source_column_and_chara
     named = [("lemma", "form", "features"), *FORMS]
     joined = [(f"{lemma} {tag}", form) for lemma, form, tag in FORMS]
     other = [(f"{lemma} is {tag}", form) for lemma, form, tag in FORMS]
+    spaced = [(f"{lemma} {tag.replace(';', ' ')}", form) for lemma, form, tag in FORMS]
+    dates = [(f"{day} {month} 1999", f"1999-{month}-{day}") for day in range(1, 29) for month in ("May", "Juni")]
+    reinflected = [(lemma, "V;NFIN", tag, form) for lemma, form, tag in FORMS]
     for name, rows, given, columns, first in (
         ("named", named, {}, ("lemma,features", "form"), "character"),
         ("plain", FORMS, {}, ("1,3", "2"), "character"),
         ("asked", named, {"source": "1,3", "target": "2"}, ("lemma,features", "form"), "character"),
         ("joined", joined, {}, ("1", "2"), "character"),
+        ("spaced", spaced, {}, ("1", "2"), "character"),
+        ("dates", dates, {"source": "1", "target": "2"}, ("1", "2"), "bpe"),
+        ("reinflected", reinflected, {}, ("1,3", "4"), "character"),
         ("other", other, {}, ("1", "2"), "bpe"),
     ):
         recipe = read_recipe(

@@ -216,7 +216,9 @@ def test_an_empty_part_is_named(parts, tmp_path):
     table(tmp_path / "none.tsv", [], [])
     with pytest.raises(ValueError, match=r"none.tsv must hold at least one row, but is empty"):
         parts(empty)
-    with pytest.raises(FileNotFoundError, match=r"`data.mixture.none` must be a file that exists, but .*no.tsv does not"):
+    with pytest.raises(
+        FileNotFoundError, match=r"`data.mixture.none` must be a file that exists, but .*no.tsv does not"
+    ):
         parts({"none": {"train": str(tmp_path / "no.tsv")}})
 
 

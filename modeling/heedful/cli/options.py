@@ -23,7 +23,7 @@ from heedful.files import check_writable, written_whole
 
 Device = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
 Data = Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")]
-Source = Annotated[str, Option(help="Source language or column.")]
+Source = Annotated[str, Option(help="Source language or column; a,b joins two.")]
 Target = Annotated[str, Option(help="Target language or column.")]
 BleuTokenizer = Annotated[str, Option(help="sacreBLEU's tokenizer for BLEU.")]
 Lowercase = Annotated[bool, Option("--lowercase", help="Ignore case.")]

@@ -28,8 +28,8 @@ REASONS = {
 }
 EXAMPLES_PER_REASON = 3
 # What stands beside a word and says which form of it is meant: V;PST;3;PL, N, 3sg, <past>, Case=Nom.
-TAG = re.compile(r"(?=.*[A-Za-z])(?:[!-`{-~]+|[0-9][!-~]*|[!-~]*[;:=+<>|#@&*/\[({][!-~]+)")
-FEWEST_WORDS = 20  # that are held out as a whole
+TAG = re.compile(r"(?:[!-`{-~]+|[0-9][!-~]*|[!-~]*[;:=+<>|#@&*/\[({][!-~]+)")
+FEWEST_WORDS = 20  # different ones beside tags
 Rows = Iterable[Mapping[str, str]]
 
 
@@ -120,10 +120,14 @@ def clean_pairs(
 
 
 def words_without_tags(texts: Sequence[str]) -> list[str]:
-    """Return the one word of each text that is no tag, where nine of ten texts have just one; else the texts."""
+    """Return the one word of each text that is no tag, where nine of ten texts are such; else the texts.
+
+    Numbers alone are no tags, and with fewer than `FEWEST_WORDS` words these may be commands.
+    """
     rests = [[word for word in text.split() if not TAG.fullmatch(word)] for text in texts]
     words = [rest[0] if len(rest) == 1 else text for rest, text in zip(rests, texts, strict=True)]
-    return words if sum(len(rest) == 1 for rest in rests) > 0.9 * len(texts) else [*texts]
+    tagged = sum(w != text and re.search("[A-Za-z]", text.replace(w, "")) is not None for w, text in zip(words, texts))
+    return words if tagged > 0.9 * len(texts) and len({*words}) >= FEWEST_WORDS else [*texts]
 
 
 def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) -> tuple[list[int], list[int]]:
@@ -133,8 +137,7 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
     forms of one word. Where `targets` are given, which will be sources too, pairs with a held-out text on either side
     are neither.
     """
-    words = [] if targets else words_without_tags(sources)
-    sources = words if len({*words}) >= FEWEST_WORDS else sources
+    sources = sources if targets else words_without_tags(sources)
     digests = {source.strip(): blake2b(source.strip().encode(), digest_size=16).digest() for source in sources}
     if len(digests) < 2:
         raise ValueError("`data.validation` must be given where the training pairs have fewer than two sources.")

@@ -206,7 +206,7 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
         return *wanted, "as asked for"
     chosen = _chosen(names if has_names or not is_table else {}, kinds)
     tags = [key for key, kind in kinds.items() if kind == "tags" and key not in chosen]
-    if chosen and len(tags) == 1 and _has_many_targets(*(cells[key] for key in chosen)):
+    if chosen and tags and _has_many_targets(*(cells[key] for key in chosen)):
         chosen = (chosen[0], *tags, chosen[1])
     others = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in chosen]
     listed = ", ".join(others[:8]) + " and more" * (len(others) > 8)

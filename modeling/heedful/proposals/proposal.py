@@ -85,11 +85,12 @@ def _algorithms(pairs: Sequence[tuple[str, str]], groups: Collection[str]) -> tu
 
 
 def _algorithm(texts: Sequence[str]) -> Algorithm:
-    words = Counter(word for text in texts for word in text.split())
-    if 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words) and _are_symbols([*words]):
+    words, bare = Counter(word for text in texts for word in text.split()), words_without_tags(texts)
+    are_few = 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words)
+    if are_few and bare == [*texts] and _are_symbols([*words]):
         return "word"
     # Chinese, Japanese or Thai without a space may be a sentence.
-    single = sum(len(text) <= LONGEST_SPELLING and len(text.split()) == 1 for text in words_without_tags(texts))
+    single = sum(len(text) <= LONGEST_SPELLING and len(text.split()) == 1 for text in bare)
     is_spaced = sum(map(_is_unspaced, texts)) < 0.1 * len(texts)
     return "character" if single > 0.9 * len(texts) and is_spaced else "bpe"
 

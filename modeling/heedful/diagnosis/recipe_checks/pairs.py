@@ -167,7 +167,7 @@ NAMES = {
 KINDS: dict[str, Callable[[str], object]] = {
     "dates": re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ][\d:.+]*Z?)?").fullmatch,
     "numbers": lambda text: not any(map(str.isalpha, text)),
-    "tags": re.compile(r"(?!https?:)[!-~]*\w[;|=][!-~]*").fullmatch,  # UniMorph's, and those of Universal Dependencies
+    "tags": re.compile(r"(?!https?:)[!-~]*\w[^\w\s][!-~]+").fullmatch,  # V;PST;3;PL, Case=Nom|Number=Sing, v.past.3sg
     "ids": re.compile(r"[!-~]*\d[!-~]*|https?://\S+|\S+@\S+").fullmatch,
     "licenses": re.compile(r"CC[ -](BY|0)", re.IGNORECASE).match,
 }
@@ -180,12 +180,20 @@ def kind_of(texts: Sequence[object]) -> str | None:
     if 2 * len(filled) <= len(texts):
         return "no texts"
     for kind, is_it in KINDS.items():
-        if sum(map(bool, map(is_it, filled))) > 0.9 * len(filled):
+        if sum(map(bool, map(is_it, filled))) > 0.9 * len(filled) and (kind != "tags" or _are_tags(filled)):
             return kind
     different, words = len(set(filled)), sum(len(text.split()) for text in filled)
     if len(filled) < 10 or different > max(9, FEW * len(filled)) or (different > 1 and words > 2.5 * len(filled)):
         return None
     return "one value" if different == 1 else "labels"
+
+
+def _are_tags(texts: Sequence[str]) -> bool:
+    """Tell whether texts with marks inside, which may be ids, have the marks of tags or repeat and share their parts."""
+    different = {*texts}
+    parts = {part for text in different for part in re.split(r"\W+", text)}
+    has_marks = sum(re.search("[;|=]", text) is not None for text in texts) > 0.9 * len(texts)
+    return len(different) > 1 and (has_marks or (2 * len(different) <= len(texts) and len(parts) < len(different)))
 
 
 def roles_of(name: str) -> set[str]:

@@ -222,7 +222,7 @@ CONTRADICTIONS = [
     ({"decoding.bootstrap": 7}, r"`decoding.bootstrap` must be 0 or at least 40, but is 7 instead"),
     (
         {"data.denoise": {"sides": ["target"]}, "tokenizer.vocab_size": 300},
-        r"`tokenizer.vocab_size` must be at least 361 for bpe \(105 special tokens, with .* and 256 more\), but is 300",
+        r"`tokenizer.vocab_size` must be at least 361 for bpe \(105 special tokens, with .* 256 more\), but is 300",
     ),
     ({"decoding.max_length": 1}, r"`decoding.max_length` must be at least 2, but is 1 instead"),
     ({"validation.select": "bleu"}, r"`validation.select` must be loss where `validation.sentences` is 0"),

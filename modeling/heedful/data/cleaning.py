@@ -126,8 +126,9 @@ def words_without_tags(texts: Sequence[str]) -> list[str]:
     """
     rests = [[word for word in text.split() if not TAG.fullmatch(word)] for text in texts]
     words = [rest[0] if len(rest) == 1 else text for rest, text in zip(rests, texts, strict=True)]
-    tagged = sum(w != text and re.search("[A-Za-z]", text.replace(w, "")) is not None for w, text in zip(words, texts))
-    return words if tagged > 0.9 * len(texts) and len({*words}) >= FEWEST_WORDS else [*texts]
+    left = (text.replace(word, "", 1) for word, text in zip(words, texts, strict=True))
+    are_tagged = sum(re.search("[A-Za-z]", tags) is not None for tags in left) > 0.9 * len(texts)
+    return words if are_tagged and len({*words}) >= FEWEST_WORDS else [*texts]
 
 
 def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) -> tuple[list[int], list[int]]:

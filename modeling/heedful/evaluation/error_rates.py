@@ -13,8 +13,8 @@ from rapidfuzz.distance import Levenshtein
 from heedful.symbols_heed import CHARACTER
 
 # What an edit changes. A token is what is between spaces: a word, a phoneme, a command. A character is what a
-# reader takes for one, with its accents (a grapheme cluster, Unicode's UAX 29), or several under a tie bar; spaces inside
-# a text are some too.
+# reader takes for one, with its accents (a grapheme cluster, Unicode's UAX 29), or several under a tie bar; spaces
+# inside a text are some too.
 UNITS = {"token_error_rate": str.split, "character_error_rate": regex.compile(CHARACTER).findall}
 ERROR_RATES = tuple(UNITS)
 PERCENTAGES = ("exact_match", *ERROR_RATES)

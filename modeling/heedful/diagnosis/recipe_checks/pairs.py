@@ -167,7 +167,7 @@ NAMES = {
 KINDS: dict[str, Callable[[str], object]] = {
     "dates": re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ][\d:.+]*Z?)?").fullmatch,
     "numbers": lambda text: not any(map(str.isalpha, text)),
-    "tags": re.compile(r"(?!https?:)[!-~]*\w[^\w\s][!-~]+").fullmatch,  # V;PST;3;PL, Case=Nom|Number=Sing, v.past.3sg
+    "tags": re.compile(r"(?!https?:)[!-~]*\w[^\w\s][!-~]+").fullmatch,  # V;PST;3;PL, Case=Nom, v.past.3sg
     "ids": re.compile(r"[!-~]*\d[!-~]*|https?://\S+|\S+@\S+").fullmatch,
     "licenses": re.compile(r"CC[ -](BY|0)", re.IGNORECASE).match,
 }
@@ -189,7 +189,7 @@ def kind_of(texts: Sequence[object]) -> str | None:
 
 
 def _are_tags(texts: Sequence[str]) -> bool:
-    """Tell whether texts with marks inside, which may be ids, have the marks of tags or repeat and share their parts."""
+    """Tell whether texts with marks inside, which may be ids, have the marks of tags, or repeat and share parts."""
     different = {*texts}
     parts = {part for text in different for part in re.split(r"\W+", text)}
     has_marks = sum(re.search("[;|=]", text) is not None for text in texts) > 0.9 * len(texts)
@@ -250,7 +250,8 @@ IS_IN: dict[str, Callable[[str], object]] = {
     "mojibake": has_mojibake,
     "html": re.compile(
         r"&(?:[a-z]{2,8}|#\d{1,6}|#x[0-9a-f]{1,6});"
-        r"|</?(?:[abipu]|br|div|em|font|h[1-6]|hr|img|li|[ou]l|small|span|strong|su[bp]|t[dhr]|table)(?: [^<>]*=[^<>]*)? ?/?>",
+        r"|</?(?:[abipu]|br|div|em|font|h[1-6]|hr|img|li|[ou]l|small|span|strong|su[bp]|t[dhr]|table)"
+        r"(?: [^<>]*=[^<>]*)? ?/?>",
         re.IGNORECASE,
     ).search,
     # Reading composes what can be composed, so jamo that are left have lost their syllable.

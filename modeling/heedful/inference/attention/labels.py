@@ -11,7 +11,6 @@ from tokenizers import decoders, models
 from transformers import ByT5Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 

@@ -69,7 +69,7 @@ def test_fsdp_shards_every_layer_of_both_stacks_and_nothing_else(monkeypatch):
 NO_GPU = "`distributed_type` of the accelerate file must be NO where there is no GPU"
 STARTS = [
     ("cpu", "", None),
-    ("cpu", "--num_processes 2", "asked for more and has started one"),
+    ("cpu", "--num_processes 2", "started one process instead of several"),
     ("one_gpu", "", None),
     ("multi_gpu", "--num_processes 2", NO_GPU),
     ("fsdp2", "--num_processes 2", NO_GPU),

@@ -79,7 +79,7 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     assert recipe.data.located.train == str(tmp_path / "recipes" / ".." / "my pairs.tsv")
     assert (recipe.data.source, recipe.data.target) == ("1", "2")
     assert recipe.data.cleaning.drop_duplicates
-    assert "25 % of the pairs came before" in text
+    assert "25 % of the pairs are repeats" in text
     # Only Korean is written in its letters, and only English has these words. And nobody's license but the user's own.
     assert (recipe.card.source_language, recipe.card.target_language, recipe.card.license) == ("ko", "en", None)
     lines = [line for line in text.splitlines() if re.match(r"  \w+: \S", line)]

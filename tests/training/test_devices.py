@@ -130,7 +130,7 @@ PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but i
         (ON_CPU, 1, {"device": "cuda"}, "where the accelerate file says `use_cpu`"),
         (ON_CPU, 1, {"precision": "fp16"}, f"{PRECISION} fp16"),
         ({}, 0, {"precision": "tf32"}, f"{PRECISION} tf32"),
-        ({**ON_CPU, "MASTER_ADDR": "127.0.0.1"}, 0, {"device": "cpu"}, "asked for more and has started one"),
+        ({**ON_CPU, "MASTER_ADDR": "127.0.0.1"}, 0, {"device": "cpu"}, "started one process instead of several"),
         ({**LAUNCHED, **TWO}, 0, {}, f"{NO_GPU} MULTI_GPU"),
         (FSDP, 0, {}, f"{NO_GPU} FSDP"),
         *((DEEPSPEED, gpus, {}, "must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED.*fsdp2") for gpus in (0, 1, 2)),

@@ -24,7 +24,7 @@ REASONS = {
     "ratio": "one side is more than `max_ratio` times as long as the other",
     "identical": "source and target are the same text",
     "overlap": "it is in held-out data",
-    "duplicate": "the pair came before",
+    "duplicate": "repeated pair",
 }
 EXAMPLES_PER_REASON = 3
 # What stands beside a word and says which form of it is meant: V;PST;3;PL, N, 3sg, <past>, Case=Nom.

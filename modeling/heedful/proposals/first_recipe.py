@@ -87,10 +87,10 @@ def write_first_recipe(
     notes = comments_of(find_recipe(FULL)) | NOTES | _tokenizer_notes(chosen, facts.algorithms)
     notes |= {
         "data.source": why,
-        "data.cleaning.drop_duplicates": f"{duplicates} came before",
+        "data.cleaning.drop_duplicates": f"{duplicates} are repeats",
         "data.cleaning.drop_identical": identical,
-        "data.cleaning.max_ratio": "one side more than so many times as long as the other; "
-        f"{percent(dropped['ratio'] / len(pairs))} of the pairs",
+        "data.cleaning.max_ratio": "drops a pair if one side is more than this many times as long as the other "
+        f"({percent(dropped['ratio'] / len(pairs))} of the pairs)",
         "optimization.max_updates": f"{about} on {place}, as estimated",
     }
     title = f"{yaml_text(title)}: {count:,} pairs, "

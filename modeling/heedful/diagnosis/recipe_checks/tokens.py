@@ -105,7 +105,7 @@ def unknown_words(tokenizer: Any, texts: Sequence[str]) -> list[str]:
 def check_vocabulary_use(
     rows: EncodedPairs, tokenizers: TokenizerPair, key: str, looked_at: int | None = None
 ) -> Iterator[RecipeFinding]:
-    """Count the types that rows (of so many pairs, or of all) show fewer than 1, 2, … 5 times: hardly learnt."""
+    """Count the types that rows (of so many pairs, or of all) show never, or fewer than 5 times: hardly learnt."""
     seen_on = {"source": [rows.sources], "target": [rows.targets], "joint": [rows.sources, rows.targets]}
     for side, tokenizer in _sides(tokenizers):
         known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
@@ -113,15 +113,14 @@ def check_vocabulary_use(
         of_several = ((id_, FALLBACK_BYTE.sub("", token).lstrip("▁ ")) for token, id_ in known)
         types = [id_ for id_, text in of_several if len(text) > 1 and id_ not in added]
         seen = np.bincount(np.concatenate(seen_on[side]), minlength=len(tokenizer))[types]
-        fewer = [int((seen < times).sum()) for times in range(1, RARE + 1)]
-        share = fewer[-1] / max(1, len(types))
+        never, rare = int((seen < 1).sum()), int((seen < RARE).sum())
+        share = rare / max(1, len(types))
         if share < 0.02:
             continue
-        counts = ", ".join(f"{count:,} fewer than {times}" for times, count in enumerate(fewer[1:], start=2))
-        message = f"Of {len(types):,} types of the {side} vocabulary the training rows show {fewer[0]:,} never, "
-        message += f"{counts} times ({percent(share)})."
+        message = f"{never:,} of {len(types):,} entries of the {side} vocabulary never occur in training; "
+        message += f"{rare:,} ({percent(share)}) occur fewer than {RARE} times."
         message += "" if looked_at is None else f" (Looked at: the first {looked_at:,} pairs.)"
-        enough = f"About {len(tokenizer) - fewer[-1]:,} tokens would do for these data."
+        enough = f"About {len(tokenizer) - rare:,} tokens would do for these data."
         level = graded(share, SHORTER_VOCABULARY) if looked_at is None else "note"
         yield RecipeFinding("vocabulary_use", level, message, key, enough if share >= SHORTER_VOCABULARY else "")
 

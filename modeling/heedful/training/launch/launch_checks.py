@@ -48,9 +48,9 @@ def check_processes(on_cpu: bool) -> None:
     # Accelerate's launcher for one process sets this, and an address where it was asked for more.
     if world == 1 and {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys():
         raise ValueError(
-            "`num_processes` and `num_machines` of accelerate launch must be 1 without `distributed_type: MULTI_GPU` "
-            "or FSDP: it was asked for more and has started one. Several processes on the CPU are started by torchrun "
-            "(if you have set MASTER_ADDR yourself, unset it)."
+            "accelerate launch started one process instead of several (`num_processes`, `num_machines`), as it does "
+            "without `distributed_type: MULTI_GPU` or FSDP: on the CPU use `torchrun --nproc_per_node 2`. "
+            "(If you have set MASTER_ADDR yourself, unset it.)"
         )
 
 

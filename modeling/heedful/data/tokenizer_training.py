@@ -99,8 +99,8 @@ def train_tokenizers(
 
     - "bpe" and "unigram" work on bytes: decoding returns any text exactly (in Unicode's form NFC).
     - "character" has a token for each character as a reader sees it: a letter with its marks, a Korean syllable, an
-      emoji of several signs, letters under a tie bar. What has no token is spelled in code points or bytes, so decoding
-      is as exact.
+      emoji of several signs, letters under a tie bar. What has no token is spelled in code points or bytes, so
+      decoding is as exact.
     - "jamo" is the same, but cuts Korean syllables into their letters. `TokenizerPair.decode_target` and the pipeline
       put them together; the decoded text of a tokenizer alone has to be normalized to NFC.
     - "word" splits a text at spaces, and decoding puts one space between words. It is meant for symbols: phonemes,

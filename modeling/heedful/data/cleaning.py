@@ -29,7 +29,7 @@ REASONS = {
 EXAMPLES_PER_REASON = 3
 # What stands beside a word and says which form of it is meant: V;PST;3;PL, N, 3sg, <past>, Case=Nom.
 TAG = re.compile(r"(?:[!-`{-~]+|[0-9][!-~]*|[!-~]*[;:=+<>|#@&*/\[({][!-~]+)")
-FEWEST_WORDS = 20  # different ones beside tags
+FEWEST_WORDS = 20  # different ones beside tags; fewer may be commands
 Rows = Iterable[Mapping[str, str]]
 
 
@@ -120,13 +120,11 @@ def clean_pairs(
 
 
 def words_without_tags(texts: Sequence[str]) -> list[str]:
-    """Return the one word of each text that is no tag, where nine of ten texts are such; else the texts.
-
-    Numbers alone are no tags, and with fewer than `FEWEST_WORDS` words these may be commands.
-    """
+    """Return the one word of each text that is no tag, where nine of ten texts are such; else the texts."""
     rests = [[word for word in text.split() if not TAG.fullmatch(word)] for text in texts]
     words = [rest[0] if len(rest) == 1 else text for rest, text in zip(rests, texts, strict=True)]
     left = (text.replace(word, "", 1) for word, text in zip(words, texts, strict=True))
+    # Numbers alone are no tags.
     are_tagged = sum(re.search("[A-Za-z]", tags) is not None for tags in left) > 0.9 * len(texts)
     return words if are_tagged and len({*words}) >= FEWEST_WORDS else [*texts]
 

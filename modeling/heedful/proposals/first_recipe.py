@@ -206,7 +206,8 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
         return *wanted, "as asked for"
     chosen = _chosen(names if has_names or not is_table else {}, kinds)
     tags = [key for key, kind in kinds.items() if kind == "tags" and key not in chosen]
-    if chosen and tags and _has_many_targets(*(cells[key] for key in chosen)):
+    pairs = {*zip(*(map(str, cells[key]) for key in chosen), strict=True)}
+    if tags and len(pairs) > 1.1 * len({source for source, *_ in pairs}):
         chosen = (chosen[0], *tags, chosen[1])
     others = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in chosen]
     listed = ", ".join(others[:8]) + " and more" * (len(others) > 8)
@@ -223,11 +224,6 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
         names[chosen[-1]],
         "; ".join([line] * is_table + said + why) or "the only columns",
     )
-
-
-def _has_many_targets(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
-    pairs = {*zip(map(str, sources), map(str, targets), strict=True)}
-    return len(pairs) > 1.1 * len({source for source, _ in pairs})
 
 
 def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, ...]:

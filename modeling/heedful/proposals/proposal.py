@@ -74,13 +74,11 @@ def survey(
 
 
 def _algorithms(pairs: Sequence[tuple[str, str]], groups: Collection[str]) -> tuple[Algorithm, Algorithm]:
-    """Find out what suits each side: words where they are symbols, characters where they are what changes, or bpe.
-
-    Of several source columns the different texts of the first, the `groups`, decide.
-    """
+    """Find out what suits each side: words where they are symbols, characters where they are what changes, or bpe."""
     changed = [["".join(text.split()) for text in pair] for pair in pairs if pair[0] != pair[1]]
     if 2 * sum(source == target for source, target in changed) > len(pairs):  # in spaces alone
         return "character", "character"
+    # Of several source columns the first decides, by its different texts.
     return _algorithm([*groups] or [source for source, _ in pairs]), _algorithm([target for _, target in pairs])
 
 

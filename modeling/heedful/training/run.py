@@ -96,8 +96,7 @@ def _train(recipe: Recipe, accelerator: Accelerator, stage: str, is_last: bool) 
         logger.warning(message)
     model = publish_weights(recipe, corpus, progress, accelerator)
     metrics = score_published(recipe, corpus, accelerator, ended)
-    loop.log.track(numbers(metrics), progress.update)
-    loop.log.end_trackers()
+    loop.log.track(numbers(metrics), progress.update, is_last=True)
     return RunResult(
         folder=recipe.folder / MODEL_FOLDER,
         recipe=recipe,

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,30 +74,22 @@ class RunLog:
 
     def start_trackers(self, name: str, progress: Progress) -> None:
         """Start the trackers, for which a resumed run takes back what it will log again."""
-        if not self.accelerator.log_with:
-            return
         # TensorBoard alone goes on with an earlier curve, and forgets it from a step on; the others begin a new run.
         with redirect_stdout(sys.stderr):  # trackio would speak between the results
             self.accelerator.init_trackers(name, init_kwargs={"tensorboard": {"purge_step": progress.update}})
-        for _, line in lines_of(self.file):
+        for _, line in lines_of(self.file) if self.accelerator.trackers else ():
             if line.get("update") == progress.update:
-                self.track(line, progress.update)
+                self.track({name: value for name, value in line.items() if "/" in name}, progress.update)
 
-    def track(self, values: dict[str, float], update: int) -> None:
-        """Send values to the trackers."""
-        values = {name: value for name, value in values.items() if "/" in name}
-        self._ask_trackers(lambda tracker: tracker.log(values, step=update))
-
-    def end_trackers(self) -> None:
-        """Let the trackers write what they still hold."""
-        with redirect_stdout(sys.stderr):
-            self._ask_trackers(lambda tracker: tracker.finish())
-
-    def _ask_trackers(self, ask: Callable[[Any], None]) -> None:
+    def track(self, values: dict[str, float], update: int, is_last: bool = False) -> None:
+        """Send values to the trackers, which may lose them: no run should end for a curve."""
         for tracker in self.accelerator.trackers:
             try:
-                ask(tracker)
-            except Exception as error:  # each raises other types, and no run should end for a curve
+                with redirect_stdout(sys.stderr):
+                    tracker.log(values, step=update)
+                    if is_last:
+                        tracker.finish()
+            except Exception as error:  # each raises other types
                 logger.warning("the tracker %s has lost values: %s", tracker.name, error)
 
     def write(self, progress: Progress, values: dict[str, float]) -> None:

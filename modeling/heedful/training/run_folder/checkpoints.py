@@ -254,13 +254,10 @@ class CheckpointStore:
 
 
 def _measured(recipe: Recipe, progress: Progress) -> tuple[Any, ...]:
-    """Return what the values of validations depend on, besides the weights."""
-    validation, decoding = recipe.validation, recipe.decoding
-    rows = (progress.data or "")[:64]  # the validation rows' checksum comes first
-    if validation.select == "loss":
-        return "loss", rows
-    search = validation.sentences, validation.num_beams, validation.max_new_tokens
-    return validation.select, rows, *search, recipe.data.references, decoding.bleu_tokenizer, decoding.ignore
+    """Return what the values of validations depend on, besides the weights; the checksum of their rows comes first."""
+    asked, scored, rows = recipe.validation, recipe.decoding, (progress.data or "")[:64]
+    scores = asked.sentences, asked.num_beams, asked.max_new_tokens, scored.bleu_tokenizer, scored.ignore
+    return asked.select, rows, asked.select != "loss" and (*scores, recipe.data.references)
 
 
 def clear_leftovers(folder: Path, update: int) -> None:

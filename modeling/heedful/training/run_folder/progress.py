@@ -81,19 +81,17 @@ def early_end(by: str | None, recipe: Recipe, progress: Progress, stage: str, is
 
 
 def unfinished(losses: Sequence[tuple[int, float]], by: str | None, settings: OptimizationRecipe) -> list[str]:
-    """Say of a run, by its validations (update, loss), that it still got better at its end, and what to raise.
-
-    That is so if the last fifth of its updates has lowered the loss by a twentieth, and the last is the lowest.
-    """
+    """Say what to raise where the last fifth of a run lowered its validations' loss by a twentieth, to the lowest."""
     if len(losses) < 5 or by == "validation.patience":
         return []
-    (last, loss), lowest = losses[-1], min(loss for _, loss in losses)
-    before = next((loss for update, loss in reversed(losses) if update <= 0.8 * last), lowest)
-    if loss > lowest or loss > 0.95 * before:
+    last, loss = losses[-1]
+    before = [value for update, value in losses if update <= 0.8 * last]
+    if not before or loss > min(0.95 * before[-1], *(value for _, value in losses)):
         return []
     limits = [
         f"optimization.{name}" for name in ("max_updates", "max_epochs", "max_minutes") if getattr(settings, name)
     ]
-    keys = " and ".join(f"`{key}`" for key in ([by] if by else limits))
-    fell = f"The validation loss still fell at the end of the run, from {before:.2f} to {loss:.2f} in its last fifth"
-    return [f"{fell}: a longer run would learn more. Raise {keys}."]
+    fell = (
+        f"The validation loss still fell at the end of the run, from {before[-1]:.2f} to {loss:.2f} in its last fifth"
+    )
+    return [f"{fell}: a longer run would learn more. Raise `{by or '` and `'.join(limits)}`."]

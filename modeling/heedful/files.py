@@ -32,10 +32,17 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Yield a path to write a file or a folder to, which takes the place of `path` when all is written.
 
     It lies in a private folder beside `path`, so that two processes that write one file do not meet. If writing fails,
-    what was at `path` stays; only a killed process leaves its private folder (`leftovers`). A file keeps its mode.
+    what was at `path` stays; only a killed process leaves its private folder (`leftovers`). A file keeps its mode;
+    where none can take its place, as on a mount point, it gets the bytes. The error of a full disk names `path`.
     """
     path = path.resolve() if path.is_symlink() else path
-    folder = Path(tempfile.mkdtemp(".partial", f".{path.name[:60]}.", path.parent))
+    prefix = f".{path.name[:40]}."  # of at most 255 bytes with the rest
+    try:
+        folder = Path(tempfile.mkdtemp(".partial", prefix, path.parent))
+    except OSError:
+        if not path.is_file():
+            raise
+        folder = Path(tempfile.mkdtemp(".partial", prefix))
     try:
         partial = folder / path.name
         yield partial
@@ -43,8 +50,16 @@ def written_whole(path: Path) -> Iterator[Path]:
             remove(path)
         elif path.exists():
             partial.chmod(S_IMODE(path.stat().st_mode))
-        partial.replace(path)
+        try:
+            partial.replace(path)
+        except OSError:
+            if not path.is_file() or partial.is_dir():
+                raise
+            shutil.copyfile(partial, path)
         flush(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         remove(folder)
 
@@ -79,6 +94,20 @@ def check_is_new(target: Path, name: str = "target", kind: str = "folder", advic
     """Raise a `ValueError` that names the argument if there is something where a folder or file is to be made."""
     if target.exists() or target.is_symlink():
         raise ValueError(f"`{name}` must be a {kind} that does not exist yet, but {target} does{advice}.")
+    nearest = next(folder for folder in target.absolute().parents if folder.exists())
+    if nearest.is_dir():
+        check_can_be_made(nearest / target.name, name)
+
+
+def check_can_be_made(path: Path, name: str) -> None:
+    """Raise a `ValueError` that names the argument if `written_whole` could not write a path, by trying it."""
+    try:
+        if path.is_file():
+            path.open("ab").close()
+        else:
+            Path(tempfile.mkdtemp(".partial", f".{path.name[:40]}.", path.parent)).rmdir()
+    except OSError as error:
+        raise ValueError(f"`{name}` must be where you can write, but {path} is not: {error.strerror}.") from error
 
 
 def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name: str = "path") -> Path:
@@ -88,9 +117,12 @@ def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name
         raise ValueError(f"`{name}` must end in one of {', '.join(suffixes)}, but is {path} instead.")
     if path.exists() and not path.is_file():
         raise ValueError(f"`{name}` must be a file to write, but {path} is {'a folder' if path.is_dir() else 'none'}.")
-    folder = path.resolve().parent if path.is_symlink() else path.parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"`{name}` must lie in an existing folder, but {folder} does not exist.")
+    real = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not real.parent.is_dir():
+        raise FileNotFoundError(f"`{name}` must lie in an existing folder, but {real.parent} does not exist.")
+    if real.is_symlink():
+        raise ValueError(f"`{name}` must be a file to write, but {path} is a link that leads to itself.")
+    check_can_be_made(real, name)
     return path
 
 

@@ -1,16 +1,19 @@
 """Files and folders appear whole or not at all, and nothing else in their folder is touched."""
 
+import errno
 import gzip
 import json
 import os
 import stat
+import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from heedful.data.sources import read_pairs
-from heedful.files import check_writable, leftovers, new_folder, read_lines, write_text, written_whole
+from heedful.files import check_is_new, check_writable, leftovers, new_folder, read_lines, write_text, written_whole
 from helpers import assert_error
 
 
@@ -82,6 +85,36 @@ def test_an_error_leaves_what_was_there_even_the_old_name_of_a_partial_file_and_
         write()
     assert (path.read_text(), thesis.read_text()) == ("before", "precious")
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_whose_place_nothing_can_take_gets_the_bytes_and_errors_name_it(tmp_path, monkeypatch):
+    path, make = tmp_path / ("😀" * 60), tempfile.mkdtemp
+
+    def refuse(number, *_, **__):
+        raise OSError(number, os.strerror(number))
+
+    write_text(path, "old")
+    elsewhere = {
+        "mkdtemp": lambda end, begin, place=None: refuse(errno.EROFS) if place == tmp_path else make(end, begin)
+    }
+    for target, changes in ((Path, {"replace": partial(refuse, errno.EBUSY)}), (tempfile, elsewhere)):
+        with monkeypatch.context() as patch:
+            for name, value in changes.items():
+                patch.setattr(target, name, value)
+            check_writable(path)
+            write_text(path, f"new of {target}")
+            if target is tempfile:
+                must = "must be where you can write, but .*new is not: Read-only file system"
+                for check in (check_writable, check_is_new):
+                    assert_error(must, check, tmp_path / "new")
+        assert path.read_text() == f"new of {target}"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", partial(refuse, errno.ENOSPC))
+        with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+            write_text(path, "newer")
+    (tmp_path / "ring").symlink_to("ring")
+    assert_error("ring is a link that leads to itself", check_writable, tmp_path / "ring")
+    assert {each.name for each in tmp_path.iterdir()} == {path.name, "ring"}
 
 
 def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path):

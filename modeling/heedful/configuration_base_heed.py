@@ -17,10 +17,12 @@ logger = logging.get_logger(__name__)
 HEED_TYPES = ("heed", "heed_rnn")  # both families, whose tokenizers fit their vocabularies exactly
 # Models of others whose positions are extended as needed, whatever `max_position_embeddings` says.
 MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
+CHANGED_CODE = "changed_code"  # names a class or method of a saved model that is a user's, and not in the folder
 # Keys that transformers and its neighbours write into a config.json beside the fields.
 EXTRA_KEYS = (
     "attn_implementation",
     "auto_map",
+    CHANGED_CODE,
     "custom_pipelines",
     "model_type",
     "name_or_path",
@@ -30,9 +32,32 @@ EXTRA_KEYS = (
 )
 # Others' names of fields, by what they mean and not by their letters; "" is none.
 MEANT_KEYS = {
+    "feed_forward_proj": "activation_function",
     "share_embeddings": "share_encoder_decoder_embeddings",
     "static_position_embeddings": "position_encoding",
     "tie_encoder_decoder": "",
+}
+# The names that T5, BERT, Llama and others have, and the fields of the same meaning: of both stacks if they have one.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    others: tuple(fields.split())
+    for names, fields in {
+        "num_hidden_layers num_layers n_layers n_layer": "encoder_layers decoder_layers",
+        "num_encoder_layers": "encoder_layers",
+        "num_decoder_layers": "decoder_layers",
+        "num_attention_heads num_heads n_heads n_head nhead": "encoder_attention_heads decoder_attention_heads",
+        "num_key_value_heads": "encoder_key_value_heads decoder_key_value_heads",
+        "intermediate_size d_ff ffn_dim dim_feedforward": "encoder_ffn_dim decoder_ffn_dim",
+        "hidden_size n_embd embed_dim": "d_model",
+        "d_kv head_dim": "d_k d_v",
+        "dropout_rate hidden_dropout_prob hidden_dropout": "dropout",
+        "attention_probs_dropout_prob attn_dropout": "attention_dropout",
+        "hidden_act hidden_activation activation": "activation_function",
+        "layer_norm_epsilon rms_norm_eps norm_eps": "layer_norm_eps",
+        "n_positions": "max_position_embeddings",
+        "src_vocab_size": "vocab_size",
+        "tgt_vocab_size": "decoder_vocab_size",
+    }.items()
+    for others in names.split()
 }
 FORMAT_VERSION = 1
 IGNORED_LABEL = -100  # of positions where nothing is to be predicted, as everywhere in transformers
@@ -97,19 +122,33 @@ class HeedBaseConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _take_synonyms(self, kwargs: dict[str, Any]) -> None:
-        """Set the fields that go by transformers' other names before they are checked; the base class would after."""
-        for synonym in self.attribute_map.keys() & kwargs.keys():
-            name, value = self.attribute_map[synonym], kwargs.pop(synonym)
-            if getattr(self, name) not in (value, type(self).__dataclass_fields__[name].default):
-                must = f"`{synonym}` must be left out beside `{name}`, which it is another name of"
-                raise ValueError(f"{must}, but they are {value} and {getattr(self, name)} instead.")
-            setattr(self, name, value)
+        """Set the fields given by others' names, before they are checked; a stack's own name wins over one of both."""
+        fields, taken = type(self).__dataclass_fields__, set[str]()
+        for synonym in sorted(kwargs, key=lambda name: -len(self._fields_of(name))):
+            names = self._fields_of(synonym)
+            value = kwargs.pop(synonym) if names else None
+            for name in names:
+                present = getattr(self, name)
+                if name in taken or present in (value, fields[name].default):
+                    setattr(self, name, value)
+                    taken.add(name)
+                elif len(names) == 1:
+                    must = f"`{synonym}` must be left out beside `{name}`, which it is another name of"
+                    raise ValueError(f"{must}, but they are {value} and {present} instead.")
+
+    @classmethod
+    def _fields_of(cls, name: str) -> tuple[str, ...]:
+        """Return the fields that another name sets; none if it is a field's own name, or no name of any."""
+        known = cls.__dataclass_fields__
+        names = () if name in known else SYNONYMS.get(name, (cls.attribute_map.get(name, ""),))
+        return tuple(each for each in names if each in known)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        moves_both = name == "vocab_size" and self.has_one_vocabulary
-        super().__setattr__(name, value)
-        if moves_both:
-            self.decoder_vocab_size = value
+        for field in self._fields_of(name) or (name,):
+            moves_both = field == "vocab_size" and self.has_one_vocabulary
+            super().__setattr__(field, value)
+            if moves_both:
+                self.decoder_vocab_size = value
 
     @contextmanager
     def vocabulary_of_the_target(self) -> Iterator[None]:
@@ -193,10 +232,11 @@ class HeedBaseConfig(PreTrainedConfig):
 
         family, fields = type(self).__name__, list(type(self).__dataclass_fields__)
         # Keys of other libraries (quantisation, pipelines) and generation defaults may be in a config.json.
-        known = {*self.attribute_map, *GenerationConfig().to_dict(), *EXTRA_KEYS}
-        for key in (key for key in keys if not key.startswith("_") and key not in known):
+        known = {*GenerationConfig().to_dict(), *EXTRA_KEYS}
+        unknown = (key for key in keys if key not in known and not self._fields_of(key))
+        for key in (key for key in unknown if not key.startswith("_")):
             meant = MEANT_KEYS.get(key, key)
-            nearest = get_close_matches(meant, fields, n=1, cutoff=0.8 if meant == key else 1.0)
+            nearest = get_close_matches(meant, [*fields, *SYNONYMS], n=1, cutoff=0.8 if meant == key else 1.0)
             if nearest:
                 raise ValueError(f"`{key}` is not a field of {family}; did you mean `{nearest[0]}`?")
             logger.warning_once(f"`{key}` is not a field of {family}: it is kept, and Heed does not read it.")

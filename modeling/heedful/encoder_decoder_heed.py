@@ -15,7 +15,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import computing_dtype, is_eager, is_unmodified
+from .fast_paths_heed import computing_dtype, has_own, is_eager, is_known, is_unmodified
 from .loss_heed import OutputLoss, check_label_shape, mean_per_label, smoothed_cross_entropy
 from .versions_heed import by_name, cache_of, cached_signature, given_cache
 
@@ -210,10 +210,12 @@ class OutputLayer(nn.Module):
         return self.lm_head(states)
 
     def _may_skip_logits(self, skip_logits: bool | None) -> bool:
-        """Return whether the loss is computed without logits: if asked for, and nothing observes `lm_head`."""
+        """Return whether the loss is computed without logits: if asked for, and no user's code reads or makes them."""
         if skip_logits is None:
             skip_logits = self.skips_logits_in_training and self.training and torch.is_grad_enabled()
         if not (skip_logits and is_eager() and is_unmodified(self.lm_head)):
+            return False
+        if has_own(self, "loss", "_score", "_smoothing") or not is_known(smoothed_cross_entropy):
             return False
         # float16 must be scaled before it is differentiated.
         return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))

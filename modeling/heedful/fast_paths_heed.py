@@ -16,8 +16,9 @@ They cost this file and `test_fast_paths.py`, and stay because without them a tr
 Letters in shape comments: N tokens of a batch without its padding, D = d_model.
 """
 
+import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -70,7 +71,8 @@ FILES_OF_FUNCTIONS = re.compile(rf"{OURS}|torch\.|transformers\.")
 def is_known(function: Any) -> bool:
     """Return whether a function and all that it wraps is Heedful's, torch's or transformers', and no user's."""
     while isinstance(function, FunctionType):
-        if not FILES_OF_FUNCTIONS.match(function.__globals__["__name__"]):  # its other names are copied by a patch
+        place = function.__globals__.get("__name__", "")  # the function's other names are copied by a patch
+        if not FILES_OF_FUNCTIONS.match(place):
             return False
         function = getattr(function, "__wrapped__", None)
     return function is None or isinstance(function, BuiltinFunctionType)
@@ -118,15 +120,58 @@ def runs_known_functions(model: Any) -> bool:
 def runs_known_code(model: Any) -> bool:
     """Return whether no module, hook, method or function of a user runs within a model, and might keep a tensor."""
     modules = list(model.modules())
-    kinds: set[Any] = set(map(type, modules))
-    fields = [(type(m), *field) for m in modules if isinstance(m, PreTrainedModel) for field in vars(m).items()]
-    return (
-        runs_known_functions(model)
-        and not _has_any_global_hook()
-        and all(FILES_OF_MODULES.match(kind.__module__) and is_known(kind.forward) for kind in kinds)
-        and not any(map(foreign_hooks, modules))
-        and not any(callable(value) and callable(getattr(kind, name, None)) for kind, name, value in fields)
-    )
+    is_known_globally = runs_known_functions(model) and not _has_any_global_hook()
+    return is_known_globally and foreign_code(modules) is None and not any(map(foreign_hooks, modules))
+
+
+def foreign_code(modules: Iterable[nn.Module]) -> str | None:
+    """Return the name of a class or a method of modules that is a user's, but for hooks; `None` if none is."""
+    kinds: dict[Any, None] = {}
+    for module in modules:
+        kinds[kind := type(module)] = None
+        if isinstance(module, PreTrainedModel) and (name := method_of_one(module)) is not None:
+            return f"{kind.__qualname__}.{name}"
+    for kind in kinds:
+        if not FILES_OF_MODULES.match(kind.__module__) or not is_known(kind.forward):
+            return f"{kind.__module__}.{kind.__qualname__}"
+        for each in _our_classes(kind):
+            name = _foreign_method(each, tuple(value for value in vars(each).values() if value.__hash__))
+            if name is not None:
+                return f"{each.__qualname__}.{name}"
+    return None
+
+
+def method_of_one(module: nn.Module) -> str | None:
+    """Return the name of a method that one module has in place of its class's; `forward` counts as a hook."""
+    own = vars(module).items()
+    found = (name for name, value in own if callable(value) and callable(getattr(type(module), name, None)))
+    return next((name for name in found if name != "forward"), None)
+
+
+def has_own(model: Any, *methods: str) -> bool:
+    """Return whether one of these methods or properties of a model is a user's."""
+    found = [getattr(type(model), name, None) for name in methods]
+    return any(name in vars(model) for name in methods) or not all(is_known(getattr(f, "fget", f)) for f in found)
+
+
+def is_ours(kind: type) -> bool:
+    """Return whether a class is one of Heed's models, layers or parts."""
+    return re.match(OURS, kind.__module__) is not None
+
+
+@functools.cache
+def _our_classes(kind: type) -> list[type]:
+    return list(filter(is_ours, kind.__mro__))
+
+
+@functools.lru_cache(1024)
+def _foreign_method(kind: type, values: tuple[Any, ...]) -> str | None:
+    """Return the name of a class's method that is a user's; `values` are the class's present attributes."""
+    for name, value in vars(kind).items():
+        method = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if callable(method) and not isinstance(method, type) and not is_known(method):
+            return name
+    return None
 
 
 # Matrix products
@@ -366,13 +411,16 @@ def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) ->
 
 
 def has_observers(model: Any, asked: Mapping[str, Any], kinds: tuple[type[nn.Module], ...]) -> bool:
-    """Return whether states of the layers may be observed: recorded, by a hook, or by layers of other classes."""
+    """Return whether states of the layers may be observed: recorded, by a hook, or by a user's class or method."""
     names, stacks = ("output_attentions", "output_hidden_states"), (model.model.encoder, model.model.decoder)
     layers = [layer for stack in stacks for layer in stack.layers]
     parts = *layers, *filter(None, (stack.norm for stack in stacks))
     return (
         any(getattr(model.config, name) if asked.get(name) is None else asked[name] for name in names)
+        or not runs_known_functions(model)
         or any(type(layer) not in kinds for layer in layers)
+        or foreign_code(each for each in model.modules() if _our_classes(type(each))) is not None  # type: ignore[arg-type]
+        or not all(is_ours(type(part)) for layer in layers for part in layer.children())  # adapters are within these
         or any(is_hooked(module) for part in parts for module in part.modules())
     )
 

@@ -19,6 +19,7 @@ from transformers.utils import logging
 from heedful.checksums_heed import TARGET_FOLDER, check_no_target
 from heedful.configuration_base_heed import IGNORED_LABEL, HeedBaseConfig, special_token
 from heedful.data.tokenization import TokenizerPair, warn_of_split_tokens
+from heedful.fast_paths_heed import has_own
 from heedful.loss_heed import smoothed_cross_entropy
 from heedful.training.trainer.batches import is_list, with_a_column, without_padding
 from heedful.training.trainer.saving import WholeCheckpoints
@@ -27,6 +28,7 @@ from heedful.training.trainer.streams import Count, Inputs
 
 logger = logging.get_logger(__name__)
 
+OWN_LOSS = ("forward", "loss", "_score", "_smoothing")  # methods of a model, one of which may be a user's
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
@@ -43,7 +45,8 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
       many pairs (or tokens). A stream keeps its own order, and every process reads it and takes its share.
     - Checkpoints (`WholeCheckpoints`): written whole, with checksums; the newest whole one is resumed. Every push
       holds the code that config.json names.
-    - `eval_loss`: the mean over all labels, always of the plain cross-entropy.
+    - `eval_loss`: the mean over all labels of the plain cross-entropy, or of your own loss, if the model's class
+      overrides `loss`, or `forward` with `num_items_in_batch`. The pairs of a batch then share their mean.
     - Predictions: one for each pair, in the order of the dataset, the same in every process, padded with -100 only.
       `include_for_metrics=["loss"]` gives `compute_metrics` the loss of every pair.
     - A loss or a weight that is not finite stops all processes with an error before the weights change or are saved.
@@ -147,12 +150,16 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         labels = inputs["labels"]
         if num_items_in_batch is None or not model.training:
             num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
-        if model.training and self._computes_own_loss:
-            # Whoever asks for the outputs may look at the logits.
-            if self._plain_model.config.model_type == "heed" and not return_outputs:
+        if self._computes_own_loss and (model.training or has_own(self._plain_model, *OWN_LOSS)):
+            # If the outputs are asked for, or `forward` is a user's, the logits may be read.
+            is_read = return_outputs or has_own(self._plain_model, "forward")
+            if self._plain_model.config.model_type == "heed" and not is_read:
                 inputs = inputs | {"skip_logits": True}
             outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
             loss = outputs["loss"]
+            if not model.training:
+                counts = (labels != IGNORED_LABEL).sum(1)
+                self._keep_row_losses(loss * counts, counts)
         else:
             checks = model.training and not self._own_loss_is_checked
             outputs = model(**self._without_labels(inputs), **({"labels": labels} if checks else {}))
@@ -163,15 +170,18 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
                 total = smoothed_cross_entropy(logits, labels, self.args.label_smoothing_factor)
             else:
                 losses = torch.stack([smoothed_cross_entropy(*row, 0.0) for row in zip(logits, labels, strict=True)])
-                counts = (labels != IGNORED_LABEL).sum(1).to(losses.dtype)
-                rows = torch.stack([losses.detach(), counts], dim=1)  # (B, 2)
-                self._row_losses.append(self.accelerator.gather_for_metrics(rows))
+                self._keep_row_losses(losses, (labels != IGNORED_LABEL).sum(1))
                 total = losses.sum()
             loss = total / num_items_in_batch
         if model.training:
             # DDP averages the gradients of the processes, and the loss of the update is their sum.
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
         return (loss, outputs) if return_outputs else loss
+
+    def _keep_row_losses(self, losses: torch.Tensor, counts: torch.Tensor) -> None:
+        """Keep the summed losses of a batch's `(B)` pairs and the numbers of their labels, of all processes."""
+        rows = torch.stack([losses.detach().float(), counts.float()], dim=1)  # (B, 2)
+        self._row_losses.append(self.accelerator.gather_for_metrics(rows))
 
     def training_step(self, model: Any, inputs: Inputs, num_items_in_batch: Count = None) -> torch.Tensor:
         """Add up the gradient of a micro-batch; after the last one of an update make sure that its loss is finite."""
@@ -218,7 +228,8 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         if own.isfinite() and not torch.allclose(ours, own, rtol=1e-5 if logits.dtype == torch.float32 else 1e-2):
             found = f"{type(self.model).__name__} has the loss {own:.6f} where that is {ours:.6f}"
             must = "be trained with the cross-entropy of its labels alone"
-            raise ValueError(f"`model` must {must}, but {found}; use transformers' Seq2SeqTrainer instead.")
+            way = "let its `forward` divide by `num_items_in_batch`, or use transformers' Seq2SeqTrainer"
+            raise ValueError(f"`model` must {must}, but {found}: {way}.")
         self._own_loss_is_checked = True
 
     # Evaluation

@@ -386,8 +386,15 @@ class Translator:
         """Return the engine of this call, with the model's present weights."""
         if self.engine != "auto":
             return self._current(self.engine)
-        is_native = self.precision != "float32" or engine_module("native").may_replace(self.model, config)
-        return self._current("native" if is_native else "generate")
+        if self.precision != "float32":
+            return self._current("native")
+        if engine_module("native").may_replace(self.model, config):
+            try:
+                return self._current("native")
+            except ValueError as error:  # changed code gives other logits, and will after each change of the weights
+                warnings.warn(f"`generate()` translates, not the native decoder. {error}", stacklevel=2)
+                self.engine = "generate"
+        return self._current("generate")
 
     def _current(self, name: str) -> Engine:
         engine = self._engines.get(name)

@@ -41,6 +41,8 @@ def obstacle(model: Any) -> str | None:
     if (reason := obstacle_to_copies(model, "CTranslate2")) is not None:
         return reason
     config = model.config
+    if config.attention_scoring == "additive":
+        return "`attention_scoring` must be scaled_dot or dot for CTranslate2, but is additive instead."
     for stack in ("encoder", "decoder"):
         if (radius := getattr(config, f"{stack}_neighbourhood")) is not None:
             return f"`{stack}_neighbourhood` must be None for CTranslate2, but is {radius} instead."

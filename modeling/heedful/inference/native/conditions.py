@@ -1,14 +1,18 @@
 """When packed weights may compute in place of a model: what of the model and of a call allows it, and until when."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from heedful.configuration_base_heed import position_limit
 from heedful.configuration_heed import RELATIVE_ENCODINGS
-from heedful.fast_paths_heed import FILES_OF_MODULES, foreign_hooks, is_known, runs_known_functions
+from heedful.fast_paths_heed import foreign_code, foreign_hooks, method_of_one, runs_known_functions
+from heedful.inference.engines import evaluation_mode
 from heedful.inference.native import kernels
 from heedful.inference.search_settings import SEARCH_SETTINGS
 from heedful.inference.strategies.steps import HUB_MODES, OTHER_MODES, asked_of
@@ -16,7 +20,9 @@ from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.versions_heed import CACHE
 
 NAME = "the native decoder"
-COMPARED = 4  # numbers of each weight: a fused optimizer leaves no other trace
+COMPARED = 4  # numbers of each weight: a fused optimizer leaves no other trace; and tokens whose logits are compared
+# The largest difference of these logits, relative, by what the weights are kept or computed in.
+LIMITS = {"int8": 0.3, "bfloat16": 0.1, "float16": 0.02, "float32": 1e-4, "float64": 1e-4}
 # Settings of other ways of decoding; the last two read the source's tokens, of which only the encoding is left.
 UNREAD = (
     *OTHER_MODES, *HUB_MODES, *SEARCH_SETTINGS, "force_words_ids", "do_sample", "max_time", "stop_strings",
@@ -25,6 +31,26 @@ UNREAD = (
 # What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 UNREAD_ARGUMENTS = ("streamer", "synced_gpus", "decoder_attention_mask", "decoder_inputs_embeds")
+# The fields of a config and the weights that engines read, or refuse: if you add one, decide what each engine does.
+FIELDS = {
+    "activation_dropout", "activation_function", "attention_bias", "attention_dropout", "attention_scoring",
+    "bos_token_id", "d_k", "d_model", "d_v", "decoder_attention_heads", "decoder_ffn_dim", "decoder_key_value_heads",
+    "decoder_layers", "decoder_neighbourhood", "decoder_start_token_id", "decoder_vocab_size", "depth_scaled_init",
+    "dropout", "embedding_norm", "encoder_attention_heads", "encoder_ffn_dim", "encoder_key_value_heads",
+    "encoder_layers", "encoder_neighbourhood", "eos_token_id", "feed_forward_bias", "format_version",
+    "is_encoder_decoder", "label_smoothing", "layer_norm_eps", "max_position_embeddings", "norm_placement",
+    "norm_type", "output_bias", "pad_token_id", "position_encoding", "position_offset",
+    "relative_attention_max_distance", "relative_bias_in_each_layer", "scale_embedding",
+    "share_encoder_decoder_embeddings", "share_layers", "sinusoid_layout", "source_word_dropout",
+    "target_word_dropout", "tie_output_embeddings", "tie_word_embeddings", "use_cache", "vocab_size",
+}  # fmt: skip
+WEIGHTS = re.compile(
+    r"lm_head\.(weight|bias)|model\.(en|de)coder\.((embed_tokens|embed_positions|embedding_norm|norm)\.(weight|bias)|"
+    r"relative_positions\..+|layers\.\d+\.((self|cross)_attn\.([qkv]|out)_proj|feed_forward\.(fc1|fc_gate|fc2)|"
+    r"(self_attn|cross_attn|feed_forward)_residual\.norm)\.(weight|bias)|"
+    r"layers\.\d+\.(self|cross)_attn\.(additive_score|relative_(keys|values))\..+)"
+)
+NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
 # What `kernels.cpp` computes: models much like the paper's, whose heads part their states evenly.
 COMPILED: dict[str, tuple[Any, ...]] = {
     "activation_function": ("relu",),
@@ -40,6 +66,8 @@ def model_obstacle(model: Any) -> str | None:
     """Return why the native decoder cannot take a model's place, or `None` if it can."""
     if (reason := obstacle_to_copies(model, NAME)) is not None:
         return reason
+    if model.config.attention_scoring == "additive":
+        return f"`attention_scoring` must be scaled_dot or dot for {NAME}, but is additive instead."
     if model.config.position_encoding in RELATIVE_ENCODINGS:
         must = f"`position_encoding` must be sinusoidal, learned, rotary or none for {NAME}"
         return f"{must}, but is {model.config.position_encoding} instead."
@@ -50,28 +78,37 @@ def model_obstacle(model: Any) -> str | None:
 
 
 def obstacle_to_copies(model: Any, engine: str) -> str | None:
-    """Return why weights copied into an engine would not compute what a model does, or `None` where they would."""
+    """Return why weights copied into an engine would not compute what a model does, or `None` where they would.
+
+    Of a model all classes, methods, weights and fields of its config must be those that the engines were written for.
+    """
     if not isinstance(model, HeedForConditionalGeneration):
         return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
-    if model.config.attention_scoring == "additive":
-        return f"`attention_scoring` must be scaled_dot or dot for {engine}, but is additive instead."
     if not runs_known_functions(model):
         return f"`F.linear` and the attention function must be torch's or transformers' for {engine}, but one is not."
+    if (name := foreign_code(model.modules())) is not None:
+        return f"The model's classes and methods must be Heed's for {engine}, but {name} is another."
+    known = FIELDS | PreTrainedConfig.__dataclass_fields__.keys()
+    if unread := sorted(type(model.config).__dataclass_fields__.keys() - known):
+        return f"The fields of the config must be those that {engine} reads, but `{unread[0]}` is another."
     for name, module in model.named_modules():
         # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
         kind: Any = type(module)
         has_weights = kind.__module__.startswith("torch.") and any(True for _ in module.parameters(recurse=False))
-        is_plain = kind in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
-        if not FILES_OF_MODULES.match(kind.__module__) or (has_weights and not is_plain):
-            return f"The model's modules must be Heed's for {engine}, but {name or 'it'} is a {kind} instead."
-        if foreign_hooks(module) or not is_known(kind.forward):
+        has_none = kind is nn.Identity and name.endswith("embedding_norm")
+        is_other_norm = name.endswith("norm") and kind is not NORMS[model.config.norm_type] and not has_none
+        if is_other_norm or (has_weights and kind not in (nn.Linear, nn.Embedding, *NORMS.values())):
+            return f"The model's modules must be Heed's for {engine}, but {name} is a {kind} instead."
+        if foreign_hooks(module) or method_of_one(module):
             name = name or "the model itself"
-            return f"The model must have no forward hooks and no other `forward` for {engine}, but {name} has one."
+            return f"The model must have no forward hooks and no methods of its own for {engine}, but {name} has one."
     for name, parameter in model.named_parameters():
         is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
         if not is_plain or parameter.is_meta or not parameter.is_floating_point():
             found = f"{name} is a {type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
             return f"The model's weights must be floating-point numbers in memory for {engine}, but {found}"
+    if unread := [name for name in model.state_dict() if not WEIGHTS.fullmatch(name)]:
+        return f"The model's weights must be those that {engine} reads, but {unread[0]} is another."
     return None
 
 
@@ -115,6 +152,27 @@ def padding_obstacle(attention_mask: torch.Tensor | None) -> str | None:
     if attention_mask is None or bool(attention_mask.any(dim=1).all()):
         return None
     return "`attention_mask` must leave a token of each source, but one is padding alone instead."
+
+
+@torch.no_grad()
+def difference(model: Any, network: Any, precision: str) -> str | None:
+    """Return how far the logits of packed weights are from the model's, whose code may be changed; `None` if equal.
+
+    A few tokens of source and target are compared, and the limits leave room for rounding alone.
+    """
+    config = model.config
+    tokens = torch.arange(min(COMPARED, position_limit(config) or COMPARED))[None]
+    prompt = tokens % config.target_vocab_size
+    prompt[0, 0] = config.decoder_start_token_id or 0
+    with evaluation_mode(model), torch.autocast("cpu", enabled=False):
+        expected = model(tokens % config.vocab_size, decoder_input_ids=prompt, use_cache=False).logits[:, -1].float()
+    state = network.start(network.encode(tokens % config.vocab_size, None), None, prompt, 1)
+    distance = (network.step(prompt[:, -1], state) - expected).norm() / expected.norm().clamp(min=1e-6)
+    limit = LIMITS["int8" if precision == "int8" else str(model.dtype).removeprefix("torch.")]
+    if not distance > limit:  # what is no number is found where it is searched
+        return None
+    must = f"The model's logits must be computed by {NAME} as by its own code"
+    return f"{must}, but differ by {distance:.1%}: its classes, or functions that they call, were changed."
 
 
 class Fingerprint:

@@ -38,6 +38,7 @@ class NativeDecoder:
         self.kernel = kernel_name()  # what does the matrix products: kernels.cpp, or a library of torch
         is_compiled = conditions.kernels_obstacle(model.config, precision) is None
         self.network: NativeNetwork = CompiledNetwork(model, precision) if is_compiled else NativeNetwork(model)
+        _raise(conditions.difference(model, self.network, precision))
         self._fingerprint = conditions.Fingerprint(model)
 
     @property

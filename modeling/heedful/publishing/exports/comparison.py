@@ -27,6 +27,7 @@ from heedful.files import check_at_least, check_is_new, new_folder, read_lines
 from heedful.inference.ctranslate2.engine import CTRANSLATE2_SETTINGS
 from heedful.inference.engines import GenerateEngine, token_batches
 from heedful.inference.loading import STOCK, load_model, model_folder, tokenizer_folder
+from heedful.inference.native.conditions import obstacle_to_copies
 from heedful.inference.search_settings import SEARCH_SETTINGS
 from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
 from heedful.publishing.conversion.model_conversion import relative_difference
@@ -47,6 +48,7 @@ SETTINGS = {
     "transformers.js": frozenset((*TOKENS, *BEAM_SETTINGS)),  # greedily: `greedy_config` warns of beams
     "CTranslate2": CTRANSLATE2_SETTINGS,
 }
+COPIES = ("transformers", "a page")  # forms that other code computes with the weights
 ONE_TOKENIZER = ("transformers", "transformers.js", "a page")  # forms with room for one, which knows no languages
 
 Searches = dict[str, GenerationConfig]  # by the names that messages give them
@@ -149,6 +151,9 @@ def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:
     tokenizers = TokenizerPair.from_pretrained(tokenizer_folder(folder))
     tokenizers.check_config(loaded.config)
     check_settings(loaded.generation_config, form)
+    is_copied = form in COPIES and loaded.config.model_type == "heed"
+    if is_copied and (reason := obstacle_to_copies(loaded, form)) is not None:
+        raise ValueError(reason)
     if form in ONE_TOKENIZER and not tokenizers.is_joint:
         why = "source and target have a tokenizer each, and the folder has one"
         raise ValueError(f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: {why}.")

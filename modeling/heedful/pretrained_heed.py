@@ -8,17 +8,18 @@ import copy
 import math
 import re
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.modeling_utils import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
 from .checksums_heed import write_checksums
-from .configuration_base_heed import HeedBaseConfig
-from .fast_paths_heed import is_eager
+from .configuration_base_heed import CHANGED_CODE, HeedBaseConfig
+from .fast_paths_heed import foreign_code, is_eager, is_known, is_ours, method_of_one
 from .processor_heed import multiplies_bytes_exactly
 from .symbols_heed import listed
 from .versions_heed import check_peft
@@ -26,6 +27,7 @@ from .versions_heed import check_peft
 PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")  # of `push_to_hub`
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 OLD_FORM = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin(\.index\.json)?")  # of the weights
+UNSAVED = ("loss", "save_pretrained", "from_pretrained")  # methods that neither encode nor decode: a saved model may be without a user's
 ALIGNMENT = 64  # torch puts a tensor on the CPU at a multiple of so many bytes
 
 
@@ -51,6 +53,10 @@ class HeedBaseModel(PreTrainedModel):
     is_part_of_a_model = False
     embed_tokens: nn.Embedding  # of a stack
     cutoff = 0.0  # set by SimCut's training: the share of tokens that the second half of a batch loses
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls._auto_class = None  # or transformers would copy the file of a user's class into each folder, unasked
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Return the embeddings of a stack's `(batch, length)` token ids, or those given, `(batch, length, width)`."""
@@ -99,7 +105,8 @@ class HeedBaseModel(PreTrainedModel):
         one, and the other way round, with a new head.
 
         Raises:
-            ValueError: If weights are missing or unknown, which the message names, or a file is broken.
+            ValueError: If weights are missing or unknown, which the message names, a file is broken, or the model was
+                saved with code of a user's that is not there.
             RuntimeError: If weights have other shapes and `ignore_mismatched_sizes` is not set.
         """
         source, may_differ = pretrained_model_name_or_path, bool(kwargs.get("ignore_mismatched_sizes"))
@@ -114,6 +121,11 @@ class HeedBaseModel(PreTrainedModel):
             if type(error).__name__ != "SafetensorError":
                 raise
             raise ValueError(f"{source} must hold whole safetensors files, but one is broken: {error}") from error
+        changed = getattr(model.config, CHANGED_CODE, None)
+        if changed and changed_code(model) is None:
+            must = f"{source} must hold a model that Heedful's own code computes, but `{changed}` is a user's"
+            way = f"load it by the `from_pretrained` of your own class, or set `{CHANGED_CODE}=None` to do without it"
+            raise ValueError(f"{must}: {way}.")
         own_report = model.__dict__.pop("_own_report", report)
         if is_strict:
             adapter: Any = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
@@ -149,6 +161,8 @@ class HeedBaseModel(PreTrainedModel):
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save as transformers does; where the code travels along, every Auto class finds its model in the folder.
 
+        No code travels with a model that code of your own computes; its config.json names the class or method.
+
         Raises:
             ValueError: If torchao's `quantize_` changed the weights, which cannot be written then.
         """
@@ -156,7 +170,11 @@ class HeedBaseModel(PreTrainedModel):
             must = "The weights must be quantized by `from_pretrained` to be saved, but `quantize_` did it instead"
             raise ValueError(f"{must}: save them plain, and load with `quantization_config=TorchAoConfig(...)`.")
         self._keep_sharing()
-        if any(reference.endswith(f".{type(self).__name__}") for reference in self.auto_map.values()):
+        for name in ("auto_map", CHANGED_CODE):
+            vars(self.config).pop(name, None)
+        if (changed := changed_code(self)) is not None:
+            setattr(self.config, CHANGED_CODE, changed)
+        elif any(reference.endswith(f".{type(self).__name__}") for reference in self.auto_map.values()):
             self.config.auto_map = dict(self.auto_map)
             # transformers' saver sends along what a file imports, so this line brings the pipeline's file.
             from .pipeline_heed import pipelines_of_folder
@@ -345,6 +363,27 @@ def check_device_map(model: PreTrainedModel) -> None:
             places = " and ".join(f"{name} on {device}" for name, device in zip(pair, found, strict=True))
             must = f"`device_map` must put matrices that are one on one device, but puts {places} instead"
             raise ValueError(f'{must}; `device_map="auto"` with `max_memory` sees to it.')
+
+
+def changed_code(model: HeedBaseModel) -> str | None:
+    """Return the name of a user's class or method that decoding or encoding with a model may call; `None` if none is.
+
+    Classes of torch and of adapters and quantizers belong to what transformers saves.
+    """
+    kinds = type(model).__mro__
+    for kind in kinds[: kinds.index(next(filter(is_ours, kinds)))]:
+        for name, value in vars(kind).items():
+            is_method = isinstance(value, (FunctionType, property, classmethod, staticmethod))
+            if is_method and name not in UNSAVED and kind.__module__.split(".")[0] != "torch":
+                return f"{kind.__module__}.{kind.__qualname__}.{name}"
+    if not is_known(ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation)):
+        return f"attention function {model.config._attn_implementation}"
+    is_wrapped = getattr(model, "peft_config", None) or getattr(model, "hf_quantizer", None)
+    parts = [each for each in model.modules() if each is not model and type(each).__module__.split(".")[0] != "torch"]
+    parts = [each for each in parts if not is_wrapped or is_ours(type(each))]
+    patched = ((type(each).__qualname__, method_of_one(each)) for each in [model, *parts])
+    own = (f"{kind}.{name}" for kind, name in patched if name is not None and name not in UNSAVED)
+    return foreign_code(parts) or next(own, None)
 
 
 def check_quantization(model: Any) -> None:

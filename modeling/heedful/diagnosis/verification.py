@@ -25,6 +25,7 @@ from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files, has_toke
 from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL, special_token
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis import samples
+from heedful.diagnosis.engine_check import check_engines
 from heedful.diagnosis.findings import Measured, ModelFinding, SkippedError, check, shown
 from heedful.diagnosis.samples import Sample, Variation, difference, labels_of, loss_of, make_sample, tolerance_of
 from heedful.files import check_inside, listed, read_object
@@ -145,7 +146,7 @@ def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
 # Those that try a model with sentences and write no file.
 MODEL_CHECKS = (
     *(check_batch, check_order, check_right_padding, check_left_padding, check_cache, check_determinism),
-    *(check_attentions, check_loss_split, check_loss_padding),
+    *(check_attentions, check_loss_split, check_loss_padding, check_engines),
 )
 
 

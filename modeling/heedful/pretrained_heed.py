@@ -27,7 +27,8 @@ from .versions_heed import check_peft
 PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")  # of `push_to_hub`
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 OLD_FORM = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin(\.index\.json)?")  # of the weights
-UNSAVED = ("loss", "save_pretrained", "from_pretrained")  # methods that neither encode nor decode: a saved model may be without a user's
+# Methods that neither encode nor decode: a saved model may be without those of a user.
+UNSAVED = ("loss", "save_pretrained", "from_pretrained")
 ALIGNMENT = 64  # torch puts a tensor on the CPU at a multiple of so many bytes
 
 

@@ -17,7 +17,7 @@ LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 TAG = re.compile(r"([A-Za-z]{2,3})[-_]([A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})")  # kor_Hang, ko-KR, en_XX, es-419
 NO_CODES = ["am", "as", "be", "he", "id", "is", "it", "my", "no", "or", "so", "to"]  # codes where they are alone
 _ROWS = [row.split("\t") for row in Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[2:]]
-_CODES = {spelling: row[0] for row in _ROWS for spelling in (row[2].split(", ") if row[2:] else ())}
+_CODES = {spelling: row[0] for row in _ROWS for spelling in ", ".join(row[2:3]).split(", ") if spelling}
 _CODES |= {row[0]: row[0] for row in _ROWS}
 SCRIPTS_OF_LANGUAGES = {row[0]: row[1] for row in _ROWS if row[1:] and row[1]}
 _FREQUENT_WORDS = {row[0]: row[3].split() for row in _ROWS if row[3:]}

@@ -121,7 +121,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         yield from texts.check_pointless_pairs(pairs, recipe.data.cleaning)
         yield from texts.check_sides(pairs)
     with refusal("references", "decoding.ignore"):
-        preparation.check_references(splits, recipe.decoding.ignore)
+        preparation.check_references(splits, recipe.decoding)
     with refusal("cleaning", "data.cleaning"):
         kept = preparation.clean(splits, recipe.data)
     yield from texts.check_cleaning(read, kept)

@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ TESTED = "  {difference:+.2f}  p {bootstrap_p:.4f}  {randomization_p:.4f}"
 class ComparisonSettings:
     """How systems are compared; what is out of range, or cannot be computed here, is an error at once."""
 
-    tokenize: str = "13a"  # sacrebleu's tokenizer for BLEU
+    tokenize: str | None = None  # sacrebleu's tokenizer for BLEU; None for the one that fits the references
     lowercase: bool = False  # whether case is ignored, as by TER always
     resamples: int = 1000  # of the paired bootstrap
     trials: int = 10_000  # of the approximate randomization
@@ -77,6 +77,7 @@ def compare_translations(
     settings = settings or ComparisonSettings()
     accepted = metrics.references_left(settings.ignore, metrics.nested(references))
     _check_systems(systems, accepted, sources)
+    settings = replace(settings, tokenize=metrics.fitting_tokenizer(settings.tokenize, accepted))
     systems = {name: [comparable(texts, settings.ignore) for texts in seeds] for name, seeds in systems.items()}
     # As many columns for each: fewer seeds are repeated, which leaves their mean as it is.
     width = math.lcm(*map(len, systems.values()))
@@ -155,8 +156,11 @@ def directions_table(comparisons: Mapping[str | None, Mapping[str, Any]]) -> str
     return "\n".join(lines)
 
 
-def read_predictions(path: Path, count: int) -> list[str]:
-    """Read translations, one a line, as `heedful evaluate --predictions` writes them; other files are an error."""
+def read_predictions(path: Path, count: int, references: Sequence[Sequence[str]] = ()) -> list[str]:
+    """Read translations, one a line, as `heedful evaluate --predictions` writes them; other files are an error.
+
+    So are lines of JSON, which are rows of a data set, unless the references are JSON too.
+    """
     what = f"{path} must hold translations, one a line, as `heedful evaluate --predictions` writes them"
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
@@ -166,13 +170,16 @@ def read_predictions(path: Path, count: int) -> list[str]:
     if len(lines) != count:
         place = f"line {len(lines) + 1} is missing" if len(lines) < count else f"line {count + 1} has no pair"
         raise ValueError(f"{what}: {count} lines for {count} pairs, but has {len(lines)} instead: {place}.")
-    try:
-        is_json = isinstance(json.loads(lines[0]), dict | list)
-    except (ValueError, RecursionError):
-        is_json = False
-    if is_json:
+    if _is_json(lines[0]) and not any(_is_json(text) for texts in references for text in texts):
         raise ValueError(f"{what}, but line 1 is JSON instead.")
     return lines
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict | list)
+    except (ValueError, RecursionError):
+        return False
 
 
 class _Metric:
@@ -182,7 +189,8 @@ class _Metric:
         self.name, self.references, self.settings = name, references, settings
         self.highest = math.inf if name in ("ter", *ERROR_RATES) else 100.0
         is_ours = name in PERCENTAGES
-        self.metric = None if is_ours else metrics.sacrebleu_metric(name, settings.tokenize, settings.lowercase)
+        tokenize = settings.tokenize or "13a"
+        self.metric = None if is_ours else metrics.sacrebleu_metric(name, tokenize, settings.lowercase)
 
     def counts(self, texts: Sequence[str]) -> np.ndarray:
         """Return what each sentence adds to the sums, `(sentences, counts)`."""

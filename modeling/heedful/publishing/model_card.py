@@ -28,7 +28,7 @@ from heedful.training.run_folder.folder import leaves
 TEMPLATES = Path(__file__).parent
 CARD_FILE = "README.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
-METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "exact_match": "Exact match"}
+METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "chrf++": "chrF++", "ter": "TER", "exact_match": "Exact match"}
 METRIC_NAMES |= {name: name.replace("_", " ").capitalize() for name in ERROR_RATES}
 NO_CODE = {ord("`"): "'", ord("|"): "\\|"}  # what would end code, or the cell of a table that it is in
 BUILTIN = "builtin:"  # begins the location of a built-in corpus

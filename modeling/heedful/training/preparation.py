@@ -21,9 +21,9 @@ from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs, references_of, texts_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.evaluation.metrics import references_left
+from heedful.evaluation.metrics import fitting_tokenizer, references_left
 from heedful.training.model_of_recipe import check_model
-from heedful.training.recipe import DataRecipe, Recipe
+from heedful.training.recipe import DataRecipe, DecodingRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.checkpoints import newest_whole_checkpoint, written_folder
 
@@ -69,10 +69,11 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
     return Splits(train, validation, tests, total, others=others)
 
 
-def check_references(splits: Splits, ignore: str | None) -> None:
-    """Raise a `ValueError` if what scores ignore is all of the references of a held-out split."""
+def check_references(splits: Splits, decoding: DecodingRecipe) -> None:
+    """Raise a `ValueError` if scores would see nothing of the references of a held-out split, or no words in them."""
     for split in (splits.validation or (), *splits.tests.values()):
-        references_left(ignore, references_of(split), "decoding.")
+        left = references_left(decoding.ignore, references_of(split), "decoding.")
+        fitting_tokenizer(decoding.bleu_tokenizer, left, "decoding.bleu_tokenizer")
 
 
 def clean(splits: Splits, data: DataRecipe) -> Splits:
@@ -323,7 +324,7 @@ def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelera
     """Read, clean, tokenize and encode what the recipe names; tokenizers are trained unless they are `given`."""
     check_model(recipe, given)
     splits = read_splits(recipe.data)
-    check_references(splits, recipe.decoding.ignore)
+    check_references(splits, recipe.decoding)
     kept = clean(splits, recipe.data)
     tokenizers = given or tokenizers_of(recipe, [kept.train], [kept.validation] * kept.is_held_out)
     check_symbols(tokenizers, kept, recipe.decoding.ignore)

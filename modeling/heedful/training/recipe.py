@@ -236,7 +236,7 @@ class ValidationRecipe:
     sentences: int | None = None
     num_beams: int = 1
     max_new_tokens: int = 128
-    select: Literal["loss", "bleu", "chrf", "exact_match", "token_error_rate", "character_error_rate"] = "loss"
+    select: Literal["loss", "bleu", "chrf", "chrf++", "exact_match", "token_error_rate", "character_error_rate"] = "loss"
     patience: int | None = None
 
     def __post_init__(self):
@@ -270,7 +270,7 @@ class DecodingRecipe:
     max_length: int = 256
     tokens_beyond_source: int | None = None
     bootstrap: int = 1000
-    bleu_tokenizer: str = "13a"
+    bleu_tokenizer: str | None = None
     ignore: str | None = None
 
     def __post_init__(self):

@@ -247,7 +247,7 @@ def _tokenizers(recipe: Recipe, stages: Mapping[str, Recipe], given: TokenizerPa
     kept = []
     for stage in stages.values():
         splits = preparation.read_splits(stage.data)
-        preparation.check_references(splits, stage.decoding.ignore)
+        preparation.check_references(splits, stage.decoding)
         kept.append((stage, preparation.clean(splits, stage.data)))
     alike = {str(asdict(stage.data)): (stage.data, splits) for stage, splits in kept}.values()  # each pair counts once
     held_out = [splits.validation for _, splits in alike if splits.is_held_out]

@@ -26,7 +26,7 @@ from heedful.training.recipe import Recipe
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-METRICS = ("bleu", "chrf", "exact_match", *ERROR_RATES)  # all but TER, which is slow
+METRICS = ("bleu", "chrf", "chrf++", "exact_match", *ERROR_RATES)  # all but TER, which is slow
 LOWER_IS_BETTER = ("loss", *ERROR_RATES)
 
 

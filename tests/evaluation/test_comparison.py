@@ -253,6 +253,14 @@ def test_a_file_of_evaluates_predictions_has_the_scores_of_its_model(printed, pl
         assert {name: compared[system][name]["score"] for name in METRICS} == {name: scores[name] for name in METRICS}
 
 
+def test_lines_of_json_are_translations_where_the_targets_are_json(printed, place):
+    write_pairs(place, [{"source": str(number), "target": json.dumps({"on": number})} for number in range(3)])
+    for name, number in (("one", 0), ("other", 1)):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps({"on": i + number}) + "\n" for i in range(3)))
+    systems = json.loads(printed(*COMPARE, "one.jsonl", "other.jsonl", "--json"))["systems"]
+    assert [systems[name]["exact_match"]["score"] for name in ("one.jsonl", "other.jsonl")] == [100.0, 0.0]
+
+
 def test_wrong_systems_are_told_before_a_model_is_loaded(refused, place, monkeypatch):
     monkeypatch.setattr(Translator, "from_pretrained", lambda *_: pytest.fail("a model was loaded"))
     (place / "short.txt").write_text("One.\n")

@@ -3,13 +3,16 @@
 import json
 import math
 import multiprocessing
+from functools import partial
 from unicodedata import normalize
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 
+from heedful.data.cleaning import SOURCES_FILE, source_digests
 from heedful.evaluation import metrics
 from heedful.evaluation.confusions import commonest_confusions, confusions_table
 from heedful.evaluation.error_rates import ERROR_RATES
@@ -24,11 +27,12 @@ REFERENCES = ["The cat sat on the mat.", "The dog runs through the park today.",
 
 def test_the_scores_are_those_of_sacrebleu_and_exact_match_forgives_blanks_around_a_sentence():
     scores = score_translations(PREDICTIONS, REFERENCES)
-    for name, metric in {"bleu": BLEU, "chrf": CHRF, "ter": TER}.items():
+    for name, metric in {"bleu": BLEU, "chrf": CHRF, "chrf++": partial(CHRF, word_order=2), "ter": TER}.items():
         assert 0 < scores[name] == metric().corpus_score(PREDICTIONS, [REFERENCES]).score < 100
     assert (scores["exact_match"], scores["count"]) == (50.0, 4)
     # Without bootstrap there are no intervals.
-    assert sorted(scores) == sorted([*METRICS, "bleu_signature", "chrf_signature", "ter_signature", "count"])
+    signed = [f"{name}_signature" for name in ("bleu", "chrf", "chrf++", "ter")]
+    assert sorted(scores) == sorted([*METRICS, *signed, "count"])
     chosen = score_translations(PREDICTIONS, REFERENCES, metrics=("chrf", "exact_match"), bootstrap=40)
     names = ["chrf", "chrf_signature", "chrf_interval", "exact_match", "exact_match_interval", "count"]
     assert sorted(chosen) == sorted(names)
@@ -395,10 +399,60 @@ def test_the_command_scores_against_all_targets_that_are_right(evaluate):
 def test_the_command_shows_what_is_ignored_and_the_commonest_confusions(evaluate):
     lines = evaluate("--ignore", "[.]", "--confusions", 1).splitlines()
     assert lines[1] == "What matches [.] is taken out of predictions and references before they are scored."
-    titles = ["BLEU", "chrF", "TER", "exact match", "token error rate", "character error rate"]
+    titles = ["BLEU", "chrF", "chrF++", "TER", "exact match", "token error rate", "character error rate"]
     assert [line.split("  ")[0] for line in lines[2:-2]] == titles
     assert lines[-1].split("  ")[-1].strip() == "1: 고양이가 잔다. | A cat sleeps | The cat sleeps"
     found = json.loads(evaluate("--ignore", "[.]", "--confusions", 1, "--json"))
     assert found["ignore"] == "[.]"
     (confusion,) = found["confusions"]
     assert (confusion["reference"], confusion["prediction"], confusion["count"]) == ("A", "The", 2)
+
+
+JOINED = {"zh": ["狗在家里睡觉。", "我没有读那本书。"], "char": ["สุนัขนอนอยู่ในบ้าน", "ฉันไม่ได้อ่านหนังสือ"]}
+
+
+@pytest.mark.parametrize(("tokenizer", "texts"), JOINED.items())
+def test_references_without_spaces_get_a_tokenizer_that_finds_words_and_none_that_does_not(tokenizer, texts):
+    wrong = [text[:-2] + text[-1] for text in texts]
+    scores = score_translations(wrong, texts)
+    assert 20 < scores["bleu"] < 100
+    assert f"tok:{tokenizer}|" in scores["bleu_signature"]
+    assert scores == score_translations(wrong, texts, tokenize=tokenizer)
+    assert_refused(
+        [("13a", f"`tokenize` must be {tokenizer} or .+ but is 13a")],
+        lambda given: score_translations(wrong, texts, tokenize=given),
+    )
+    spaced = [" ".join(text) for text in texts]
+    assert "tok:13a|" in score_translations(spaced, spaced)["bleu_signature"]
+
+
+def test_empty_references_are_counted_and_said_and_no_resample_of_them_is_a_fault():
+    scores = score_translations(["a b", "1", "c"], ["", "1", "c"], bootstrap=100, ignore="[0-9]")
+    assert scores["empty_references"] == 2
+    assert scores["ter_interval"][0] <= scores["ter_interval"][1]
+    assert scores_table(scores).startswith("3 pairs, 2 of them with an empty reference\n")
+    assert "empty" not in scores_table(score_translations(["a"], ["b"]))
+
+
+def test_the_command_takes_columns_and_scoring_of_the_models_recipe_and_says_what_training_knows(
+    knowing, printed, monkeypatch, caplog
+):
+    monkeypatch.chdir(knowing)
+    data = {"train": "pairs.jsonl", "source": "ko", "target": "en", "cleaning": {"drop_duplicates": True}}
+    scoring = {"bleu_tokenizer": "char", "ignore": "[.]"}
+    recipe = {"name": "known", "data": data, "optimization": {"max_updates": 1}, "decoding": scoring}
+    (knowing / "model" / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    rows = [{"source": source, "target": target} for source, target in PAIRS.items()]
+    source_digests(rows[:3]).tofile(knowing / SOURCES_FILE)
+    (knowing / "named.jsonl").write_text("".join(json.dumps({"x": "x", **row}) + "\n" for row in [*rows, rows[0]]))
+    for file, repeated in (("pairs.jsonl", 0), ("named.jsonl", 1)):  # the recipe's columns, and those called so
+        caplog.clear()
+        scores = json.loads(printed("evaluate", "model", "--data", file, "--bootstrap", 0, "--json"))
+        said = caplog.text
+        assert (scores["ignore"], "tok:char|" in scores["bleu_signature"]) == ("[.]", True)
+        assert "scored with `bleu_tokenizer` char, as the model's recipe says" in said
+        assert f"{3 + repeated} of {len(rows) + repeated} sources are training sources" in said
+        assert (f"1 of {len(rows) + 1} pairs would be dropped from training data (duplicate 1)" in said) == repeated
+    asked = ["--tokenize", "13a", "--ignore", "", "--source", "ko", "--target", "en"]
+    scores = json.loads(printed("evaluate", "model", "--data", "pairs.jsonl", "--json", *asked))
+    assert ("ignore" in scores, "tok:13a|" in scores["bleu_signature"]) == (False, True)

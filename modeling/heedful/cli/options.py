@@ -25,7 +25,9 @@ Device = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a
 Data = Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")]
 Source = Annotated[str, Option(help="Source language or column; a,b joins two.")]
 Target = Annotated[str, Option(help="Target language or column.")]
-BleuTokenizer = Annotated[str, Option(help="sacreBLEU's tokenizer for BLEU.")]
+OwnSource = Annotated[str | None, Option("--source", help="Source language or column. Default: the model's.")]
+OwnTarget = Annotated[str | None, Option("--target", help="Target language or column. Default: the model's.")]
+BleuTokenizer = Annotated[str | None, Option(help="sacreBLEU's, for BLEU. Default: the model's, or what fits.")]
 Lowercase = Annotated[bool, Option("--lowercase", help="Ignore case.")]
 Ter = Annotated[bool | None, Option("--ter/--no-ter", help="Compute TER. Default: if it takes two minutes at most.")]
 References = Annotated[str | None, Option("--references", help="Column of --data with lists of all right targets.")]
@@ -160,7 +162,7 @@ def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
         try:
             with output:
                 command(*args, **kwargs)
-        except (ValueError, OSError) as error:
+        except (ImportError, ValueError, OSError) as error:
             if len(error.args) == 1 and isinstance(error.args[0], str):
                 typed = typed_names(command)
                 error.args = (re.sub(r"`(\w+)`", lambda found: f"`{typed.get(found[1], found[1])}`", error.args[0]),)

@@ -11,6 +11,8 @@ from itertools import count, repeat
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from heedful.files import check_at_least, shortened
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ EXAMPLES_PER_REASON = 3
 TAG = re.compile(r"(?:[!-`{-~]+|[0-9][!-~]*|[!-~]*[;:=+<>|#@&*/\[({][!-~]+)")
 FEWEST_WORDS = 20  # different ones beside tags; fewer may be commands
 Rows = Iterable[Mapping[str, str]]
+SOURCES_FILE = "training_sources.bin"  # in a run's folder: their checksums
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,12 @@ def sample(rows: Sequence[Any], most: int | None) -> list[Any]:
     if most is None or len(rows) <= most:
         return list(rows)
     return [rows[number] for number in sorted(Random(0).sample(range(len(rows)), most))]
+
+
+def source_digests(pairs: Iterable[Mapping[str, Any]]) -> np.ndarray:
+    """Return a checksum of the source of each pair, by which one is found again that training has seen."""
+    digests = (blake2b(pair["source"].strip().encode(), digest_size=8).digest() for pair in pairs)
+    return np.array([int.from_bytes(digest) for digest in digests], np.uint64)
 
 
 def _clean_stream(pairs: "IterableDataset", judge: "Judge") -> Iterator[dict[str, str]]:

@@ -74,8 +74,8 @@ def score_translations(
             "flores101", "flores200"; None for what `fitting_tokenizer` finds.
         lowercase: Ignore case in all scores.
         bootstrap: Number of bootstrap resamples (1000 is usual); 0 for no intervals.
-        metrics: Which of "bleu", "chrf", "chrf++", "ter", "exact_match", "token_error_rate" and "character_error_rate" to
-            compute; `affordable_metrics` leaves TER out where it takes long.
+        metrics: Which of "bleu", "chrf", "chrf++", "ter", "exact_match", "token_error_rate" and
+            "character_error_rate" to compute; `affordable_metrics` leaves TER out where it takes long.
         ignore: A regular expression of what is taken out of predictions and references, such as "[0-9]".
 
     Returns:

@@ -28,7 +28,7 @@ STOCK = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5")
 CODE_REFERENCE = re.compile(r"\w+\.\w+")  # file and class in `auto_map`, of the same folder
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # What is fetched from a repository: no code, because the installed Heedful has its own, and no training state.
-FETCHED_FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.spm", "*.txt", "*.jinja"]
+FETCHED_FILES = ["recipe.yaml", "*.json", "*.safetensors", "*.bin", "*.model", "*.spm", "*.txt", "*.jinja"]
 IGNORED_FILES = ["checkpoints/*", "training_state/*", "runs/*", "onnx/*"]
 
 

@@ -71,6 +71,11 @@ class CardFacts:
         return self.task is None and is_translation(self.source_language, self.target_language)
 
     @property
+    def metrics(self) -> list[str]:
+        """The metrics that are measured on any test set."""
+        return [name for name in METRIC_NAMES if any(name in scores for scores in self.scores.values())]
+
+    @property
     def base_on_the_hub(self) -> str | None:
         """The base model, if it is an id on the Hub and no folder here."""
         name = self.base_model or ""
@@ -110,7 +115,8 @@ def write_model_card(folder: str | Path, facts: CardFacts) -> Path:
 def render_model_card(facts: CardFacts) -> str:
     """Return the card of a trained or fine-tuned model: metadata between two lines of ---, then Markdown."""
     template = "finetuned_card_template.md" if facts.run is None else "model_card_template.md"
-    return render(template, card_metadata(facts), facts=facts, run=facts.run)
+    metric_names = {name: METRIC_NAMES[name] for name in facts.metrics}
+    return render(template, card_metadata(facts), facts=facts, run=facts.run, metric_names=metric_names)
 
 
 def facts_of_model(model: Any, tokenizers: TokenizerPair, tokens: Sequence[str], **facts: Any) -> CardFacts:
@@ -134,7 +140,6 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
     license_id = facts.license.strip().lower()
     known = license_id in HUB_LICENSES
     datasets = [dataset.split(":")[0] for dataset in facts.datasets if is_on_the_hub(dataset)]
-    metrics = [metric for metric in METRIC_NAMES if any(metric in scores for scores in facts.scores.values())]
     return metadata_of_card(
         facts.name,
         [facts.source_language, facts.target_language],
@@ -143,7 +148,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
         license=license_id if known else "other",
         license_name=None if known else re.sub(r"[^a-z0-9.+-]+", "-", license_id),
         datasets=datasets or None,
-        metrics=metrics or None,
+        metrics=facts.metrics or None,
         eval_results=_evaluation_results(facts) or None,
     )
 
@@ -199,7 +204,7 @@ def render(template: str, metadata: ModelCardData | None, **facts: Any) -> str:
         finalize=lambda value: value if isinstance(value, Markdown) else _cell(value),  # whatever a template forgets
     )
     environment.filters |= FILTERS
-    names = {"metadata": metadata and Markdown(metadata.to_yaml()), "metric_names": METRIC_NAMES, **facts}
+    names = {"metadata": metadata and Markdown(metadata.to_yaml()), **facts}
     text = environment.get_template(template).render(names)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 

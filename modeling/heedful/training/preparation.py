@@ -12,12 +12,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from accelerate import Accelerator
 
 from heedful.data import mixture
 from heedful.data.batching import BatchingSettings, Row, UpdateBatches
-from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
+from heedful.data.cleaning import CleaningReport, clean_pairs, sample, source_digests, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.languages import LOOKED_AT
 from heedful.data.sources import read_pairs, references_of, texts_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
@@ -71,7 +73,7 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
 
 def check_references(splits: Splits, decoding: DecodingRecipe) -> None:
     """Raise a `ValueError` if scores would see nothing of the references of a held-out split, or no words in them."""
-    for split in (splits.validation or (), *splits.tests.values()):
+    for split in (splits.validation or sample(splits.train, LOOKED_AT), *splits.tests.values()):
         left = references_left(decoding.ignore, references_of(split), "decoding.")
         fitting_tokenizer(decoding.bleu_tokenizer, left, "decoding.bleu_tokenizer")
 
@@ -191,6 +193,7 @@ class StoredCorpus(_HeldOut):
     too_long: int  # training rows that the limits of the recipe leave out
     drawn: Sequence[Callable[[EncodedPairs, int], EncodedPairs]]  # choose or change them anew in every epoch
     teacher: "TeacherTokens | None"  # what it says goes along with each row
+    digests: np.ndarray  # checksums of the training sources
 
     @property
     def pairs(self) -> int:
@@ -317,6 +320,7 @@ def _stored(recipe: Recipe, pairs: Any, held_out: _HeldOut) -> StoredCorpus:
         tokens = TeacherTokens(teacher)
         fingerprint += tokens.check(encoder.tokenizers, rows)
     own = {"rows": rows, "too_long": encoder.too_long, "drawn": drawn, "teacher": tokens}
+    own["digests"] = np.unique(source_digests(pairs))
     return StoredCorpus(**vars(replace(held_out, fingerprint=fingerprint, parts=parts)) | own)
 
 

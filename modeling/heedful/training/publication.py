@@ -11,14 +11,14 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from heedful.data.cleaning import sample
+from heedful.data.cleaning import SOURCES_FILE, sample
 from heedful.data.languages import LANGUAGE_CODE, code_of, language_of
 from heedful.data.sources import read_pairs
 from heedful.inference.loading import load_model
 from heedful.inference.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.inference.translation import Translator
 from heedful.training.loop.validation import score_pairs, validation_loss
-from heedful.training.preparation import Corpus
+from heedful.training.preparation import Corpus, StoredCorpus
 from heedful.training.recipe import DecodingRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.checkpoints import published_checkpoints, written_folder
@@ -78,6 +78,8 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
             corpus.tokenizers.save_pretrained(partial)
             (partial / "recipe.yaml").write_text(to_yaml(recipe, is_private=True), encoding="utf-8")
             copy_foreign_files(recipe.folder / MODEL_FOLDER, partial)
+        if isinstance(corpus, StoredCorpus):
+            corpus.digests.tofile(recipe.folder / SOURCES_FILE)
     accelerator.wait_for_everyone()
     return model
 

@@ -20,6 +20,7 @@ from heedful.evaluation.metrics import check_scoring
 from heedful.files import check_at_least
 
 Location = str | list[str]
+Criterion = Literal["loss", "bleu", "chrf", "chrf++", "exact_match", "token_error_rate", "character_error_rate"]
 
 
 @dataclass
@@ -236,7 +237,7 @@ class ValidationRecipe:
     sentences: int | None = None
     num_beams: int = 1
     max_new_tokens: int = 128
-    select: Literal["loss", "bleu", "chrf", "chrf++", "exact_match", "token_error_rate", "character_error_rate"] = "loss"
+    select: Criterion = "loss"
     patience: int | None = None
 
     def __post_init__(self):

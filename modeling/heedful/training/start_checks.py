@@ -45,7 +45,11 @@ def check_installed(recipe: Recipe) -> None:
             import_extra("schedulefree", "optimizers")
         except ImportError as error:
             raise mistake("optimization.optimizer", f"one that is installed ({error})", "schedule_free") from error
-    score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
+    try:
+        score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
+    except (ImportError, ValueError) as error:
+        must = f"one that can be used here ({error})"
+        raise mistake("decoding.bleu_tokenizer", must, recipe.decoding.bleu_tokenizer) from error
     installed = [str(tracker) for tracker in get_available_trackers()]
     for name in recipe.logging.trackers:
         if name not in installed:  # Accelerate would leave it out, without an error

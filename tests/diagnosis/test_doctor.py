@@ -161,9 +161,9 @@ def test_a_recipe_for_another_machine_can_be_checked_but_for_its_speed(diagnosed
     assert "`optimization.mixed_precision` must be no or bf16 on the CPU" in finding.message
 
 
-def test_only_the_first_pairs_are_looked_at_where_there_are_more(diagnosed, tmp_path):
+def test_a_sample_is_looked_at_where_there_are_more_pairs_and_of_a_stream_the_first(diagnosed, tmp_path):
     stream = {"data.train": corpus(tmp_path, PAIRS), "data.streaming": True}
-    for changes, total, told in (({}, 600, "only the first 400 of 600"), (stream, None, "only the first 400")):
+    for changes, total, told in (({}, 600, "a sample of 400 of 600"), (stream, None, "only the first 400")):
         diagnosis = diagnosed(changes, 400)
         assert (diagnosis.looked_at, diagnosis.total, diagnosis.has_errors) == (400, total, False)
         assert f"{told} training pairs" in str(diagnosis)

@@ -24,6 +24,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair
 from heedful.checksums_heed import CHECKSUMS_FILE
 from heedful.cli.main import app
 from heedful.configuration_heed import GATED_ACTIVATIONS
+from heedful.data.cleaning import sample
 from heedful.data.tokenization import TARGET_FOLDER
 from heedful.publishing.exports import onnx_export as exporter
 from heedful.publishing.exports import onnx_graphs
@@ -411,8 +412,9 @@ def test_the_built_in_sentences_or_those_of_a_runs_validation_are_compared(tmp_p
     for validation, first in ((str(tmp_path / "validation.tsv"), "1"), (None, "0")):
         recipe = tiny_recipe(tmp_path / "run", files | {"data.validation": validation})
         (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
-        assert sentences_to_compare(tmp_path, count=3) == [str(int(first) + more) for more in range(3)]
-        assert sentences_to_compare(tmp_path)[0] == first
+        every = [str(number) for number in range(int(first), 9)]
+        assert sentences_to_compare(tmp_path) == every
+        assert sentences_to_compare(tmp_path, count=3) == sample(every, 3) != every[:3]
     (tmp_path / "train.tsv").unlink()
     with pytest.warns(UserWarning, match="built-in"):
         assert len(sentences_to_compare(tmp_path, count=3)) == 3

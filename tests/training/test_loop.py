@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from heedful import HeedConfig, HeedForConditionalGeneration, processor_heed
+from heedful.data.cleaning import sample
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.estimate import dry_run
 from heedful.fast_paths_heed import runs_known_code
@@ -139,14 +140,22 @@ def test_the_last_weights_are_validated_before_the_best_is_chosen(make_loop, mon
     assert loop.run().best == progress.best
 
 
-@pytest.mark.parametrize(("select", "best"), [("chrf", (30.0, 2)), ("token_error_rate", (10.0, 1))])
+@pytest.mark.parametrize(("select", "best"), [("chrf++", (30.0, 2)), ("token_error_rate", (10.0, 1))])
 def test_scores_are_better_when_higher_and_error_rates_when_lower(make_loop, monkeypatch, select, best):
     changes = {"validation.every_updates": 1, "validation.sentences": 2, "validation.select": select}
     loop = make_loop({"optimization.max_updates": 3, **changes})
     values = iter([10.0, 30.0, 20.0])
     scores = dict.fromkeys(METRICS, 1.0)
-    monkeypatch.setattr(validation, "score_pairs", lambda *_, **__: {**scores, select: next(values)})
+    scored = []
+
+    def score_pairs(translator, pairs, *_, **__):
+        scored.append(pairs)
+        return {**scores, select: next(values)}
+
+    monkeypatch.setattr(validation, "score_pairs", score_pairs)
     assert loop.run().best == [best]
+    pairs = loop.corpus.validation_pairs
+    assert scored == [sample(pairs, 2)] * 3 != [pairs[:2]] * 3  # drawn, for a file may be sorted
     assert loop.engine.model.training
 
 

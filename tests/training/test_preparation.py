@@ -10,13 +10,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from heedful.data.cleaning import sample
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
-from heedful.training.preparation import prepare_corpus
+from heedful.training.preparation import prepare_corpus, read_splits, tokenizers_of
 from heedful.training.recipe_file import read_config
 from heedful.training.run import train
 from heedful.training.speed.model_size import parameters_of
@@ -73,12 +74,20 @@ def test_the_tokenizer_is_trained_once_and_then_loaded_and_a_given_one_used(file
     assert not (tmp_path / "other").exists()
 
 
-def test_the_tokenizer_may_be_trained_from_the_first_pairs(files, tmp_path):
-    recipe = tiny_recipe(tmp_path, {**files, "tokenizer.sentences": 1, "tokenizer.algorithm": "word"})
+def test_a_sorted_file_is_looked_at_from_its_beginning_to_its_end_each_time_the_same(tmp_path):
+    rows = [(f"수{number:03}", "a" * (number + 1)) for number in range(200)]
+    data = {"data.train": lines(tmp_path / "sorted.tsv", rows), "data.validation": lines(tmp_path / "v.tsv", rows[:9])}
+    recipe = tiny_recipe(tmp_path, {**data, "tokenizer.sentences": 20, "tokenizer.algorithm": "word"})
     recipe.tokenizer.vocab_size = 99
-    vocabulary = prepare_corpus(recipe, tmp_path / "tokenizer").tokenizers.source.get_vocab()
-    words = {word.strip() for word in vocabulary} - {"<pad>", "<s>", "</s>", "<unk>"}
-    assert words == {"하나", "one"}
+    kept = read_splits(recipe.data).train
+    drawn = read_splits(recipe.data, 20).train
+    numbers = drawn["row"][:]
+    assert numbers == sorted(numbers) == read_splits(recipe.data, 20).train["row"][:]
+    assert [kept[number - 1]["source"] for number in numbers] == drawn["source"][:]
+    words = set(tokenizers_of(recipe, [kept]).source.get_vocab()) - {"<pad>", "<s>", "</s>", "<unk>"}
+    lengths = [len(word.strip()) for word in words if "a" in word], [len(text) for text in drawn["target"][:]]
+    assert all(len(some) == 20 and min(some) < 40 and max(some) > 160 for some in lengths)
+    assert sample(rows, None) == sample(rows, 200) == rows
 
 
 def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):

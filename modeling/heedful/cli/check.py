@@ -16,7 +16,7 @@ from heedful.files import read_lines, read_object, write_text
 def doctor(
     recipe: options.RecipeFile,
     overrides: options.Overrides = None,
-    pairs: Annotated[int, Option("--pairs", help="Training pairs to look at, the first ones.")] = 100_000,
+    pairs: Annotated[int, Option("--pairs", help="Training pairs to look at; of a stream the first.")] = 100_000,
     as_json: options.AsJson = False,
 ):
     """Check a recipe before it is trained: data, tokenizer, model, schedule. Exit code 1 if it would be ruined."""

@@ -14,7 +14,7 @@ export = Typer(help="Write a model for an engine outside Python.", no_args_is_he
 Sentences = Annotated[Path | None, Option(help="Text file of sources, one a line. Default: the run's, or built-in.")]
 Form = Literal["heed", "transformers"]
 Compared = tuple[Path | None, int, bool]  # sentences, how many, and whether the result is printed as JSON
-Count = Annotated[int, Option(help="Sentences to compare on, the first ones.")]
+Count = Annotated[int, Option(help="Sentences to compare on, drawn.")]
 
 
 def push(

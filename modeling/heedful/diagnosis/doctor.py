@@ -69,7 +69,7 @@ class Diagnosis:
             lines += [f"           {example}" for example in finding.examples]
         counts = Counter(finding.level for finding in self.findings)
         found = ", ".join(f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in LEVELS)
-        scope = "all" if self.looked_at == self.total else "only the first"
+        scope = "all" if self.looked_at == self.total else "only the first" if self.total is None else "a sample of"
         of_all = "" if self.total in (None, self.looked_at) else f" of {self.total:,}"
         return "\n".join([*lines, f"{found}; {scope} {self.looked_at:,}{of_all} training pairs were looked at"])
 
@@ -92,7 +92,7 @@ def refusal(check: str, where: str, level: Level = "error", advice: str = "") ->
 
 
 def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
-    """Run every check on a recipe, its vocabulary trained on the first `limit` training pairs, which are looked at."""
+    """Run every check on a recipe, its vocabulary trained on `limit` drawn training pairs, which are looked at."""
     check_at_least(1, **{"--pairs": limit})
     splits, findings = preparation.read_splits(recipe.data, limit), []
     try:

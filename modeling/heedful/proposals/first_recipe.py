@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heedful.data.cleaning import CleaningRules, clean_pairs
+from heedful.data.cleaning import CleaningRules, clean_pairs, sample
 from heedful.data.languages import lacks_script, language_of, main_script
 from heedful.data.sources import first_rows, table_files
 from heedful.data.tables import delimiters_of, kind_of_file, layouts_of, name_of, parts_of
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks import pairs as looks
 from heedful.diagnosis.recipe_checks.pairs import Pairs, kind_of, roles_of
+from heedful.evaluation.metrics import fitting_tokenizer
 from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings
 from heedful.training.preparation import read_splits
@@ -36,6 +37,7 @@ NOTES = {
     "optimization.schedule": "rises over the warm-up, then falls to 0 at max_updates",
     "optimization.max_minutes": "whichever comes first",
     "checkpoints.publish": "the weights with the lowest validation loss",
+    "decoding.bleu_tokenizer": "of targets without spaces between words; of Japanese, ja-mecab is usual",
     "card.license": "yours, as the Hub names it, such as apache-2.0; empty: unknown",
 }
 # Of an algorithm that `survey` finds: what it is, and why.
@@ -70,6 +72,8 @@ def write_first_recipe(
     facts = survey(splits.train if "group" in splits.train.column_names else pairs, count)
     machine = this_machine()
     chosen, minutes = propose(facts, machine)
+    if (tokenizer := fitting_tokenizer(None, [[text] for text in pairs.targets])) != "13a":
+        chosen["decoding.bleu_tokenizer"] = tokenizer
     place = "a GPU" if machine.has_gpu else f"{machine.cores} CPU cores"
     about = f"about {max(1, round(minutes))} minute{'s' * (round(minutes) > 1)}"
     alike = sum(one == other for one, other in zip(pairs.sources, pairs.targets, strict=True)) / len(pairs)
@@ -177,7 +181,8 @@ def find_text_column(location: str, wanted: str | None, option: str) -> str:
 
 def _looked_at(location: str | Sequence[str]) -> tuple[Any, ...]:
     """Return cells, kinds and names of columns by their keys, and whether the first line of a table has the names."""
-    rows = first_rows(location, JUDGED)
+    rows = first_rows(location, LOOKED_AT)
+    rows = [rows[0], *sample(rows[1:], JUDGED - 1)]
     cells = {str(key): [row.get(key) for row in rows] for key in rows[0]}
     is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
     kinds = {key: kind_of(column[1:] if is_table and len(rows) > 1 else column) for key, column in cells.items()}

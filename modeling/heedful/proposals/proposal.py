@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from heedful import processor_heed
-from heedful.data.cleaning import words_without_tags
+from heedful.data.cleaning import sample, words_without_tags
 from heedful.data.mixture import read_parts
 from heedful.data.tokenizer_training import Algorithm
 from heedful.training.recipe import DataRecipe
@@ -52,7 +52,7 @@ class Machine:
 def survey(
     pairs: Iterable[Mapping[str, str]], count: int | None = None, algorithms: tuple[Algorithm, Algorithm] | None = None
 ) -> DataFacts:
-    """Measure the first pairs of a corpus, of `count` in all (or these), and find `algorithms` unless given."""
+    """Measure pairs of a corpus, of `count` in all (or these), and find `algorithms` unless given."""
     rows = [*islice(pairs, LOOKED_AT)]
     read = [(pair["source"], pair["target"]) for pair in rows]
     if not read:
@@ -215,6 +215,7 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     needed = next((name for key, name in read_by.items() if given.get(key)), None)
     # A model of the user's own may have far larger matrices, or none that Muon is for.
     cautious = needed or ("adam" if section_of(tree, "model") else None)
+    pairs = pairs if count is None else pairs.select(sample(range(count), LOOKED_AT))
     facts = survey(pairs, count, ("bpe", "bpe") if is_settled else None)
     own = given.get("optimizer", cautious), given.get("schedule", "linear")
     settings, minutes = propose(facts, this_machine(given.get("device", "auto")), *own)

@@ -54,7 +54,7 @@ class Splits:
 
 
 def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
-    """Read all pairs, or only the first `limit` of training, which then have their numbers from 1 as `row`."""
+    """Read all pairs, or only `limit` of training, drawn, of a stream the first; these have their numbers as `row`."""
     from datasets import Dataset
 
     where = data.located
@@ -65,9 +65,11 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
     train = mixture.read_parts(data.parts, data.streaming)
     total = len(train) if isinstance(train, Sized) else None
     if limit is not None:
-        first = [{"part": 0, **pair, "row": number} for number, pair in enumerate(islice(train, limit), start=1)]
-        total = len(first) if total is None and len(first) < limit else total
-        train = Dataset.from_list(first)
+        numbers = range(limit) if total is None else sample(range(total), limit)
+        drawn: Any = train if total is None else train.select(numbers)
+        rows = [{"part": 0, **pair, "row": number + 1} for number, pair in zip(numbers, drawn, strict=False)]
+        total = len(rows) if total is None and len(rows) < limit else total
+        train = Dataset.from_list(rows)
     return Splits(train, validation, tests, total, others=others)
 
 
@@ -119,6 +121,8 @@ def tokenizers_of(
     """
     settings = recipe.tokenizer
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
+    if settings.sentences is not None and isinstance(pairs[0], Sized):  # of one part
+        pairs = [sample(pairs[0], settings.sentences)]
     rest = held_out if ("word", None) in settings.sides else ()
     own = settings.target_algorithm
     return train_tokenizers(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from heedful.data.cleaning import sample
 from heedful.data.encoding import EncodedPairs
 from heedful.data.tokenization import TokenizerPair, encode_texts
 from heedful.diagnosis.findings import EXAMPLES, RecipeFinding, RowCheck, graded, percent
@@ -84,7 +85,7 @@ def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> I
         rows = encode_texts(tokenizer, name, texts)
         counts = [ids.count(tokenizer.unk_token_id) for ids in rows]
         found, tokens = [number for number, count in enumerate(counts) if count], sum(map(len, rows))
-        some = [texts[number] for number in found[:LOOKED_AT_FOR_UNKNOWN_WORDS]]
+        some = [texts[number] for number in sample(found, LOOKED_AT_FOR_UNKNOWN_WORDS)]
         words = ", ".join(map(shortened, unknown_words(tokenizer, some)[: 2 * EXAMPLES]))
         fields: Any = {"side": side, "tokens": tokens, "unknown": sum(counts), "share": sum(counts) / max(1, tokens)}
         yield from UNKNOWN.findings(pairs, found, key, words=f", such as {words}" if words else "", **fields)
@@ -119,7 +120,7 @@ def check_vocabulary_use(
             continue
         message = f"{never:,} of {len(types):,} entries of the {side} vocabulary never occur in training; "
         message += f"{rare:,} ({percent(share)}) occur fewer than {RARE} times."
-        message += "" if looked_at is None else f" (Looked at: the first {looked_at:,} pairs.)"
+        message += "" if looked_at is None else f" (Looked at: {looked_at:,} pairs.)"
         enough = f"About {len(tokenizer) - rare:,} tokens would do for these data."
         level = graded(share, SHORTER_VOCABULARY) if looked_at is None else "note"
         yield RecipeFinding("vocabulary_use", level, message, key, enough if share >= SHORTER_VOCABULARY else "")
@@ -127,7 +128,7 @@ def check_vocabulary_use(
 
 def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
     """Look whether the source tokenizer makes more tokens of a decomposed text (NFD) than of the same in NFC."""
-    texts = [text for text in pairs.sources[:200] if not unicodedata.is_normalized("NFD", text)]
+    texts = [text for text in sample(pairs.sources, 200) if not unicodedata.is_normalized("NFD", text)]
     forms = ([unicodedata.normalize(form, text) for text in texts] for form in ("NFC", "NFD"))
     composed, decomposed = (sum(map(len, encode_texts(tokenizers.source, "text", form))) for form in forms)
     if decomposed > composed:

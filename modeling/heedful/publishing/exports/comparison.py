@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig
 
+from heedful.data.cleaning import sample
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
@@ -38,6 +39,7 @@ from heedful.training.recipe_file import recipe_of
 
 MORE_THAN_SOURCE = 50  # so many tokens more than the longest source of its batch may a compared translation have
 TOKEN_BUDGET = 4096
+DRAWN_FROM = 100_000  # the first pairs of a file, of which sentences are compared
 LEAST_LIKENESS = 0.5  # mean share of tokens in common; a quantized model below it has lost what it learned
 # The settings of a generation config that each form carries out as `generate()` does; every other one is refused.
 TOKENS = (*GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens")
@@ -278,7 +280,7 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
 
 
 def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:
-    """Return the first sentences of a text file in UTF-8, one a line, or of the validation data in a model's folder.
+    """Draw sentences from a text file in UTF-8, one a line, or from the validation data in a model's folder.
 
     Where neither is there, a warning says that they are built-in Korean and English ones, which try a model of any
     language with tokens and lengths of real text.
@@ -286,14 +288,14 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
     check_at_least(1, count=count)
     if path is not None:
         if sentences := [line.strip() for line in read_lines(path, "sentences") if line.strip()]:
-            return sentences[:count]
+            return sample(sentences, count)
         raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
     with suppress(OSError, ValueError):  # it may have none, or one of another version
         data = recipe_of(Path(model)).data
         split = "train" if data.located.validation is None else "validation"
         place = getattr(data.located, split)
         pairs = read_pairs(place, data.source, data.target, split=split, streaming=True)
-        return [pair["source"] for pair in islice(pairs, count)]
+        return sample([pair["source"] for pair in islice(pairs, DRAWN_FROM)], count)
     message = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
     warnings.warn(message, stacklevel=2)
     builtin = korean_english_pairs("test", (count + 1) // 2)

@@ -100,7 +100,7 @@ def script_of(text: str) -> str | None:
     """Return the script that most letters of a text are in, `None` where it has fewer than three letters of it."""
     if text.isascii():  # the usual case, and no other script is
         return "Latin" if sum(map(str.isalpha, text)) >= 3 else None
-    ((script, count),) = _letters_by_script(text).most_common(1) or [(None, 0)]
+    ((script, count),) = _letters_by_script(text).most_common(1) or [("", 0)]
     return script if count >= 3 else None
 
 

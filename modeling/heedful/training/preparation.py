@@ -122,7 +122,7 @@ def tokenizers_of(
     settings = recipe.tokenizer
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
     if settings.sentences is not None and isinstance(pairs[0], Sized):  # of one part
-        pairs = [sample(pairs[0], settings.sentences)]
+        pairs = [sample(cast("Dataset", pairs[0]), settings.sentences)]
     rest = held_out if ("word", None) in settings.sides else ()
     own = settings.target_algorithm
     return train_tokenizers(

@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer, UMT5Config
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, UMT5Config
 from typer.testing import CliRunner
 
 from card_facts import card_facts
@@ -18,7 +20,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli.main import app
 from heedful.publishing import hub
 from heedful.publishing.conversion.model_conversion import convert, convert_model
-from heedful.publishing.conversion.stock_models import start_from_zero, stock_config, stock_model
+from heedful.publishing.conversion.stock_models import save, start_from_zero, stock_config, stock_model
 from heedful.publishing.exports import fresh_process
 from heedful.publishing.exports import transformers_export as exporter
 from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
@@ -124,6 +126,26 @@ def test_the_stock_model_gives_the_same_logits_and_tokens_and_becomes_the_first_
         search = {"num_beams": beams, "max_new_tokens": 8, "eos_token_id": 2, "pad_token_id": 0}
         search |= {"decoder_start_token_id": 1, "no_repeat_ngram_size": 1}
         assert stock.generate(**inputs, **search).tolist() == ours.generate(**inputs, **search).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_is_compared_in_float32_and_keeps_its_size(folder, tmp_path, in_this_process, dtype):
+    half = shutil.copytree(folder, tmp_path / "half")
+    HeedForConditionalGeneration.from_pretrained(folder, dtype=dtype).save_pretrained(half)
+    export = export_transformers(half, tmp_path / "out", list(PAIRS))
+    assert export.quantization == str(dtype).removeprefix("torch.")
+    assert export.difference < 1e-5
+    for name in ("the_paper", "pre_norm", "t5", "untied_t5"):  # sinusoids, and factors that are no power of two
+        ours = model_of(EXPRESSIBLE[name][1])
+        shake(ours)
+        save(stock_model(ours.to(dtype).float()), tmp_path / name, dtype)
+        load = partial(AutoModelForSeq2SeqLM.from_pretrained, tmp_path / name)
+        inputs = {"input_ids": sentences(9)[0][None], "decoder_input_ids": torch.tensor([[1, 5, 7]])}
+        expected, found = (model.eval()(**inputs).logits for model in (ours, load(dtype=torch.float32)))
+        assert (expected - found).abs().max() / expected.abs().max().clamp(min=1) < rounding(ours), name
+        assert load().dtype == dtype
+        weights = load_file(tmp_path / name / "model.safetensors").values()
+        assert sum(weight.numel() for weight in weights if weight.dtype == dtype) > 0.7 * ours.num_parameters(), name
 
 
 def test_the_sizes_of_t5s_have_the_published_numbers_of_parameters_and_a_stock_form():
@@ -247,7 +269,7 @@ def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
         stock.model.encoder.layers[0].fc1.weight.data[3, 4] += 1e-2
         return stock
 
-    def broken(stock, target):
+    def broken(stock, target, dtype):
         stock.save_pretrained(target)
         (target / "config.json").write_text("{}")
 

@@ -76,15 +76,21 @@ def start_from_zero(stock: PreTrainedModel) -> PreTrainedModel:
     return marian.to(stock.dtype).eval()
 
 
-def save(stock: Any, folder: Path) -> None:
-    """Save a stock model, with what its class leaves out: a table of positions, or that T5's output is untied."""
+def save(stock: Any, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Save a stock model, with what its class leaves out: a table of positions, or that T5's output is untied.
+
+    It is in float32, and so is what another dtype would round: sinusoids, and what holds a factor of ours.
+    """
     stock.save_pretrained(folder)
+    config, weights = read_object(folder / CONFIG_NAME), load_file(folder / SAFE_WEIGHTS_NAME)
     if isinstance(FAMILIES[stock.config.model_type], T5Family):
         # transformers says that each T5 is tied, and looks into the file; before version 5 it believed the config.
-        config = read_object(folder / CONFIG_NAME)
-        is_tied = stock.lm_head.weight is stock.shared.weight
-        write_text(folder / CONFIG_NAME, json.dumps(config | {"tie_word_embeddings": is_tied}, indent=2) + "\n")
+        config["tie_word_embeddings"] = stock.lm_head.weight is stock.shared.weight
     elif stock.config.decoder_start_token_id == stock.config.pad_token_id:
-        weights = load_file(folder / SAFE_WEIGHTS_NAME)
-        positions = stock.state_dict()[POSITIONS]
-        save_file({**weights, POSITIONS: positions}, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+        weights[POSITIONS] = stock.state_dict()[POSITIONS]
+    for name, weight in weights.items():
+        if torch.equal(weight.to(dtype).float(), weight):
+            weights[name] = weight.to(dtype)
+    save_file(weights, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    write_text(folder / CONFIG_NAME, json.dumps(config, indent=2) + "\n")

@@ -104,10 +104,11 @@ class UnscoredEngine(GenerateEngine):
 class Draft:
     """A model on its way into another form, with the sentences that both forms must translate alike."""
 
-    model: Any  # on the CPU and in evaluation mode, with an adapter merged into it
+    model: Any  # on the CPU, in evaluation mode and float32, with an adapter merged into it
     tokenizers: TokenizerPair
     sentences: list[str]  # without blank ones
     folder: Path  # to write to; it holds the tokenizers already
+    dtype: torch.dtype = torch.float32  # in which the model was saved
 
     def outputs(self, engine: Any, searches: Searches, limit: int | None) -> Outputs:
         """Return what an engine generates; its model is left with the last search as its generation config."""
@@ -142,7 +143,8 @@ def begun_export(model: str | Path, target: str | Path, sentences: Sequence[str]
     loaded, tokenizers = load_for(form, model)
     with new_folder(target) as folder:
         tokenizers.save_pretrained(folder)
-        yield Draft(loaded, tokenizers, sentences, folder)
+        dtype = loaded.dtype  # of what is computed in half precision, each engine rounds something else
+        yield Draft(torch.nn.Module.float(loaded), tokenizers, sentences, folder, dtype)
 
 
 def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:

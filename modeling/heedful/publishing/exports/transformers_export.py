@@ -61,7 +61,7 @@ def export_transformers(
             draft.tokenizers.check_is_fast("`zero_start`")
             stock = start_from_zero(stock)
             _pad_with_the_last_token(folder / "tokenizer.json", stock.config.pad_token_id)
-        save(stock, folder)
+        save(stock, folder, draft.dtype)
         _name_as_version_4(folder)
         write_checksums(folder, "tokenizer")
         write_checksums(folder, "weights")
@@ -69,7 +69,7 @@ def export_transformers(
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         found = {"count": len(draft.sentences), "difference": difference, "read": read}
         _write_card(Path(model), Path(target).name, folder, stock, **found)
-    return comparison.Export(Path(target), str(stock.dtype).removeprefix("torch."), size, comparisons, difference)
+    return comparison.Export(Path(target), str(draft.dtype).removeprefix("torch."), size, comparisons, difference)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
 
 def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison.Comparison], float, int]:
     """Compare the exported folder, in a process without Heedful: what differs, and how far, in how many, logits do."""
-    ours, limit = draft.model.float(), getattr(config, "max_position_embeddings", None)  # T5 has none
+    ours, limit = draft.model, getattr(config, "max_position_embeddings", None)  # T5 has none
     sources = comparison.encode(draft.tokenizers, draft.sentences, limit)
     searches, pad = comparison.searches_of(ours.generation_config, BEAMS), ours.config.pad_token_id
 

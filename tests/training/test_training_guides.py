@@ -66,6 +66,22 @@ def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(pl
     check_folder(folder)
 
 
+def test_the_guide_from_nothing_learns_publishes_and_prints_what_it_says(tmp_path, monkeypatch, capsys, printed):
+    monkeypatch.chdir(tmp_path)
+    transformers_logging.disable_progress_bar()
+    text = text_of("train_from_nothing")
+    blocks, names = blocks_of(text), {}
+    assert len(blocks) == text.count("```python") == 6
+    for number, (code, expected) in enumerate(blocks):
+        if number == 5:  # which needs the card
+            _, listed = run_commands(printed, commands_of(text)).values()
+            assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= {*listed.split()}
+        exec(code, names)
+        lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("{'")]  # Trainer's log
+        assert "".join(f"{line}\n" for line in lines) == expected
+    assert "trained from nothing with a Trainer" in Path("runs/commands/model/README.md").read_text(encoding="utf-8")
+
+
 @pytest.fixture
 def cell(tmp_path, monkeypatch):
     """Run a cell in a kernel such as a notebook has; return what it wrote on standard output and on standard error."""

@@ -141,10 +141,9 @@ class AttentionMaps:
     def _states_of(self, kind: Kind) -> list[HeadStates]:
         self._of_kind(kind)
         if kind not in self.states:
-            must = (
-                "be a Heed Transformer to show its scores, without relative positions (shaw or t5) and shared layers"
-            )
-            raise ValueError(f"The model must {must}, but is another model instead.")
+            must = "be a Heed Transformer, loaded after `import heedful`, to show its scores"
+            but = "is another model, or has relative positions (shaw or t5) or shared layers"
+            raise ValueError(f"The model must {must}, but {but} instead.")
         return self.states[kind]
 
     def _of_kind(self, kind: Kind) -> np.ndarray:

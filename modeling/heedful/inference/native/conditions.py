@@ -83,7 +83,10 @@ def obstacle_to_copies(model: Any, engine: str) -> str | None:
     Of a model all classes, methods, weights and fields of its config must be those that the engines were written for.
     """
     if not isinstance(model, HeedForConditionalGeneration):
-        return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
+        found = type(model).__name__
+        if type(model).__module__.startswith("transformers_modules."):
+            found += " of the code in its folder (to have Heedful's, load it after `import heedful`)"
+        return f"The model must be a HeedForConditionalGeneration, but is a {found} instead."
     if not runs_known_functions(model):
         return f"`F.linear` and the attention function must be torch's or transformers' for {engine}, but one is not."
     if (name := foreign_code(model.modules())) is not None:

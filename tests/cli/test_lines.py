@@ -55,7 +55,7 @@ def test_texts_of_a_table_are_those_of_one_column_which_is_asked_for(
     Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("t.csv").write_text("ko,en\nw100,0 a b\nw101,1 a b\n")
     Path("t.tsv").write_text("w100\t0 a b\nw101\t1 a b\n")
-    Path("words.csv").write_text("id,text\n" + "".join(f"{number},w words\n" for number in range(2)))
+    Path("words.csv").write_text("text\n" + "".join(f"w words{end}\n" for end in "ab"))
     for name, column in (("t.jsonl", "ko"), ("t.csv", "ko"), ("t.csv", "1"), ("t.tsv", "1")):
         code, output, _ = heedful_command("translate", folder / "model", "--input", name, "--source", column)
         assert (code, output) == (0, "if a: \tb  c\n" * 2), (name, column)
@@ -68,9 +68,8 @@ def test_texts_of_a_table_are_those_of_one_column_which_is_asked_for(
         ):
             assert re.search(asked, refused(*command)), command
     assert heedful_command("distill", folder / "model", "--data", "t.jsonl", "--source", "ko", "-o", "d.jsonl")[0] == 0
-    code, _, said = heedful_command("pairs", "spacing", "--texts", "words.csv", "-o", "s.jsonl")
-    assert "words.csv: the texts are those of column 'text'" in said
-    assert json.loads(read_lines("s.jsonl", "")[0]) == {"source": "wwords", "target": "w words"}
+    assert heedful_command("pairs", "spacing", "--texts", "words.csv", "-o", "s.jsonl")[0] == 0
+    assert json.loads(read_lines("s.jsonl", "")[0]) == {"source": "wwordsa", "target": "w wordsa"}
     lines = [*map(str, range(10)), "a\ttab", *map(str, range(10)), "And now, a comma."]
     Path("plain.txt").write_text("".join(f"x {line}\n" for line in lines))
     assert heedful_command("pairs", "spacing", "--texts", "plain.txt", "-o", "p.jsonl")[0] == 0

@@ -117,6 +117,7 @@ def test_rows_that_have_slipped_are_length_outliers_unless_lengths_differ_widely
 
 
 DEFECTIVE = {
+    "marks": r'"She said \"yes\" to it."',
     "control_characters": "sen\x07tence",
     "replacement_characters": "sen\ufffdtence",
     "mojibake": "schön ist Ã¤hnlich",

@@ -306,7 +306,7 @@ def test_what_strangers_call_things_stays_text_in_a_recipe(tmp_path):
 
 def test_a_recipe_is_called_after_the_folder_and_says_how_its_table_is_written(tmp_path, printed, monkeypatch):
     (tmp_path / "my.corpus" / "more").mkdir(parents=True)
-    rows = [("name", "text"), *((f"{english} x", f'Er sagt "{korean}"') for korean, english in PAIRS)]
+    rows = [("name", "text"), *((f"{english} x", f'Er sagt\n"{korean}"') for korean, english in PAIRS)]
     with (tmp_path / "my.corpus" / "a.tsv").open("w", newline="") as file:
         csv.writer(file, delimiter="\t").writerows(rows)
     for folder, given in (("my.corpus", "."), ("my.corpus/more", "..")):
@@ -315,9 +315,10 @@ def test_a_recipe_is_called_after_the_folder_and_says_how_its_table_is_written(t
         assert "quotation marks around cells are no part of them" in first
         assert read_recipe(Path("my.yaml")).name == "my"
         found = diagnose(read_recipe(Path("my.yaml"))).findings
-        assert [f.message for f in found if f.check == "layout"] == [
-            "Quotation marks around cells are no part of them, and doubled ones are one."
-        ]
+        told = {finding.check: finding for finding in reversed(found)}
+        assert told["layout"].message == "Quotation marks around cells are no part of them, and doubled ones are one."
+        line = re.match(r"train line (\d+): '(.*) x' →", told["tabs"].examples[1])
+        assert ENGLISH[(int(line[1]) - 2) // 2] == line[2]  # each pair has two lines
 
 
 def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, printed, monkeypatch):

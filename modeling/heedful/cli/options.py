@@ -210,16 +210,6 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
     return read(data[0] if len(data) == 1 else data, source, target, **settings)
 
 
-def text_column(location: str, column: str | None, option: str) -> str:
-    """Return the column of a corpus's texts, and say which where it is found; an error asks for it by `option`."""
-    from heedful.proposals.first_recipe import find_text_column
-
-    found = find_text_column(location, column, option)
-    if found not in (column, "1"):
-        report(f"{location}: the texts are those of column {found!r}")
-    return found
-
-
 def texts_of(path: Path | None, column: str | None, option: str) -> Iterator[str] | None:
     """Return the texts in a column of a table, or `None` for a file of plain text without one."""
     from heedful.data.sources import read_pairs as read
@@ -227,7 +217,9 @@ def texts_of(path: Path | None, column: str | None, option: str) -> Iterator[str
 
     if path is None or (column is None and kind_of_file(path) in (None, "txt")):
         return None
-    column = text_column(str(path), column, option)
+    from heedful.proposals.first_recipe import find_text_column
+
+    column = find_text_column(str(path), column, option)
     return (f"{pair['source']}\n" for pair in read(str(path), column, column, streaming=True))
 
 

@@ -17,7 +17,7 @@ pairs = Typer(help="Make pairs (`source`, `target`) for a task that is no transl
 Method = Literal["greedy", "beam", "sampling", "noised"]
 PairsFile = Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz.")]
 Texts = Annotated[str, Option(help="Right texts: a file, or whatever `data.train` takes.")]
-Column = Annotated[str | None, Option(help="Theirs, or their language. Default: whole lines, or the only texts.")]
+Column = Annotated[str | None, Option(help="Theirs, or their language. Default: the only one, or whole lines.")]
 Typos = Annotated[float, Option(help="Share of the words.")]
 Nouns = Annotated[str | None, Option(help="File of Korean nouns to put in the places of the texts'.")]
 Actions = Annotated[str | None, Option("--lengths", help="Fewest and most actions, such as 1-25. Default: all.")]
@@ -40,7 +40,9 @@ def task(command: Callable[..., None]) -> Callable[..., None]:
 
         options.check_pairs_file(output)
         if "column" in settings:
-            settings["column"] = options.text_column(settings["texts"], settings["column"], "--column")
+            from heedful.proposals.first_recipe import find_text_column
+
+            settings["column"] = find_text_column(settings["texts"], settings["column"], "--column")
         made = getattr(task_pairs, f"{command.__name__.removesuffix('s')}_pairs")(**settings)
         _write_pairs(output, ({"source": source, "target": target} for source, target in made))
 

@@ -18,17 +18,8 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from heedful.data.tables import (
-    ANY_COLUMNS,
-    TABLES,
-    Columns,
-    advice_on_tables,
-    kind_of_file,
-    numbered_lines,
-    parts_of,
-    table_rows,
-    without_end,
-)
+from heedful.data import tables
+from heedful.data.tables import ANY_COLUMNS, Columns, kind_of_file, numbered_lines
 from heedful.files import quoted, shortened
 
 if TYPE_CHECKING:
@@ -54,7 +45,7 @@ MARKUP = {
     "TMX": (r"<(tmx|tuv?)\b", "`tmx2po` and `po2csv` of translate-toolkit"),
     "one with IWSLT's tags": ("<(url|talkid|keywords|speaker|title|description)>", "`grep -v '^<'`"),
     "XML or HTML": (
-        r"<[?!]|</?(?!(?:a|b|i|u|s|em|strong|span|font|br)\b)([\w:.-]+)( [^<>]*=[^<>]*)?/?>($|.*</\1>$)",
+        r"<[?!][\w-]|</?(?!(?:a|b|i|u|s|em|strong|span|font|br)\b)([\w:.-]+)( [^<>]*=[^<>]*)?/?>($|.*</\1>$)",
         "the package beautifulsoup4",
     ),
     "subtitles": (r"[\d:]+[.,]\d+ --> |WEBVTT|Dialogue: \d|\{\d+\}\{\d+\}|\[\d+:\d+", "the package pysubs2"),
@@ -118,11 +109,13 @@ def first_rows(location: str | Sequence[str], count: int, split: str = "train") 
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 
 
-def table_files(location: str | Sequence[str], split: str = "train") -> list[str]:
-    """Return the files of a corpus that are tables."""
+def table_files(location: Any, split: str = "train") -> list[str]:
+    """Return the tables among the files of a corpus, which is one file or a folder."""
+    if not isinstance(location, str) or not Path(location).expanduser().exists():
+        return []
     reader: Any = row_reader(location, ANY_COLUMNS, split, streaming=True)
     files = map(str, reader.args[0]) if reader.func is _file_rows else ()
-    return [file for file in files if kind_of_file(file) in TABLES]
+    return [file for file in files if kind_of_file(file) in tables.TABLES]
 
 
 def texts_of(location: str | Sequence[str], split: str = "train") -> Iterator[str]:
@@ -175,7 +168,7 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
         sides, is_whole = [], True
         for name in names:
             texts = []
-            for part in parts_of(name, cells):
+            for part in tables.parts_of(name, cells):
                 translation = cells.get("translation")
                 column = translation if isinstance(translation, Mapping) and part not in cells else cells
                 text = column.get(part)
@@ -205,7 +198,9 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
             raise ValueError(f"{name!r} must be text in every row, but is None in {place}.")
         near = get_close_matches(name, map(str, columns), n=1)
         has = f"{quoted(columns)} instead" + (f" (did you mean {near[0]!r}?)." if near else ".")
-        raise ValueError(f"{file} must have the language or column {name!r}, but has {has}{advice_on_tables(file)}")
+        raise ValueError(
+            f"{file} must have the language or column {name!r}, but has {has}{tables.advice_on_tables(file)}"
+        )
 
 
 def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str, Any]) -> list[str]:
@@ -306,10 +301,10 @@ def _check_are_plain(files: Sequence[str]) -> None:
     for file, head in zip(files, heads, strict=True):
         for what, (mark, way) in MARKUP.items():
             marked = [bool(re.match(mark, line.strip())) for line in head if line.strip()]
-            if any(marked[:1]) or sum(marked) > 0.2 * len(marked):
+            if sum(marked) > (1 if any(marked[:1]) else max(1, 0.2 * len(marked))):
                 raise ValueError(f"`location` must be {must}, but {file} looks like {what}. Make text of it by {way}.")
-    keys = [[match and match[0] for match in map(KEY.match, head)] for head in heads]
-    alike = [one for one, other in zip(*keys, strict=False) if one and one == other]
+    keys = ((KEY.match(line), KEY.match(other)) for line, other in zip(*heads, strict=False) if line != other)
+    alike = [key[0] for key, other in keys if key and other and key[0] == other[0]]
     if len(alike) > 0.5 * max(map(len, heads)):
         found = f"each has the keys {quoted(alike, 3)}. Make a table of them by `prop2po` or `yaml2po` and `po2csv`"
         raise ValueError(f"`location` must be {must}, but {found} of translate-toolkit.")
@@ -321,7 +316,7 @@ def _aligned_lines(source_file: str, target_file: str) -> Iterator[Record]:
         for side, line in enumerate(lines):
             counts[side] += line is not None
         if counts[0] == counts[1]:
-            source, target = (without_end(line[1]) for line in lines if line)
+            source, target = (tables.without_end(line[1]) for line in lines if line)
             yield source_file, counts[0], {"source": source, "target": target}
     if not any(counts):
         raise ValueError(f"{source_file} must hold at least one line, but is empty instead.")
@@ -332,8 +327,10 @@ def _aligned_lines(source_file: str, target_file: str) -> Iterator[Record]:
 
 
 def _file_rows(files: Sequence[Path], columns: Columns) -> Iterator[Record]:
-    table: Callable[[str], Iterator[Mapping[str, Any]]] = partial(table_rows, columns=columns)
-    readers = {"jsonl": _json_rows, "json": _json_rows, "parquet": _parquet_rows} | dict.fromkeys(TABLES, table)
+    def table(file: str) -> Iterator[Mapping[str, Any]]:
+        return (cells for _, cells in tables.table_rows(file, columns))
+
+    readers = {"jsonl": _json_rows, "json": _json_rows, "parquet": _parquet_rows} | dict.fromkeys(tables.TABLES, table)
     for file in files:
         yield from _numbered(str(file), readers[str(kind_of_file(file))], str(file))
 
@@ -399,6 +396,6 @@ def _hub_dataset(location: str, columns: Columns, split: str, streaming: bool) -
             datasets.enable_progress_bars()
     # Other columns may hold audio or images, which would be decoded for nothing.
     names = dataset.column_names or []
-    parts = {"translation", *(part for name in columns for part in parts_of(name, names))}
+    parts = {"translation", *(part for name in columns for part in tables.parts_of(name, names))}
     wanted = [column for column in names if column in parts]
     return dataset.select_columns(wanted) if wanted else dataset

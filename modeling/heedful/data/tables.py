@@ -21,8 +21,8 @@ SEPARATOR_LINE = re.compile(r'\Asep=([^"\r\n])(\r\n?|\n)')  # which Excel reads 
 TABLES = ("csv", "tsv", "txt")
 ANY_COLUMNS = ("", "")  # where it is not known yet what they are called
 LOOKED_AT = 200  # lines by which a delimiter is chosen
-# Which cells are wrapped by pandas and Python's csv, by Excel, and by the former's QUOTE_ALL and QUOTE_NONNUMERIC.
-WRAPPED = [re.compile(cell) for cell in (r'["\t\r\n]', r'["\t\r\n,]', "", r"^(?!-?[\d.]+(e[+-]?\d+)?$)")]
+# Which cells are wrapped by pandas and Python's csv, by Excel, by QUOTE_ALL, and by QUOTE_NONNUMERIC and R.
+WRAPPED = [re.compile(cell) for cell in (r'["\t\r\n]', r'["\t\r\n,]', "", r"^(?!(-?[\d.]+(e[+-]?\d+)?|NA)$)")]
 csv.field_size_limit(2**24)  # characters of a cell; a quotation mark that is never closed makes one of a whole file
 
 
@@ -64,8 +64,8 @@ def name_of(columns: Sequence[str]) -> str:
     return columns[0] if len(columns) == 1 else ",".join(f'"{name}"' if "," in name else name for name in columns)
 
 
-def table_rows(file: str, columns: Columns) -> Iterator[Mapping[str, str]]:
-    """Yield the rows of a table by the names in its first line, or by number where columns are numbers."""
+def table_rows(file: str, columns: Columns) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Yield the line and cells of each row by the names in the first line, or by number where columns are numbers."""
     delimiter, _ = delimiters_of(file, columns)
     is_csv = kind_of_file(file) == "csv"
     rows = _csv_rows(file, delimiter, _csv_lines(file)) if is_csv else _plain_rows(file, delimiter)
@@ -84,9 +84,12 @@ def _plain_rows(file: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_rows(file: str, delimiter: str, lines: Iterable[str], before: int = 0) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    reader, number = csv.reader(lines, delimiter=delimiter, strict=True), before + 1
     try:
-        yield from ((before + reader.line_num, cells) for cells in reader if cells)
+        for cells in reader:
+            if cells:
+                yield number, cells
+            number = before + reader.line_num + 1
     except csv.Error as error:
         raise ValueError(f"{file} must be well-formed CSV, but line {reader.line_num} is not: {error}.") from error
 
@@ -171,13 +174,13 @@ def _are_numbers(columns: Collection[str]) -> bool:
 
 def _named_cells(
     file: str, rows: Iterator[tuple[int, list[str]]], columns: Columns, delimiter: str
-) -> Iterator[Mapping[str, str]]:
+) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yield the rows of a table by the names in its first, or by number where columns are numbers that it lacks."""
     first, names = next(rows, (1, []))
     wanted = {part for name in columns for part in parts_of(name, names)}
-    ahead = list(islice(rows, LOOKED_AT))
-    rows, is_named = chain(ahead, rows), wanted <= {*names}
+    is_named = wanted <= {*names}
     if is_named and _are_numbers(wanted):  # but not above numbers
+        rows = chain(ahead := list(islice(rows, LOOKED_AT)), rows)
         places = [names.index(name) for name in wanted]
         below = "".join(cells[place] for _, cells in ahead for place in places if place < len(cells))
         is_named = not below or any(map(str.isalpha, below))
@@ -194,7 +197,7 @@ def _named_cells(
             must = f"{len(names)} cells in every line, as the first has"
             found = f"{len(cells)} in line {number} instead, where {DELIMITERS.get(delimiter, repr(delimiter))}"
             raise ValueError(f"{file} must have {must}, but has {found} separate them.")
-        yield dict(zip(names, cells, strict=True))
+        yield number, dict(zip(names, cells, strict=True))
 
 
 def advice_on_tables(file: str) -> str:

@@ -4,8 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from heedful import processor_heed
 from heedful.data.mixture import both_ways, check_room
 from heedful.data.sources import table_files
-from heedful.data.tables import layouts_of
+from heedful.data.tables import layouts_of, table_rows
 from heedful.diagnosis.estimate import Rehearsal, plan_batches
 from heedful.diagnosis.findings import Level, RecipeFinding
 from heedful.diagnosis.recipe_checks import pairs as texts
@@ -27,7 +27,7 @@ from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
 from heedful.training.preparation import Splits, StoredCorpus, earlier_tokenizers, tokenizers_of
 from heedful.training.processes.devices import make_accelerator, runs_on_cpu
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import DataRecipe, Recipe
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.speed.end_to_end import CUTS_OFF
 from heedful.training.start_checks import check_installed, faults, tokenizer_key
@@ -103,6 +103,13 @@ def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
     return Diagnosis(findings, len(splits.train), splits.total)
 
 
+def lines_of(data: DataRecipe, count: int) -> list[int]:
+    """Return the line of each of the first training pairs, if one table holds them all."""
+    files = table_files(data.located.train) if len(data.parts) == 1 else []
+    rows = table_rows(files[0], (data.source, data.target)) if len(files) == 1 else iter(())
+    return [line for line, _ in islice(rows, count)]
+
+
 def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
     """Prepare the run, with the checks of what each step gives behind it."""
     try:
@@ -113,10 +120,10 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         message = "The model card will say that the license is unknown, and without one the model may not be used."
         yield RecipeFinding("card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0.")
     for key, part in recipe.data.parts.items():
-        is_here = isinstance(part.train, str) and Path(part.train).exists()
-        for said in layouts_of(table_files(part.train)) if is_here else ():
+        for said in layouts_of(table_files(part.train)):
             yield RecipeFinding("layout", "note", f"{said[0].upper()}{said[1:]}.", key)
-    read = Pairs.of("train", "data.train", splits.train)
+    lines = lines_of(recipe.data, max(splits.train["row"][:], default=0))
+    read = replace(Pairs.of("train", "data.train", splits.train), lines=lines)
     if pairs := read.without(recipe.data.denoised):
         yield from texts.check_pointless_pairs(pairs, recipe.data.cleaning)
         yield from texts.check_sides(pairs)
@@ -125,8 +132,9 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
     with refusal("cleaning", "data.cleaning"):
         kept = preparation.clean(splits, recipe.data)
     yield from texts.check_cleaning(read, kept)
-    train = Pairs.of("train", "data.train", kept.train)
+    train = replace(Pairs.of("train", "data.train", kept.train), lines=lines)
     held_out = [Pairs.of("validation", "data.train" if kept.is_held_out else "data.validation", kept.validation)]
+    held_out[0] = replace(held_out[0], lines=lines if kept.is_held_out else ())
     held_out += [Pairs.of(key.removeprefix("data.test."), key, pairs) for key, pairs in kept.tests.items()]
     yield from texts.check_overlap(read, recipe.data.cleaning, held_out)
     for split in held_out:

@@ -166,17 +166,15 @@ def _tokenizer_notes(settings: Mapping[str, Any], algorithms: tuple[str, str]) -
 
 
 def find_text_column(location: str, wanted: str | None, option: str) -> str:
-    """Return the only column of a corpus but for ids and the like, or the `wanted` one; a `ValueError` asks for it."""
+    """Return the `wanted` column of a corpus as it is called, or the only one; a `ValueError` asks by `option`."""
     if kind_of_file(location) == "txt" and delimiters_of(location, ("1", "1"))[0] == "\n":
         return wanted or "1"  # lines of plain text
-    cells, _, names, has_names = _looked_at(location)
-    if wanted is not None:
-        return name_of([part if part in names.values() else names.get(part, part) for part in parts_of(wanted, names)])
-    texts = [name for name in names.values() if len(names) == 1 or "other" not in roles_of(name)]
-    if len(texts) != 1 or (has_names is None and len(names) > 1):
+    cells, _, names, _ = _looked_at(location)
+    if wanted is None and len(names) > 1:
         found = f"{quoted(names.values())}, in the first row {quoted(column[0] for column in cells.values())}"
         raise ValueError(f"`{option}` must say which column of {location} to read: it has {found}.")
-    return texts[0]
+    parts = [*names] if wanted is None else parts_of(wanted, names.values())
+    return name_of([part if part in names.values() else names.get(part, part) for part in parts])
 
 
 def _looked_at(location: str | Sequence[str]) -> tuple[Any, ...]:
@@ -187,7 +185,7 @@ def _looked_at(location: str | Sequence[str]) -> tuple[Any, ...]:
     is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
     kinds = {key: kind_of(column[1:] if is_table and len(rows) > 1 else column) for key, column in cells.items()}
     has_names = _has_names(cells, kinds) if is_table else False
-    files = table_files(location)[:3] if is_table else []
+    files = table_files(location)[:3]
     if len(files) > 1 and all(first_rows(file, 1) == rows[:1] for file in files):
         has_names = True
     return cells, kinds, {key: str(column[0]) if has_names else key for key, column in cells.items()}, has_names
@@ -222,7 +220,7 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
             first = quoted(column[0] for column in cells.values())
             advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
         raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
-    said = layouts_of(table_files(location) if is_table else ())
+    said = layouts_of(table_files(location))
     why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(others)
     return (
         name_of([names[key] for key in chosen[:-1]]),

@@ -33,6 +33,7 @@ class Pairs:
     targets: list[str]
     rows: list[int]  # the number of each pair in the split, from 1
     parts: list[int]  # of which part of the training data each pair is, from 0
+    lines: Sequence[int] = ()  # the line of each row, counted from 0, in the only table of the split
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,8 +61,11 @@ class Pairs:
 
     def examples(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Show the first few of some of these pairs, counted from 0."""
-        shown = ((self.rows[n], shortened(self.sources[n]), shortened(self.targets[n])) for n in numbers)
-        return tuple(f"{self.name} row {row}: {source} → {target}" for row, source, target in islice(shown, EXAMPLES))
+        rows = (
+            (self.rows[n], shortened(self.sources[n]), shortened(self.targets[n])) for n in islice(numbers, EXAMPLES)
+        )
+        places = [(f"line {self.lines[row - 1]}" if self.lines else f"row {row}", *texts) for row, *texts in rows]
+        return tuple(f"{self.name} {place}: {source} → {target}" for place, source, target in places)
 
     def broken_by(self, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
         """Return the pairs, counted from 0, that some rules would drop."""
@@ -256,6 +260,7 @@ IS_IN: dict[str, Callable[[str], object]] = {
     ).search,
     # Reading composes what can be composed, so jamo that are left have lost their syllable.
     "decomposed": lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text),
+    "marks": re.compile(r'^".*(""|\\").*"$', re.DOTALL).search,
     "tabs": lambda text: re.search(r"[\t\n\r]", text.strip()),
 }
 # What such texts have, what to do about it, and from which shares on it is grave.
@@ -277,6 +282,7 @@ DEFECTS: dict[str, tuple[Any, ...]] = {
         "Normalize the files to NFC.",
         0.001,
     ),
+    "marks": ("quotation marks around them, and doubled or escaped ones inside.", "Write the file as CSV.", 0.01),
     "tabs": ("tabs or line breaks inside.", "Look whether columns or lines have run together.", 0.01),
 }
 

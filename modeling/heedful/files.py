@@ -3,13 +3,15 @@
 import json
 import os
 import re
+import select
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path, PureWindowsPath
-from stat import S_IMODE
+from stat import S_IMODE, S_ISREG
 from typing import Any
 
 from heedful.checksums_heed import read_object as read_object
@@ -145,6 +147,42 @@ def bounded_lines(stream: Any, name: object, longest: int = LONGEST_LINE) -> Ite
         if len(line) > longest:  # a small compressed file may hold it
             raise ValueError(f"{name} must have lines of at most {longest:,} bytes, but line {number} has more.")
         yield line
+
+
+class Pipe:
+    """A pipe, a terminal or a device whose next line may be a long time in coming."""
+
+    def __init__(self, stream: Any):
+        self.descriptor, self.lines, self.rest, self.is_open = stream.fileno(), deque[bytes](), b"", True
+
+    @classmethod
+    def or_file(cls, stream: Any) -> Any:
+        """Return a stream of bytes as a pipe if it is one, and as it is if it is a file."""
+        with suppress(OSError):  # Windows cannot say whether a pipe has more
+            if os.name != "nt" and not S_ISREG(os.fstat(stream.fileno()).st_mode):
+                return cls(stream)
+        return stream
+
+    def has_more(self) -> bool:
+        """Return whether another line, or the end, can be read without waiting."""
+        while self.is_open and not self.lines and select.select([self.descriptor], [], [], 0)[0]:
+            self._read()
+        return bool(self.lines) or not self.is_open
+
+    def readline(self, most: int) -> bytes:
+        """Read a line, or so many bytes of a longer one."""
+        while self.is_open and not self.lines and len(self.rest) < most:
+            self._read()
+        if self.lines:
+            return self.lines.popleft()
+        found, self.rest = self.rest, b""
+        return found
+
+    def _read(self) -> None:
+        part = os.read(self.descriptor, 2**16)
+        self.is_open = bool(part)
+        *lines, self.rest = (self.rest + part).split(b"\n")
+        self.lines.extend(line + b"\n" for line in lines)
 
 
 def other_encoding(content: bytes) -> str | None:

@@ -1,6 +1,5 @@
 """The `heedful` command: one model is trained through the real entry point, and everything else uses it."""
 
-import io
 import json
 import re
 import subprocess
@@ -239,25 +238,6 @@ def test_what_a_command_could_not_end_with_is_told_before_the_model_is_loaded(re
         (["export", "onnx", "none", tmp_path], f"`OUT` must be a folder that does not exist yet, but {tmp_path} d"),
     ):
         assert message in refused(*arguments)
-
-
-def test_at_a_terminal_each_line_is_answered_before_the_next_is_read(model, heedful_command, monkeypatch):
-    seen = []
-
-    class Terminal(io.BytesIO):
-        def isatty(self):
-            return True
-
-        def readline(self, *size):
-            seen.append(sys.stdout.getvalue().count("\n"))
-            return super().readline(*size)
-
-    lines = "".join(f"{sentence}\n" for sentence in SENTENCES[:3]).encode()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Terminal(lines)))
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    code, _, errors = heedful_command("translate", model)
-    assert (code, seen) == (0, [0, 1, 2, 3])
-    assert "Sentences, one a line; Ctrl-D ends." in errors
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly_which_imported_little_and_collected_none_of_it(model):

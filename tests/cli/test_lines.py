@@ -1,8 +1,13 @@
-"""What is a line: outputs that hold line breaks of every kind, in files of one text a line and in files of pairs."""
+"""Lines: outputs with line breaks of every kind, in files of texts and of pairs; and pipes, read line by line."""
 
+import io
 import json
+import os
 import re
+import select
+import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -86,3 +91,52 @@ def test_a_file_has_the_lines_that_its_line_feeds_end(tmp_path):
     (tmp_path / "lines.txt").write_bytes(f"\ufeff{text}\n{text}\r\n\n".encode())
     assert read_lines(tmp_path / "lines.txt", "--data") == [text, text, ""]
     assert json.loads(json_line({text: text})) == {text: text}
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("kind", [io.TextIOWrapper, Terminal, None])
+def test_who_writes_a_line_and_waits_gets_its_answer(folder, heedful_command, monkeypatch, kind, tmp_path):
+    sources, given, found = [f"{source}\n".encode() for source in [*TEXTS][:5]], [], []
+    expected = [LINE_END.sub(" ", text) for text in [*TEXTS.values()][:5]]
+    if kind is None:
+        given = ["--input", tmp_path / "in", "-o", tmp_path / "out"]
+        for path in given[1::2]:
+            os.mkfifo(path)
+    else:
+        (reading, asking), (answered, answering) = os.pipe(), os.pipe()
+        monkeypatch.setattr(sys, "stdin", kind(os.fdopen(reading, "rb")))
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(os.fdopen(answering, "wb")))
+
+    def ask():
+        out = asking if kind else os.open(given[1], os.O_WRONLY)
+        back = answered if kind else os.open(given[3], os.O_RDONLY)
+        for lines in (sources[:1], sources[1:2], sources[2:]):
+            os.write(out, b"".join(lines))
+            answer = b""
+            while answer.count(b"\n") < len(lines) and select.select([back], [], [], 20)[0]:
+                answer += os.read(back, 2**16)
+            found.extend(answer.decode().splitlines())
+        os.close(out)
+
+    thread = Thread(target=ask)
+    thread.start()
+    code, _, errors = heedful_command("translate", folder / "model", *given)
+    thread.join()
+    assert (code, found) == (0, expected)
+    assert ("Sentences, one a line; Ctrl-D ends." in errors) == (kind is Terminal)
+
+
+def test_standard_input_and_output_have_names(folder, printed, monkeypatch, tmp_path):
+    monkeypatch.chdir(folder)
+    text, expected = f"{next(iter(TEXTS))}\n", "if a: \tb  c\n"
+    for name in ("-", "/dev/stdin"):
+        assert printed("translate", "model", "--input", name, stdin=text) == expected
+    for name in ("-", "/dev/stdout"):
+        assert printed("translate", "model", "--input", "texts.txt", "-o", name) == expected * 11
+        assert len(printed("backtranslate", "model", "texts.txt", "-o", name).splitlines()) == 11
+    output = printed("evaluate", "model", "--data", "pairs.jsonl", "--bootstrap", 0, "--predictions", "-")
+    assert output.startswith(expected * 11)

@@ -15,7 +15,7 @@ from typer import Option
 
 from heedful.cli import options
 from heedful.data.cleaning import SOURCES_FILE, Judge, source_digests
-from heedful.files import check_at_least, one_line, write_text
+from heedful.files import check_at_least, one_line
 from heedful.training.processes.launcher import world_size
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,8 @@ def evaluate(
     if texts is None:
         return
     if predictions is not None:
-        write_text(predictions, "".join(one_line(text) + "\n" for text in texts))
+        with options.writing(predictions) as stream:
+            stream.writelines(one_line(text) + "\n" for text in texts)
     scoring["metrics"] = metrics.affordable_metrics(ter, texts, accepted)
     scores = metrics.score_translations(texts, accepted, **scoring)
     lines = [metrics.scores_table(scores)]

@@ -171,9 +171,25 @@ def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+STANDARD_OUTPUT = (None, Path("-"), Path("/dev/stdout"))
+
+
+def is_stream(path: Path | None) -> bool:
+    """Return whether what is written is read at once: by standard output, a pipe or a device."""
+    if path is None or path in STANDARD_OUTPUT or str(path).startswith(("/dev/stderr", "/dev/fd/", "/proc/self/fd/")):
+        return True
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
+def check_input(path: Path | None, option: str) -> None:
+    """Raise an error that names the option unless texts can be read there: a file, a pipe, or - for standard input."""
+    if path is not None and path != Path("-") and (path.is_dir() or not path.exists()):
+        raise FileNotFoundError(f"`{option}` must be a file of sentences, but {path} is none.")
+
+
 def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = ()) -> None:
     """Raise an error that names the option if a file that is no input cannot be written there; `None` is no file."""
-    if path is not None:
+    if path is not None and not is_stream(path):
         check_writable(path, name=option)
         if path.resolve() in {Path(given).resolve() for given in inputs}:
             raise ValueError(f"`{option}` must be another file than those that are read, but {path} is one of them.")
@@ -181,6 +197,8 @@ def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = 
 
 def check_pairs_file(output: Path, inputs: Iterable[str | Path] = ()) -> None:
     """Raise an error unless pairs can be written to the file that `--output` names; `writing` makes its folder."""
+    if is_stream(output):
+        return
     nearest = next(folder for folder in output.absolute().parents if folder.exists())
     if not nearest.is_dir():
         raise ValueError(f"`--output` must lie in a folder, but {nearest} is a file.")
@@ -275,7 +293,7 @@ def quieten() -> None:
 @contextmanager
 def writing(path: Path | None) -> Iterator[TextIO]:
     """Yield standard output, or a file that appears whole when all is written, compressed if it ends in .gz."""
-    if path is None:
+    if path in STANDARD_OUTPUT:
         if not writes_unicode():
             found = f"Standard output is {sys.stdout.encoding}: a character that it lacks is written as its number"
             warnings.warn(f"{found}. `-o FILE` or PYTHONIOENCODING=utf-8 writes UTF-8.", stacklevel=2)
@@ -284,7 +302,7 @@ def writing(path: Path | None) -> Iterator[TextIO]:
     new = [folder for folder in path.absolute().parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with written_whole(path) as partial, partial.open("wb") as file:
+        with nullcontext(path) if is_stream(path) else written_whole(path) as place, place.open("ab") as file:
             # Without its name and time, so that the same text makes the same file.
             packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else file
             with packed, TextIOWrapper(packed, encoding="utf-8", newline="\n") as stream:  # type: ignore[type-var]
@@ -300,7 +318,7 @@ def progress_bar(source: Path | None = None, total: int | None = None, is_shown:
     """Return a bar on a terminal's standard error that counts lines, of a `total` or of how many a file has."""
     from tqdm import tqdm
 
-    if source is not None and source.suffix != ".gz" and sys.stderr.isatty():
+    if source is not None and source.is_file() and source.suffix != ".gz" and sys.stderr.isatty():
         with source.open("rb") as stream:
             total = sum(1 for _ in stream)
     return tqdm(total=total, unit=" lines", leave=False, disable=None if is_shown else True)

@@ -4,6 +4,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -115,8 +116,7 @@ def backtranslate(
 ):
     """Make source sentences for target sentences with a model of the other direction: pairs to train on."""
     options.check_pairs_file(output, [texts])
-    if not texts.is_file():
-        raise FileNotFoundError(f"`TEXTS` must be a file of sentences, but {texts} is none.")
+    options.check_input(texts, "TEXTS")
     table = options.texts_of(texts, column, "--target")
     with options.quick_start(model):
         from heedful.inference.teaching.back_translation import BackTranslation
@@ -124,7 +124,7 @@ def backtranslate(
         making = BackTranslation(method, num_beams, temperature, top_k, seed)
     translator = options.load_translator(model, device, revision)
     search: Any = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    made = making.pairs(translator, table or lines_of(texts, "line"), chunk_size=CHUNK, **search)
+    made = making.pairs(translator, table or chain.from_iterable(lines_of(texts, "line")), chunk_size=CHUNK, **search)
     _write_pairs(output, made, making, str(texts))
 
 

@@ -7,17 +7,19 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import chain, tee
+from itertools import chain, islice, tee
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from heedful.cli import options
-from heedful.files import bounded_lines, json_line, one_line, other_encoding
+from heedful.files import Pipe, bounded_lines, json_line, one_line, other_encoding
 
 FORMATS = {"score": ".4f", "confidence": ".1f"}
 CHUNK = 1024  # lines by which a bar moves
+MOST = 4096  # lines that are read and translated together
+STANDARD_INPUT = Path("-"), Path("/dev/stdin")
 
 
 def translate(
@@ -49,8 +51,7 @@ def translate(
     """Turn texts into texts, such as translations: a file or standard input line by line; the order is kept."""
     if text and source is not None:
         raise ValueError(f"`--input` must be left out where sentences are given, but is {source} instead.")
-    if source is not None and not source.is_file():
-        raise FileNotFoundError(f"`--input` must be a file of sentences, but {source} is none.")
+    options.check_input(source, "--input")
     if column is not None and source is None:
         raise ValueError(f"`--source` must come with a table as `--input`, but is {column!r} without one.")
     table = options.texts_of(source, column, "--source")
@@ -64,10 +65,14 @@ def translate(
 
         likely = Confidence.from_pretrained(model, revision)
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
-    lines = sources = iter(text) if text else table or lines_of(source)
+    lines: Iterator[Any] = iter([text] if text else ())
+    if not text:
+        lines = lines_of(source) if table is None else iter(lambda: [*islice(table, MOST)], [])
+    sources = lines
     if confidence:
         likely.check(translator.model.generation_config, to, num_beams=num_beams, early_stopping=early_stopping)
         lines, sources = tee(lines)
+        sources = chain.from_iterable(sources)
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
     settings |= {"split": split, "paragraphs": paragraphs, "keep_going": not text}
@@ -76,9 +81,8 @@ def translate(
     with options.progress_bar(source, is_shown=is_shown) as bar, options.writing(output) as stream:
         if is_dialogue:
             print("Sentences, one a line; Ctrl-D ends.", file=sys.stderr)
-        together = ([line] for line in lines) if is_dialogue else [lines]
-        found = (translator.translate_lines(each, progress=bar.update, **settings) for each in together)
-        for translation in chain.from_iterable(chain.from_iterable(found)):
+        found = translator.translate_lines(lines, chunk_size=None, progress=bar.update, **settings)
+        for translation in chain.from_iterable(found):
             values = {"score": translation.score} if scores or as_json else {}
             if confidence:  # what was not translated has none: blank, markup, or too long
                 (ids,) = translator.tokenizers.encode_source([next(sources)], to)
@@ -92,27 +96,40 @@ def translate(
                 none = "not calibrated" if translation.token_ids else ""
                 columns = (none if value is None else format(value, FORMATS[name]) for name, value in values.items())
                 line = "\t".join([*columns, plain])
-            print(one_line(line), file=stream, flush=is_dialogue, end=end)
+            print(one_line(line), file=stream, flush=options.is_stream(output), end=end)
 
 
-def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[str]:
-    """Yield the lines of a file, or of standard input; bytes or lines in no UTF-8 are left out, with a warning."""
+def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[list[str]]:
+    """Open a file or standard input, and yield its lines, in lists of those that can be read without waiting.
+
+    Bytes or lines in no UTF-8 are left out, with a warning.
+    """
+    if path is None or path in STANDARD_INPUT:
+        return _lists_of(nullcontext(sys.stdin.buffer), "Standard input", left_out)
+    return _lists_of(gzip.open(path) if path.suffix == ".gz" else path.open("rb"), path, left_out)
+
+
+def _lists_of(opened: Any, path: str | Path, left_out: str) -> Iterator[list[str]]:
     broken = number = 0
-    name = path or "Standard input"
-    open_file = gzip.open if path is not None and path.suffix == ".gz" else open
+    lines: list[str] = []
     try:
-        with open_file(path, "rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
-            for number, line in enumerate(bounded_lines(stream, name), start=1):
+        with opened as file:
+            stream = file if isinstance(file, gzip.GzipFile) else Pipe.or_file(file)
+            for number, line in enumerate(bounded_lines(stream, path), start=1):
                 try:
-                    yield line.decode("utf-8")
+                    lines.append(line.decode("utf-8"))
                 except UnicodeDecodeError as error:
                     if found := other_encoding(line):
-                        raise ValueError(f"{name} must be UTF-8, but line {number} is not: {found}.") from None
+                        raise ValueError(f"{path} must be UTF-8, but line {number} is not: {found}.") from None
                     broken += 1
                     if broken <= 3:
                         found = f"byte {line[error.start]:#04x} at position {error.start}: the {left_out} is left out"
                         warnings.warn(f"Line {number} must be UTF-8, but has {found}.", stacklevel=2)
-                    yield line.decode("utf-8", errors="ignore") if left_out == "byte" else "\n"
+                    lines.append(line.decode("utf-8", errors="ignore") if left_out == "byte" else "\n")
+                if len(lines) == MOST or (isinstance(stream, Pipe) and not stream.has_more()):
+                    yield lines
+                    lines = []
+            yield lines
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} must be a whole gzip file, but breaks after line {number}: {error}.") from error
     if broken > 3:

@@ -232,9 +232,9 @@ class Translator:
 
     def translate_lines(
         self,
-        lines: Iterable[str],
+        lines: Iterable[str] | Iterable[list[str]],
         *,
-        chunk_size: int = 4096,
+        chunk_size: int | None = 4096,
         split: bool = False,
         paragraphs: bool = False,
         keep_going: bool = False,
@@ -246,7 +246,8 @@ class Translator:
 
         Args:
             lines: Lines, with or without their line ends; a byte order mark before the first one is no part of it.
-            chunk_size: Number of lines that are read, sorted and batched together.
+            chunk_size: Number of lines that are read, sorted and batched together; None if `lines` are lists of lines
+                that are, such as those that a pipe has ready.
             split: Whether a line that is longer than any source of the training is split into its sentences. Their
                 translations are joined, n-th best with n-th best; the score is the mean of theirs.
             paragraphs: Whether every line is. Its white space and line end, the bullet or number that begins it, and
@@ -324,10 +325,11 @@ class Translator:
         # Copied weights cannot be sent to another process, which makes its own copies.
         return self.__dict__ | {"_engines": {}}
 
-    def _stream(self, lines: Iterable[str], chunk_size: int, tally: Tally) -> Iterator[list[Translation]]:
+    def _stream(self, lines: Iterable[Any], chunk_size: int | None, tally: Tally) -> Iterator[list[Translation]]:
         stream, number = iter(lines), 1
-        while chunk := checked_texts(islice(stream, chunk_size), "lines", number - 1):
-            if number == 1:
+        for given in stream if chunk_size is None else iter(lambda: list(islice(stream, chunk_size)), []):
+            chunk = checked_texts(given, "lines", number - 1)
+            if number == 1 and chunk:
                 chunk[0] = chunk[0].removeprefix("\ufeff")
             yield from self._translate(chunk, tally, first_number=number)
             number += len(chunk)

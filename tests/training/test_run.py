@@ -20,6 +20,7 @@ from heedful.inference.translation import Translator
 from heedful.publishing.run_card import facts_in_numbers, publish_run, write_run_card
 from heedful.training import run
 from heedful.training.loop.loop import TrainingLoop
+from heedful.training.processes.collectives import Watch
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import make_recipe, read_recipe
 from heedful.training.run import train
@@ -46,6 +47,22 @@ def finished(tmp_path_factory):
     """A finished run of six updates; nobody may change its folder."""
     AcceleratorState._reset_state(reset_partial_state=True)
     return train(tiny_recipe(tmp_path_factory.mktemp("finished") / "run", CHANGES))
+
+
+def test_processes_watch_each_other_from_before_the_data_are_read_until_all_are_about_to_train(tmp_path, monkeypatch):
+    seen, prepare = [], run.prepare_corpus
+
+    class Watching(Watch):
+        def __exit__(self, *error):
+            seen.append("left")
+
+    monkeypatch.setattr(run, "make_watch", lambda _, patience: seen.append(patience) or Watching())
+    monkeypatch.setattr(run, "prepare_corpus", lambda *given: seen.append("prepared") or prepare(*given))
+    loop = Mock(side_effect=lambda *_: seen.append("made") or Mock(run=Mock(side_effect=KeyboardInterrupt)))
+    monkeypatch.setattr(run, "TrainingLoop", loop)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tmp_path / "run"))
+    assert seen == [60, "prepared", "made", "left"]
 
 
 def test_the_folders_of_the_run_and_of_its_model_hold_all_it_takes(finished):

@@ -15,7 +15,7 @@ from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.monitoring import read_curves
 from heedful.training.preparation import Corpus, StoredCorpus, prepare_corpus
 from heedful.training.processes.collectives import lost_processes_reported
-from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
+from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator, make_watch
 from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights, score_published
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
@@ -24,6 +24,8 @@ from heedful.training.run_folder.progress import Progress, early_end, unfinished
 from heedful.training.start_checks import check_installed
 
 logger = logging.getLogger(__name__)
+
+SECONDS_TO_PREPARE = 60.0  # without a sign of life, after which a process counts as lost before the first update
 
 
 @dataclass
@@ -80,11 +82,14 @@ def train_one(recipe: Recipe, stage: str = "", is_last: bool = True) -> RunResul
 
 def _train(recipe: Recipe, accelerator: Accelerator, stage: str, is_last: bool) -> RunResult:
     set_seed(recipe.seed)
-    with accelerator.main_process_first():
-        corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
-    if isinstance(corpus, StoredCorpus):
-        logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.too_long, corpus.report)
-    loop = TrainingLoop(recipe, corpus, accelerator)
+    # A process that reads a huge file in one call may be silent for long.
+    with make_watch(accelerator, patience=SECONDS_TO_PREPARE):
+        with accelerator.main_process_first():
+            corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
+        if isinstance(corpus, StoredCorpus):
+            logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.too_long, corpus.report)
+        loop = TrainingLoop(recipe, corpus, accelerator)
+        accelerator.wait_for_everyone()  # or who leaves first seems to be silent
     if accelerator.is_main_process:
         write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
     loop.log.start_trackers(recipe.name, loop.progress)

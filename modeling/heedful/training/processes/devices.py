@@ -82,13 +82,13 @@ def make_accelerator(
     return accelerator
 
 
-def make_watch(accelerator: Accelerator) -> Watch:
-    """Return the watch for as many processes as there are."""
+def make_watch(accelerator: Accelerator, **settings: float) -> Watch:
+    """Return the watch for as many processes as there are, with settings of `Heartbeat`."""
     if accelerator.num_processes == 1:
         return Watch()
     from heedful.training.launch.heartbeat import Heartbeat
 
-    return Heartbeat(accelerator)
+    return Heartbeat(accelerator, **settings)
 
 
 def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:

@@ -362,9 +362,10 @@ def test_a_tracker_goes_back_with_a_resumed_run_and_ends_none(tmp_path, monkeypa
     def fail(*_, **__):
         raise OSError("No space left on device")
 
-    for method in ("log", "finish"):
+    for method in ("start", "log", "finish"):
         monkeypatch.setattr(f"accelerate.tracking.TensorBoardTracker.{method}", fail)
     assert train(tiny_recipe(tmp_path / "full", changes | {"optimization.max_updates": 3})).progress.update == 3
+    assert "trackers cannot be started, and the run goes on without: No space left on device" in caplog.text
     assert "the tracker tensorboard has lost values: No space left on device" in caplog.text
 
 

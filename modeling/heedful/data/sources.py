@@ -165,26 +165,23 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
     columns: dict[str, None] = {}  # of the rows in which a name is missing, in order
     empty: dict[str, list[tuple[str, int]]] = {}
     for file, number, cells in rows():
-        sides, is_whole = [], True
-        for name in names:
-            texts = []
-            for part in tables.parts_of(name, cells):
-                translation = cells.get("translation")
-                column = translation if isinstance(translation, Mapping) and part not in cells else cells
-                text = column.get(part)
-                if part in column:
-                    found.add(part)
-                if isinstance(text, str):
-                    texts.append(unicodedata.normalize("NFC", text))
-                elif text is None:
-                    empty.setdefault(part, []).append((file, number))
-                    columns.update(dict.fromkeys(column))
-                    is_whole = False
-                else:
-                    what = f"{part!r} must be text, but is {shortened(text)} instead"
-                    raise ValueError(f"{what} in row {number} of {file}.")
-            sides.append(texts)
-        if is_whole:
+        sides: tuple[list[str], list[str]] = [], []
+        both = zip(sides, names, strict=True)
+        parts = [(side, part) for side, name in both for part in tables.parts_of(name, cells)]
+        for side, part in parts:
+            translation = cells.get("translation")
+            column = translation if isinstance(translation, Mapping) and part not in cells else cells
+            text = column.get(part)
+            if part in column:
+                found.add(part)
+            if isinstance(text, str):
+                side.append(unicodedata.normalize("NFC", text))
+            elif text is None:
+                empty.setdefault(part, []).append((file, number))
+                columns.update(dict.fromkeys(column))
+            else:
+                raise ValueError(f"{part!r} must be text, but is {shortened(text)} instead in row {number} of {file}.")
+        if sum(map(len, sides)) == len(parts):
             pair: dict[str, Any] = dict(zip(("source", "target"), map(" ".join, sides), strict=True))
             if references is not None:
                 pair["references"] = _accepted(references, pair["target"], file, number, cells)

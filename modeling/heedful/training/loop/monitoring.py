@@ -75,8 +75,11 @@ class RunLog:
     def start_trackers(self, name: str, progress: Progress) -> None:
         """Start the trackers, for which a resumed run takes back what it will log again."""
         # TensorBoard alone goes on with an earlier curve, and forgets it from a step on; the others begin a new run.
-        with redirect_stdout(sys.stderr):  # trackio would speak between the results
-            self.accelerator.init_trackers(name, init_kwargs={"tensorboard": {"purge_step": progress.update}})
+        try:
+            with redirect_stdout(sys.stderr):  # trackio would speak between the results
+                self.accelerator.init_trackers(name, init_kwargs={"tensorboard": {"purge_step": progress.update}})
+        except Exception as error:  # each raises other types
+            logger.warning("trackers cannot be started, and the run goes on without: %s", error)
         for _, line in lines_of(self.file) if self.accelerator.trackers else ():
             if line.get("update") == progress.update:
                 self.track({name: value for name, value in line.items() if "/" in name}, progress.update)
@@ -89,7 +92,7 @@ class RunLog:
                     tracker.log(values, step=update)
                     if is_last:
                         tracker.finish()
-            except Exception as error:  # each raises other types
+            except Exception as error:
                 logger.warning("the tracker %s has lost values: %s", tracker.name, error)
 
     def write(self, progress: Progress, values: dict[str, float]) -> None:

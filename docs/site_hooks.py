@@ -4,13 +4,32 @@ import ast
 import re
 import tomllib
 from pathlib import Path
-from posixpath import dirname, join, normpath
+from posixpath import dirname, join, normpath, relpath
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 CHAPTER = re.compile(r"course/(ko|en)/\d\d_\w+\.md")
-FIRST = ("README.md", "index.md")  # in the navigation of a folder
+FIRST = ("README", "index")  # in the navigation of a folder
+# The guides in the order of use; others follow.
+FIRST += (
+    "train",
+    "low_resource",
+    "text_to_text",
+    "tokenizers",
+    "convert",
+    "finetune",
+    "train_from_nothing",
+    "own_model",
+    "lora",
+)
+FIRST += ("train_in_python", "load_and_generate", "decoding", "score_and_compare", "attention", "publish", "serve")
+FIRST += ("backtranslate", "chatbot", "recurrent", "kernels")
+# In a table, the name of a file, a test, or a class or function; it is no link yet.
+NAMED = re.compile(
+    r"(?<!\[)`((?:[\w.-]+/)*[\w-]+\.py|(?:tests|configuration)/[\w./-]+|heedful(?:\.\w+)+)((?:::\w+)?)`"
+)
 WIDE = ("benchmarks.md", "records/measurements.md")  # its tables take the place of the table of contents
+ROW = re.compile(r"^\|.*$", re.MULTILINE)
 PAGE = re.compile(r"\[([^\]]+)\]\((?!\w+:|#)([^)\s]+)\)")
 # The first cell of a notebook; where Heedful is installed it does nothing.
 INSTALL = """\
@@ -20,8 +39,9 @@ except ImportError:
     %pip install --quiet "heedful[plots] @ {source}"
 """
 # What the menu of a Korean page calls the parts of the site.
-MENU = {"Home": "처음", "Course": "영어 강의", "Lecture notes": "강의 노트", "Guides": "안내서", "Studies": "실험"}
-MENU |= {"Measured and promised": "측정과 약속", "Records": "기록", "Reference": "레퍼런스"}
+MENU = {"Home": "처음", "Course": "영어 강의", "Guides": "안내서", "Studies": "실험"}
+MENU |= {"Paper and code": "논문과 코드", "Measured and promised": "측정과 약속", "Records": "기록"}
+MENU |= {"Reference": "레퍼런스"}
 NOTEBOOK = {"ko": "노트북으로 내려받기", "en": "Download as a notebook"}
 
 
@@ -29,21 +49,50 @@ def on_config(config):
     """Read the repository's address; let a folder in the navigation stand for its pages, its README or index first."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     config.repo_url = project.get("urls", {}).get("Repository")
-    config.nav = [{title: pages(where) for title, where in entry.items()} for entry in config.nav]
+    entries = {title: where for entry in config.nav for title, where in entry.items()}
+    named = {each for where in entries.values() for each in ([where] if isinstance(where, str) else where)}
+    config.nav = [{title: pages(where, named)} for title, where in entries.items()]
     return config
 
 
-def pages(where: str):
-    """Return a page as it is, and the pages of a folder, those of docs/ itself without the home page."""
-    if not where.endswith("/"):
+def pages(where: str | list[str], named: set[str]):
+    """Return a page as it is, and of a folder, or in a list of both, the pages that are not named by themselves."""
+    if isinstance(where, str) and not where.endswith("/"):
         return where
-    folder = ROOT / "docs" / where
-    names = sorted((path.name for path in folder.glob("*.md")), key=lambda name: (name not in FIRST, name))
-    return [normpath(join(where, name)) for name in names if (where, name) != ("./", "index.md")]
+    found = []
+    for each in [where] if isinstance(where, str) else where:
+        stems = {path.stem for path in (ROOT / "docs" / each).glob("*.md")} if each.endswith("/") else ()
+        order = sorted(stems, key=lambda stem: (FIRST.index(stem) if stem in FIRST else len(FIRST), stem))
+        inside = [normpath(join(each, f"{stem}.md")) for stem in order]
+        found += [page for page in inside if page not in named] if each.endswith("/") else [each]
+    return found
+
+
+def file_of(name: str) -> str | None:
+    """Return the file of the repository that a name is of: its path there or in the package, a module, what it has."""
+    if name.startswith("heedful."):
+        parts = public_names().get(name.removeprefix("heedful."), name).split(".")[1:]
+        paths = ["/".join(parts[:count]) + ".py" for count in range(len(parts), 0, -1)]
+    else:
+        paths = [name, f"{name}/config.json"]
+    places = [join(folder, path) for path in paths for folder in ("", "modeling/heedful")]
+    return next((place for place in places if (ROOT / place).is_file()), None)
+
+
+def link_to(path: str, uri: str, config, files) -> str:
+    """Return the address of a file of the repository; where that has none, a copy in the site is made."""
+    if config.repo_url:
+        return f"{config.repo_url.rstrip('/')}/blob/main/{path}"
+    from mkdocs.structure.files import File
+
+    copy = f"source/{path}.txt"
+    if files.get_file_from_path(copy) is None:
+        files.append(File.generated(config, copy, abs_src_path=str(ROOT / path)))
+    return relpath(copy, dirname(uri) or ".")
 
 
 def on_page_markdown(markdown: str, page, config, files):
-    """Write links out of docs/ as plain code, fill the reference, and offer a chapter as a notebook."""
+    """Link what lies outside of docs/, fill the reference, and offer a chapter as a notebook."""
     uri = page.file.src_uri
 
     def rewritten(match: re.Match) -> str:
@@ -51,11 +100,17 @@ def on_page_markdown(markdown: str, page, config, files):
         path = normpath(join("docs", dirname(uri), target))
         if path.startswith("docs/"):
             return match[0]
-        if config.repo_url:
-            return f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{path}{anchor or ''})"
+        if config.repo_url or (ROOT / path).is_file():
+            return f"[{text}]({link_to(path, uri, config, files)}{anchor or ''})"
         return f"{text} (`{path}`)" if path not in text else text
 
+    def linked(match: re.Match) -> str:
+        path = file_of(match[1])
+        return f"[{match[0]}]({link_to(path, uri, config, files)})" if path else match[0]
+
     markdown = LINK.sub(rewritten, markdown)
+    if not uri.startswith("course/"):
+        markdown = ROW.sub(lambda row: NAMED.sub(linked, row[0]), markdown)
     if uri == "reference/index.md":
         markdown += "".join(f"\n::: {home}.{name}\n" for name, home in sorted(public_names().items()))
     if uri in WIDE:

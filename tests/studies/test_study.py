@@ -155,6 +155,7 @@ def test_a_header_tells_columns_and_their_formats_apart_and_a_row_too_short_is_a
     table = Table.of("t", "T", "n | of all: share :.0% | a:b", [(1, 0.5, "c")])
     assert (table.columns, table.formats) == (["n", "of all: share", "a:b"], {"of all: share": ".0%"})
     assert table.markdown().splitlines()[-1] == "| 1 | 50% | c |"
+    assert "| &lt;/s> |" in Table("t", "T", ("</s>",), [("x",)]).markdown()
 
 
 def test_findings_quote_values_and_the_cells_of_tables_and_nothing_else():

@@ -35,7 +35,7 @@ class Table:
         for row in self.rows:
             cells = zip(row, (self.formats.get(column, "") for column in self.columns), strict=True)
             lines.append([cell if isinstance(cell, str) else format(cell, form) for cell, form in cells])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("<", "&lt;")  # or </s> would be HTML
 
 
 @dataclass

@@ -323,7 +323,7 @@ def test_evaluation_for_people_has_every_score_with_its_interval(model, printed,
     data = ["--data", tmp_path / "a.ko", "--data", tmp_path / "a.en"]
     first, *lines = printed("evaluate", model, *data, "--bootstrap", 40).splitlines()
     assert first == "6 pairs"
-    assert [line.split()[0] for line in lines] == ["BLEU", "chrF", "TER", "exact", "token", "character"]
+    assert [line.split()[0] for line in lines] == ["BLEU", "chrF", "chrF++", "TER", "exact", "token", "character"]
     assert all("(95 %:" in line for line in lines)
     assert "tok:13a" in lines[0]
 

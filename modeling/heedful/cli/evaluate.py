@@ -10,11 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from typer import Option
 
 from heedful.cli import options
-from heedful.data.cleaning import SOURCES_FILE, Judge, source_digests
 from heedful.files import check_at_least, one_line
 from heedful.training.processes.launcher import world_size
 
@@ -124,6 +122,10 @@ def columns_of(data: list[str], source: str | None, target: str | None, recipe: 
 
 def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
     """Say which pairs training has seen, or drops from its own: they are scored all the same."""
+    import numpy as np
+
+    from heedful.data.cleaning import SOURCES_FILE, Judge, source_digests
+
     judge, seen = Judge(replace(recipe.data.cleaning, drop_overlap=False)), set[bytes]()
     reasons = (judge.reason_to_drop(pair["source"].strip(), pair["target"].strip(), 0, seen) for pair in pairs)
     broken = Counter(filter(None, reasons))

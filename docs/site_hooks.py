@@ -11,23 +11,12 @@ LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 CHAPTER = re.compile(r"course/(ko|en)/\d\d_\w+\.md")
 FIRST = ("README", "index")  # in the navigation of a folder
 # The guides in the order of use; others follow.
-FIRST += (
-    "train",
-    "low_resource",
-    "text_to_text",
-    "tokenizers",
-    "convert",
-    "finetune",
-    "train_from_nothing",
-    "own_model",
-    "lora",
-)
-FIRST += ("train_in_python", "load_and_generate", "decoding", "score_and_compare", "attention", "publish", "serve")
+FIRST += ("train", "low_resource", "text_to_text", "tokenizers", "convert", "finetune", "train_from_nothing", "own_model")
+FIRST += ("lora", "train_in_python", "load_and_generate", "decoding", "score_and_compare", "attention", "publish", "serve")
 FIRST += ("backtranslate", "chatbot", "recurrent", "kernels")
 # In a table, the name of a file, a test, or a class or function; it is no link yet.
-NAMED = re.compile(
-    r"(?<!\[)`((?:[\w.-]+/)*[\w-]+\.py|(?:tests|configuration)/[\w./-]+|heedful(?:\.\w+)+)((?:::\w+)?)`"
-)
+PATH = r"(?:[\w.-]+/)*[\w-]+\.py|(?:tests|configuration)/[\w./-]+"
+NAMED = re.compile(rf"(?<!\[)`({PATH}|heedful(?:\.\w+)+)(?:::\w+)?`")
 WIDE = ("benchmarks.md", "records/measurements.md")  # its tables take the place of the table of contents
 ROW = re.compile(r"^\|.*$", re.MULTILINE)
 PAGE = re.compile(r"\[([^\]]+)\]\((?!\w+:|#)([^)\s]+)\)")

@@ -226,7 +226,7 @@ MODEL = ROOT / "runs" / "quickstart" / "model"
 PYTHON = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*\bheedful translate .*)\n((?:(?!\$ |```).+\n)*)", re.MULTILINE)
 SENTENCE = re.compile("[가-힣][가-힣 ]*[.?]")
-TRAINED_ANEW = {"finetune.md", "lora.md"}  # print what their own models have learned
+TRAINED_ANEW = {"finetune.md", "lora.md", "own_model.md"}  # print what their own models have learned
 
 
 def examples():

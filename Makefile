@@ -18,7 +18,7 @@ QUICK += $(foreach kind,guide training adapters compilation recipes offload atte
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart quick test test-all oldest oldest-fast newest machines conformance browser bench gpu site release check format clean
+.PHONY: quickstart quick test test-all oldest oldest-fast newest machines conformance bench gpu site release check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
@@ -53,10 +53,6 @@ machines: $(DEVELOPED)
 
 conformance: $(DEVELOPED)
 	$(BIN)/python scripts/conformance/run.py
-
-# What `heedful export web` is made for; its tests are skipped without it.
-browser:
-	npm install --prefix .node --ignore-scripts --no-audit --no-fund @huggingface/transformers@4.3.1
 
 # One after the other: they would disturb each other.
 bench: $(DEVELOPED)
@@ -95,7 +91,7 @@ format: $(DEVELOPED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-release .node build dist runs site modeling/*.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-release build dist runs site modeling/*.egg-info
 
 # What is pinned first is what holds, so that the oldest environment differs from the newest in constraints-oldest.txt alone.
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt constraints.txt

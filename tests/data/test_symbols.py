@@ -14,7 +14,6 @@ from heedful.diagnosis.samples import make_sample
 from heedful.diagnosis.verification import check_round_trip, check_special_text
 from heedful.pipeline_heed import HeedText2TextPipeline, HeedTranslationPipeline
 from heedful.publishing.exports import comparison
-from heedful.publishing.web.web_export import check_pattern
 from heedful.symbols_heed import UnknownSymbol, symbols_of
 from heedful.training.preparation import prepare_corpus
 from helpers import assert_error, assert_refused, tiny_model
@@ -214,10 +213,6 @@ def test_the_guide_s_example_prints_what_it_says(capsys):
 
 
 def test_exports_name_what_they_cannot_take(symbols):
-    for pair, kind in ((PAIRS["jamo"], "characters"), (train("word"), "words"), (train("word", 8), "words")):
-        assert_error(rf"must be bpe or unigram for transformers.js, but is of {kind} instead", check_pattern, pair)
-    for algorithm in ("bpe", "unigram"):
-        check_pattern(train(algorithm, 270))
     with pytest.raises(ValueError, match=r"Sentence 2 of those to compare on .* but 'Hello' is none"):
         comparison.encode(symbols, ["a b", "Hello"], None)
 

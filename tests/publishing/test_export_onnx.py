@@ -1,6 +1,5 @@
-"""Exports of ONNX and for transformers.js compute what the model does at any size, or leave nothing behind."""
+"""Exports of ONNX compute what the model does at any size, or leave nothing behind."""
 
-import base64
 import json
 import re
 import shutil
@@ -10,19 +9,14 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from test_export_settings import ASKED, TEXTS, accepted, generated
 from transformers import MarianConfig, MarianMTModel
 from transformers.activations import ACT2FN
-from typer.testing import CliRunner
 
-from chromium import MODULES, PACKAGE, in_node, needs_chromium, needs_node, needs_package, opened, served
 from guides import printing_of, text_of
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair
 from heedful.checksums_heed import CHECKSUMS_FILE
-from heedful.cli.main import app
 from heedful.configuration_heed import GATED_ACTIVATIONS
 from heedful.data.cleaning import sample
 from heedful.data.tokenization import TARGET_FOLDER
@@ -31,12 +25,10 @@ from heedful.publishing.exports import onnx_graphs
 from heedful.publishing.exports.comparison import sentences_to_compare
 from heedful.publishing.exports.onnx_export import export_onnx
 from heedful.publishing.exports.onnx_graphs import check_exportable, write_onnx, write_part
-from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel, session_of
-from heedful.publishing.web import web_export
-from heedful.publishing.web.web_export import export_web, greedy_config
+from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel
 from heedful.training.recipe_file import to_yaml
 from heedful.versions_heed import cache_of
-from helpers import VARIANTS, assert_error, assert_near, assert_refused, padded, run_python, sentences, tiny_model
+from helpers import VARIANTS, assert_error, assert_near, assert_refused, padded, sentences, tiny_model
 from memorised import PAIRS, SHOWN, saved_model
 from tiny_runs import tiny_recipe
 
@@ -176,27 +168,18 @@ def saved(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def traced(saved, tmp_path_factory):
-    """Trace the model, plainly and with attention; what is returned lets exports copy those files instead."""
-    plain, attentive = (tmp_path_factory.mktemp(name) for name in ("plain", "attentive"))
-    model = HeedForConditionalGeneration.from_pretrained(saved)
+    """Trace the model; what is returned lets exports copy those files instead."""
+    plain = tmp_path_factory.mktemp("plain")
+    write_onnx(HeedForConditionalGeneration.from_pretrained(saved), plain)
 
-    def write_decoder(path, *part):
-        shutil.copy(plain / path.name, path) if path.name == onnx_graphs.ENCODER_FILE else write_part(path, *part)
-
-    write_onnx(model, plain)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_graphs, "write_part", write_decoder)
-        write_onnx(model, attentive, with_attention=True)
-
-    def write(model, target, with_attention=False):
+    def write(model, target):
         torch.nn.Module.float(model).eval().set_attn_implementation("eager")
-        shutil.copytree(attentive if with_attention else plain, target, dirs_exist_ok=True)
+        shutil.copytree(plain, target, dirs_exist_ok=True)
 
     @contextmanager
     def copied():
         with pytest.MonkeyPatch.context() as patch:
-            for module in (exporter, web_export):
-                patch.setattr(module, "write_onnx", write)
+            patch.setattr(exporter, "write_onnx", write)
             yield
 
     return copied
@@ -223,19 +206,6 @@ def folder(saved, traced) -> Path:
     assert 0 < result.difference < 1e-4
     assert result.size == sum((target / name).stat().st_size for name in ONNX_FILES)
     return target
-
-
-@pytest.fixture(scope="module")
-def web(saved, traced, tmp_path_factory):
-    out = tmp_path_factory.mktemp("exported") / "web"
-    sentences = out.with_name("sentences.txt")
-    sentences.write_text("\n".join(PAIRS), encoding="utf-8")
-    with traced():
-        words = ["export", "web", str(saved), str(out), "--sentences", str(sentences)]
-        result = CliRunner().invoke(app, words, catch_exceptions=False)
-    found = r"greedy, float32: 0 of 6 .*\ngreedy, int8: \d of 6 .*\n0\.\d MB in int8"
-    assert re.search(found, result.output)
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -448,184 +418,3 @@ def test_what_the_exported_files_cannot_compute_and_a_broken_folder_are_refused(
     (tmp_path / "copy" / "decoder_model.onnx").unlink()
     cases = [(tmp_path, r"config\.json"), (tmp_path / "copy", r"decoder_model\.onnx")]
     assert_refused(cases, OnnxModel.from_pretrained, FileNotFoundError)
-
-
-# For transformers.js
-
-LIBRARY = PACKAGE / "dist" / "transformers.node.mjs"
-TRANSLATE = """
-const { AutoModelForSeq2SeqLM, AutoTokenizer, pipeline, env } = await import(process.argv[1]);
-Object.assign(env, { allowRemoteModels: false, localModelPath: process.argv[2] });
-const texts = JSON.parse(process.argv[3]);
-const found = {};
-for (const dtype of ["fp32", "q8"]) {
-  const translate = await pipeline("translation", "web", { dtype });
-  found[dtype] = (await translate(texts)).map((one) => one.translation_text);
-}
-const inputs = (await AutoTokenizer.from_pretrained("web"))(texts[0]);
-const model = await AutoModelForSeq2SeqLM.from_pretrained("web", { dtype: "fp32" });
-const out = await model.generate({ ...inputs, return_dict_in_generate: true, output_attentions: true });
-const newest = (layer) => layer.tolist()[0].map((head) => head.at(-1));
-found.attention = out.cross_attentions.map((layers) => layers.map(newest));
-console.log(JSON.stringify(found));
-"""
-
-
-def attention_of(loaded):
-    """The attention of each generated token of the first sentence to the source, `(tokens, layers, heads, source)`."""
-    model, pair = loaded
-    source = torch.tensor(pair.encode_source(list(PAIRS)[:1]))
-    out = model.generate(source, num_beams=1, return_dict_in_generate=True, output_attentions=True)
-    return torch.stack([torch.stack([layer[0, :, -1] for layer in step]) for step in out.cross_attentions])
-
-
-def test_one_decoder_serves_every_step_gives_the_attention_and_holds_weights_once(loaded, web):
-    decoder = session_of(web / "onnx" / "decoder_model_merged.onnx")
-    model, pair = loaded
-    source = torch.tensor(pair.encode_source(list(PAIRS)[:1]))
-    states = model.get_encoder()(source).last_hidden_state.detach().numpy()
-    fixed = {each.name: each.shape for each in decoder.get_inputs()}
-    assert fixed["past_key_values.0.decoder.key"] == ["batch_size", 4, "past_decoder_sequence_length", 12]
-    past = {name: np.zeros([1, 4, 0, 12], np.float32) for name in fixed if name.startswith("past")}
-    names, token, found = [each.name for each in decoder.get_outputs()], 1, []
-    for _ in range(8):
-        inputs = {"input_ids": np.array([[token]]), "encoder_attention_mask": np.ones(source.shape, np.int64)}
-        outputs = decoder.run(None, {**inputs, "encoder_hidden_states": states, **past})
-        told = dict(zip(names, outputs, strict=True))
-        token = int(told["logits"][0, -1].argmax())
-        past = {name: told[name.replace("past_key_values", "present")] for name in past}
-        found.append(told["cross_attentions.0"][0, :, -1])
-    expected = attention_of(loaded)[:8, 0]
-    assert np.abs(np.stack(found) - expected.numpy()).max() < 1e-5
-    assert expected.std() > 0.01
-    graph = onnx.load(web / "onnx" / "decoder_model_merged.onnx").graph
-    contents = [weight.raw_data for weight in graph.initializer if len(weight.raw_data) > 64]
-    assert len(contents) == len(set(contents)) > 10
-
-
-@needs_package
-@needs_node
-def test_transformers_js_gives_the_translations_and_the_attention_in_node(loaded, web):
-    found = in_node(TRANSLATE, LIBRARY, f"{web.parent}/", json.dumps(list(PAIRS), ensure_ascii=False))
-    assert found["fp32"] == found["q8"] == list(PAIRS.values())
-    assert np.abs(np.array(found["attention"]) - attention_of(loaded).numpy()).max() < 1e-5
-
-
-GENERATE = """
-const { AutoModelForSeq2SeqLM, Tensor, env } = await import(process.argv[1]);
-Object.assign(env, { allowRemoteModels: false, localModelPath: process.argv[2] });
-const found = {};
-for (const [name, sources] of Object.entries(JSON.parse(process.argv[3]))) {
-  const model = await AutoModelForSeq2SeqLM.from_pretrained(name, { dtype: "fp32" });
-  found[name] = [];
-  for (const ids of sources) {
-    const tensor = (values) => new Tensor("int64", BigInt64Array.from(values, BigInt), [1, ids.length]);
-    const tokens = await model.generate({ input_ids: tensor(ids), attention_mask: tensor(ids.map(() => 1)) });
-    found[name].push(tokens.tolist()[0].slice(1).map(Number));
-  }
-}
-console.log(JSON.stringify(found));
-"""
-
-
-@needs_package
-@needs_node
-@pytest.mark.filterwarnings("ignore")
-def test_transformers_js_carries_out_the_settings_of_the_generation_config_in_node(loaded, web, tmp_path):
-    model, pair = loaded
-    sources = pair.encode_source(TEXTS)
-    each = accepted("transformers.js", loaded, ASKED)
-    greedy = {f"s{number}": greedy_config(config) for number, config in enumerate(each.values())}
-    for name, config in greedy.items():
-        shutil.copytree(web, tmp_path / name)
-        config.to_json_file(tmp_path / name / "generation_config.json")
-    expected = {name: [generated(model, ids, config) for ids in sources] for name, config in greedy.items()}
-    assert in_node(GENERATE, LIBRARY, f"{tmp_path}/", json.dumps(dict.fromkeys(greedy, sources))) == expected
-    assert len(set(map(json.dumps, expected.values()))) > 7
-    assert len(expected) == 17
-
-
-def test_the_page_runs_only_files_whose_hashes_it_knows(web):
-    page = (web / "index.html").read_text(encoding="utf-8")
-    found = web_export.LIBRARY.findall(page)
-    assert [(package, version) for _, package, version, _, _ in found][:2] == [
-        ("@huggingface/transformers", "4.3.1"),
-        ("onnxruntime-web", "1.31.0-dev.20260914-8d85527a0"),
-    ]
-    assert "@huggingface/transformers@4.3.1" in (Path(__file__).parents[2] / "Makefile").read_text()
-    assert len(re.findall(r"https?:", page)) == len(found) + 1  # the policy names the place too
-    assert all(len(base64.b64decode(digest)) == 48 for *_, digest in found)
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
-    assert "default-src 'none'" in policy
-    assert re.search(r"script-src ([^;]*);", policy)[1] == "'unsafe-inline' 'wasm-unsafe-eval' blob:"
-    assert re.search(r"connect-src ([^;]*);", policy)[1] == f"'self' blob: {web_export.CDN}"
-
-
-def test_a_model_that_no_browser_holds_and_a_folder_without_npms_packages_are_refused(saved, tmp_path, monkeypatch):
-    file = tmp_path / "node_modules" / "@huggingface" / "transformers" / "dist" / "transformers.min.js"
-    must = r"`packages` must be a folder node_modules with .*transformers 4\.3\.1, but .*"
-    export = partial(export_web, saved, tmp_path / "out", list(PAIRS))
-    assert_error(rf"{must}min\.js is missing", export, tmp_path / "node_modules")
-    file.parent.mkdir(parents=True)
-    file.write_text("alert(1)")
-    assert_error(rf"{must}transformers\.min\.js is another file", export, tmp_path / "node_modules")
-    monkeypatch.setattr(web_export, "LARGEST_FILE", 10_000)
-    assert_error(r"must have at most 0\.0 GB of weights in float32 for a browser, but has 0\.0", export)
-    assert [path.name for path in tmp_path.iterdir()] == ["node_modules"]
-
-
-@needs_package
-@needs_chromium
-@pytest.mark.parametrize("place", ["npm", "web"])
-def test_the_page_translates_and_shows_attention_in_a_browser(web, tmp_path, place):
-    web = shutil.copytree(web, tmp_path / "web")
-    if place == "web":  # its library lies beside it
-        library = web_export._library(MODULES)
-        assert len(library) == 3
-        web_export._write_page(web, "name", "…", library)
-        assert "https://" not in (web / "index.html").read_text(encoding="utf-8")
-    box, output = "document.getElementById('source')", "(document.querySelector('output')?.textContent ?? '')"
-    with served(web=web) as address, opened(tmp_path / "profile") as browser:
-        browser("Page.navigate", url=f"{address}/web/")
-        # The example on the page is the first built-in sentence, which this model does not know.
-        browser.wait_for(output)
-        for source, target in list(PAIRS.items())[:2]:
-            browser.run(f"{box}.value = {json.dumps(source)}; {box}.dispatchEvent(new Event('input'))")
-            browser.wait_for(f"{output} === {json.dumps(target)}")
-            rows = "[...document.querySelectorAll('#attention tr')].map((row) => row.children[0].textContent)"
-            assert browser.run(rows) == ["", *target.split(), "</s>"]
-        weights = "[...document.querySelectorAll('#attention td')].map((e) => +e.style.getPropertyValue('--weight'))"
-        assert max(browser.run(weights)) > 0.2
-        assert not browser.complaints()
-        assert all(url.startswith((address, f"blob:{address}")) for url in browser.requests())
-        assert sum(url.startswith(f"{address}/{place}/") and "transformers" in url for url in browser.requests()) == 1
-
-
-@needs_chromium
-def test_a_page_whose_library_cannot_be_had_says_so(web, tmp_path):
-    web = shutil.copytree(web, tmp_path / "web")
-    page = (web / "index.html").read_text(encoding="utf-8").replace(web_export.CDN, "/web/nowhere/")
-    (web / "other.js").write_text("document.body.textContent = 'run'", encoding="utf-8")
-    another = re.sub(r"/web/nowhere/\S*transformers.min.js", "other.js", page)
-    message = "cannot be loaded, or is not the file that this page was made for"
-    with opened(tmp_path / "profile") as browser:
-        for text, file in ((page, "transformers.min"), (another, "other")):
-            (web / "index.html").write_text(text, encoding="utf-8")
-            with served(web=web) as address:
-                browser("Page.navigate", url=f"{address}/web/")
-                said = f"document.getElementById('state')?.textContent.includes('{file}.js {message}')"
-                assert browser.wait_for(said), file
-
-
-@pytest.mark.slow
-@needs_package
-@needs_chromium
-def test_the_forms_for_browsers_are_measured_side_by_side(saved, tmp_path):
-    lines = [json.dumps({"ko": source, "en": target}) for source, target in PAIRS.items()]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(lines * 4), encoding="utf-8")  # `web` compares with twenty
-    script = Path(__file__).parents[2] / "scripts" / "benchmarks" / "browser.py"
-    data = ["--data", tmp_path / "pairs.jsonl", "--source", "ko", "--target", "en"]
-    run_python(script, saved, *data, "--json", tmp_path / "found.json")
-    _, *rows = json.loads((tmp_path / "found.json").read_text())
-    assert [(row["form"], row.get("same")) for row in rows] == [("page", 24), ("float32", 24), ("int8", None)]
-    assert all(row["BLEU"] == pytest.approx(100) and row["MB"] > 0 and row["ms"] > 0 for row in rows)

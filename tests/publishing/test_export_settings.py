@@ -24,7 +24,6 @@ from heedful.publishing.exports.comparison import SETTINGS, check_settings
 from heedful.publishing.exports.onnx_graphs import write_onnx
 from heedful.publishing.exports.onnx_model import OnnxModel
 from heedful.publishing.web.page import write_page
-from heedful.publishing.web.web_export import greedy_config
 from helpers import assert_error, dequantized
 from memorised import PAIRS, memorised_model, saved_in
 
@@ -168,7 +167,7 @@ def test_a_form_carries_out_or_names_each_of_twenty_settings(form, memorised, tm
 def test_each_form_takes_what_the_guide_says():
     table = GUIDE.read_text(encoding="utf-8").split("| the generation config asks for |")[1].split("\n\n")[0]
     heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    forms = [{"page": "a page", "web": "transformers.js"}.get(head, head) for head in heads if head]
+    forms = [{"page": "a page"}.get(head, head) for head in heads if head]
     assert sorted(forms) == sorted(SETTINGS)
     told = set()
     for names, *cells in rows:
@@ -191,11 +190,7 @@ def test_what_changes_nothing_is_nothing_asked_and_a_setting_that_is_not_known_i
         assert_error(r"what .* cannot do: `a_new_mode` must not be set, but is 3", check_settings, config, form)
 
 
-def test_what_belongs_to_beams_is_left_out_with_a_warning_where_a_form_has_none_or_ends_them_otherwise(memorised):
-    asked = {"num_beams": 4, "length_penalty": 0.5, "bad_words_ids": [[2], [60]], "no_repeat_ngram_size": 3}
-    with pytest.warns(UserWarning, match="js searches greedily, and does not read `num_beams` 4 and `length_pen"):
-        greedy = greedy_config(with_settings(memorised[0], asked))
-    assert asked_of(greedy) == {"no_repeat_ngram_size": 3, "bad_words_ids": [[60]]}
+def test_a_form_that_ends_beams_otherwise_says_so(memorised):
     model = copy.copy(memorised[0])
     model.generation_config = with_settings(model, {"num_beams": 3, "early_stopping": False})
     with pytest.warns(UserWarning, match="`early_stopping` of the generation config is False, but CTranslate2"):

@@ -1,16 +1,13 @@
-"""A headless Chromium, driven over a pipe by the DevTools protocol, a server of local files for it, and Node."""
+"""A headless Chromium, driven over a pipe by the DevTools protocol, and Node."""
 
 import json
 import os
-import re
 import select
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +16,9 @@ import pytest
 EXECUTABLE = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
-CDN = "https://cdn.jsdelivr.net/npm/"
-# Where `make browser` installs the packages of npm.
-MODULES = Path(__file__).parents[2] / ".node" / "node_modules"
-PACKAGE = MODULES / "@huggingface" / "transformers"
 NODE = shutil.which("node")
 needs_chromium = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
 needs_node = pytest.mark.skipif(NODE is None, reason="Node is not installed")
-needs_package = pytest.mark.skipif(not PACKAGE.is_dir(), reason="transformers.js is not installed (make browser)")
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
@@ -187,35 +179,3 @@ def in_node(program: str, *arguments: Any) -> Any:
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-@contextmanager
-def served(**folders: Path) -> Iterator[str]:
-    """Serve folders by name, the packages of npm as `npm`, which stands in for the CDN, and yield the address."""
-    places = {**folders, "npm": MODULES}
-    kinds = {".html": "text/html", ".js": "text/javascript", ".mjs": "text/javascript"}
-
-    class Files(SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:
-            first, _, rest = self.path.lstrip("/").partition("/")
-            file = places.get(first, MODULES) / (re.sub(r"(?<=\w)@[^/]+", "", rest) or "index.html")
-            content = file.read_bytes() if file.is_file() else b""
-            if file.suffix == ".html":
-                content = content.replace(CDN.encode(), f"{address}/npm/".encode())
-            self.send_response(200 if file.is_file() else 404)
-            self.send_header("Content-Type", kinds.get(file.suffix, "application/octet-stream"))
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
-    address = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield address
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -195,19 +195,3 @@ def export_to_transformers(
     from heedful.publishing.exports.transformers_export import export_transformers
 
     _export(export_transformers, model, target, (sentences, count, as_json), zero_start)
-
-
-@export.command("web")
-@options.safe_at_terminals
-def export_to_web(
-    model: options.AnyModel,
-    target: options.NewFolder,
-    sentences: Sentences = None,
-    count: Count = 500,
-    as_json: options.AsJson = False,
-    packages: Annotated[Path | None, Option(help="npm's node_modules, to copy the page's library from.")] = None,
-):
-    """Write a model for transformers.js, with a page that translates in the browser and serves as a Space."""
-    from heedful.publishing.web.web_export import export_web
-
-    _export(export_web, model, target, (sentences, count, as_json), packages)

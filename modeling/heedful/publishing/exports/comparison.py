@@ -47,11 +47,10 @@ _ALL = frozenset(name for name in vars(GenerationConfig()) if name[0] != "_")
 SETTINGS = {
     **dict.fromkeys(("transformers", "ONNX"), _ALL),
     "a page": frozenset((*TOKENS, *BEAM_SETTINGS, *SEARCH_SETTINGS)),
-    "transformers.js": frozenset((*TOKENS, *BEAM_SETTINGS)),  # greedily: `greedy_config` warns of beams
     "CTranslate2": CTRANSLATE2_SETTINGS,
 }
 COPIES = ("transformers", "a page")  # forms that other code computes with the weights
-ONE_TOKENIZER = ("transformers", "transformers.js", "a page")  # forms with room for one, which knows no languages
+ONE_TOKENIZER = ("transformers", "a page")  # forms with room for one, which knows no languages
 
 Searches = dict[str, GenerationConfig]  # by the names that messages give them
 Outputs = dict[str, list[tuple[int, ...]]]  # tokens of each sentence, by the name of a search

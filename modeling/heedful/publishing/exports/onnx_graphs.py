@@ -35,18 +35,15 @@ def check_packages() -> None:
         import_extra(name, "onnx")
 
 
-def write_onnx(model: HeedForConditionalGeneration, folder: Path, with_attention: bool = False) -> None:
+def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
     """Write the ONNX files of a model on the CPU and its configuration into an existing folder, in float32.
 
-    The decoders give the attention to the source too where it is asked for, as `cross_attentions.N` of layer N, of
-    shape `(batch, heads, target_length, source_length)`. The model is changed: to evaluation mode, float32 and the
-    `eager` attention function.
+    The model is changed: to evaluation mode, float32 and the `eager` attention function.
     """
     check_exportable(model)
     nn.Module.float(model).eval().set_attn_implementation("eager")
-    first, following = (_Decoder(model, has_past, with_attention).eval() for has_past in (False, True))
+    first, following = (_Decoder(model, has_past).eval() for has_past in (False, True))
     encoder, config = _Encoder(model).eval(), cast("Any", model.config)
-    attention = [f"cross_attentions.{layer}" for layer in range(config.decoder_layers if with_attention else 0)]
     # No two sizes are alike and none is 1, so that the trace cannot take one for another.
     tokens, mask = torch.full((2, 5), config.pad_token_id or 0), torch.ones(2, 5, dtype=torch.long)
     source: dict[int, str] = {0: BATCH, 1: SOURCE}
@@ -60,13 +57,13 @@ def write_onnx(model: HeedForConditionalGeneration, folder: Path, with_attention
             "encoder_hidden_states": (states, source),
             "encoder_attention_mask": (mask, source),
         }
-        write_part(folder / DECODER_FILE, first, inputs, ["logits", *present, *attention])
+        write_part(folder / DECODER_FILE, first, inputs, ["logits", *present])
         inputs = {"input_ids": (start[:, :1], {0: BATCH}), "encoder_attention_mask": (mask, source)}
         past = first(start, states, mask)[1 : 1 + len(present)]
         for name, value in zip(cache_names(config.decoder_layers), past, strict=True):
             inputs[name] = (value, {0: BATCH, 2: PAST if ".decoder." in name else SOURCE})
         present = cache_names(config.decoder_layers, "present", has_source=False)
-        write_part(folder / DECODER_WITH_PAST_FILE, following, inputs, ["logits", *present, *attention])
+        write_part(folder / DECODER_WITH_PAST_FILE, following, inputs, ["logits", *present])
     config = plain_config(config)
     config.dtype = torch.float32
     config.to_json_file(folder / "config.json")
@@ -109,10 +106,10 @@ class _Encoder(nn.Module):
 class _Decoder(nn.Module):
     """What decoder_model.onnx computes, and decoder_with_past_model.onnx beside keys and values of earlier steps."""
 
-    def __init__(self, model: HeedForConditionalGeneration, has_past: bool, with_attention: bool):
+    def __init__(self, model: HeedForConditionalGeneration, has_past: bool):
         super().__init__()
         self.config, self.decoder, self.lm_head = model.config, model.model.decoder, model.lm_head
-        self.has_past, self.with_attention = has_past, with_attention
+        self.has_past = has_past
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         cache: Any = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
@@ -125,11 +122,9 @@ class _Decoder(nn.Module):
         # A mask with four dimensions is taken as it is; the one that the model would make is slow in onnxruntime.
         added = (1 - mask[:, None, None].to(torch.float32)) * torch.finfo(torch.float32).min  # (B, 1, 1, S)
         source = {"encoder_hidden_states": states, "encoder_attention_mask": added}
-        asked = {"use_cache": True, "output_attentions": self.with_attention}
-        output = self.decoder(input_ids=input_ids, cache=cache, **source, **asked)
-        attention = output.cross_attentions if self.with_attention else ()
+        output = self.decoder(input_ids=input_ids, cache=cache, use_cache=True, **source)
         present = onnx_model.cached_tensors(cache, has_source=not self.has_past)
-        return self.lm_head(output.last_hidden_state), *present, *attention
+        return self.lm_head(output.last_hidden_state), *present
 
 
 def write_part(

@@ -11,9 +11,9 @@ LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 CHAPTER = re.compile(r"course/(ko|en)/\d\d_\w+\.md")
 FIRST = ("README", "index")  # in the navigation of a folder
 # The guides in the order of use; others follow.
-FIRST += ("train", "low_resource", "text_to_text", "tokenizers", "convert", "finetune", "train_from_nothing", "own_model")
-FIRST += ("lora", "train_in_python", "load_and_generate", "decoding", "score_and_compare", "attention", "publish", "serve")
-FIRST += ("backtranslate", "chatbot", "recurrent", "kernels")
+FIRST += ("train", "low_resource", "text_to_text", "tokenizers", "convert", "finetune", "train_from_nothing")
+FIRST += ("own_model", "lora", "train_in_python", "load_and_generate", "decoding", "score_and_compare", "attention")
+FIRST += ("publish", "serve", "backtranslate", "chatbot", "recurrent", "kernels")
 # In a table, the name of a file, a test, or a class or function; it is no link yet.
 PATH = r"(?:[\w.-]+/)*[\w-]+\.py|(?:tests|configuration)/[\w./-]+"
 NAMED = re.compile(rf"(?<!\[)`({PATH}|heedful(?:\.\w+)+)(?:::\w+)?`")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from heedful.data.mixture import MixturePart, read_parts
 from heedful.data.sources import first_rows, read_pairs, references_of
 
 ROWS = [
@@ -98,6 +99,7 @@ READ = [  # the name of a file, what is in it, the columns, and the pairs
         ("1", "2"),
         [("Hallo, Anna", "Hello, Anna"), ("Ja, klar", "Yes")],
     ),
+    ("c.csv", "Hallo, A; Hello, A\nJa, B; Yes, B\n", ("1", "2"), [("Hallo, A", " Hello, A"), ("Ja, B", " Yes, B")]),
     ("c.csv", "x &amp; y,z\nQ&amp;A,b\n", ("1", "2"), [("x &amp; y", "z"), ("Q&amp;A", "b")]),
     ("c.csv", '"Hallo, A";"Hello, A"\n', ("1", "2"), [("Hallo, A", "Hello, A")]),
     ("c.csv", "laufen,lief,V;PST\n", ("1", "2"), [("laufen", "lief")]),
@@ -111,6 +113,7 @@ READ = [  # the name of a file, what is in it, the columns, and the pairs
     ("c.tsv", 'a\tb\n"""Ja"", sagt er\nlaut"\tc\n', ("a", "b"), [('"Ja", sagt er\nlaut', "c")]),
     ("c.tsv", 'a\tb\nc\t"d, e"\n"f ""g"""\th\n', ("a", "b"), [("c", "d, e"), ('f "g"', "h")]),
     ("c.txt", '"a"\t"b"\n"c"\t"d ""e"" f"\n', ("a", "b"), [("c", 'd "e" f')]),
+    ("c.tsv", 'a\tb\n"f ""g"""\th\n"i ""j"""\t""\n', ("a", "b"), [('f "g"', "h"), ('i "j"', "")]),
     ("c.tsv", 'a\tb\n"Ja, c"\td, e\n', ("a", "b"), [('"Ja, c"', "d, e")]),
     ("c.tsv", 'a\tb\n"f ""g"""\t"h" i\n', ("a", "b"), [('"f ""g"""', '"h" i')]),
     ("c.csv", 'en,ko\ra,"b\rc"\rd,e\r', ("en", "ko"), [("a", "b\rc"), ("d", "e")]),  # lines of old Macs
@@ -282,6 +285,8 @@ MARKUP = [  # what two files look like, with a text of each line
     ("M2. Make .* `sed -n 's/", "S a b", "A 0 1|||R:OTHER|||{}|||REQUIRED|||-NONE-|||0"),
     ("", "# German", "key.one={}"),
     ("", "de:", "  greeting: {}"),
+    ("", "<?php", "$text['hello'] = '{}';"),
+    ("", "# flat", "page.title: {}"),
     ("", "/* German */", '"Hello" = "{}";'),
 ]
 
@@ -293,8 +298,15 @@ def test_two_files_of_markup_are_named_with_what_makes_text_of_them(tmp_path):
             write(tmp_path / name, "\n".join([first, *map(line.format, texts[60 * side :][:60])]))
             for side, name in enumerate(("film.ko", "film.en"))
         ]
-        expected = rf"film\.ko looks like {what}" if what else "each has the keys '.*prop2po"
+        expected = rf"film\.ko looks like {what}" if what else "each has the keys .*prop2po"
         check_refused(files, "`location` must be files of plain text, but .*" + expected)
+    memory = write(tmp_path / "memory.tmx", "<tmx>\n" + "<tu>\n<tuv xml:lang='en'><seg>a</seg></tuv>\n</tu>\n" * 9)
+    check_refused(
+        memory, r"known kind .*, but is .*memory\.tmx instead: .* looks like TMX\. Make text of it by `tmx2po`"
+    )
+    table = write(tmp_path / "base.tsv", "a\tb\n")
+    with pytest.raises(ValueError, match=r"`data.denoise.text.1` must be files of plain text, .* `cut -f2` writes it"):
+        read_parts({"data.denoise.text.1": MixturePart([table, table], "1", "1")})
     inline = ["<b>Ja</b>", "1 = 1", "Note: x", "<2de> a", "1:2 Im Anfang", "Anna: Ja"]
     files = [write(tmp_path / name, "".join(f"{line}{name}\n" for line in inline)) for name in "ab"]
     assert len(read_pairs(files, "en", "ko")) == len(inline)

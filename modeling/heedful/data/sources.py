@@ -11,7 +11,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain, islice, zip_longest
@@ -52,8 +52,8 @@ MARKUP = {
     "gettext's PO": (r"msg(id|str)\b", "`po2csv` of translate-toolkit"),
     "M2": (r"A -?\d+ -?\d+\|\|\|", "`sed -n 's/^S //p'`, which takes the sources"),
 }
-# A key before its text in .properties, .strings or YAML.
-KEY = re.compile(r'\s*[\w.-]+\s*=|\s+[\w.-]+:\s|\s*"[^"]*"\s*[:=]')
+# A key before its text in .properties, .strings, YAML or PHP.
+KEY = re.compile(r"""\s*["'$A-Za-z][^=]*=|\s+[\w.-]+:\s|\w+[._-][\w.-]+:\s|\s*"[^"]*"\s*:""")
 HUB_LOCATION = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^:]*)(:(?P<split>[^:]+))?)?")
 
 
@@ -248,8 +248,10 @@ def _local_files(location: str) -> list[Path]:
         return []
     for file in files:
         if not kind_of_file(file):
-            advice = ": save the table as CSV UTF-8." if file.suffix.lower() in (".xlsx", ".xls", ".ods") else "."
-            raise ValueError(f"`location` must be a file of a known kind {KINDS}, but is {file} instead{advice}")
+            advice = ": save the table as CSV UTF-8" if file.suffix.lower() in (".xlsx", ".xls", ".ods") else ""
+            with suppress(ValueError):  # of what is no text
+                advice = advice or (f": {markup}" if (markup := _markup_of(file)) else "")
+            raise ValueError(f"`location` must be a file of a known kind {KINDS}, but is {file} instead{advice}.")
     return files
 
 
@@ -292,19 +294,26 @@ def _text_file(location: str) -> str:
     return str(path)
 
 
+def _markup_of(file: str | Path) -> str:
+    """Say what a file looks like by its first lines, and what makes text of it, where that is known."""
+    head = [line.strip() for _, line in islice(numbered_lines(str(file)), 100) if line.strip()]
+    for what, (mark, way) in MARKUP.items():
+        marked = [bool(re.match(mark, line)) for line in head]
+        if sum(marked) > (1 if any(marked[:1]) else max(1, 0.2 * len(marked))):
+            return f"{file} looks like {what}. Make text of it by {way}"
+    return ""
+
+
 def _check_are_plain(files: Sequence[str]) -> None:
     """Raise a `ValueError` that says what two files are by their first lines where those are no texts, one a line."""
-    must, heads = "files of plain text", [[line for _, line in islice(numbered_lines(file), 100)] for file in files]
-    for file, head in zip(files, heads, strict=True):
-        for what, (mark, way) in MARKUP.items():
-            marked = [bool(re.match(mark, line.strip())) for line in head if line.strip()]
-            if sum(marked) > (1 if any(marked[:1]) else max(1, 0.2 * len(marked))):
-                raise ValueError(f"`location` must be {must}, but {file} looks like {what}. Make text of it by {way}.")
+    if found := _markup_of(files[0]) or _markup_of(files[1]):
+        raise ValueError(f"`location` must be files of plain text, but {found}.")
+    heads = [[line for _, line in islice(numbered_lines(file), 100)] for file in files]
     keys = ((KEY.match(line), KEY.match(other)) for line, other in zip(*heads, strict=False) if line != other)
     alike = [key[0] for key, other in keys if key and other and key[0] == other[0]]
     if len(alike) > 0.5 * max(map(len, heads)):
         found = f"each has the keys {quoted(alike, 3)}. Make a table of them by `prop2po` or `yaml2po` and `po2csv`"
-        raise ValueError(f"`location` must be {must}, but {found} of translate-toolkit.")
+        raise ValueError(f"`location` must be files of plain text, but {found} of translate-toolkit.")
 
 
 def _aligned_lines(source_file: str, target_file: str) -> Iterator[Record]:

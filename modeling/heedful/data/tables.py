@@ -21,8 +21,8 @@ SEPARATOR_LINE = re.compile(r'\Asep=([^"\r\n])(\r\n?|\n)')  # which Excel reads 
 TABLES = ("csv", "tsv", "txt")
 ANY_COLUMNS = ("", "")  # where it is not known yet what they are called
 LOOKED_AT = 200  # lines by which a delimiter is chosen
-# Which cells are wrapped by pandas and Python's csv, by Excel, by QUOTE_ALL, and by QUOTE_NONNUMERIC and R.
-WRAPPED = [re.compile(cell) for cell in (r'["\t\r\n]', r'["\t\r\n,]', "", r"^(?!(-?[\d.]+(e[+-]?\d+)?|NA)$)")]
+# Which cells are wrapped by pandas and Python's csv, by polars, Excel, QUOTE_ALL, and QUOTE_NONNUMERIC and R.
+WRAPPED = [r'["\t\r\n]', r'["\t\r\n]|^$', r'["\t\r\n,]', "", r"^(?!(-?[\d.]+(e[+-]?\d+)?|NA)$)"]
 csv.field_size_limit(2**24)  # characters of a cell; a quotation mark that is never closed makes one of a whole file
 
 
@@ -115,7 +115,9 @@ def are_wrapped(file: str, delimiter: str) -> bool:
         for cells in reader:
             text, done = without_end("".join(islice(copies, reader.line_num - done))), reader.line_num
             pairs = [(cell, '"' + cell.replace('"', '""') + '"') for cell in cells]
-            ways = [way for way in ways if text == delimiter.join(pair[bool(way.search(pair[0]))] for pair in pairs)]
+            ways = [
+                way for way in ways if text == delimiter.join(pair[bool(re.search(way, pair[0]))] for pair in pairs)
+            ]
             if not ways:
                 return False
     except csv.Error:
@@ -130,7 +132,7 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
     lines. Of several the one that is not as in prose separates. Lines of plain text have one cell.
     """
     is_csv = kind_of_file(file) == "csv"
-    own, fits = ",\t"[not is_csv], dict[str, tuple[bool, bool, bool]]()
+    own, fits = ",\t"[not is_csv], dict[str, tuple[bool, bool, int]]()
     if is_csv and (stated := SEPARATOR_LINE.match(next((line for _, line in numbered_lines(file)), ""))):
         return stated[1], []
     for delimiter in dict.fromkeys(("\t", own, ",", ";", "|")):  # the first of several: a tab is in no prose
@@ -148,7 +150,11 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
         is_text = is_prose and not is_csv and (columns == ANY_COLUMNS or needed == 1)
         are_names = columns != ANY_COLUMNS and bool(table) and wanted <= {*table[0]}
         if delimiter == own or are_names or (size > 1 and not is_text):
-            fits[delimiter] = (are_names or size >= needed, size > 1 and count > 0.9 * len(table), not is_prose)
+            fits[delimiter] = (
+                are_names or size >= needed,
+                size > 1 and count > 0.9 * len(table),
+                2 - 2 * is_prose + (is_prose and delimiter == ";"),
+            )
     if needed == 1 and not is_csv and not any(is_even for _, is_even, _ in fits.values()):
         return "\n", []
     chosen, *others = (delimiter for delimiter, fit in fits.items() if fit == max(fits.values()))

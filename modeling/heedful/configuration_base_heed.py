@@ -230,13 +230,14 @@ class HeedBaseConfig(PreTrainedConfig):
         """Raise on a key that looks like a misspelt field: the base class would keep it and nothing would read it."""
         from transformers import GenerationConfig
 
-        family, fields = type(self).__name__, list(type(self).__dataclass_fields__)
+        family = type(self).__name__
+        names = [*type(self).__dataclass_fields__, *filter(self._fields_of, SYNONYMS)]
         # Keys of other libraries (quantisation, pipelines) and generation defaults may be in a config.json.
         known = {*GenerationConfig().to_dict(), *EXTRA_KEYS}
         unknown = (key for key in keys if key not in known and not self._fields_of(key))
         for key in (key for key in unknown if not key.startswith("_")):
             meant = MEANT_KEYS.get(key, key)
-            nearest = get_close_matches(meant, [*fields, *SYNONYMS], n=1, cutoff=0.8 if meant == key else 1.0)
+            nearest = get_close_matches(meant, names, n=1, cutoff=0.8 if meant == key else 1.0)
             if nearest:
                 raise ValueError(f"`{key}` is not a field of {family}; did you mean `{nearest[0]}`?")
             logger.warning_once(f"`{key}` is not a field of {family}: it is kept, and Heed does not read it.")

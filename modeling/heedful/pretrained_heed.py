@@ -53,7 +53,6 @@ class HeedBaseModel(PreTrainedModel):
     # Set by the model that holds this one, since only the whole has all matrices of a vocabulary.
     is_part_of_a_model = False
     embed_tokens: nn.Embedding  # of a stack
-    cutoff = 0.0  # set by SimCut's training: the share of tokens that the second half of a batch loses
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -77,10 +76,6 @@ class HeedBaseModel(PreTrainedModel):
         """
         if not self.training:
             return embeddings
-        if self.cutoff:
-            kept = torch.rand_like(embeddings[..., :1]) >= self.cutoff
-            kept[: len(kept) // 2] = True
-            embeddings = embeddings * kept
         p = self.config.target_word_dropout if self.side == "decoder" else self.config.source_word_dropout
         return embeddings * F.dropout(torch.ones_like(embeddings[..., :1]), p) if p else embeddings
 

@@ -238,7 +238,6 @@ def test_slow_choices_on_a_gpu_are_named_by_their_key(tmp_path, monkeypatch):
         ({}, {}, []),
         ({"model.attn_implementation": "eager"}, {}, [("warning", "model.attn_implementation")]),
         ({}, {"attention_dropout": 0.1}, [("note", "model.options")]),
-        ({"optimization.simcut": 3}, {}, [("note", "optimization.simcut")]),
         ({"optimization.mixed_precision": "no"}, {}, [("warning", "optimization.mixed_precision")]),
         ({"optimization.device": "cpu", "model.attn_implementation": "eager"}, {}, []),
     ):

@@ -14,9 +14,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from guides import text_of
-from heedful import HeedForConditionalGeneration
 from heedful.proposals.first_recipe import comments_of
-from heedful.training.model_of_recipe import config_of
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import MODEL_TYPES, find_known, make_recipe, read_config, read_recipe, sizes, to_yaml
 from heedful.training.stages import stages_of
@@ -80,16 +78,6 @@ def test_recipes_and_sizes_are_found_by_name_from_anywhere_and_a_file_wins_over_
     Path("small/config.json").write_text('{"d_model": 8}')
     assert read_recipe("quickstart").name == "mine"
     assert read_config("small") == read_config("small/config.json") == {"d_model": 8}
-
-
-def test_the_recipe_at_strength_makes_the_model_that_its_figures_are_of():
-    recipe = read_recipe("multi30k-de-en")
-    assert recipe.data.folder == "corpora/multi30k"
-    vocabulary = dict.fromkeys(("vocab_size", "decoder_vocab_size"), recipe.tokenizer.vocab_size)
-    with torch.device("meta"):
-        model = HeedForConditionalGeneration(config_of(recipe.model, vocabulary, recipe.tokenizer.joint))
-    said = f"of {model.num_parameters() / 1e6:.1f} million parameters (d_model 256, 4 + 4 layers, Multi30k)"
-    assert said in text_of("publish")
 
 
 def test_an_unknown_name_is_answered_with_near_ones():

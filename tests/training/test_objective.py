@@ -74,45 +74,18 @@ def test_the_loss_of_distillation_is_the_papers():
     assert (r_drop, added) == (0, pytest.approx((expected - cross_entropies).item(), rel=1e-5))
 
 
-def test_the_loss_of_simcut_is_the_papers():
-    torch.manual_seed(1)
-    logits, labels = torch.randn(4, 3, 7, dtype=torch.float64), torch.tensor([[1, 2, -100], [0, 6, 3]])
-    expected = 0.0
-    for p, q, label in zip(
-        *(part.flatten(0, 1) for part in logits.softmax(-1).chunk(2)), labels.flatten(), strict=True
-    ):
-        if label != -100:
-            expected += -p[label].log() + 3.0 * (p * (p / q).log()).sum()
-    found, _, _ = Objective(3.0, cutoff=0.05)(logits, torch.cat([labels, labels]), 0.0)
-    assert found == pytest.approx(expected.item(), rel=1e-6)
-
-
-def test_simcut_cuts_off_embeddings_of_both_sides_in_the_second_pass_of_training_alone(make_loop):
-    model = make_loop({"optimization.simcut": 3.0, "optimization.cutoff": 0.4}).engine.network
-    ids = torch.arange(5, 55).expand(4, -1)
-    for stack in (model.get_encoder(), model.get_decoder()):
-        plain = torch.nn.functional.embedding(ids, stack.embed_tokens.weight)
-        found = stack.train().look_up(ids, None)
-        assert torch.equal(found[:2], plain[:2])
-        is_cut = ~found[2:].any(-1)
-        assert 0.2 < is_cut.float().mean() < 0.6
-        assert torch.equal(found[2:][~is_cut], plain[2:][~is_cut])
-        assert torch.equal(stack.eval().look_up(ids, None), plain)
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 200), st.integers(1, 9), st.integers(2, 40)),  # tokens, width, vocabulary
     smoothing=st.sampled_from([0.0, 0.1, 0.9]),
     ignored=st.sampled_from([0.0, 0.4, 1.0]),
-    consistency=st.sampled_from([(None, None), (0.5, None), (5.0, None), (3.0, 0.05)]),  # α, and SimCut's cutoff
+    alpha=st.sampled_from([None, 0.5, 5.0]),
     share=st.sampled_from([None, 0.3, 1.0]),
     has_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, consistency, share, has_bias, seed):
-    alpha, cutoff = consistency
-    assume((alpha or share) and not (cutoff and share))
+def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alpha, share, has_bias, seed):
+    assume(alpha or share)
     tokens, width, vocabulary = sizes
     torch.manual_seed(seed)
     passes = 2 if alpha else 1
@@ -122,7 +95,7 @@ def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, con
     labels, found = torch.cat([once] * passes), []
     places = (labels != -100).nonzero()[:, 0]
     teacher = tuple(values.repeat(passes, 1) for values in random_teacher(once, vocabulary, min(8, vocabulary)))
-    objective = Objective(alpha, share, teacher if share else (), cutoff)
+    objective = Objective(alpha, share, teacher if share else ())
     with pytest.MonkeyPatch.context() as patch:  # so that there are parts
         patch.setattr("heedful.training.objectives.objective.LOGITS_AT_ONCE", 3 * vocabulary)
         for form in ("readable", "training"):

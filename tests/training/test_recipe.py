@@ -156,8 +156,6 @@ OUT_OF_RANGE = {
     "optimization.weight_decay": [-0.1, NOT_A_NUMBER],
     "optimization.learning_rate": [0, NOT_A_NUMBER],
     "optimization.muon_learning_rate": [0],
-    "optimization.simcut": [0],
-    "optimization.cutoff": [0, 1.0],
     "optimization.beta1": [1.0, -0.1, NOT_A_NUMBER],
     "optimization.beta2": [1.0, -1],
     **{f"validation.{name}": [0] for name in ("every_updates", "num_beams", "max_new_tokens", "patience")},
@@ -202,14 +200,6 @@ CONTRADICTIONS = [
     (
         {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.1, "optimization.schedule": None},
         r"`optimization.muon_learning_rate` must be empty with the paper's schedule, .* 0.1 ins",
-    ),
-    (
-        {"optimization.simcut": 3, "optimization.r_drop": 5},
-        r"`optimization.simcut` must be empty where `optimization.r_",
-    ),
-    (
-        {"optimization.cutoff": 0.1},
-        r"`optimization.cutoff` must be 0.05 where `optimization.simcut` is empty, but is 0",
     ),
     ({"decoding.length_penalty": 0.6}, r"`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1.*0.6"),
     ({"decoding.length_penalty_form": "gnmt"}, r"must be power where `decoding.num_beams` is 1.*but is gnmt instead"),

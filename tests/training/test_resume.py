@@ -310,7 +310,6 @@ KINDS = {
     "plain": {},
     "stream": {"data.streaming": True, "data.pool_size": 70, **MENDED},
     "schedule_free": {"optimization.optimizer": "schedule_free", "optimization.weight_decay": 0.1},
-    "simcut": {"optimization.simcut": 3.0, "optimization.cutoff": 0.2},
     "muon": {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.02},
     "all against overfitting": FEW | DROPPED | SEVERAL,
     "student": FEW | {"optimization.mixed_precision": "bf16"},
@@ -320,7 +319,7 @@ KINDS = {
 
 # Inside and at the end of an epoch, before and after a validation. The rest of the product is slow.
 QUICK = [("plain", 1), ("plain", 4), ("stream", 3), ("stream", 4)]
-QUICK += [("schedule_free", 1), ("schedule_free", 5), ("muon", 4), ("simcut", 4)]
+QUICK += [("schedule_free", 1), ("schedule_free", 5), ("muon", 4)]
 QUICK += [("all against overfitting", 4), ("student", 3), ("recurrent student", 3)]
 
 
@@ -331,7 +330,7 @@ def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
     if kind == "schedule_free":
         pytest.importorskip("schedulefree")
     data, changes = corpus, {**CHANGES, **KINDS[kind]}
-    if kind not in ("plain", "schedule_free", "muon", "simcut"):
+    if kind not in ("plain", "schedule_free", "muon"):
         data = prepare_corpus(tiny_recipe(tmp_path / "any", changes), tmp_path / "tokenizer")
     if "student" in kind:
         changes |= write_teacher(tmp_path / "teacher", data.tokenizers, FEW["data.train"])

@@ -29,7 +29,6 @@ from heedful.training.preparation import Splits, StoredCorpus, earlier_tokenizer
 from heedful.training.processes.devices import make_accelerator, runs_on_cpu
 from heedful.training.recipe import DataRecipe, Recipe
 from heedful.training.run_folder.folder import check_output_folder
-from heedful.training.speed.end_to_end import CUTS_OFF
 from heedful.training.start_checks import check_installed, faults, tokenizer_key
 
 TIMED = 3  # updates
@@ -230,14 +229,13 @@ def check_speed(recipe: Recipe, config: Any) -> Iterator[RecipeFinding]:
         yield RecipeFinding("speed", "note", message, "optimization.mixed_precision")
     if on_cpu or config.model_type != "heed":
         return
-    reason = why_padded(config, kernel) or (None if settings.simcut is None else CUTS_OFF)
+    reason = why_padded(config, kernel)
     if kernel == "eager":
         message = "On a GPU `eager` attention takes a quarter more time for an update than `sdpa`, and more memory."
         yield RecipeFinding("speed", "warning", message, "model.attn_implementation", "Leave it empty.")
     elif reason is not None and settings.mixed_precision == "bf16":
         message = f"Rows are padded to one length, because {reason}: a GPU computes padding too."
-        key = "optimization.simcut" if reason == CUTS_OFF else "model.options"
-        yield RecipeFinding("speed", "note", message, key)
+        yield RecipeFinding("speed", "note", message, "model.options")
     if settings.mixed_precision == "no":
         message = "On a GPU products in float32 take four times as long as in bf16."
         advice = "Set it to bf16, or to tf32, whose products keep three digits and all else float32."

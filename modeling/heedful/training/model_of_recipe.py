@@ -61,16 +61,13 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     if settings.optimizer == "muon" and is_sharded:
         must = "another one where weights are sharded, for Muon needs whole matrices"
         raise mistake("optimization.optimizer", must, "muon")
-    packs = not is_sharded and may_pack(model, accelerator, settings.simcut is not None)
+    packs = not is_sharded and may_pack(model, accelerator)
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
         from heedful.training.speed.compilation import body_of
 
         body = body_of(model, settings, accelerator, is_sharded, packs)
-    objective = _objective(settings, model.config)
-    if objective is not None:
-        objective.prepare(model)
-    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, objective, packs)
+    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, _objective(settings, model.config), packs)
     # A scale of gradients waits for each update anyway, and only Adam can be stopped on a GPU.
     waits = accelerator.device.type != "cuda" or accelerator.scaler is not None
     waits = waits or settings.optimizer not in ("adam", "adamw")
@@ -80,7 +77,7 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
 
 def _objective(settings: OptimizationRecipe, config: "PreTrainedConfig") -> "Objective | None":
     """Return what is minimized in place of the cross-entropy; R-Drop without dropout is a `ValueError`."""
-    if settings.r_drop is None and settings.simcut is None and settings.distillation is None:
+    if settings.r_drop is None and settings.distillation is None:
         return None
     from heedful.training.objectives.objective import Objective
 

@@ -148,8 +148,6 @@ class OptimizationRecipe:
     shrink_token_budget: bool = False
     skip_nonfinite_updates: int = 0
     r_drop: float | None = None
-    simcut: float | None = None
-    cutoff: float = 0.05
     distillation: str | None = None
     distillation_weight: float = 0.5
     mixed_precision: Literal["no", "tf32", "bf16", "fp16"] = "no"
@@ -167,7 +165,6 @@ class OptimizationRecipe:
             "max_grad_norm",
             "max_minutes",
             "r_drop",
-            "simcut",
         )
         for name in positive:
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
@@ -194,13 +191,6 @@ class OptimizationRecipe:
         if self.distillation is None and self.distillation_weight != 0.5:
             must = "0.5 where `optimization.distillation` is empty and there is no teacher"
             raise mistake("optimization.distillation_weight", must, self.distillation_weight)
-        if self.simcut is not None and (self.r_drop is not None or self.distillation is not None):
-            must = "empty where `optimization.r_drop` or `optimization.distillation` is given"
-            raise mistake("optimization.simcut", must, self.simcut)
-        if not 0 < self.cutoff < 1:
-            raise mistake("optimization.cutoff", "above 0 and below 1", self.cutoff)
-        if self.simcut is None and self.cutoff != 0.05:
-            raise mistake("optimization.cutoff", "0.05 where `optimization.simcut` is empty", self.cutoff)
 
     def _check_optimizer(self) -> None:
         """Refuse what the optimizer would not read."""
@@ -225,7 +215,7 @@ class OptimizationRecipe:
     @property
     def micro_batch_tokens(self) -> int:
         """Padded tokens of one micro-batch: `token_budget`, or a whole bucket's; half where each row passes twice."""
-        passes = 1 if self.r_drop is None and self.simcut is None else 2
+        passes = 1 if self.r_drop is None else 2
         return max(1, (self.token_budget or self.tokens_per_update // self.buckets_per_update) // passes)
 
 

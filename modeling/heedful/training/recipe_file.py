@@ -37,6 +37,8 @@ PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train
 # Keys that a recipe no longer has: the values by which they did nothing, which are still read, and why they went.
 REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "tokenizer.dropout": ((None, 0), "BPE-dropout lost in every row of docs/studies/lowresource.md"),
+    "optimization.simcut": ((None,), "R-Drop (`optimization.r_drop`) won every row that compared both"),
+    "optimization.cutoff": ((0.05,), "it belonged to `optimization.simcut`"),
     "optimization.ema_decay": ((None,), "`checkpoints.publish: average` and schedule_free average weights"),
 }
 

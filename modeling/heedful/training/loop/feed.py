@@ -77,13 +77,13 @@ class Feed:
         return MicroBatch(self.tensors([short] * max(1, self.token_budget // sum(map(len, short.values())))))
 
 
-def may_pack(model: Any, accelerator: Accelerator, cuts_off: bool = False) -> bool:
+def may_pack(model: Any, accelerator: Accelerator) -> bool:
     """Tell whether rows may lie end to end, which is for GPUs."""
     if accelerator.device.type != "cuda":
         return False
     from heedful.training.speed.end_to_end import suits_flash_attention
 
-    return suits_flash_attention(model, accelerator, cuts_off)
+    return suits_flash_attention(model, accelerator)
 
 
 def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What a recipe may ask of training besides the cross-entropy: R-Drop, SimCut, distillation, other optimizers."""
+"""What a recipe may ask of training besides the cross-entropy: R-Drop, distillation, other optimizers."""

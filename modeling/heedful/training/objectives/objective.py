@@ -1,4 +1,4 @@
-"""R-Drop, SimCut and distillation, from all logits and, as in `loss_heed.py`, from those of a few tokens."""
+"""R-Drop and distillation, from all logits and, as in `loss_heed.py`, from those of a few tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,27 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """R-Drop or SimCut, token-level distillation, or both; it returns `(3)` sums: the loss, and what each adds to it.
+    """R-Drop, token-level distillation, or both; it returns `(3)` sums: the loss, and what each adds to it.
 
     *R-Drop* (Liang et al., 2021, equation 4): the same rows pass twice under other dropout, and the two predictions p
     and q are to be alike: CE(p) + CE(q) + α/2 [KL(p‖q) + KL(q‖p)], summed over target tokens. Here it is half of that,
     so that it stays comparable with the loss of one pass, and a learning rate means the same. The paper's α for
     translation is 5.
 
-    *SimCut* (Gao et al., 2022, "Bi-SimCut", arXiv 2206.02368): the second pass, q, reads embeddings of which some are
-    cut off, and only has to predict what the first does: CE(p) + α KL(p‖q). Its gradient is of both passes, as in the
-    paper, which finds that this is what helps. The paper's α is 3, and it cuts off 5 % of the tokens.
-
     *Distillation* (Kim and Rush, 2016, section 3.1, whose α is w): (1 - w) CE(label) + w CE(teacher), where CE(label)
     is the smoothed cross-entropy and CE(teacher) = -Σ q log p with the student's probabilities p and the teacher's q.
-    With R-Drop it is the mean over both passes; SimCut has none.
+    With R-Drop it is the mean over both passes.
     """
 
-    alpha: float | None = None  # of R-Drop or SimCut
+    alpha: float | None = None  # of R-Drop
     weight: float | None = None  # of distillation, which is left out of a batch without a teacher's tokens
     # What the teacher says at each label, `(…, k)` each: tokens, and their probabilities, which sum to 1.
     teacher: tuple[torch.Tensor, ...] = ()
-    cutoff: float | None = None  # of SimCut: the share of the tokens that the second pass does not see
 
     @classmethod
     def of(cls, settings: "OptimizationRecipe", config: "PreTrainedConfig") -> "Objective":
@@ -47,22 +42,7 @@ class Objective:
         if settings.r_drop is not None and not any(rates):
             must = "empty for a model without `dropout`, whose two passes are the same"
             raise ValueError(f"`optimization.r_drop` must be {must}, but is {settings.r_drop} instead.")
-        if settings.simcut is not None:
-            return cls(settings.simcut, cutoff=settings.cutoff)
         return cls(settings.r_drop, None if settings.distillation is None else settings.distillation_weight)
-
-    @property
-    def _weights(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """The weights of both passes' cross-entropies, and of KL(p‖q) and KL(q‖p)."""
-        assert self.alpha is not None
-        if self.cutoff is not None:
-            return (1.0, 0.0), (self.alpha, 0.0)
-        return (0.5, 0.5), (self.alpha / 4, self.alpha / 4)
-
-    def prepare(self, model: Any) -> None:
-        """Let a model cut off embeddings of the second pass where SimCut asks for it."""
-        for stack in (model.get_encoder(), model.get_decoder()) if self.cutoff else ():
-            stack.cutoff = self.cutoff
 
     @property
     def passes(self) -> int:
@@ -87,11 +67,9 @@ class Objective:
         if self.alpha is None:
             cross_entropy = smoothed_cross_entropy(logits, labels, smoothing)
         else:
-            (p, q), both = log_p.chunk(2), zip(logits.chunk(2), labels.chunk(2), strict=True)
-            of_passes, (forwards, backwards) = self._weights
-            losses = (smoothed_cross_entropy(*each, smoothing) for each in both)
-            cross_entropy = torch.stack([weight * loss for weight, loss in zip(of_passes, losses, strict=True)]).sum()
-            r_drop = ((forwards * p.exp() - backwards * q.exp()) * (p - q)).sum()
+            p, q = log_p.chunk(2)
+            cross_entropy = smoothed_cross_entropy(logits, labels, smoothing) / 2
+            r_drop = self.alpha / 4 * ((p.exp() - q.exp()) * (p - q)).sum()
         if self.weight is not None and self.teacher:
             tokens, probabilities = self.at(places).teacher  # (passes · N, k)
             of_teacher = -(probabilities * log_p.gather(1, tokens)).sum() / self.passes
@@ -122,7 +100,7 @@ class Objective:
     def _without_teacher(
         self, logits: torch.Tensor, targets: torch.Tensor, smoothing: float, of_bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Do the same for R-Drop or SimCut alone, where r = log p - log q.
+        """Do the same for R-Drop alone, where r = log p - log q.
 
         The gradient of KL(p‖q) is p (r - Σ p r) for the logits of p, and q - p for those of q; of KL(q‖p) likewise.
         """
@@ -131,8 +109,7 @@ class Objective:
             total = replace_by_gradient(logits, targets, smoothing, of_bias)
             return torch.stack([total, r_drop, r_drop])
         both, all_targets = logits.view(2, -1, logits.shape[-1]), targets.view(2, -1, 1)
-        of_passes, of_divergences = self._weights
-        shares = torch.tensor(of_passes, device=logits.device)[:, None]
+        weight = self.alpha / 4  # of KL(p‖q) and of KL(q‖p)
         size = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else both.shape[1]
         for part, target in zip(both.split(size, 1), all_targets.split(size, 1), strict=True):
             p = part.softmax(-1, dtype=torch.float32)  # of either pass, (2, size, V)
@@ -140,18 +117,17 @@ class Objective:
             normaliser = part.amax(-1).float() - p.amax(-1).log()  # (2, size)
             ratio = (part[0].float() - part[1]).sub_((normaliser[0] - normaliser[1])[:, None])  # log p - log q
             divergences = torch.linalg.vecdot(p[0], ratio), -torch.linalg.vecdot(p[1], ratio)  # (size) each
-            r_drop += (added := sum(w * each.sum() for w, each in zip(of_divergences, divergences, strict=True)))
+            r_drop += (added := weight * (divergences[0].sum() + divergences[1].sum()))
             losses = normaliser - (1 - smoothing) * part.gather(2, target)[..., 0].float()
             if smoothing:
                 losses -= smoothing * part.mean(-1, dtype=torch.float32)
-            total += added + (shares * losses).sum()
+            total += added + losses.sum() / 2
             for one, other, sign in ((0, 1, 1), (1, 0, -1)):
-                share, weight, opposite = of_passes[one], of_divergences[one], of_divergences[other]
-                gradient = (ratio * (sign * weight)).add_((share + opposite - weight * divergences[one])[:, None])
-                gradient.mul_(p[one]).sub_(p[other], alpha=opposite)
+                gradient = (ratio * (sign * weight)).add_((0.5 + weight - weight * divergences[one])[:, None])
+                gradient.mul_(p[one]).sub_(p[other], alpha=weight)
                 if smoothing:
-                    gradient -= share * smoothing / gradient.shape[-1]
-                gradient.scatter_add_(1, target[one], gradient.new_full(target[one].shape, share * (smoothing - 1)))
+                    gradient -= smoothing / 2 / gradient.shape[-1]
+                gradient.scatter_add_(1, target[one], gradient.new_full(target[one].shape, (smoothing - 1) / 2))
                 if of_bias is not None:
                     of_bias += gradient.sum(0)
                 part[one].copy_(gradient)

@@ -25,16 +25,13 @@ STEPS, UNIT, LARGEST_STEP = 16, 64, 2048
 # Each side is filled up by as many rows at most and tokens at least, so that every one of these rows has a token on
 # both sides: attention to no key at all is not a number.
 FILLING_ROWS = 16
-CUTS_OFF = "SimCut must know which rows pass a second time"
 
 
-def suits_flash_attention(model: Any, accelerator: Accelerator, cuts_off: bool) -> bool:
+def suits_flash_attention(model: Any, accelerator: Accelerator) -> bool:
     """Tell whether a GPU may read rows end to end: by flash attention, in bfloat16 on cards since Ampere."""
     reason = why_padded(model.config, model.config._attn_implementation)
     if accelerator.mixed_precision != "bf16" or torch.cuda.get_device_capability(accelerator.device) < (8, 0):
         reason = "flash attention computes in bfloat16 on cards since Ampere alone"
-    elif cuts_off:
-        reason = CUTS_OFF
     elif not runs_known_code(model):
         reason = "code that is not Heedful's runs within the model"
     if reason is not None:

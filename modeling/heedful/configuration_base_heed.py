@@ -65,6 +65,9 @@ IGNORED_LABEL = -100  # of positions where nothing is to be predicted, as everyw
 _is_generating = ContextVar("_is_generating", default=False)
 
 
+TASK, TEXT_TASK = "heed-translation", "heed-text2text"  # of the pipelines
+
+
 class OfferedPipelines(dict[str, dict[str, Any]]):
     """The tasks that a folder brings code for, as keys; `in` asks for less: whether a task needs that code.
 

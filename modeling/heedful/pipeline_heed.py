@@ -28,7 +28,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.pipelines.base import ChunkPipeline
 
 from .checksums_heed import TARGET_FOLDER, settle_target, stale_target, write_checksums
-from .configuration_base_heed import HEED_TYPES, position_limit
+from .configuration_base_heed import HEED_TYPES, TASK, TEXT_TASK, position_limit
 from .generation_heed import (
     DEFAULT_MAX_NEW_TOKENS,
     check_logits,
@@ -38,8 +38,6 @@ from .generation_heed import (
     with_check,
 )
 from .symbols_heed import UNKNOWN_OUTPUT, check_are_several, decoded, listed, trimmed, unknown_id, unknown_symbol
-
-TASK, TEXT_TASK = "heed-translation", "heed-text2text"
 
 # Arguments of a call for the source; the target's language is needed to generate too.
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")

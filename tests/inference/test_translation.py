@@ -32,7 +32,7 @@ from heedful.inference.paragraphs import Paragraphs
 from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.teaching.back_translation import BackTranslation
 from heedful.inference.translation import Translation, Translator
-from heedful.pipeline_heed import HeedTranslationPipeline, position_limit
+from heedful.pipeline_heed import HeedTranslationPipeline, pipelines_of_folder, position_limit
 from helpers import assert_error, assert_near, assert_refused, tiny_model
 from memorised import memorised_model, saved_in
 
@@ -443,6 +443,27 @@ def test_unknown_words_in_outputs_are_shown_and_counted_in_every_road(tmp_path, 
         found = heedful_command("evaluate", saved_in(tmp_path / "model", model, words), *data, "--json")
     confusions = json.loads(found[1])["confusions"]
     assert [(each["reference"], each["prediction"], each["count"]) for each in confusions] == [("zebra", "<unk>", 2)]
+
+
+def test_lines_of_a_text_are_translated_one_by_one_in_every_road_unless_the_model_takes_texts_whole(
+    translator, tokenizers, tmp_path, printed, monkeypatch
+):
+    text, expected = "네.\r\n\n  비가 온다. \r네.", "Yes.\r\n\n  It rains. \rYes."
+    folder = saved_in(tmp_path, translator.model, tokenizers)
+    for model in (translator.model, Translator.from_pretrained(folder).model):
+        translator = Translator(model, tokenizers)
+        assert translator.translate([text])[0][0].text == expected
+        assert texts_of(translator.translate_lines(["비가 온다.\n", text])) == [["It rains."], [expected]]
+        assert HeedTranslationPipeline(model, tokenizers.source)(text)[0]["translation_text"] == expected
+    assert json.loads(printed("translate", folder, text, "--json"))["text"] == expected
+    assert printed("translate", folder, text) == "Yes.    It rains.  Yes.\n"  # a line for each text
+    seen, encode = [], type(tokenizers).encode_source
+    recorded = {"encode_source": lambda self, texts, *more: seen.extend(texts) or encode(self, texts, *more)}
+    monkeypatch.setattr(type(tokenizers), *recorded.popitem())
+    list(translator.translate_lines([text], split=False, max_new_tokens=1))
+    monkeypatch.setattr(translator.model.config, "custom_pipelines", pipelines_of_folder("heed-text2text"))
+    translator.translate([text], max_new_tokens=1)
+    assert seen == [text, text]
 
 
 def test_code_within_a_line_opens_no_fence():

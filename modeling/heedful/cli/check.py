@@ -135,7 +135,7 @@ def compare(
     for place, folder in {place: model_folder(place) for place in places if place not in files}.items():
         translator = options.load_translator(folder, device)
         for into, sentences in sources.items():
-            translations = translator.translate(sentences, target_language=into, **search)
+            translations = translator.translate_lines(sentences, split=False, target_language=into, **search)
             texts[into, place] = [best.text for best, *_ in translations]
     compared = {}
     for into in pairs:

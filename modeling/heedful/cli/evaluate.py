@@ -165,7 +165,8 @@ def _translate_all(
     translator.tokenizers.check_symbols(pairs, "`--data`", ignore)
     if accelerator is None:
         with options.progress_bar(total=len(sources)) as bar:
-            return [best.text for best, *_ in translator.translate_lines(sources, progress=bar.update, **settings)]
+            found = translator.translate_lines(sources, progress=bar.update, split=False, **settings)
+            return [best.text for best, *_ in found]
     texts = translate_on_ranks(translator, sources, accelerator, **settings)
     accelerator.end_training()
     return texts if accelerator.is_main_process else None

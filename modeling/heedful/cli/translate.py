@@ -75,7 +75,7 @@ def translate(
         sources = chain.from_iterable(sources)
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
-    settings |= {"split": split, "paragraphs": paragraphs, "keep_going": not text}
+    settings |= {"split": split or None, "paragraphs": paragraphs, "keep_going": not text}
     is_dialogue = not text and source is None and sys.stdin.isatty()
     is_shown = not (text or is_dialogue) and (output is not None or not sys.stdout.isatty())
     with options.progress_bar(source, is_shown=is_shown) as bar, options.writing(output) as stream:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from heedful.pipeline_heed import joined_sentences, split_sentences
+from heedful.pipeline_heed import LINE_BREAK, joined_sentences, split_sentences
+from heedful.symbols_heed import trimmed
 
 Ranked = list[Any]  # the `Translation`s of a sentence or a line, best first
 FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,}|\$\$(?=\s*$))")
@@ -16,7 +17,7 @@ FRONT_MATTER = re.compile(r"[\w.-]+\s*[:=]|\s+\S|- |#")  # one line of it
 
 @dataclass
 class Paragraphs:
-    """The lines of one call by their numbers, each as its sentences with what is behind them.
+    """The texts of one call by their numbers, each as its lines or sentences with what is behind them.
 
     What begins a line of a list stays as it is, and so does what is no text. With `every_line`, so does what lies
     between two fences of code or formulas, and the front matter of a page.
@@ -29,21 +30,32 @@ class Paragraphs:
     def divided(
         self, texts: list[tuple[int, str]], rows: list[tuple[int, int, list[int]]], trained: int | None
     ) -> tuple[list[tuple[int, int, list[int]]], list[tuple[int, int, str]]]:
-        """Take apart numbered texts: all, or those with a row longer than was learned.
+        """Take apart numbered texts: all, those of several lines, or those with a row longer than was learned.
 
         Returns the rows of the others, and of each part the number of its text, its place there, and the sentence.
         """
         long = {number for number, _, row in rows if len(row) > (trained or math.inf)}
-        chosen = texts if self.every_line else [each for each in texts if each[0] in long]
-        taken = [(number, self.take_apart(number, text)) for number, text in chosen]
-        parts = [(number, place, part) for number, pieces in taken for place, part in enumerate(pieces)]
-        return [row for row in rows if row[0] not in long], parts
+        for number, text in texts:
+            is_long = self.every_line or number in long
+            if is_long or LINE_BREAK.search(trimmed(text)):
+                self.take_apart(number, text if self.every_line else trimmed(text), is_long)
+        parts = [(n, place, part) for n, pieces in self.taken_apart.items() for place, (part, _) in enumerate(pieces)]
+        return [row for row in rows if row[0] not in self.taken_apart], parts
 
-    def take_apart(self, number: int, line: str) -> list[str]:
-        """Note the sentences of a line, and return them; what stays as it is becomes an empty one."""
-        whole, line = line, line.rstrip("\r\n")
+    def take_apart(self, number: int, text: str, by_sentence: bool = True) -> list[str]:
+        """Note the lines or sentences of a text, and return them; what stays as it is becomes an empty one."""
+        self.taken_apart[number] = pieces = []
+        lines = text.rstrip("\r\n")
+        parts = LINE_BREAK.split(lines)
+        for line, end in zip(parts[::2], [*parts[1::2], text[len(lines) :]], strict=True):
+            before, own, after = line.partition(line.strip()) if trimmed(line) else (line, "", "")
+            found = self._sentences(line, number == 1 and not pieces) if by_sentence else [("", before), (own, after)]
+            pieces += [*found, *[("", end)] * bool(end)]
+        return [sentence for sentence, _ in pieces]
+
+    def _sentences(self, line: str, is_first: bool) -> list[tuple[str, str]]:
         pieces = split_sentences(line, keeps_markup=True)
-        if self.every_line and number == 1 and line.strip() in FRONT:
+        if self.every_line and is_first and line.strip() in FRONT:
             self.fence = line.strip()
         elif self.fence in FRONT:
             pieces = [("", line)] if FRONT_MATTER.match(line) else pieces
@@ -55,8 +67,7 @@ class Paragraphs:
                 self.fence = ""
         elif self.fence:
             pieces = [("", line)]
-        self.taken_apart[number] = [*pieces, ("", whole[len(line) :])]
-        return [sentence for sentence, _ in pieces]
+        return pieces
 
     def put_together(self, number: int, found: dict[int, Ranked], empty: Ranked) -> Ranked:
         """Return the translations of a line; if it was taken apart, its sentences' are joined, n-th with n-th best."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 import torch
 
-from heedful.configuration_base_heed import position_limit
+from heedful.configuration_base_heed import TEXT_TASK, position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
@@ -49,7 +49,7 @@ class Search:
     target_language: str | None = None
     positions: int | None = None  # the most tokens of a sequence; `None` is any number
     trained: int | None = None  # the tokens of the longest source that the model has learned from, if known
-    split: bool = False
+    split: bool | None = False
     keep_going: bool = False
     sampling: "SeededSampling | None" = None
     progress: Progress = ignored
@@ -65,6 +65,12 @@ class Tally:
     unknown: int = 0
     long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
     skipped: list[tuple[int, int]] = field(default_factory=list)
+
+    def take_apart(self, every_line: bool = False) -> None:
+        """Take apart texts of several lines, and those that are too long, or all."""
+        from heedful.inference.paragraphs import Paragraphs
+
+        self.paragraphs = Paragraphs(every_line)
 
     def keeps(self, number: int, *sides: Sequence[int]) -> bool:
         """Return whether a sentence, or a pair, is short enough, and note its number and tokens if they are many."""
@@ -201,7 +207,9 @@ class Translator:
     ) -> list[list[Translation]]:
         """Translate sentences.
 
-        An empty or blank sentence gives empty translations. One warning says how many sentences reached the length
+        An empty or blank sentence gives empty translations. Each line of a text of several lines is translated on its
+        own, as in the pipelines, and the line breaks stay; a model of the task `heed-text2text` gets the whole text.
+        One warning says how many sentences reached the length
         limit before </s>; their `Translation.finished` is False. Another one says how many were longer than any source
         that the model has learned from, by its generation config, else by `max_position_embeddings`. With `do_sample`
         in the model's generation config, results are random and depend on the batch.
@@ -235,7 +243,7 @@ class Translator:
         lines: Iterable[str] | Iterable[list[str]],
         *,
         chunk_size: int | None = 4096,
-        split: bool = False,
+        split: bool | None = None,
         paragraphs: bool = False,
         keep_going: bool = False,
         sampling: "SeededSampling | None" = None,
@@ -249,7 +257,8 @@ class Translator:
             chunk_size: Number of lines that are read, sorted and batched together; None if `lines` are lists of lines
                 that are, such as those that a pipe has ready.
             split: Whether a line that is longer than any source of the training is split into its sentences. Their
-                translations are joined, n-th best with n-th best; the score is the mean of theirs.
+                translations are joined, n-th best with n-th best; the score is the mean of theirs. None splits texts
+                at their line breaks, as `translate` does, and False gives the model each text as one sequence.
             paragraphs: Whether every line is. Its white space and line end, the bullet or number that begins it, and
                 what is no text (lines without letters, tags, addresses, front matter, code) stay as they are; the
                 cells of a table are translated one by one.
@@ -271,13 +280,12 @@ class Translator:
             raise ValueError(f"`{name}` must be a keyword of `translate`, but is not.")
         if sampling is not None:
             settings["num_beams"] = settings.get("num_beams") or 1
-        of_lines: Any = {"split": split or paragraphs, "keep_going": keep_going, "sampling": sampling}
+        of_lines: Any = {"split": paragraphs or split, "keep_going": keep_going, "sampling": sampling}
         search = self._search(**defaults | settings, **of_lines, progress=progress or ignored)
-        if not search.split:
-            return self._stream(lines, chunk_size, Tally(search))
-        from heedful.inference.paragraphs import Paragraphs
-
-        return self._stream(lines, chunk_size, Tally(search, Paragraphs(every_line=paragraphs)))
+        tally = Tally(search)
+        if search.split:
+            tally.take_apart(every_line=paragraphs)
+        return self._stream(lines, chunk_size, tally)
 
     def score_pairs(
         self,
@@ -344,6 +352,9 @@ class Translator:
         **options: Any,
     ) -> Search:
         """Check a call's settings, and put those of its search into a copy of the generation config."""
+        offered = getattr(self.model.config, "custom_pipelines", None) or {}
+        if options.setdefault("split", None) is None and next(iter(offered), None) == TEXT_TASK:
+            options["split"] = False
         config = copy.deepcopy(self.model.generation_config)
         config.num_beams = num_beams if num_beams is not None else (config.num_beams or 1)
         config.num_return_sequences = num_return_sequences
@@ -411,7 +422,10 @@ class Translator:
         return engine
 
     def _translate(self, texts: list[str], tally: Tally, first_number: int) -> list[list[Translation]]:
-        search, apart = tally.search, tally.paragraphs
+        search = tally.search
+        if tally.paragraphs is None and search.split is None and any({*"\r\n"} & {*trimmed(text)} for text in texts):
+            tally.take_apart()
+        apart = tally.paragraphs
         rows = self._rows(list(enumerate(texts, start=first_number)), tally)
         own: dict[str, Any] = {} if apart else {"progress": search.progress}  # a text that is taken apart is several
         if (sampling := search.sampling) is not None:
@@ -437,7 +451,7 @@ class Translator:
         if apart is None or not apart.every_line:
             rows = self._encoded([(number, 0, text) for number, text in texts], tally.search)
         if apart is not None:
-            rows, parts = apart.divided(texts, rows, tally.search.trained)
+            rows, parts = apart.divided(texts, rows, tally.search.trained if tally.search.split else None)
             rows += self._encoded(parts, tally.search)
         return [row for row in sorted(rows) if tally.keeps(row[0], row[2])]
 

@@ -94,7 +94,7 @@ def facts_of(result: RunResult) -> CardFacts:
     source, language = sample(corpus.validation_pairs, 1)[0]["source"], corpus.target_language
     confidence = _calibrated(result, translator := Translator.from_pretrained(result.folder))
     columns = {"source": recipe.data.source, "target": recipe.data.target}  # of which a number says nothing
-    translation = translator.translate([source], target_language=language)[0][0].text
+    translation = next(translator.translate_lines([source], split=False, target_language=language))[0].text
     pairs = {
         "train": corpus.pairs if corpus.pairs is not None else corpus.report.kept,
         **{f"of these {key}": count for key, count in corpus.parts.items()},
@@ -153,9 +153,9 @@ def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
     """Calibrate the confidence of a run's published model with validation pairs, and write it into the folder."""
     held_out = result.corpus.validation_pairs
     pairs, exact = sample(held_out, MOST), not is_translation(*language_codes(result.recipe, held_out))
-    settings: Any = {"target_language": result.corpus.target_language}
+    settings: Any = {"target_language": result.corpus.target_language, "split": False}
     with warnings.catch_warnings(action="ignore"):  # of what was cut off, the run itself has warned
-        best = [row[0] for row in translator.translate([pair["source"] for pair in pairs], **settings)]
+        best = [row[0] for row in translator.translate_lines([pair["source"] for pair in pairs], **settings)]
     ignore = result.recipe.decoding.ignore
     seen = comparable([one.text for one in best], ignore)
     best = [replace(one, text=text) for one, text in zip(best, seen, strict=True)]

@@ -186,7 +186,8 @@ def attention_maps(
         target_ids: Sequence[int] = tokenizers.encode_target([trimmed(target)])[0]
     else:
         translator = model if isinstance(model, Translator) else Translator(plain, tokenizers)
-        target_ids = translator.translate([source], target_language=target_language)[0][0].token_ids
+        found = translator.translate_lines([source], split=False, target_language=target_language)
+        target_ids = next(found)[0].token_ids
     return attention_maps_of_ids(plain, tokenizers, source_ids, target_ids, kinds, layer)
 
 

@@ -69,7 +69,7 @@ class BackTranslation:
             _check_search(translator, self.method)
         given, targets = tee(lines)
         search = {"num_beams": self._settings.get("num_beams", 1), "sampling": self._sampling, **settings}
-        found = translator.translate_lines(given, keep_going=True, **search)
+        found = translator.translate_lines(given, split=False, keep_going=True, **search)
         for number, (line, (best,)) in enumerate(zip(targets, found, strict=True), start=1):
             target = trimmed(line.removeprefix("\ufeff" if number == 1 else ""))
             source = trimmed(best.text)
@@ -107,7 +107,8 @@ class SequenceDistillation:
         _check_search(translator, "distillation")
         given, kept = tee(pairs)
         search = {"num_beams": self.num_beams, "num_return_sequences": self.closest or 1, **settings}
-        found = translator.translate_lines((pair["source"] for pair in given), keep_going=True, **search)
+        sources = (pair["source"] for pair in given)
+        found = translator.translate_lines(sources, split=False, keep_going=True, **search)
         for pair, hypotheses in zip(kept, found, strict=True):
             targets = [text for each in hypotheses if is_useful(each) and (text := trimmed(each.text))]
             if self.closest:

@@ -89,7 +89,8 @@ def validation_loss(model, rows: EncodedPairs, token_budget: int, accelerator: A
 def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Accelerator, **settings) -> list[str]:
     """Translate sentences, each on one rank, and return all translations in order on every rank."""
     rank, world_size = accelerator.process_index, accelerator.num_processes
-    own = [best.text for best, *_ in translator.translate(texts[rank::world_size], **settings)]
+    found = translator.translate_lines(texts[rank::world_size], split=False, **settings)
+    own = [best.text for best, *_ in found]
     gathered = gather_object([(rank + world_size * number, text) for number, text in enumerate(own)])
     return [text for _, text in sorted(gathered)]
 

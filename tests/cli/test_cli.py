@@ -202,7 +202,7 @@ def test_paragraphs_keep_the_line_ends_of_a_file_and_its_empty_lines(model, prin
 def test_what_a_command_could_not_end_with_is_told_before_the_model_is_loaded(refused, tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "in.txt").write_text("x")
-    (tmp_path / "pairs.tsv").write_text("ko\ten\n" + "네\tyes\n" * 20)
+    (tmp_path / "pairs.tsv").write_text("ko\ten\n" + "".join(f"네, {n}.\tYes, {n}.\n" for n in range(20)))
     missing, pairs = tmp_path / "no" / "out.txt", tmp_path / "pairs.tsv"
     data = ["--data", "builtin:test:20", *KO_EN]
     sentences = ["none", tmp_path / "out", "--sentences", tmp_path / "none.txt"]

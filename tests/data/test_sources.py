@@ -109,6 +109,7 @@ READ = [  # the name of a file, what is in it, the columns, and the pairs
         ("1", "1"),
         [(text, text) for text in ("Hallo, A", "Ja, b\ta", "Nun, c")],
     ),
+    ("c.tsv", "a\nb\n", ("1", "1"), [("a", "a"), ("b", "b")]),
     # Marks wrap the cells of a .tsv where a writer of CSV would write all of it so: pandas, Excel, QUOTE_ALL.
     ("c.tsv", 'a\tb\n"""Ja"", sagt er\nlaut"\tc\n', ("a", "b"), [('"Ja", sagt er\nlaut', "c")]),
     ("c.tsv", 'a\tb\nc\t"d, e"\n"f ""g"""\th\n', ("a", "b"), [("c", "d, e"), ('f "g"', "h")]),
@@ -237,6 +238,7 @@ WRONG = [  # the name of a file, what is in it, and the message
     ("c.json", "[" * 100_000, "must hold a JSON array, but is broken: it is nested too deeply"),
     ("c.tsv", "source\ttarget\na\tb\nc\n", r"c\.tsv must have 2 cells in every line, .* has 1 in line 3"),
     ("c.csv", "source,target\na,b,c\n", r"c\.csv must have 2 cells .* has 3 in line 2"),
+    ("c.tsv", "source\ttarget\na\tb\nc\n", "2 cells in every line, .* has 1 in line 3", ("1", "1")),
     ("c.csv", "source;target\na;b\nc,d\n", "2 cells .* has 1 in line 3 instead, where semicolons separate them"),
     (
         "c.csv",
@@ -255,10 +257,10 @@ WRONG = [  # the name of a file, what is in it, and the message
 
 
 def test_what_is_wrong_with_a_file_is_named_with_its_line(tmp_path):
-    for name, text, message in WRONG:
+    for name, text, message, *columns in WRONG:
         path = tmp_path / name
         path.write_bytes(text) if name.endswith(".gz") and text else write(path, text)
-        check_refused(str(path), message)
+        check_refused(str(path), message, *(columns[0] if columns else ()))
 
 
 def test_two_files_must_be_two_files_of_text_of_the_same_length(tmp_path):

@@ -132,7 +132,7 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
     lines. Of several the one that is not as in prose separates. Lines of plain text have one cell.
     """
     is_csv = kind_of_file(file) == "csv"
-    own, fits = ",\t"[not is_csv], dict[str, tuple[bool, bool, int]]()
+    own, fits, has_cells = ",\t"[not is_csv], dict[str, tuple[bool, bool, int]](), is_csv
     if is_csv and (stated := SEPARATOR_LINE.match(next((line for _, line in numbered_lines(file)), ""))):
         return stated[1], []
     for delimiter in dict.fromkeys(("\t", own, ",", ";", "|")):  # the first of several: a tab is in no prose
@@ -148,6 +148,7 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
         joints = [f"{cell[-8:]}\0{after[:1]}" for row in table for cell, after in pairwise(row)]
         is_prose = delimiter in PROSE and 2 * sum(map(bool, map(PROSE[delimiter].search, joints))) > len(joints)
         is_text = is_prose and not is_csv and (columns == ANY_COLUMNS or needed == 1)
+        has_cells |= delimiter == own and size > 1
         are_names = columns != ANY_COLUMNS and bool(table) and wanted <= {*table[0]}
         if delimiter == own or are_names or (size > 1 and not is_text):
             fits[delimiter] = (
@@ -155,7 +156,7 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
                 size > 1 and count > 0.9 * len(table),
                 2 - 2 * is_prose + (is_prose and delimiter == ";"),
             )
-    if needed == 1 and not is_csv and not any(is_even for _, is_even, _ in fits.values()):
+    if needed == 1 and not has_cells and not any(is_even for _, is_even, _ in fits.values()):
         return "\n", []
     chosen, *others = (delimiter for delimiter, fit in fits.items() if fit == max(fits.values()))
     return chosen, others

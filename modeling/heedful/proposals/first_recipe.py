@@ -267,7 +267,9 @@ def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | Non
     known = sum(bool(roles_of(name)) for name in first.values())
     scripts = ((key, main_script(cells[key][1:])) for key in texts)
     is_other = any(script and script != "Latin" and lacks_script(first[key], script) for key, script in scripts)
-    folded = (key for key in texts if first[key] != first[key].lower() and len(cells[key]) > 20)
+    folded = (
+        key for key in texts if first[key] != first[key].lower() and len(first[key]) > 1 and len(cells[key]) > 20
+    )
     is_other |= any(all(str(cell) == str(cell).lower() for cell in cells[key][1:]) for key in folded)
     lines = list(zip(*(map(str, cells[key][1:]) for key in texts), strict=True))
     alike = sum(all(map(_is_like_a_name, line)) for line in lines)

@@ -27,6 +27,7 @@ from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
 from heedful.training.preparation import Splits, StoredCorpus, earlier_tokenizers, tokenizers_of
 from heedful.training.processes.devices import make_accelerator, runs_on_cpu
+from heedful.training.publication import UNDETERMINED, language_codes
 from heedful.training.recipe import DataRecipe, Recipe
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_installed, faults, tokenizer_key
@@ -146,6 +147,10 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         yield from texts.check_text(split)
     languages = recipe.card.source_language or recipe.data.source, recipe.card.target_language or recipe.data.target
     yield from texts.check_scripts(pairs, held_out, languages) if pairs else ()
+    if UNDETERMINED in language_codes(recipe, kept.validation):
+        message = "Neither names nor texts say both languages: the model will count as one from text to text."
+        advice = "Where it translates, name them, such as ko or Korean."
+        yield RecipeFinding("card", "note", message, "card.source_language", advice)
     with refusal("installed", "decoding.bleu_tokenizer"):
         check_installed(recipe)
     yield from _check_tokens(recipe, splits, kept, [train, *held_out])

@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all, and lists and numbers in messages."""
 
+import errno
 import json
 import os
 import re
@@ -59,8 +60,11 @@ def written_whole(path: Path) -> Iterator[Path]:
                 raise
             shutil.copyfile(partial, path)
         flush(path.parent)
-    except OSError as error:
-        error.filename = error.filename or str(path)
+    except Exception as error:
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
+        elif "os error 28" in str(error):  # as safetensors says it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
     finally:
         remove(folder)

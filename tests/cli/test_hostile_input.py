@@ -4,6 +4,7 @@ Each case changes a sound folder; code that ran would leave a file behind.
 """
 
 import ast
+import errno
 import io
 import json
 import math
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from heedful import HeedForConditionalGeneration, TokenizerPair, Translator
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files, write_checksums
 from heedful.cli import main as cli
 from heedful.cli import options
+from heedful.data import sources
 from heedful.data.tokenization import TARGET_FOLDER
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_files, check_remote_code
@@ -556,3 +559,27 @@ main.run(command)
     first, rest = output.decode(encoding).split("\n", 1)
     assert first == f"a {arrow} b 12.5"
     assert json.loads(rest) == {"text": "→😀", "bleu": 12.5}
+
+
+def test_what_a_machine_or_a_launcher_lacks_is_said_in_a_sentence(tmp_path, capsys, monkeypatch):
+    def ended(error):
+        with pytest.raises(SystemExit) as done:
+            cli.run(Mock(side_effect=error))
+        return done.value.code, capsys.readouterr().err
+
+    assert ended(MemoryError()) == (1, "heedful: What was asked for needs more memory than there is.\n")
+    torch_says = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+    assert ended(RuntimeError(torch_says)) == (1, f"heedful: {torch_says}\n")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert ended(full) == (2, f"heedful: [Errno {errno.ENOSPC}] No space left on device: standard output\n")
+    (tmp_path / "a.jsonl").touch()
+    monkeypatch.setattr(sources, "_json_rows", Mock(side_effect=MemoryError("realloc of size 9 failed")))
+    with pytest.raises(MemoryError, match=r"a\.jsonl has a line, a cell or a block .* realloc of size 9 failed"):
+        sources.read_pairs(str(tmp_path / "a.jsonl"), "a", "b")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert ended(lambda: sys.exit(5 + len(sys.stdin.buffer.read()))) == (5, "")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        assert ended(None)[1].startswith("heedful: Standard output must be open, but is closed")
+    monkeypatch.setenv("RANK", "x")
+    assert ended(None) == (2, "heedful: `RANK`, which a launcher sets, must be a whole number, but is 'x' instead.\n")

@@ -112,6 +112,8 @@ def test_a_file_whose_place_nothing_can_take_gets_the_bytes_and_errors_name_it(t
         patch.setattr(Path, "write_text", partial(refuse, errno.ENOSPC))
         with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
             write_text(path, "newer")
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), written_whole(path):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
     (tmp_path / "ring").symlink_to("ring")
     assert_error("ring is a link that leads to itself", check_writable, tmp_path / "ring")
     assert {each.name for each in tmp_path.iterdir()} == {path.name, "ring"}

@@ -9,8 +9,10 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from errno import ENOSPC
 from functools import partial
 from importlib import import_module
+from io import BytesIO, TextIOWrapper
 from typing import Annotated, Any
 
 from typer import Exit, Option, Typer
@@ -128,8 +130,8 @@ def main() -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command line; a user's mistake ends it with one line on standard error and exit code 2."""
-    options.set_up_output("INFO" if rank() == 0 else "ERROR")
     try:
+        options.set_up_output("INFO" if rank() == 0 else "ERROR")
         with options.plain_warnings():
             _check_arguments()
             try:
@@ -150,8 +152,12 @@ def run(command: Callable[[], object]) -> None:
         code, message = exit_code_of(error), str(error)
         if code is None:
             raise
+        if isinstance(error, OSError) and error.errno == ENOSPC and not error.filename:  # files are named
+            message += ": standard output"
         if len(message) > LONGEST_MESSAGE:  # one that quotes much data
             message = f"{message[:LONGEST_MESSAGE]}… ({len(message):,} characters)"
+        if isinstance(error, MemoryError):
+            message = message or "What was asked for needs more memory than there is."
         if isinstance(error, ModuleNotFoundError) and error.name:
             missing = error.name.partition(".")[0]
             message += f": pip install {DISTRIBUTIONS.get(missing, missing)}"
@@ -163,7 +169,9 @@ def exit_code_of(error: Exception) -> int | None:
     """Return 2 for a user's mistake, 1 for bad luck, 130 for an interruption, and `None` for a mistake of ours."""
     if isinstance(error, ValueError | OSError | ImportError):
         return 2
-    if isinstance(error, FloatingPointError | MemoryError):
+    if isinstance(error, FloatingPointError | MemoryError) or "can't allocate memory" in str(
+        error
+    ):  # as torch says it
         return 1
     from huggingface_hub.errors import StrictDataclassError
 
@@ -171,6 +179,10 @@ def exit_code_of(error: Exception) -> int | None:
 
 
 def _check_arguments() -> None:
+    if sys.stdout is None:
+        raise ValueError("Standard output must be open, but is closed: `> /dev/null` leaves it open.")
+    if sys.stdin is None:
+        sys.stdin = TextIOWrapper(BytesIO())
     for argument in sys.argv:
         try:
             argument.encode()

@@ -338,7 +338,10 @@ def _file_rows(files: Sequence[Path], columns: Columns) -> Iterator[Record]:
 
     readers = {"jsonl": _json_rows, "json": _json_rows, "parquet": _parquet_rows} | dict.fromkeys(tables.TABLES, table)
     for file in files:
-        yield from _numbered(str(file), readers[str(kind_of_file(file))], str(file))
+        try:
+            yield from _numbered(str(file), readers[str(kind_of_file(file))], str(file))
+        except MemoryError as error:
+            raise MemoryError(f"{file} has a line, a cell or a block that does not fit in memory. {error}") from error
 
 
 def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
@@ -380,6 +383,8 @@ def _parquet_rows(file: str) -> Iterator[Mapping[str, Any]]:
             for batch in table.iter_batches(batch_size=ROWS_PER_CHUNK):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
+        if isinstance(error, MemoryError):
+            raise
         raise ValueError(f"{file} must be a whole Parquet file, but can't be read: {error}.") from error
 
 

@@ -67,8 +67,8 @@ def read_yaml(text: str) -> tuple[Any, str]:
         if _size(node, {}) > MOST_NODES:
             raise ValueError(f"A recipe must have at most {MOST_NODES:,} values, but its aliases repeat more.")
         return loader.construct_document(node), text[node.end_mark.index :]
-    except RecursionError as error:
-        raise yaml.YAMLError("it is nested too deeply.") from error
+    except (RecursionError, OverflowError) as error:
+        raise yaml.YAMLError("it is nested too deeply or has too large a number.") from error
 
 
 def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:

@@ -28,4 +28,8 @@ def is_set(name: str) -> bool:
 
 
 def _first(names: tuple[str, ...], default: int) -> int:
-    return next((int(os.environ[name]) for name in names if os.environ.get(name)), default)
+    name = next((name for name in names if os.environ.get(name)), None)
+    value = str(default) if name is None else os.environ[name]
+    if not value.isdecimal():
+        raise ValueError(f"`{name}`, which a launcher sets, must be a whole number, but is {value!r} instead.")
+    return int(value)

@@ -44,16 +44,17 @@ MARKUP = {
     "XLIFF": (r"<(xliff|trans-unit|unit|segment)\b", "`xliff2po` and `po2csv` of translate-toolkit"),
     "TMX": (r"<(tmx|tuv?)\b", "`tmx2po` and `po2csv` of translate-toolkit"),
     "one with IWSLT's tags": ("<(url|talkid|keywords|speaker|title|description)>", "`grep -v '^<'`"),
-    "XML or HTML": (
-        r"<[?!][\w-]|</?(?!(?:a|b|i|u|s|em|strong|span|font|br)\b)([\w:.-]+)( [^<>]*=[^<>]*)?/?>($|.*</\1>$)",
-        "the package beautifulsoup4",
+    "XML, HTML or LaTeX": (
+        r"<[?!][\w-]|</?(?!(?:a|b|i|u|s|em|strong|span|font|br)\b)([\w:.-]+)( [^<>]*=[^<>]*)?/?>($|.*</\1>$)"
+        r"|\\(begin|documentclass|usepackage)\b",
+        "the package beautifulsoup4, or pandoc",
     ),
-    "subtitles": (r"[\d:]+[.,]\d+ --> |WEBVTT|Dialogue: \d|\{\d+\}\{\d+\}|\[\d+:\d+", "the package pysubs2"),
+    "subtitles": (r"[\d:]+[.,]\d+( --> |,\d+:)|WEBVTT|Dialogue: \d|\{\d+\}\{\d+\}|\[\d+:\d+", "the package pysubs2"),
     "gettext's PO": (r"msg(id|str)\b", "`po2csv` of translate-toolkit"),
     "M2": (r"A -?\d+ -?\d+\|\|\|", "`sed -n 's/^S //p'`, which takes the sources"),
 }
-# A key before its text in .properties, .strings, YAML or PHP.
-KEY = re.compile(r"""\s*["'$A-Za-z][^=]*=|\s+[\w.-]+:\s|\w+[._-][\w.-]+:\s|\s*"[^"]*"\s*:""")
+# A key before its text in .properties, .strings, YAML, PHP and JSON, or an id before a tab.
+KEY = re.compile(r"""[^\t]+\t|\s*["'$A-Za-z][^=]*=|\s+[\w.-]+:\s|\w+[._-][\w.-]+:\s|[\s{]*"[^"]*"\s*:""")
 HUB_LOCATION = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^:]*)(:(?P<split>[^:]+))?)?")
 
 
@@ -312,7 +313,7 @@ def _check_are_plain(files: Sequence[str]) -> None:
     keys = ((KEY.match(line), KEY.match(other)) for line, other in zip(*heads, strict=False) if line != other)
     alike = [key[0] for key, other in keys if key and other and key[0] == other[0]]
     if len(alike) > 0.5 * max(map(len, heads)):
-        found = f"each has the keys {quoted(alike, 3)}. Make a table of them by `prop2po` or `yaml2po` and `po2csv`"
+        found = f"each has the keys {quoted(alike, 3)}. Make one table, such as by `prop2po` or `json2po` and `po2csv`"
         raise ValueError(f"`location` must be files of plain text, but {found} of translate-toolkit.")
 
 

@@ -54,10 +54,10 @@ def translate(
     options.check_input(source, "--input")
     if column is not None and source is None:
         raise ValueError(f"`--source` must come with a table as `--input`, but is {column!r} without one.")
-    table = options.texts_of(source, column, "--source")
     for name in filter(os.path.isfile, text or ()):
         warnings.warn(f"{name} is taken as a text; the lines of that file are read by `--input {name}`.", stacklevel=2)
     options.check_output(output, "--output", filter(None, [source]))
+    table = options.texts_of(source, column, "--source")
     options.check_apart(json=as_json, scores=scores)
     options.check_apart(confidence=confidence, n_best=n_best > 1)
     if confidence:

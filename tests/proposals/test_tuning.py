@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -195,3 +196,22 @@ def test_trials_are_compared_by_the_same_pairs_and_all_of_their_bytes(tmp_path):
     study = tuning._study(mine, tmp_path / "True", {"dropout": [0.1, 0.2]})
     with pytest.raises(ValueError, match=r"`data\.validation` must be the pairs of the trials before"):
         tuning._check_same_validation(study, [{"source": "둘", "target": "two"}])
+
+
+def test_a_lock_that_a_killed_search_in_a_relative_folder_has_left_is_waited_for_no_more(
+    recipe, tmp_path, monkeypatch
+):
+    from optuna.storages import journal
+
+    def backend(path, made=journal.JournalFileBackend):
+        assert Path(path) == lock.with_suffix("")
+        assert not lock.is_symlink()
+        return made(path)
+
+    monkeypatch.chdir(tmp_path)
+    lock = tmp_path / "found" / "trials.log.lock"
+    lock.parent.mkdir()
+    lock.symlink_to("found/trials.log")
+    monkeypatch.setattr(journal, "JournalFileBackend", backend)
+    tuning._study(recipe, Path("found"), FEW)
+    assert [path.name for path in lock.parent.iterdir()] == ["trials.log"]

@@ -222,7 +222,12 @@ def _study(recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]]) -
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / TRIALS_FILE)))
+    # Optuna's lock is a link to this path, and is waited for without end if it leads nowhere.
+    file = (folder / TRIALS_FILE).absolute()
+    lock = file.with_name(f"{file.name}.lock")
+    if lock.is_symlink() and not lock.exists():
+        lock.unlink()
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
     pruner = optuna.pruners.MedianPruner(n_startup_trials=3)
     study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True, pruner=pruner)
     subject = json.dumps([asdict(replace(recipe, output="")), {knob: list(choices[knob]) for knob in choices}])

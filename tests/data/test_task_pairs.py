@@ -56,6 +56,14 @@ def test_spelling_mends_words_that_were_typed_badly_and_another_seed_types_them_
     assert 10 <= len(changed) <= 40  # of 48
 
 
+@pytest.mark.parametrize(("language", "group", "point"), [("de", ".", ","), ("fr", " ", ","), ("ko", ",", ".")])
+def test_numbers_are_written_as_in_the_language_of_their_words(language, group, point):
+    num2words = pytest.importorskip("num2words").num2words
+    for (english, _), (text, words) in zip(number_pairs(300), number_pairs(300, language), strict=True):
+        assert text == english.translate({ord(","): group, ord("."): point})
+        assert words == num2words(english.replace(",", ""), lang=language)
+
+
 def test_numbers_and_dates_are_read_out():
     pytest.importorskip("num2words")
     numbers = dict(number_pairs(400))
@@ -90,6 +98,7 @@ def test_a_wrong_setting_is_named(texts):
         (lambda: reverse_pairs(1, "0-2"), "`lengths` must be two numbers from 1 on"),
         (lambda: reverse_pairs(1, symbols=0), "`symbols` must be at least 1, but is 0"),
         (lambda: number_pairs(1, "xx"), r"`language` must be one of .*, ko,.*, but is 'xx'"),
+        *((lambda each=each: number_pairs(1, each), f"but is {each!r}") for each in ("am", "fa", "vi")),  # which fail
         (lambda: date_pairs(1, "de"), "`language` must be one of en, ko, but is 'de'"),
     ]
     assert_refused(cases, lambda make: make())

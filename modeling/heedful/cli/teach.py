@@ -24,7 +24,7 @@ Nouns = Annotated[str | None, Option(help="File of Korean nouns to put in the pl
 Actions = Annotated[str | None, Option("--lengths", help="Fewest and most actions, such as 1-25. Default: all.")]
 Lengths = Annotated[str, Option(help="Fewest and most symbols.")]
 Symbols = Annotated[int, Option(help="How many there are.")]
-Language = Annotated[str, Option(help="A code that num2words knows; of dates en or ko.")]
+Language = Annotated[str, Option(help="Of the words, which num2words writes, and of the digits; of dates en or ko.")]
 Most = Annotated[int | None, Option("--count", min=1, help="Of pairs. Default: one for each text.")]
 Count = Annotated[int, Option(min=1, help="Of pairs.")]
 Seed = Annotated[int, Option(min=0, help="Another one gives other pairs.")]

@@ -9,6 +9,7 @@ import calendar
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from random import Random
@@ -24,6 +25,10 @@ LANGUAGES_OF_DATES = ("en", "ko")
 KOREAN_MONTHS = {6: "유월", 10: "시월"}  # which lose a letter
 FIRST_DAY, LAST_DAY = date(1900, 1, 1).toordinal(), date(2099, 12, 31).toordinal()
 MOST_DIGITS = 9
+# Languages that write 15.455 or 15 455, and 2,5; others write 15,455 and 2.5.
+POINTS, SPACES = "ca da de es id is it nl pt ro sl sr tr vi", "az be ce cs eo fi fr hu kz lt lv no pl ru sk sv tg uk"
+GROUPS = dict.fromkeys(POINTS.split(), ".") | dict.fromkeys(SPACES.split(), " ") | {"es_GT": "", "es_NI": ""}
+TRIED_NUMBERS = ("0", "11", "3.49", "20.5", "1001", "15455", "999999999")  # which some languages of num2words lack
 LENGTHS = re.compile(r"(\d+)-(\d+)")
 SCAN_LINE = re.compile("IN: (.+) OUT: (.+)")  # of github.com/brendenlake/SCAN
 
@@ -69,8 +74,9 @@ def scan_pairs(texts: str, lengths: str | None = None, count: int | None = None)
 
 
 def number_pairs(count: int, language: str = "en", seed: int = 1) -> Iterator[Pair]:
-    """Return numbers of one to nine digits, some with commas or behind a point, and their words."""
-    return _drawn(partial(_number, _number_words(language)), count, seed)
+    """Return numbers of one to nine digits as a language writes them, some in groups, and num2words' words."""
+    groups = GROUPS.get(language, GROUPS.get(language.split("_")[0]))
+    return _drawn(partial(_number, _number_words(language), groups), count, seed)
 
 
 def date_pairs(count: int, language: str = "en", seed: int = 1) -> Iterator[Pair]:
@@ -121,13 +127,13 @@ def _shortest_and_longest(lengths: str) -> tuple[int, int]:
     return shortest, longest
 
 
-def _number(in_words: Callable[..., str], random: Random) -> Pair:
+def _number(in_words: Callable[..., str], groups: str | None, random: Random) -> Pair:
     number = random.randrange(10 ** random.randint(1, MOST_DIGITS))
     kind = random.choice(("plain", "commas", "point"))
     if kind == "point":
         digits = f"{number % 10**4}.{random.randint(1, 99)}"
-        return digits, in_words(digits)
-    return (f"{number:,}" if kind == "commas" else str(number)), in_words(str(number))
+        return digits.replace(".", "," if groups else "."), in_words(digits)
+    return (f"{number:,}".replace(",", groups or ",") if kind == "commas" else str(number)), in_words(str(number))
 
 
 def _date(in_words: Callable[..., str], language: str, random: Random) -> Pair:
@@ -145,6 +151,13 @@ def _number_words(language: str) -> Callable[..., str]:
         from num2words import CONVERTER_CLASSES, num2words
     except ImportError as error:
         raise ImportError("Numbers in words need `num2words`: pip install 'heedful[tasks]'") from error
-    if language not in CONVERTER_CLASSES:
-        raise ValueError(f"`language` must be one of {', '.join(CONVERTER_CLASSES)}, but is {language!r} instead.")
+
+    def works(known: str) -> bool:
+        with suppress(Exception):  # of any kind: an attribute that is missing, a table without a number
+            return all(num2words(number, lang=known) for number in TRIED_NUMBERS)
+        return False
+
+    if language not in CONVERTER_CLASSES or not works(language):
+        known = ", ".join(filter(works, CONVERTER_CLASSES))
+        raise ValueError(f"`language` must be one of {known}, but is {language!r} instead.")
     return partial(num2words, lang=language)

@@ -199,6 +199,7 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
         must = "a table with tabs, commas, semicolons or bars between two cells or more in every line, and no comments"
         raise ValueError(f"`--data` must be {must}, but {location} has {shortened(cells['1'][0])} instead.")
     line = "the first line has the names" if has_names else "the table has no line of names"
+    said = layouts_of(table_files(location))
     line += "; 1 and 2 in the recipe make a pair of it" * (has_names is True and not any(kinds.values()))
     if wanted is not None:
         parts = [parts_of(name, names) for name in wanted]
@@ -206,7 +207,7 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
         if has_names and numbers <= {*names} and not numbers <= {*names.values()}:
             source, target = (name_of([names[part] for part in side]) for side in parts)
             return source, target, f"columns {' and '.join(wanted)}: {line}"
-        return *wanted, "as asked for"
+        return *wanted, "; ".join(["as asked for", *said])
     chosen = _chosen(names if has_names or not is_table else {}, kinds)
     tags = [key for key, kind in kinds.items() if kind == "tags" and key not in chosen]
     pairs = {*zip(*(map(str, cells[key]) for key in chosen), strict=True)}
@@ -220,7 +221,6 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
             first = quoted(column[0] for column in cells.values())
             advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
         raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
-    said = layouts_of(table_files(location))
     why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(others)
     return (
         name_of([names[key] for key in chosen[:-1]]),

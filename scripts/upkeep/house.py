@@ -31,9 +31,7 @@ ANNEXES = {
     "data/epochs/ data/korean_english/ data/tasks/ data/scripts.py": (
         "what an epoch draws or changes; the built-in corpus; tasks; scripts"
     ),
-    "training/trainer/ training/launch/ training/speed/ training/objectives/ training/stages.py": (
-        "Trainer; processes; GPUs; R-Drop; several runs as one"
-    ),
+    "training/trainer/ training/launch/ training/speed/ training/objectives/": "Trainer; processes; GPUs; R-Drop",
     "proposals/": "settings that fit: proposed from the data, or found by a search",
     "inference/native/ inference/ctranslate2/": "engines for the CPU",
     "inference/strategies/ inference/teaching/ inference/adapters.py inference/confidence.py inference/paragraphs.py "

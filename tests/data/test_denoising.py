@@ -24,10 +24,9 @@ from heedful.publishing.conversion.model_conversion import convert
 from heedful.training.preparation import corpus_of, prepare_corpus
 from heedful.training.recipe_file import make_recipe, read_recipe
 from heedful.training.run import train
-from heedful.training.stages import stages_of
 from helpers import assert_refused
 from pretrained_checkpoints import t5
-from tiny_runs import logged, tiny_recipe, tiny_tree
+from tiny_runs import tiny_recipe, tiny_tree
 
 PAIRS = [{"source": pair["ko"], "target": pair["en"]} for pair in korean_english_pairs("train", 60)]
 TEXTS = [pair["target"] for pair in PAIRS]
@@ -308,14 +307,13 @@ def test_where_a_model_knows_several_languages_a_text_has_the_tag_of_its_own(rec
     assert heads == {"<2en>": 50, "<2fr>": 30, "<2en><denoise>": 130, "<denoise>": 50}  # nothing is put into Korean
 
 
-def test_a_stage_that_translates_goes_on_from_one_that_mends(tmp_path):
-    changes = {"data.train": "builtin:train:60", "optimization.max_updates": 2, "validation.sentences": 0}
-    mend = {"name": "mend", "data": {"denoise": {**BOTH, "alone": True}}}
-    recipe = tiny_recipe(tmp_path / "run", {**changes, "stages": [mend, {"name": "translate"}]})
-    result = train(recipe)
-    assert len(logged(tmp_path / "run", "train/loss")) == 4
+def test_a_run_that_translates_goes_on_from_one_that_mends(tmp_path):
+    changes = {"data.train": "builtin:train:60", "optimization.max_updates": 2}
+    first = train(tiny_recipe(tmp_path / "mend", {**changes, "data.denoise": {**BOTH, "alone": True}}))
+    further = {**changes, "tokenizer": {}, "model": {"start_from": str(first.folder)}}
+    result = train(tiny_recipe(tmp_path / "translate", further))
     assert result.corpus.pairs == 60
-    known = TokenizerPair.from_pretrained(tmp_path / "run/model").source.added_tokens_encoder
+    known = TokenizerPair.from_pretrained(result.folder).source.added_tokens_encoder
     assert {"<denoise>", *SENTINELS} < {*known}
     plain = corpus_of(tiny_recipe(tmp_path / "x", changes), result.corpus.tokenizers)
     assert plain.rows.fingerprint() == result.corpus.rows.fingerprint()
@@ -325,19 +323,14 @@ def test_a_stage_that_translates_goes_on_from_one_that_mends(tmp_path):
 def test_the_guides_commands_learn_from_texts(tmp_path, monkeypatch, printed):
     monkeypatch.chdir(tmp_path)
     section = text_of("low_resource").split("## Texts without translations")[1].split("\n## ")[0]
-    (text,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     tree = tiny_tree("runs/pairs", {"data.train": "builtin:train:60", "optimization.warmup_updates": 1})
-    written = yaml.safe_load(text)
-    tree["stages"] = written["stages"]
-    for stage in tree["stages"]:
-        stage["optimization"]["max_updates"] = 4
     Path("pairs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     Path("english.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    assert [*stages_of(read_recipe("pairs.yaml"))] == ["mend", "translate"]
-    found = run_commands(printed, commands_of(section))
-    assert "of data.denoise.text.1 60" in found["train pairs.yaml --dry-run"].replace(",", "")
-    card = Path("runs/pairs/model/README.md").read_text(encoding="utf-8")
-    assert "mend" in card
+    commands = commands_of(re.sub(r"max_updates=\d+", "max_updates=4", section))
+    mend, _ = run_commands(printed, commands).values()
+    assert "model: runs/mend/model" in mend
+    assert "of these data.denoise.text.1 | 60" in Path("runs/mend/model/README.md").read_text(encoding="utf-8")
+    assert read_recipe("runs/pairs/model/recipe.yaml").model.start_from.endswith("runs/mend/model")
 
 
 def test_the_doctor_takes_no_text_for_a_pair(recipe_of):

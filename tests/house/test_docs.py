@@ -82,7 +82,7 @@ def test_the_chatbots_answers_are_counted_as_the_guide_does(tmp_path, monkeypatc
     assert capsys.readouterr().out == "distinct-1 0.600\ndistinct-2 0.500\n"
 
 
-WRITTEN = ("pairs.yaml", "forms.yaml", "czech.yaml")  # by readers
+WRITTEN = ("pairs.yaml", "one.yaml", "forms.yaml", "czech.yaml")  # by readers
 # Of the parser's errors, those of a command that is only begun.
 BEGUN = ("MissingParameter", "BadOptionUsage", "NoArgsIsHelpError")
 

@@ -146,8 +146,6 @@ def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path):
         ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0 and finite, but is -1"),
     ]
     assert_refused(cases, lambda vary: tune(recipe, tmp_path / "search", minutes=1, vary=vary))
-    staged = replace(recipe, stages=[{"name": "one"}])
-    assert_error("`stages` must be empty for a search", tune, staged, tmp_path / "search", minutes=1)
     assert not (tmp_path / "search").exists()
 
 

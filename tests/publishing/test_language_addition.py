@@ -135,12 +135,12 @@ def test_a_piece_of_new_texts_is_left_out_where_the_models_own_training_data_hav
     assert pieces == [["Ġparku"], []]
 
 
-def test_the_models_own_training_data_are_those_of_all_its_stages_and_a_missing_file_is_named(place):
+def test_the_models_own_training_data_are_all_its_parts_and_a_missing_file_is_named(place):
     source = of_languages(place / "model")
     table_file(source / "first.tsv", [("고양이", "Kočka běží")])
     table_file(source / "second.tsv", [("강아지", "V parku")])
-    stages = [{"name": name, "data": {"train": f"{name}.tsv"}} for name in ("first", "second")]
-    tree = tiny_tree(place / "run", {"data.source": "1", "data.target": "2", "stages": stages})
+    data = {"data.train": "first.tsv", "data.mixture": {"more": {"train": "second.tsv"}}}
+    tree = tiny_tree(place / "run", {"data.source": "1", "data.target": "2", **data})
     (source / "recipe.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     texts = ["고양이", "Kočka běží", "강아지", "V parku"]
     assert list(addition._old_texts(source, [])) == texts

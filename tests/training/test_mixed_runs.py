@@ -57,9 +57,24 @@ def outputs_of(commands, heedful_command) -> list[str]:
     outputs = []
     for command in commands:
         code, output, errors = heedful_command(*shlex.split(command))
-        assert code == 0, errors
+        assert code == 0, output + errors
         outputs.append(output)
     return outputs
+
+
+def test_the_guides_second_recipe_goes_on_from_the_model_of_the_first_and_its_commands_run(corpora, heedful_command):
+    part = section("One run after another")
+    first = {**corpora, "data": {key: corpora["data"][key] for key in ("train", "validation", "source", "target")}}
+    Path("pairs.yaml").write_text(yaml.safe_dump(first, sort_keys=False), encoding="utf-8")
+    (text,) = re.findall("```yaml\n(.*?)```", part, re.DOTALL)
+    second = {key: value for key, value in first.items() if key != "tokenizer"} | yaml.safe_load(text)
+    Path("one.yaml").write_text(yaml.safe_dump(second, sort_keys=False), encoding="utf-8")
+    commands = re.findall("^heedful (.*)$", part, re.MULTILINE)
+    few = " optimization.max_updates=2 optimization.warmup_updates=1 optimization.tokens_per_update=300"
+    outputs_of([command + few for command in commands], heedful_command)
+    known = TokenizerPair.from_pretrained("runs/one/model")
+    assert (len(commands), set(known.languages)) == (4, {"de", "en"})
+    assert all(len(logged(Path("runs") / name, "update")) for name in ("pairs", "one"))
 
 
 def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpora, heedful_command):

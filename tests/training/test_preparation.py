@@ -47,8 +47,9 @@ def texts(corpus):
 
 def test_what_is_held_out_empty_or_too_long_is_not_trained_on(files, tmp_path):
     test = {"t": lines(tmp_path / "test.tsv", [("하나", "1")])}
-    tested = prepare_corpus(tiny_recipe(tmp_path, {**files, "data.test": test}), tmp_path / "tested")
-    assert texts(tested) == ["three", "twelve hundred and forty"]
+    for key in ("data.test", "data.held_out"):
+        tested = prepare_corpus(tiny_recipe(tmp_path, {**files, key: test}), tmp_path / key)
+        assert texts(tested) == ["three", "twelve hundred and forty"]
     long = lines(tmp_path / "long.tsv", [("넷", "4" * 60)])  # no validation pair is dropped for its length
     changes = {**files, "data.validation": long, "data.max_target_tokens": 10}
     corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
@@ -84,7 +85,7 @@ def test_a_sorted_file_is_looked_at_from_its_beginning_to_its_end_each_time_the_
     numbers = drawn["row"][:]
     assert numbers == sorted(numbers) == read_splits(recipe.data, 20).train["row"][:]
     assert [kept[number - 1]["source"] for number in numbers] == drawn["source"][:]
-    words = set(tokenizers_of(recipe, [kept]).source.get_vocab()) - {"<pad>", "<s>", "</s>", "<unk>"}
+    words = set(tokenizers_of(recipe, read_splits(recipe.data)).source.get_vocab()) - {"<pad>", "<s>", "</s>", "<unk>"}
     lengths = [len(word.strip()) for word in words if "a" in word], [len(text) for text in drawn["target"][:]]
     assert all(len(some) == 20 and min(some) < 40 and max(some) > 160 for some in lengths)
     assert sample(rows, None) == sample(rows, 200) == rows

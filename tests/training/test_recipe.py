@@ -11,7 +11,6 @@ from heedful.proposals import proposal as proposal_module
 from heedful.proposals.proposal import DataFacts, complete, propose, survey, this_machine
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.recipe_file import make_recipe, read_recipe, recipe_of, to_yaml, yaml_text
-from heedful.training.stages import runs_of, stages_of
 from helpers import assert_error, assert_refused
 from tiny_runs import recipe_file, tiny_recipe, tiny_tree
 
@@ -424,7 +423,9 @@ def test_a_text_is_written_for_yaml_on_one_line():
 def test_a_removed_key_is_read_where_it_is_off_and_refused_with_the_reason_where_it_is_on(tmp_path):
     for off in (0.0, 0, None):
         assert tiny_recipe(tmp_path, {"tokenizer.dropout": off}) == tiny_recipe(tmp_path)
-    assert tiny_recipe(tmp_path, {"optimization.ema_decay": None}) == tiny_recipe(tmp_path)
+    assert tiny_recipe(tmp_path, {"optimization.ema_decay": None, "stages": []}) == tiny_recipe(tmp_path)
+    with pytest.raises(ValueError, match=r"`stages` must be left out.*a second recipe whose `model.start_from` is"):
+        tiny_recipe(tmp_path, {"stages": [{"name": "one"}]})
     with pytest.raises(ValueError, match=r"`optimization.ema_decay` must be left out, but is 0.9 .*: it was removed"):
         tiny_recipe(tmp_path, {"optimization.ema_decay": 0.9})
     must = r"`tokenizer.dropout` must be left out, but is 0.1 .*: it was removed \(BPE-dropout lost in every row of "
@@ -434,7 +435,7 @@ def test_a_removed_key_is_read_where_it_is_off_and_refused_with_the_reason_where
     assert "BPE-dropout" in (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
 
 
-def test_a_key_that_transformers_renamed_is_read_by_both_names_in_files_changes_and_stages(tmp_path):
+def test_a_key_that_transformers_renamed_is_read_by_both_names_in_files_and_changes(tmp_path):
     new, old = "model.activation_checkpointing", "model.gradient_checkpointing"
     assert tiny_recipe(tmp_path, {old: True}) == tiny_recipe(tmp_path, {new: True}) != tiny_recipe(tmp_path)
     assert tiny_recipe(tmp_path, {old: True, new: True}).model.activation_checkpointing
@@ -447,11 +448,6 @@ def test_a_key_that_transformers_renamed_is_read_by_both_names_in_files_changes_
         file = recipe_file(tmp_path, {written: False})
         assert not read_recipe(file).model.activation_checkpointing
         assert read_recipe(file, [f"{changed}=true"]).model.activation_checkpointing
-    stage = {"name": "a", "model": {"gradient_checkpointing": True}}
-    file = recipe_file(tmp_path, {"stages": [stage, {"name": "b"}]})
-    found = [read_recipe(file, changes) for changes in ([], [f"stages.a.{old}=false", f"stages.b.{new}=true"])]
-    ways = [[stage.model.activation_checkpointing for stage in stages_of(recipe).values()] for recipe in found]
-    assert ways == [[True, False], [False, True]]
 
 
 def test_the_recipe_in_a_strangers_folder_names_no_file_elsewhere_and_no_pattern(tmp_path, monkeypatch):
@@ -478,12 +474,10 @@ def test_the_recipe_in_a_strangers_folder_names_no_file_elsewhere_and_no_pattern
         for more in ({}, {"folder": ".."}, {"folder": str(tmp_path)}, {"held_out": {"train": name}}):
             data = {"train": [name, "own.txt"], "source": "a", "target": "b", "test": {"new": name}, **more}
             tree = {"name": "a", "data": data, "optimization": {"max_updates": 1}}
-            tree["stages"] = [{"name": "one", "data": {"train": name, "folder": "~"}}]
             (stranger / "recipe.yaml").write_text(yaml.safe_dump(tree))
             recipe = recipe_of(stranger)
             assert recipe.data.located.train[1] == str(stranger / "own.txt")
             read = [recipe.data.located.train[0], recipe.data.located.test["new"], *recipe.data.held_out.values()]
-            read += [part.train for run in runs_of(recipe) for part in run.data.parts.values()][1:]
             assert all(Path(each).parent == stranger and not Path(each).is_file() for each in read), read
     (stranger / "recipe.yaml").unlink()
     (stranger / "recipe.yaml").symlink_to(token)

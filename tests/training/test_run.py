@@ -284,10 +284,9 @@ def test_a_run_that_ends_before_its_last_update_says_why_and_goes_on_as_it_says(
 
 
 def test_an_end_is_early_by_what_else_limits_the_run():
-    def message(by, changes, stage="", is_last=True):
+    def message(by, changes):
         recipe = tiny_recipe(Path("run"), {"validation.patience": 3, "optimization.max_minutes": 4.5} | changes)
-        found = early_end(by, recipe, Progress(update=1230, epoch=1), stage, is_last)
-        return found.get("message")
+        return early_end(by, recipe, Progress(update=1230, epoch=1)).get("message")
 
     clock, epochs = "optimization.max_minutes", {"optimization.max_updates": None, "optimization.max_epochs": 3}
     assert message(None, {}) is None
@@ -301,8 +300,7 @@ def test_an_end_is_early_by_what_else_limits_the_run():
         "time, its schedule too."
     )
     both = epochs | {"optimization.max_updates": 2000}
-    assert "after update 1,230 of 2,000, in epoch 2 of 3, by `stages.a.optim" in message(clock, both, "stages.a.")
-    assert message(clock, both, "stages.a.", False).endswith(": the next stage goes on from there.")
+    assert "after update 1,230 of 2,000, in epoch 2 of 3, by `optim" in message(clock, both)
 
 
 def test_a_run_in_tf32_multiplies_by_it_to_its_end_and_not_afterwards(tmp_path, monkeypatch):
@@ -321,7 +319,7 @@ def test_a_run_in_tf32_multiplies_by_it_to_its_end_and_not_afterwards(tmp_path, 
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_both_directions_end_in_one_model_that_translates_either_way(tmp_path):
+def test_both_directions_end_in_one_model_that_translates_either_way_and_a_run_of_one_goes_on_from_it(tmp_path):
     changes = {"data.both_directions": True, "data.test": {"t": "builtin:test:3"}, "optimization.max_updates": 2}
     changes |= {"validation.every_updates": 2, "validation.sentences": 2}
     result = train(tiny_recipe(tmp_path / "run", changes))
@@ -329,6 +327,15 @@ def test_both_directions_end_in_one_model_that_translates_either_way(tmp_path):
     translator = Translator.from_pretrained(result.folder)
     for language in ("en", "ko"):
         assert len(translator.translate(["네."], target_language=language, max_new_tokens=5)) == 1
+    one = {"model": {"start_from": str(result.folder)}, "tokenizer": {}, "optimization.max_updates": 3}
+    one |= {"optimization.schedule": "linear", "optimization.learning_rate": 0.001, "optimization.warmup_updates": 1}
+    further = train(tiny_recipe(tmp_path / "one", one))
+    known, before = further.corpus.tokenizers, result.corpus.tokenizers
+    assert known.source.get_vocab() == before.source.get_vocab()
+    assert (further.corpus.target_language, further.corpus.pairs) == ("en", 300)
+    assert further.corpus.rows[0]["input_ids"][:1] == before.head("en")
+    assert logged(tmp_path / "one", "train/learning_rate") == pytest.approx([0.001, 0.0005, 0])
+    assert logged(tmp_path / "one", "train/loss")[0] < logged(tmp_path / "run", "train/loss")[0] - 0.1
 
 
 def test_training_goes_on_from_a_published_model(finished, tmp_path):

@@ -25,17 +25,11 @@ def doctor(
 
     settings = read_recipe(recipe, overrides, complete)
     from heedful.diagnosis.doctor import diagnose
-    from heedful.training.stages import rehearsed
 
     options.quieten()
-    with rehearsed(settings) as stages:
-        found = {name: diagnose(stage, pairs) for name, stage in stages.items()}
-    if settings.stages:
-        text = "\n\n".join(f"stage {name}:\n{diagnosis}" for name, diagnosis in found.items())
-        options.print_result({name: diagnosis.to_dict() for name, diagnosis in found.items()}, text, as_json)
-    else:
-        options.print_result(found[""].to_dict(), found[""], as_json)
-    if any(diagnosis.has_errors for diagnosis in found.values()):
+    diagnosis = diagnose(settings, pairs)
+    options.print_result(diagnosis.to_dict(), diagnosis, as_json)
+    if diagnosis.has_errors:
         raise Exit(1)
 
 

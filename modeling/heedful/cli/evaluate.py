@@ -59,8 +59,8 @@ def evaluate(
     accepted = references_of(pairs)
     left = metrics.references_left(ignore, accepted)
     metrics.fitting_tokenizer(tokenize, left)
-    _warn_of_direction(Path(model), source, target)
     if recipe is not None:
+        _warn_of_direction(model, recipe, source, target)
         _report_on_pairs(Path(model), recipe, pairs)
     learned = None if metric is None else import_module("heedful.diagnosis.comet").learned_metric(metric, device)
     options.quieten()
@@ -139,13 +139,12 @@ def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
         logger.info(message, f"{known:,}", f"{len(pairs):,}")
 
 
-def _warn_of_direction(model: Path, source: str, target: str) -> None:
-    """Warn if the recipe in a model's folder says that it was trained in the other direction alone."""
-    with suppress(OSError, ValueError):
-        directions = import_module("heedful.training.stages").directions_of(model)
-        if (target, source) in directions and (source, target) not in directions:
-            should = f"`--source` and `--target` should be {target} and {source}, as {model} was trained"
-            warnings.warn(f"{should}, but are {source} and {target} instead.", stacklevel=3)
+def _warn_of_direction(model: str, recipe: Any, source: str, target: str) -> None:
+    """Warn if a model's recipe says that it was trained in the other direction alone."""
+    directions = {(part.source, part.target) for part in recipe.data.parts.values()}
+    if (target, source) in directions and (source, target) not in directions:
+        should = f"`--source` and `--target` should be {target} and {source}, as {model} was trained"
+        warnings.warn(f"{should}, but are {source} and {target} instead.", stacklevel=3)
 
 
 def _translate_all(

@@ -54,7 +54,9 @@ def train(
     settings = read_recipe(recipe, overrides, complete)
     options.quieten()
     if dry_run:
-        sys.stdout.writelines(f"{text}\n" for text in import_module("heedful.diagnosis.estimate").estimates(settings))
+        estimate = import_module("heedful.diagnosis.estimate").dry_run(settings)  # by all processes together
+        if rank() == 0:
+            print(estimate)
         return
     from heedful.publishing.exports.transformers_export import check_recipe
     from heedful.publishing.run_card import facts_in_numbers, publish_run

@@ -1,7 +1,7 @@
 """What a recipe says of its training pairs: the parts they come from, and what each epoch changes in them."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -129,11 +129,10 @@ def languages_of(parts: Mapping[Any, MixturePart]) -> tuple[str, ...]:
     return languages if len(languages) > 1 else ()
 
 
-def control_tokens(data: Sequence[Any]) -> tuple[str, ...]:
+def control_tokens(data: Any) -> tuple[str, ...]:
     """Return what tokenizers of such training data need besides the usual: tags of languages and parts, and marks."""
-    parts = dict(enumerate(part for each in data for part in each.parts.values()))
-    tags = dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)
-    return (*languages_of(parts), *(tags | dict.fromkeys(mark for each in data for mark in each.denoise.marks)))
+    tags = [f"<{part.tag}>" for part in data.parts.values() if part.tag]
+    return (*languages_of(data.parts), *dict.fromkeys([*tags, *data.denoise.marks]))
 
 
 def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair) -> list[list[int]]:

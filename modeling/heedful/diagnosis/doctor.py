@@ -165,7 +165,7 @@ def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pair
     with refusal("model", model_key):
         check_model(recipe, given)
     with refusal("tokenizer", key):
-        tokenizers = given or tokenizers_of(recipe, [kept.train], [kept.validation] * kept.is_held_out)
+        tokenizers = given or tokenizers_of(recipe, kept)
     wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
     if given is None and wanted is not None and size < wanted:
         message = f"The pairs that were looked at allow {size:,} tokens, to which the {wanted:,} wanted are lowered."

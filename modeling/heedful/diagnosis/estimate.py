@@ -26,12 +26,10 @@ from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of, earlier_tokenizers
 from heedful.training.processes.collectives import all_reduce
 from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
-from heedful.training.processes.launcher import rank
 from heedful.training.recipe import OptimizationRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.speed.model_size import memory_of_machine
-from heedful.training.stages import rehearsed
 from heedful.training.start_checks import check_installed, check_start
 
 LOOKED_AT_UPDATES = 500  # of the first epoch, for padding and the largest micro-batch
@@ -194,15 +192,6 @@ def dry_run(recipe: Recipe) -> DryRun:
     seconds = speed.seconds(batches.padded_tokens)
     end = run_end(recipe, batches.updates_per_epoch, seconds)
     return DryRun(recipe, corpus, batches, seconds, end, parameters, matrices, memory, accelerator, d_model)
-
-
-def estimates(recipe: Recipe) -> Iterator[str]:
-    """Yield what `dry_run` finds of a recipe, or of each of its stages, on the main process."""
-    with rehearsed(recipe) as stages:
-        for name, stage in stages.items():
-            estimated = dry_run(stage)  # by all processes together
-            if rank() == 0:
-                yield f"stage {name}:\n{estimated}" if name else str(estimated)
 
 
 def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> BatchPlan:

@@ -195,8 +195,6 @@ def _check(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> None:
     for name in ("resume", "overwrite", "allow_changes"):
         if getattr(recipe, name):
             raise ValueError(f"`{name}` must be false for a search, which always goes on in its folder, but is true.")
-    if recipe.stages:
-        raise ValueError("`stages` must be empty for a search, which trains one run, but is given.")
     keys: dict[str, str] = {}
     for knob, values in choices.items():
         other = keys.setdefault(KEYS.get(knob, knob), knob)

@@ -84,16 +84,14 @@ def facts_of(result: RunResult) -> CardFacts:
         for name, values in result.metrics.items()
         if "count" in values
     }
-    files: list[Any] = []
-    for data in [stage.data for stage in result.stages] or [recipe.data]:
-        files += [data.train, *(part.train for part in data.mixture.values()), *data.denoise.text]
+    data = recipe.data
+    files: list[Any] = [data.train, *(part.train for part in data.mixture.values()), *data.denoise.text]
     trained = [place for each in files for place in (each if isinstance(each, list) else [each]) if place is not None]
     given = ["pieces of a given tokenizer"] * 2
     tokens = given if recipe.tokenizer.path else [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
-    done = [stage.progress for stage in result.stages] or [progress]
     source, language = sample(corpus.validation_pairs, 1)[0]["source"], corpus.target_language
     confidence = _calibrated(result, translator := Translator.from_pretrained(result.folder))
-    columns = {"source": recipe.data.source, "target": recipe.data.target}  # of which a number says nothing
+    columns = {"source": data.source, "target": data.target}  # of which a number says nothing
     translation = next(translator.translate_lines([source], split=False, target_language=language))[0].text
     pairs = {
         "train": corpus.pairs if corpus.pairs is not None else corpus.report.kept,
@@ -118,9 +116,9 @@ def facts_of(result: RunResult) -> CardFacts:
             "pairs": pairs,
             "cleaning": corpus.report.to_dict(),
             "joint_vocabulary": corpus.tokenizers.is_joint,
-            **{name: sum(getattr(each, name) for each in done) for name in ("target_tokens", "seconds")},
-            "updates": sum(each.update for each in done),
-            "stages": result.stages,
+            "target_tokens": progress.target_tokens,
+            "seconds": progress.seconds,
+            "updates": progress.update,
             "ended": result.ended,
             "hardware": result.hardware,
             "validation_loss": result.metrics["validation"]["loss"],

@@ -61,7 +61,7 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
     read = partial(read_pairs, source=data.source, target=data.target, references=data.references)
     validation = None if where.validation is None else read(where.validation, split="validation")
     tests = {f"data.test.{name}": read(location, split=name) for name, location in where.test.items()}
-    others = frozenset(t for name, place in data.held_out.items() for t in texts_of(place, name.rpartition(".")[2]))
+    others = frozenset(t for name, place in data.held_out.items() for t in texts_of(place, name))
     train = mixture.read_parts(data.parts, data.streaming)
     total = len(train) if isinstance(train, Sized) else None
     if limit is not None:
@@ -112,27 +112,22 @@ def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
     return given_tokenizers(recipe, recipe.folder / "tokenizer" if recipe.resume else None, is_main=False)
 
 
-def tokenizers_of(
-    recipe: Recipe, pairs: Sequence[Any], held_out: Sequence[Any] = (), data: Sequence[DataRecipe] = ()
-) -> TokenizerPair:
-    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words has those of `held_out` pairs, too.
-
-    Each is a list of collections, read once for each side. The tokenizers have the tags of `data`, or the recipe's.
-    """
-    settings = recipe.tokenizer
+def tokenizers_of(recipe: Recipe, kept: Splits) -> TokenizerPair:
+    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words has those of held-out pairs, too."""
+    settings, pairs = recipe.tokenizer, kept.train
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
-    if settings.sentences is not None and isinstance(pairs[0], Sized):  # of one part
-        pairs = [sample(cast("Dataset", pairs[0]), settings.sentences)]
-    rest = held_out if ("word", None) in settings.sides else ()
+    if settings.sentences is not None and isinstance(pairs, Sized):
+        pairs = sample(cast("Dataset", pairs), settings.sentences)
+    rest = kept.validation if kept.is_held_out and ("word", None) in settings.sides else ()
     own = settings.target_algorithm
     return train_tokenizers(
-        (pair["source"] for pair in chain(islice(chain.from_iterable(pairs), settings.sentences), *rest)),
-        (pair["target"] for pair in chain(islice(chain.from_iterable(pairs), settings.sentences), *rest)),
+        (pair["source"] for pair in chain(islice(pairs, settings.sentences), rest)),
+        (pair["target"] for pair in chain(islice(pairs, settings.sentences), rest)),
         algorithm=settings.algorithm if own is None else (settings.algorithm, own),
         vocab_size=settings.vocab_size,
         joint=settings.joint,
         target_vocab_size=settings.target_vocab_size,
-        languages=mixture.control_tokens(data or [recipe.data]),
+        languages=mixture.control_tokens(recipe.data),
     )
 
 
@@ -334,7 +329,7 @@ def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelera
     splits = read_splits(recipe.data)
     check_references(splits, recipe.decoding)
     kept = clean(splits, recipe.data)
-    tokenizers = given or tokenizers_of(recipe, [kept.train], [kept.validation] * kept.is_held_out)
+    tokenizers = given or tokenizers_of(recipe, kept)
     check_symbols(tokenizers, kept, recipe.decoding.ignore)
     check_model(recipe, tokenizers)
     return encode(recipe, kept, tokenizers, accelerator)

@@ -329,7 +329,6 @@ class Recipe:
     logging: LoggingRecipe = field(default_factory=LoggingRecipe)
     card: CardRecipe = field(default_factory=CardRecipe)
     publish: PublishRecipe = field(default_factory=PublishRecipe)
-    stages: list[dict[str, Any]] = field(default_factory=list)  # what each changes, with its name
 
     def __post_init__(self):
         """Fill in the output folder and check what concerns several sections."""
@@ -344,11 +343,11 @@ class Recipe:
             raise ValueError(f"{must}: one goes on with the run, one moves it aside.")
         if self.allow_changes and not self.resume:
             raise ValueError("`allow_changes` must be false where `resume` is: there is no run that could differ.")
-        if (self.data.mixture or self.data.denoise or self.stages) and self.tokenizer.sentences is not None:
-            must = "empty where `data.mixture`, `data.denoise` or `stages` need every part in the tokenizer"
+        if (self.data.mixture or self.data.denoise) and self.tokenizer.sentences is not None:
+            must = "empty where `data.mixture` or `data.denoise` needs every part in the tokenizer"
             raise mistake("tokenizer.sentences", must, self.tokenizer.sentences)
         if self.tokenizer.path is None and self.model.start_from is None:
-            self.tokenizer.check_sizes(len(mixture.control_tokens([self.data])))
+            self.tokenizer.check_sizes(len(mixture.control_tokens(self.data)))
         if self.optimization.distillation is not None:
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
             drawn: dict[str, Any] = {"data.streaming": self.data.streaming, "data.augmentation": noise}

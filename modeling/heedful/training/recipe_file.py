@@ -40,6 +40,7 @@ REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "optimization.simcut": ((None,), "R-Drop (`optimization.r_drop`) won every row that compared both"),
     "optimization.cutoff": ((0.05,), "it belonged to `optimization.simcut`"),
     "optimization.ema_decay": ((None,), "`checkpoints.publish: average` and schedule_free average weights"),
+    "stages": ((None, []), "a second recipe whose `model.start_from` is the first one's model does the same"),
 }
 
 
@@ -107,7 +108,7 @@ def read_recipe(
     tree = _read_tree(path)
     is_open = tree.get("optimization") is None and not section_of(tree, "model").get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
-    is_other = any(map(re.compile(r"(stages\.[^.]+\.)?data(\.train|\.(mixture|denoise).*)?").fullmatch, overridden))
+    is_other = any(map(re.compile(r"data(\.train|\.(mixture|denoise).*)?").fullmatch, overridden))
     if is_other and (card := section_of(tree, "card")):
         # What the file says of its data is not so of others: a model is not published under someone else's licence.
         tree["card"] = {key: value for key, value in card.items() if key.endswith("_language")}
@@ -127,8 +128,7 @@ def recipe_of(folder: Path) -> Recipe:
     if not is_plain_file(path, path.parent):
         raise FileNotFoundError(f"{folder} has no {RECIPE_FILE}.")
     tree = _read_tree(path)
-    for part in (tree, *_stages_in(tree)):
-        section_of(part, "data").pop("folder", None)
+    section_of(tree, "data").pop("folder", None)
     _resolve_paths(path.parent, tree, [], resolved=_file_in)
     return make_recipe(tree)
 
@@ -244,16 +244,10 @@ def _suggestion(path: Path, names: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(nearest)}?)" * bool(nearest)
 
 
-def _resolve_paths(
-    folder: Path, tree: dict[str, Any], overridden: list[str], has_folder: bool = False, resolved: Any = None
-) -> None:
+def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str], resolved: Any = None) -> None:
     """Put a recipe's folder before the paths in its file that lie there; overridden ones are not the file's."""
     resolved = resolved or _relative_to
-    has_folder = has_folder or bool(section_of(tree, "data").get("folder"))
-    for stage in _stages_in(tree):
-        own = f"stages.{stage.get('name')}."
-        changed = [key.removeprefix(own) for key in overridden if key.startswith(own)]
-        _resolve_paths(folder, stage, changed, has_folder, resolved)
+    has_folder = bool(section_of(tree, "data").get("folder"))
 
     def resolve(section: dict[str, Any], prefix: str) -> None:
         for name, value in section.items():
@@ -286,11 +280,6 @@ def _file_in(folder: Path, value: Any) -> Any:
     return glob.escape(str(path if is_plain_file(path, folder) else folder / f"{path.name} in the model's folder"))
 
 
-def _stages_in(tree: dict[str, Any]) -> list[dict[str, Any]]:
-    stages = tree.get("stages")
-    return [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
-
-
 def section_of(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a section of a tree, empty if it is none or has no keys."""
     section = tree.get(name)
@@ -298,12 +287,11 @@ def section_of(tree: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _with_present_names(tree: Any) -> Any:
-    """Return a recipe in which a key that transformers has renamed, also of a stage, has its new name."""
+    """Return a recipe in which a key that transformers has renamed has its new name."""
     tree, new, old = deepcopy(tree), "activation_checkpointing", "gradient_checkpointing"
-    for part in (tree, *_stages_in(tree)) if isinstance(tree, dict) else ():
-        model = section_of(part, "model")
-        if old in model and model.setdefault(new, model[old]) != (value := model.pop(old)):
-            raise mistake(f"model.{new}", f"as `model.{old}`, its old name ({value})", model[new])
+    model = section_of(tree, "model") if isinstance(tree, dict) else {}
+    if old in model and model.setdefault(new, model[old]) != (value := model.pop(old)):
+        raise mistake(f"model.{new}", f"as `model.{old}`, its old name ({value})", model[new])
     return tree
 
 
@@ -312,12 +300,6 @@ def _override(tree: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ValueError(f"An override must be written key=value, but is {override!r} instead.")
     *sections, last = key.replace("model.gradient_checkpointing", "model.activation_checkpointing").split(".")
-    if sections[:1] == ["stages"]:
-        stages = {str(stage.get("name")): stage for stage in _stages_in(tree)}
-        if (name := "".join(sections[1:2])) not in stages:
-            known = ", ".join(stages) or "there are none"
-            raise ValueError(f"`{key}` must name a stage ({known}), but names {name!r} instead.")
-        tree, sections = stages[name], sections[2:]
     for section in sections:
         if tree.get(section) is None:  # absent, or a section without a key
             tree[section] = {}

@@ -3,7 +3,6 @@
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +39,13 @@ class RunResult:
     parameters: int  # of the model, tied ones once
     hardware: str  # in words
     processes: int
-    ended: tuple[str, ...]  # why it, or a stage of it, ended before its last update or could learn more; what to do
-    stages: tuple[Any, ...] = ()  # the `StageFacts` of a recipe with stages
+    ended: tuple[str, ...]  # why it ended before its last update or could learn more; what to do
 
 
 def train(recipe: Recipe) -> RunResult:
     """Run a recipe: prepare the data, train, publish the weights, test them.
 
-    The main process writes `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/` into its folder. Of a
-    recipe with `stages` each is such a run, see `stages.py`.
+    The main process writes `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/` into its folder.
 
     Args:
         recipe: What `read_recipe` or `make_recipe` returned.
@@ -61,26 +58,18 @@ def train(recipe: Recipe) -> RunResult:
         FileNotFoundError: If a file of the recipe does not exist.
         TrainingInterrupted: After Ctrl-C or SIGTERM; the run can be resumed.
     """
-    if recipe.stages:
-        result: RunResult = import_module("heedful.training.stages").train_stages(recipe)
-    else:
-        result = train_one(recipe)
-    PartialState().destroy_process_group()
-    return result
-
-
-def train_one(recipe: Recipe, stage: str = "", is_last: bool = True) -> RunResult:
-    """Run a recipe without stages, or that of a stage, as `train` does; the process group stays for another."""
     check_output_folder(recipe)
     check_installed(recipe)
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")
     with lost_processes_reported(accelerator), float32_products(recipe.optimization.mixed_precision):
         accelerator.wait_for_everyone()  # all look before one writes
         with folder_of_run(recipe.folder, recipe.overwrite) if accelerator.is_main_process else nullcontext():
-            return _train(recipe, accelerator, stage, is_last)
+            result = _train(recipe, accelerator)
+    PartialState().destroy_process_group()
+    return result
 
 
-def _train(recipe: Recipe, accelerator: Accelerator, stage: str, is_last: bool) -> RunResult:
+def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     set_seed(recipe.seed)
     # A process that reads a huge file in one call may be silent for long.
     with make_watch(accelerator, patience=SECONDS_TO_PREPARE):
@@ -94,7 +83,7 @@ def _train(recipe: Recipe, accelerator: Accelerator, stage: str, is_last: bool) 
         write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
     loop.log.start_trackers(recipe.name, loop.progress)
     progress = loop.run()
-    ended = early_end(loop.ended_by, recipe, progress, stage, is_last)
+    ended = early_end(loop.ended_by, recipe, progress)
     losses = read_curves(recipe.folder).get("validation/loss", []) if accelerator.is_main_process else []
     told = ([ended["message"]] if ended else []) + unfinished(losses, loop.ended_by, recipe.optimization)
     for message in told:

@@ -33,7 +33,6 @@ from heedful.publishing.conversion.tokenizer_conversion import without_special_p
 from heedful.publishing.exports.comparison import Draft, UnscoredEngine, compare
 from heedful.symbols_heed import trimmed
 from heedful.training.recipe_file import recipe_of
-from heedful.training.stages import runs_of
 
 COMPARED = 100  # texts of the old languages that are translated before and after
 TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32: matrices of other sizes round differently
@@ -253,15 +252,14 @@ def _old_texts(source: Path, old: Sequence[str]) -> Iterator[str]:
             yield from texts_of(place)
     if not (source / "recipe.yaml").is_file():
         return
-    for run in runs_of(recipe_of(source)):
-        for key, part in run.data.parts.items():
-            try:
-                for pair in read_pairs(part.train, str(part.source), str(part.target), streaming=True):
-                    yield from (pair["source"], pair["target"])
-            except (OSError, ValueError) as error:
-                if not old:
-                    found = str(error).replace("`location`", f"`{key}` of the model's recipe")
-                    raise ValueError(f"`old` must name what the model was trained on, for {found}") from error
+    for key, part in recipe_of(source).data.parts.items():
+        try:
+            for pair in read_pairs(part.train, str(part.source), str(part.target), streaming=True):
+                yield from (pair["source"], pair["target"])
+        except (OSError, ValueError) as error:
+            if not old:
+                found = str(error).replace("`location`", f"`{key}` of the model's recipe")
+                raise ValueError(f"`old` must name what the model was trained on, for {found}") from error
 
 
 def _read_old(begun: _Begun, texts: Iterable[str]) -> tuple[set[str], list[str]]:

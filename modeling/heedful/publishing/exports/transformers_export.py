@@ -33,7 +33,6 @@ from heedful.training.model_of_recipe import config_of
 from heedful.training.publication import UNDETERMINED, with_decoding
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
-from heedful.training.stages import runs_of
 
 TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32; relative where logits are above 1
 BEAMS = 5
@@ -85,8 +84,7 @@ def check_recipe(recipe: Recipe) -> None:
     if not recipe.publish.also:
         return
     folder, start, where = recipe.folder / FORM_FOLDER, recipe.model.start_from, None
-    parts = dict(enumerate(part for run in runs_of(recipe) for part in run.data.parts.values()))
-    if languages := ", ".join(languages_of(parts)):
+    if languages := ", ".join(languages_of(recipe.data.parts)):
         where = f"for a model of several target languages, of which no class of transformers knows ({languages})"
     elif folder.exists() and not recipe.overwrite:
         where = f"where there is {folder}"

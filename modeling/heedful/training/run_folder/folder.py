@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same"
 # What a run and the commands for it write into its folder.
 RUN_FILES = (
-    *("tokenizer", "recipe.yaml", "log.jsonl", CHECKPOINTS, "trackers", "model", "transformers", "stages"),
+    *("tokenizer", "recipe.yaml", "log.jsonl", CHECKPOINTS, "trackers", "model", "transformers"),
     SOURCES_FILE,
 )
 # What they write into a folder of a model or a tokenizer, beside the files that have checksums.
@@ -118,14 +118,9 @@ def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tupl
     if now.get("data", {}).get("streaming"):
         changeable -= {"data.folder", "data.test"}  # because a stream has no checksum
     sections = tuple(f"{key}." for key in changeable)
-    then, values = leaves(_without_stages(earlier)), leaves(_without_stages(now))
+    then, values = leaves(earlier), leaves(now)
     both = {name: (then.get(name), values.get(name)) for name in values | then}
     return {name: (a, b) for name, (a, b) in both.items() if a != b and not f"{name}.".startswith(sections)}
-
-
-def _without_stages(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe with its stages' names alone, for each of them is a run that is compared by itself."""
-    return {**recipe, "stages": [stage.get("name") for stage in recipe.get("stages") or ()]}
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

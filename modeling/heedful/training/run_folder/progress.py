@@ -62,22 +62,21 @@ def place_in_run(progress: Progress, settings: OptimizationRecipe) -> str:
     return f"after update {progress.update:,}{of_updates}{of_epochs}"
 
 
-def early_end(by: str | None, recipe: Recipe, progress: Progress, stage: str, is_last: bool) -> dict[str, Any]:
+def early_end(by: str | None, recipe: Recipe, progress: Progress) -> dict[str, Any]:
     """Return what a run says of its end where a key of its recipe came before its last update, else nothing."""
-    settings, key = recipe.optimization, f"{stage}{by}"  # such as stages.second.optimization.max_minutes
+    settings = recipe.optimization
     lengths = {name: length for name in ("max_updates", "max_epochs") if (length := getattr(settings, name))}
     if by is None or (by == "optimization.max_minutes" and not lengths):  # the one limit of the run
         return {}
-    resumed = f"`resume=true {key}=…` goes on from there"
+    resumed = f"`resume=true {by}=…` goes on from there"
     if by == "validation.patience":
         limit = f"no improvement in {recipe.validation.patience} validations"
         advice = f"where that is not wanted, {resumed}"
     else:
         limit = f"{settings.max_minutes:g} minutes"
         advice = f"{resumed}, and a new run with fewer `{next(iter(lengths))}` ends in time, its schedule too"
-    advice = advice if is_last else "the next stage goes on from there"
-    message = f"Training ended {place_in_run(progress, settings)}, by `{key}` ({limit}): {advice}."
-    return {"by": key, "update": progress.update, **lengths, "message": message}
+    message = f"Training ended {place_in_run(progress, settings)}, by `{by}` ({limit}): {advice}."
+    return {"by": by, "update": progress.update, **lengths, "message": message}
 
 
 def unfinished(losses: Sequence[tuple[int, float]], by: str | None, settings: OptimizationRecipe) -> list[str]:

@@ -335,6 +335,9 @@ def test_recipes_are_judged_before_they_run_and_the_papers_search_is_what_no_cla
         "model_type": {"model.options": {"model_type": "heed_rnn", "cell": "gru"}},
     }.items():
         assert_error(f"`{key}` must be", check_recipe, tiny_recipe(tmp_path / key, also | value))
+    saved_model(tmp_path / "several", PAIRS, "ko", languages=["ko", "en"], encoder_layers=1, decoder_layers=1)
+    further = also | {"tokenizer": {}, "model": {"start_from": str(tmp_path / "several")}}
+    assert_error(r"`publish.also` must be empty .*\(ko, en\)", check_recipe, tiny_recipe(tmp_path / "one", further))
     recipe = tiny_recipe(tmp_path / "used", also)
     (recipe.folder / "transformers").mkdir(parents=True)
     assert_error(r"`publish.also` must be empty where there is ", check_recipe, recipe)

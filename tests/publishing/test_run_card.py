@@ -12,7 +12,7 @@ from heedful.data.cleaning import sample
 from heedful.inference.translation import Translator
 from heedful.publishing.model_card import CardFacts, render_model_card
 from heedful.publishing.run_card import facts_of, write_run_card
-from heedful.training.recipe import CardRecipe
+from heedful.training.recipe import CardRecipe, ModelRecipe
 from heedful.training.run import train
 from tiny_runs import tiny_recipe
 
@@ -141,6 +141,9 @@ def test_what_the_recipe_says_goes_before_what_is_guessed_and_the_vocabulary_is_
     for changes, said in (({"algorithm": "word"}, "400 words for both sides"), ({"path": "x"}, "a given tokenizer")):
         tokenizer = replace(result.recipe.tokenizer, **changes)
         assert said in facts_of(replace(result, recipe=replace(result.recipe, tokenizer=tokenizer))).vocabulary
+    further = facts_of(replace(result, recipe=replace(result.recipe, model=ModelRecipe(start_from="x"))))
+    assert further.license == "unknown"  # of what the first model learned from, the recipe says nothing
+    assert "a given tokenizer" in further.vocabulary
 
 
 def test_a_stream_of_two_vocabularies_without_a_test_set_is_described(tmp_path):

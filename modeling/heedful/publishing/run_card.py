@@ -27,6 +27,7 @@ from heedful.publishing.model_card import (
 from heedful.training.preparation import StoredCorpus
 from heedful.training.publication import is_translation, language_codes
 from heedful.training.run import RunResult
+from heedful.training.start_checks import tokenizer_key
 
 BUILTIN_LICENSE = "apache-2.0"
 RESULTS_FILE = ".eval_results/heedful.yaml"
@@ -87,8 +88,9 @@ def facts_of(result: RunResult) -> CardFacts:
     data = recipe.data
     files: list[Any] = [data.train, *(part.train for part in data.mixture.values()), *data.denoise.text]
     trained = [place for each in files for place in (each if isinstance(each, list) else [each]) if place is not None]
-    given = ["pieces of a given tokenizer"] * 2
-    tokens = given if recipe.tokenizer.path else [TOKENS[algorithm] for algorithm, _ in recipe.tokenizer.sides]
+    is_own = recipe.model.start_from is None and all(BUILTIN in each for each in trained)
+    is_trained = tokenizer_key(recipe) == "tokenizer.vocab_size"
+    tokens = [TOKENS[kind] if is_trained else "pieces of a given tokenizer" for kind, _ in recipe.tokenizer.sides]
     source, language = sample(corpus.validation_pairs, 1)[0]["source"], corpus.target_language
     confidence = _calibrated(result, translator := Translator.from_pretrained(result.folder))
     columns = {"source": data.source, "target": data.target}  # of which a number says nothing
@@ -106,7 +108,7 @@ def facts_of(result: RunResult) -> CardFacts:
         name=recipe.name,
         source_language=source_language,
         target_language=target_language,
-        license=recipe.card.license or (BUILTIN_LICENSE if all(BUILTIN in each for each in trained) else "unknown"),
+        license=recipe.card.license or (BUILTIN_LICENSE if is_own else "unknown"),
         datasets=[recipe.card.dataset] if recipe.card.dataset else list(dict.fromkeys(trained)),
         scores=scores,
         run={

@@ -30,6 +30,7 @@ from heedful.publishing.hub import check_folder
 from heedful.publishing.learning_curve import CURVE_FILE
 from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
 from heedful.training.model_of_recipe import config_of
+from heedful.training.preparation import given_tokenizers
 from heedful.training.publication import UNDETERMINED, with_decoding
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
@@ -84,8 +85,10 @@ def check_recipe(recipe: Recipe) -> None:
     if not recipe.publish.also:
         return
     folder, start, where = recipe.folder / FORM_FOLDER, recipe.model.start_from, None
-    if languages := ", ".join(languages_of(recipe.data.parts)):
-        where = f"for a model of several target languages, of which no class of transformers knows ({languages})"
+    given = given_tokenizers(recipe, None, is_main=False)
+    if len(languages := given.languages if given else languages_of(recipe.data.parts)) > 1:
+        names = ", ".join(languages)
+        where = f"for a model of several target languages, of which no class of transformers knows ({names})"
     elif folder.exists() and not recipe.overwrite:
         where = f"where there is {folder}"
     if where is not None:

@@ -156,7 +156,7 @@ def test_wrong_use_is_told_and_leaves_no_file(backtranslate, pairs, tmp_path):
     cases = [
         ([texts, "-o", tmp_path / "pairs.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
         ([tmp_path / "none", "-o", out], "`TEXTS` must be a file of sentences"),
-        ([lines, "-o", out], "`TEXTS` must be a file of target sentences"),
+        ([lines, "-o", out], "`--target` must say which column"),
         ([lines, "-o", lines], "`--output` must be another file than those that are"),
         ([texts, "-o", out, "--top-k", 3], "`--top-k` is for sampling, and must be left out of beam"),
         ([texts, "-o", out], "but all 2 are left out"),

@@ -170,7 +170,7 @@ def find_text_column(location: str, wanted: str | None, option: str) -> str:
     if kind_of_file(location) == "txt" and delimiters_of(location, ("1", "1"))[0] == "\n":
         return wanted or "1"  # lines of plain text
     cells, _, names, _ = _looked_at(location)
-    if wanted is None and len(names) > 1:
+    if wanted is None and len(names) != 1:
         found = f"{quoted(names.values())}, in the first row {quoted(column[0] for column in cells.values())}"
         raise ValueError(f"`{option}` must say which column of {location} to read: it has {found}.")
     parts = [*names] if wanted is None else parts_of(wanted, names.values())

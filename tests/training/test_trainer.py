@@ -422,6 +422,11 @@ def test_a_stream_that_cannot_be_divided_is_refused(tmp_path):
     ]
     options = {"per_device_train_batch_size": 2, "max_steps": 9}
     assert_refused(cases, lambda rows: trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options))
+    for rows in (shuffled().take(0), []):
+        with pytest.raises(
+            ValueError, match="`eval_dataset` or `test_dataset` must hold at least one pair, but is empty"
+        ):
+            make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"eval_dataset": rows}, **options).evaluate()
 
 
 def test_nothing_is_trained_after_the_last_update_is_resumed(tmp_path):

@@ -255,6 +255,8 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
             output = super().evaluation_loop(*args, **kwargs)
         finally:
             self.compute_metrics = compute_metrics
+        if not output.num_samples:
+            raise ValueError("`eval_dataset` or `test_dataset` must hold at least one pair, but is empty instead.")
         if self._row_losses:
             loss, labels = torch.cat(self._row_losses).cpu().double().sum(0).tolist()
             if not labels:

@@ -156,8 +156,8 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
 def is_on_the_hub(dataset: str) -> bool:
     """Tell a dataset of the Hub from local files and folders and the built-in corpus."""
     is_file = Path(dataset).suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
-    is_file = is_file or Path(dataset).exists()
-    return bool(HUB_DATASET.fullmatch(dataset)) and not is_file and not dataset.startswith(BUILTIN)
+    is_here = is_file or dataset.startswith(BUILTIN) or Path(dataset).exists()
+    return bool(HUB_DATASET.fullmatch(dataset)) and not is_here
 
 
 def _evaluation_results(facts: CardFacts) -> list[EvalResult]:

@@ -26,6 +26,8 @@ LOCAL_PATH = re.compile(
     r"(?:(?i:file:)|~[^\\/]*[\\/]|(?=/)|(?:.*[\\/])?\.\.[\\/]|[A-Za-z]:[\\/]|\\\\[\w?.]).*?([^\\/]+)[\\/]*", re.DOTALL
 )
 ADDRESS = re.compile(r"(\w[\w+.-]*://)(?:[^/@]*@)?([^?#]*).*", re.DOTALL)
+# Patterns of strangers that may never end: a repeated group, more than three repetitions; and many rounds of peft.
+ENDLESS = re.compile(r"^\s*[*+{]|\)\s*[*+{]|([*+{].*){4}|\(\?\w*x|niter_\d{4}", re.DOTALL)
 # What a private folder is called in which something is written: by whose side, and random letters.
 PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
 
@@ -61,7 +63,7 @@ def written_whole(path: Path) -> Iterator[Path]:
             shutil.copyfile(partial, path)
         flush(path.parent)
     except Exception as error:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno:
             error.filename = error.filename or str(path)
         elif "os error 28" in str(error):  # as safetensors says it
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error

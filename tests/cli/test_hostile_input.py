@@ -28,7 +28,7 @@ from heedful.checksums_heed import CHECKSUMS_FILE, changed_files, write_checksum
 from heedful.cli import main as cli
 from heedful.cli import options
 from heedful.data import sources
-from heedful.data.tokenization import TARGET_FOLDER
+from heedful.data.tokenization import TARGET_FOLDER, options_inside
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_files, check_remote_code
 from heedful.inference.ctranslate2.engine import ExportedModel
@@ -235,6 +235,9 @@ def test_a_tokenizer_that_the_folder_lacks_is_not_taken_from_elsewhere(place):
     for key in ("tokenizer_file", "vocab_file"):
         change(place / "model" / SETTINGS, **{key: str(place / "outside" / "tokenizer.json")})
         assert_error("okenizer", Translator.from_pretrained, place / "model", error=(ValueError, OSError))
+    named = dict.fromkeys(("tokenizer_file", "source_spm", "vocab", "merges"), "/etc/passwd")
+    change(place / "model" / SETTINGS, **named)
+    assert options_inside(place / "model") == dict.fromkeys([*named, "vocab_file"])  # in every road to a tokenizer
 
 
 def test_the_pipeline_runs_no_code_of_a_target_tokenizer(place):

@@ -60,6 +60,18 @@ def test_what_is_no_such_model_is_refused_by_name(tmp_path):
     unsaid = {name: value for name, value in SETTINGS.items() if name != "layer_norm"}  # which COMET takes for true
     (tmp_path / "good/hparams.yaml").write_text(json.dumps(unsaid))
     assert_error("`layer_norm` of .* must be False, but is True", learned_metric, f"comet:{tmp_path / 'good'}")
+    here = SETTINGS | {"pretrained_model": str(tmp_path / "other")}
+    (tmp_path / "good/hparams.yaml").write_text(json.dumps(here))
+    (tmp_path / "good/encoder").rename(tmp_path / "other")
+    assert_error(
+        "`pretrained_model` of .* must be a name on the Hub, but", learned_metric, f"comet:{tmp_path / 'good'}"
+    )
+    (tmp_path / "good/encoder").symlink_to(tmp_path / "other")
+    assert_error(
+        "encoder must be a file in the model's folder, but is a link", learned_metric, f"comet:{tmp_path / 'good'}"
+    )
+    (tmp_path / "good/encoder").unlink()
+    (tmp_path / "other").rename(tmp_path / "good/encoder")
     (tmp_path / "good/hparams.yaml").write_text(json.dumps(SETTINGS))
     whole = torch.load(tmp_path / "good/checkpoints/model.ckpt", weights_only=True)["state_dict"]
     cut = {name: value[:-1] for name, value in whole.items() if name == "estimator.ff.3.bias"}

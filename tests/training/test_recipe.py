@@ -479,6 +479,8 @@ def test_the_recipe_in_a_strangers_folder_names_no_file_elsewhere_and_no_pattern
             assert recipe.data.located.train[1] == str(stranger / "own.txt")
             read = [recipe.data.located.train[0], recipe.data.located.test["new"], *recipe.data.held_out.values()]
             assert all(Path(each).parent == stranger and not Path(each).is_file() for each in read), read
+    (stranger / "recipe.yaml").write_text(yaml.safe_dump({**tree, "decoding": {"ignore": "(.+)+$x"}}))
+    assert_error("`decoding.ignore` of .* must be a simple pattern", recipe_of, stranger)
     (stranger / "recipe.yaml").unlink()
     (stranger / "recipe.yaml").symlink_to(token)
     assert_error("has no recipe.yaml", recipe_of, stranger, error=FileNotFoundError)

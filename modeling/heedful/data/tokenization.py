@@ -244,7 +244,7 @@ def tokenizing(task: str) -> Iterator[None]:
     """Make a `ValueError` of whatever a broken tokenizer raises, also of a panic of the library `tokenizers`."""
     try:
         yield
-    except (OSError, ValueError):
+    except (OSError, ValueError, ImportError):
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # which has no module
@@ -291,6 +291,24 @@ def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, st
     write_text(path, json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
 
 
+def options_inside(folder: str | Path) -> dict[str, None]:
+    """Check the files of a tokenizer in a folder, and return options of `from_pretrained` by which it opens no others.
+
+    transformers finds files by their usual names. Paths of another machine are common, and are not followed. For what
+    is no folder, but a name on the Hub, there are none.
+    """
+    path = Path(folder) / "tokenizer_config.json"
+    if not Path(folder).is_dir():
+        return {}
+    check_inside(Path(folder))
+    check_is_bounded(path.with_name("tokenizer.json"))
+    settings = read_object(path)
+    for name in settings.get("fast_tokenizer_files") or []:
+        check_name_inside(name, f"`fast_tokenizer_files` of {path}")
+    names = (key for key, value in settings.items() if isinstance(value, str))
+    return {key: None for key in names if key.endswith(("_file", "_spm")) or key in ("vocab", "merges")}
+
+
 def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -298,13 +316,7 @@ def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     if not path.is_file():
         found = f"has no {path.name}" if folder.is_dir() else "does not exist"
         raise FileNotFoundError(f"{folder} must be a folder with a tokenizer, but {found}.")
-    check_inside(folder)
-    check_is_bounded(folder / "tokenizer.json")
-    settings = read_object(path)
-    # transformers finds its files by their usual names. Paths of another machine are common, and are not followed.
-    options: dict[str, Any] = {key: None for key in settings if key.endswith("_file")}
-    for name in settings.get("fast_tokenizer_files") or []:
-        check_name_inside(name, f"`fast_tokenizer_files` of {path}")
+    options, settings = options_inside(folder), read_object(path)
     # AutoTokenizer would first look for a model in the folder.
     is_ours = settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", SOURCE_CLASS)
     loader: Any = PreTrainedTokenizerFast if is_ours else AutoTokenizer

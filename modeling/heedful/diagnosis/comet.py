@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
+from heedful.data.tokenization import options_inside
 from heedful.evaluation.metrics import TITLE_WIDTH
+from heedful.files import check_inside
 from heedful.inference.loading import first_line, resolve_device
 from heedful.training.recipe_file import read_yaml
 
@@ -66,8 +68,12 @@ class Comet:
             if (value := self.settings.get(name, known[0])) not in known:
                 must = " or ".join(map(str, known))
                 raise ValueError(f"`{name}` of {place / 'hparams.yaml'} must be {must}, but is {value} instead.")
+        check_inside(place)
         name = str(place / "encoder") if (place / "encoder").is_dir() else self.settings["pretrained_model"]
-        self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        if name != str(place / "encoder") and Path(str(name)).exists():
+            must = f"`pretrained_model` of {place / 'hparams.yaml'} must be a name on the Hub"
+            raise ValueError(f"{must}, but is {name} here instead.")
+        self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options_inside(name))
         self.device = resolve_device(device)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         encoder = AutoModel.from_config(config, add_pooling_layer=False, trust_remote_code=False)

@@ -5,12 +5,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from heedful.files import check_inside, import_extra, read_object, shortened
+from heedful.files import ENDLESS, check_inside, import_extra, read_object, shortened
 from heedful.inference import loading
 from heedful.inference.loading import ADAPTER_FILE, MOST_PARTS, is_adapter, load_model
 
-# Patterns that may never end: a repeated group, more than three repetitions; and too many rounds of an initialisation.
-ENDLESS = re.compile(r"^\s*[*+{]|\)\s*[*+{]|([*+{].*){4}|\(\?\w*x|niter_\d{4}", re.DOTALL)
 NO_SIZES = re.compile("trainable_token_indices|alora_invocation_tokens|.*seed|.*key")
 ELSEWHERE = ("megatron_config", "adapters")  # settings that name modules of Python and folders
 

@@ -18,7 +18,7 @@ import yaml
 
 from heedful.data.mixture import MixturePart
 from heedful.data.tables import name_of
-from heedful.files import is_plain_file, private, shortened
+from heedful.files import ENDLESS, is_plain_file, private, shortened
 from heedful.training.recipe import Recipe, mistake
 
 # `configuration/` is in the wheel; a checkout has it at its top.
@@ -130,6 +130,8 @@ def recipe_of(folder: Path) -> Recipe:
     tree = _read_tree(path)
     section_of(tree, "data").pop("folder", None)
     _resolve_paths(path.parent, tree, [], resolved=_file_in)
+    if ENDLESS.search(str(section_of(tree, "decoding").get("ignore"))):
+        raise ValueError(f"`decoding.ignore` of {path} must be a simple pattern, without repeated groups.")
     return make_recipe(tree)
 
 

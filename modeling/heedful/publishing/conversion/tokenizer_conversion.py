@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from heedful.checksums_heed import has_tokenizer
 from heedful.configuration_heed import HeedConfig
-from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair
+from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair, options_inside, tokenizing
 
 # These name the target language by the decoder's start token; the others by the first token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
@@ -76,7 +76,8 @@ def _load(source: str) -> Any:
     if Path(source).is_dir() and not has_tokenizer(source):
         return None
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        with tokenizing("be loaded"):
+            return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options_inside(source))
     except ImportError as error:
         missing = "sentencepiece, which is not installed: pip install 'heedful[convert]'"
         raise ImportError(f"The tokenizer in {source} needs {missing}.") from error

@@ -12,7 +12,7 @@ from tokenizers import processors
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from heedful.configuration_heed import HeedConfig
-from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenization import TokenizerPair, options_inside
 from heedful.files import check_at_least, check_is_new, new_folder
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.conversion.families import ENCODERS, field_faults
@@ -46,6 +46,7 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
     """
     check_is_new(target)
     check_at_least(1, **{"--decoder-layers": decoder_layers})
+    options = options_inside(source)
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     if config.model_type not in ENCODERS:
         why = f": {WHY_NOT[config.model_type]}" if config.model_type in WHY_NOT else ""
@@ -54,7 +55,7 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
     if faults := list(field_faults(config, {"is_decoder": (False,), "position_embedding_type": ("absolute",)})):
         raise ValueError("The encoder cannot be converted: " + " ".join(faults))
     theirs = AutoModel.from_pretrained(source, trust_remote_code=False, add_pooling_layer=False).float().eval()
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
     ours = _model_of(theirs, tokenizer, decoder_layers)
     pad, length = config.pad_token_id, min(12, ours.config.max_position_embeddings)
     given = padded(random_ids(config.vocab_size, length, pad, torch.Generator().manual_seed(0)), pad)

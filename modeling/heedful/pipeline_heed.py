@@ -255,7 +255,7 @@ class HeedTranslationPipeline(ChunkPipeline):
                     `max_source_tokens` are taken apart. False gives the model the whole text, line breaks included.
                 max_source_tokens: Longest source in tokens; by default what the model's positions allow.
                 return_scores: Whether every translation comes with its `score`.
-                batch_size: Number of sentences translated at once; results do not depend on it.
+                batch_size: Number of sentences translated at once; in float32 results do not depend on it.
                 num_beams, num_return_sequences, max_new_tokens, streamer, …: As `generate()` has them. A streamer
                     gets one text's sentences as one stream.
 

@@ -1,7 +1,7 @@
 """What searches for a translator: token ids in, hypotheses out.
 
-`GenerateEngine` is transformers' `generate()`; the others are loaded by name, when one is asked for. What a sentence
-becomes does not depend on the sentences beside it: padding is masked.
+`GenerateEngine` is transformers' `generate()`; the others are loaded by name, when one is asked for. In float32
+what a sentence becomes does not depend on the other sentences of its batch: padding is masked.
 """
 
 import copy

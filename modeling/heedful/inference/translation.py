@@ -1,6 +1,6 @@
 """Text in, translations out: sorted by length and batched by tokens inside, in the given order outside.
 
-What a sentence becomes does not depend on the sentences beside it, nor on `token_budget`.
+In float32 what a sentence becomes does not depend on the other sentences of its batch, nor on `token_budget`.
 """
 
 import copy

@@ -55,13 +55,8 @@ class TokenizerRecipe:
             if self.joint and self.target_algorithm is not None:
                 must = f"empty where `tokenizer.joint` is true, but is {self.target_algorithm} instead"
                 raise ValueError(f"`tokenizer.target_algorithm` must be {must}.")
-            self.check_sizes()
-
-    def check_sizes(self, tags: int = 0) -> None:
-        """Raise a `ValueError` if a vocabulary is too small, the source's with so many tags and marks besides."""
-        names = "tokenizer.vocab_size", "tokenizer.target_vocab_size"
-        for name, (algorithm, size), more in zip(names, self.sides, (tags, 0), strict=True):
-            check_size(name, algorithm, size, len(SPECIAL_TOKENS) + more)
+            for name, (algorithm, size) in zip(numbers[:2], self.sides, strict=True):
+                check_size(f"tokenizer.{name}", algorithm, size)
 
     @property
     def sides(self) -> tuple[tuple[Algorithm, int | None], ...]:

@@ -129,8 +129,13 @@ def test_a_vocabulary_too_large_for_the_data_is_a_warning_with_its_rare_types(jo
     # walk four times, jump twice
     pairs = [{"source": "walk walk", "target": "walk jump"}, {"source": "jump", "target": "walk"}]
     (finding,) = checks.check_vocabulary_use(rows_of(tokenizers, pairs), tokenizers, "key")
-    said = "0 of 2 entries of the source vocabulary never occur in training; 2 (100 %) occur fewer than 5 times."
-    assert finding.message.replace("joint", "source") == said
+    said = "0 of 2 entries of the source vocabulary never occur in training; 2 (100 %) occur fewer than 5 times, "
+    assert finding.message.replace("joint", "source") == f"{said}parts of others left out."
+    # Of a word that is one token the parts are never seen, and nothing could be made of it without them.
+    words = [{"source": "abcdefghij", "target": "abcdefghij"}] * 30
+    pieces = train_tokenizers(["abcdefghij"] * 30, ["abcdefghij"] * 30, vocab_size=275, joint=True)
+    assert len(pieces.source) > 264
+    assert list(checks.check_vocabulary_use(rows_of(pieces, words), pieces, "key")) == []
 
 
 def test_a_tokenizer_that_does_not_compose_text_is_told(joint):

@@ -286,8 +286,8 @@ def _is_like_a_name(text: str) -> bool:
 
 def _cleaning_for(pairs: Pairs, alike: float, has_sentences: bool) -> CleaningRules:
     """Choose cleaning rules by how many pairs they would drop; a share of them has the same text on both sides."""
-    sizes = (sorted(map(len, sides)) for sides in zip(pairs.sources, pairs.targets, strict=True))
-    ratios = sorted(longer / max(1, shorter) for shorter, longer in sizes)
+    sizes = (sorted(map(len, sides)) for sides in zip(pairs.sources, pairs.targets, strict=True) if all(sides))
+    ratios = sorted(longer / shorter for shorter, longer in sizes) or [1.0]  # of an empty side it says nothing
     limit = max(3.0, round(2 * ratios[len(ratios) * 99 // 100], 1))
     # Where many are alike, that is what there is to learn; a word may be spelled as it sounds, or have one form.
     return CleaningRules(max_ratio=limit, drop_duplicates=True, drop_identical=has_sentences and alike < 0.1)

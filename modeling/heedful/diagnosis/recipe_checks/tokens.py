@@ -1,5 +1,6 @@
 """Checks of tokenizers, of what they make of the pairs, and of the model's config that has to agree with them."""
 
+import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -110,16 +111,21 @@ def check_vocabulary_use(
     seen_on = {"source": [rows.sources], "target": [rows.targets], "joint": [rows.sources, rows.targets]}
     for side, tokenizer in _sides(tokenizers):
         known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
+        seen = np.bincount(np.concatenate(seen_on[side]), minlength=len(tokenizer))
+        used = {token for token, id_ in known if seen[id_] >= RARE}
+        state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {"model": {}}
+        for left, right in reversed(state["model"].get("merges") or ()):  # of byte pairs
+            used |= {left, right} if left + right in used else set()
         # Neither special tokens nor single characters, which every text needs.
-        of_several = ((id_, FALLBACK_BYTE.sub("", token).lstrip("▁ ")) for token, id_ in known)
-        types = [id_ for id_, text in of_several if len(text) > 1 and id_ not in added]
-        seen = np.bincount(np.concatenate(seen_on[side]), minlength=len(tokenizer))[types]
-        never, rare = int((seen < 1).sum()), int((seen < RARE).sum())
+        of_several = ((token, id_, FALLBACK_BYTE.sub("", token).lstrip("▁ ")) for token, id_ in known)
+        types = [(token, id_) for token, id_, text in of_several if len(text) > 1 and id_ not in added]
+        unused = [int(seen[id_]) for token, id_ in types if token not in used]
+        never, rare = unused.count(0), len(unused)
         share = rare / max(1, len(types))
         if share < 0.02:
             continue
         message = f"{never:,} of {len(types):,} entries of the {side} vocabulary never occur in training; "
-        message += f"{rare:,} ({percent(share)}) occur fewer than {RARE} times."
+        message += f"{rare:,} ({percent(share)}) occur fewer than {RARE} times, parts of others left out."
         message += "" if looked_at is None else f" (Looked at: {looked_at:,} pairs.)"
         enough = f"About {len(tokenizer) - rare:,} tokens would do for these data."
         level = graded(share, SHORTER_VOCABULARY) if looked_at is None else "note"

@@ -15,7 +15,7 @@ from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
 from heedful.data.languages import code_of
 from heedful.data.mixture import DENOISE, OTHER_DIRECTION, AugmentationRules, DenoiseRules, MixturePart, check_mixture
-from heedful.data.tokenizer_training import TokenizerRecipe
+from heedful.data.tokenizer_training import SPECIAL_TOKENS, TokenizerRecipe, check_size
 from heedful.evaluation.metrics import check_scoring
 from heedful.files import check_at_least
 
@@ -347,7 +347,8 @@ class Recipe:
             must = "empty where `data.mixture` or `data.denoise` needs every part in the tokenizer"
             raise mistake("tokenizer.sentences", must, self.tokenizer.sentences)
         if self.tokenizer.path is None and self.model.start_from is None:
-            self.tokenizer.check_sizes(len(mixture.control_tokens(self.data)))
+            special = len(SPECIAL_TOKENS) + len(mixture.control_tokens(self.data))
+            check_size("tokenizer.vocab_size", *self.tokenizer.sides[0], special)
         if self.optimization.distillation is not None:
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
             drawn: dict[str, Any] = {"data.streaming": self.data.streaming, "data.augmentation": noise}

@@ -228,8 +228,9 @@ def test_a_wrong_fact_is_named():
         ({"name": ""}, "`name` must not be empty"),
         ({"scores": {}}, "`scores` must not be empty"),
         ({"source_language": "Korean"}, "`source_language` must be a language's code such as ko, but is 'Korean'"),
-        ({"scores": {"news": {"bleu": 3.0}}}, r"`scores\['news'\]` must have `count`, .* but `count` is None"),
-        ({"scores": {"news": {"count": 3, "bleu": [1]}}}, r"`scores\['news'\]` must have .* but `bleu` is \[1\]"),
+        ({"scores": {"news": {"bleu": 3.0}}}, r"`scores\['news'\]` must have `count`, .* KeyError: 'count'"),
+        ({"scores": {"news": {"count": 3, "bleu": [1]}}}, r"`scores\['news'\]` must have .* TypeError"),
+        ({"scores": {"news": {"count": 3, "bleu": 1, "bleu_interval": [0]}}}, r"`scores.* must .* IndexError"),
     ]
     assert_refused(cases, lambda changes: card_facts(**changes))
 

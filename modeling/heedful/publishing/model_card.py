@@ -20,7 +20,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from heedful.data.languages import LANGUAGE_CODE
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.error_rates import ERROR_RATES
-from heedful.files import duration, private, write_text
+from heedful.files import duration, first_line, private, write_text
 from heedful.inference.loading import HUB_ID
 from heedful.training.publication import is_translation
 from heedful.training.run_folder.folder import leaves
@@ -95,10 +95,11 @@ class CardFacts:
             if not LANGUAGE_CODE.fullmatch(code):
                 raise ValueError(f"`{name}` must be a language's code such as ko, but is {code!r} instead.")
         for test_set, scores in self.scores.items():
-            needed = ["count", *filter(scores.__contains__, METRIC_NAMES)]
-            if found := [name for name in needed if not isinstance(scores.get(name), int | float)]:
-                has = f"but `{found[0]}` is {scores.get(found[0])!r}"
-                raise ValueError(f"`scores[{test_set!r}]` must have `count`, and numbers for all metrics, {has}.")
+            try:
+                [f"{scores['count']:,}", *(_score(scores, metric) for metric in METRIC_NAMES)]
+            except (LookupError, TypeError, ValueError) as error:
+                must = "must have `count`, and numbers as `heedful evaluate --json` prints them, but has not"
+                raise ValueError(f"`scores[{test_set!r}]` {must}: {first_line(error)}.") from None
         if self.run is None and not self.task and not self.is_translation:
             but = f"but are {self.source_language} and {self.target_language} instead"
             task = "for what is no translation, `task` must say what the model does"
@@ -174,7 +175,7 @@ def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
             value = round(float(scores[metric]), 2)
             measured: Any = {"metric_type": metric, "metric_name": METRIC_NAMES[metric], "metric_value": value}
             measured["metric_args"] = {name: one for name, one in arguments.items() if one is not None} or None
-            found.append(EvalResult(dataset_type=identifier, dataset_name=test_set, **task, **measured))
+            found.append(EvalResult(dataset_type=identifier, dataset_name=_line(test_set), **task, **measured))
     return found
 
 
@@ -188,7 +189,7 @@ def metadata_of_card(
         library_name="transformers",
         pipeline_tag=task,
         tags=["heed", task, "encoder-decoder", *tags],
-        model_name=name,
+        model_name=_line(name),
         **others,
     )
 

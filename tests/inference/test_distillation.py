@@ -141,7 +141,7 @@ def test_wrong_use_is_told_and_leaves_nothing(distill, heedful_command, other, p
         ([*data, "new.jsonl", "--closest", 6], "`--num-beams` must be at least 6, but is 5"),
         ([*data, "new.jsonl", "--closest", 1], "`--closest` must be at least 2, but is 1"),
         ([*data, "new.jsonl", "--num-beams", 0], "`--num-beams` must be at least 1, but is 0"),
-        ([*data, "new.jsonl", "--to", "de"], "`--to` must be one of none"),
+        ([*data, "new.jsonl", "--to", "de"], "`--to` must be left out for a model that names none"),
     ]
     of_tokens = [
         ([*data, "new", "--top-k", 0], "`--top-k` must be at least 1, but is 0"),

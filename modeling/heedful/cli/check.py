@@ -129,6 +129,9 @@ def compare(
     for place, folder in {place: model_folder(place) for place in places if place not in files}.items():
         translator = options.load_translator(folder, device)
         for into, sentences in sources.items():
+            if into not in (to, *translator.tokenizers.languages):
+                known = ", ".join(translator.tokenizers.languages) or "it names none"
+                raise ValueError(f"`data` must name languages of {place} ({known}), but names {into}.")
             translations = translator.translate_lines(sentences, split=False, target_language=into, **search)
             texts[into, place] = [best.text for best, *_ in translations]
     compared = {}

@@ -90,9 +90,9 @@ class TokenizerPair:
         if target_language is None and len(self.languages) < 2:
             return []
         if target_language not in self.languages:
-            known = ", ".join(self.languages) or "none"
-            known += ", the columns of its training data" * all(map(str.isdigit, self.languages or ["none"]))
-            raise ValueError(f"`target_language` must be one of {known}, but is {target_language!r} instead.")
+            must = f"one of {', '.join(self.languages)}" if self.languages else "left out for a model that names none"
+            must += ", the columns of its training data" * all(map(str.isdigit, self.languages or ["none"]))
+            raise ValueError(f"`target_language` must be {must}, but is {target_language!r} instead.")
         return [int(self.source.added_tokens_encoder[f"<2{target_language}>"])]
 
     def encode_target(self, texts: Sequence[str]) -> list[list[int]]:

@@ -23,7 +23,7 @@ import torch
 import heedful
 from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files, has_tokenizer
 from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL, special_token
-from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenization import TokenizerPair, options_inside, tokenizing
 from heedful.diagnosis import samples
 from heedful.diagnosis.engine_check import check_engines
 from heedful.diagnosis.findings import Measured, ModelFinding, SkippedError, check, shown
@@ -487,7 +487,8 @@ def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPa
         if (folder / "tokenizer_config.json").is_file():
             return TokenizerPair.from_pretrained(folder, trust_remote_code), "", False
         trust: Any = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **trust)
+        with tokenizing("be loaded"):
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, **trust, **options_inside(folder))
         return TokenizerPair(tokenizer, tokenizer), "", False
     except Exception as error:
         what = "needs a library" if isinstance(error, ImportError) else "cannot be used"

@@ -107,7 +107,7 @@ class CompiledProduct:
             weight = (weight / scale[:, None]).round().to(torch.int8)
             offset = 128 * weight.sum(1, dtype=torch.int32)
         packed = weight.view(-1, width, weight.shape[1] // depth, depth).transpose(1, 2).contiguous()
-        self._kept = [packed, None if bias is None else bias.contiguous(), scale, offset]
+        self._kept: list[Any] = [packed, None if bias is None else bias.contiguous(), scale, offset]
         if bias is not None:
             place_of(self._kept[1], features)
         self.linear = Linear(*(None if each is None else each.data_ptr() for each in self._kept), inputs, features)

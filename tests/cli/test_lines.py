@@ -59,9 +59,10 @@ def test_texts_of_a_table_are_those_of_one_column_which_is_asked_for(
     rows = [{"id": number, "ko": f"w{100 + number}", "en": f"{number} a b"} for number in range(2)]
     Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("t.csv").write_text("ko,en\nw100,0 a b\nw101,1 a b\n")
-    Path("t.tsv").write_text("w100\t0 a b\nw101\t1 a b\n")
+    for name in ("t.tsv", "t.txt"):
+        Path(name).write_text("w100\t0 a b\nw101\t1 a b\n")
     Path("words.csv").write_text("text\n" + "".join(f"w words{end}\n" for end in "ab"))
-    for name, column in (("t.jsonl", "ko"), ("t.csv", "ko"), ("t.csv", "1"), ("t.tsv", "1")):
+    for name, column in (("t.jsonl", "ko"), ("t.csv", "ko"), ("t.csv", "1"), ("t.tsv", "1"), ("t.txt", "1")):
         code, output, _ = heedful_command("translate", folder / "model", "--input", name, "--source", column)
         assert (code, output) == (0, "if a: \tb  c\n" * 2), (name, column)
         heedful_command("backtranslate", folder / "model", name, "--target", column, "-o", f"{name}.b.jsonl")
@@ -72,7 +73,10 @@ def test_texts_of_a_table_are_those_of_one_column_which_is_asked_for(
             ["pairs", "spelling", "--texts", name, "-o", "a.jsonl"],
         ):
             assert re.search(asked, refused(*command)), command
-    assert heedful_command("distill", folder / "model", "--data", "t.jsonl", "--source", "ko", "-o", "d.jsonl")[0] == 0
+    Path("texts.txt").write_text("w100\nw101\n")
+    for name, column, out in (("t.jsonl", "ko", "d"), ("t.csv", "1", "e"), ("texts.txt", "1", "f")):
+        heedful_command("distill", folder / "model", "--data", name, "--source", column, "-o", f"{out}.jsonl")
+        assert [*json.loads(read_lines(f"{out}.jsonl", "")[0]).values()] == ["w100", TEXTS["w100"]], name
     assert heedful_command("pairs", "spacing", "--texts", "words.csv", "-o", "s.jsonl")[0] == 0
     assert json.loads(read_lines("s.jsonl", "")[0]) == {"source": "wwordsa", "target": "w wordsa"}
     lines = [*map(str, range(10)), "a\ttab", *map(str, range(10)), "And now, a comma."]
@@ -82,7 +86,7 @@ def test_texts_of_a_table_are_those_of_one_column_which_is_asked_for(
     code, output, said = heedful_command(
         "evaluate", folder / "model", "--data", "t.csv", "--source", "1", "--target", "2"
     )
-    assert "t.csv: columns 1 and 2: the first line has the names" in said
+    assert "t.csv: 1 and 2 by number, 'ko', 'en' by the first line" in said
     assert "`--source` must come with a table" in refused("translate", folder / "model", "w100", "--source", "ko")
 
 

@@ -220,20 +220,32 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
     from heedful.data.sources import read_pairs as read
 
     if len(data) == 1 and source.isdigit() and target.isdigit():
-        from heedful.proposals.first_recipe import find_columns
+        from heedful.proposals import first_recipe
 
-        given, (source, target, why) = (source, target), find_columns(data[0], (source, target))
+        given, place = (source, target), data[0]
+        if source == target:  # texts alone
+            source = target = first_recipe.find_text_column(place, source, "--source")
+        else:
+            source, target, _ = first_recipe.find_columns(place, given)
         if given != (source, target):
-            report(f"{data[0]}: {why}")
+            report(
+                f"{place}: {' and '.join(dict.fromkeys(given))} by number, {source!r}, {target!r} by the first line"
+            )
     return read(data[0] if len(data) == 1 else data, source, target, **settings)
 
 
 def texts_of(path: Path | None, column: str | None, option: str) -> Iterator[str] | None:
     """Return the texts in a column of a table, or `None` for a file of plain text without one."""
     from heedful.data.sources import read_pairs as read
-    from heedful.data.tables import kind_of_file
+    from heedful.data.tables import delimiters_of, kind_of_file
 
-    if path is None or (column is None and kind_of_file(path) in (None, "txt")):
+    if path is None:
+        return None
+    is_plain = column is None and (kind := kind_of_file(path)) in (None, "txt")
+    if is_plain and kind and path.is_file():
+        with suppress(ValueError):  # bytes that are not UTF-8 are left out later
+            is_plain = delimiters_of(str(path), ("1", "1"))[0] != "\t"
+    if is_plain:
         return None
     from heedful.proposals.first_recipe import find_text_column
 

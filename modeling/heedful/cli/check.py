@@ -116,7 +116,7 @@ def compare(
     settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore, ter)
     pairs = {}
     for into, where in directions.items():
-        columns = columns_of(where, source, target or _target_column(into, where), next(iter(recipes), None))
+        columns = columns_of(where, source, target, next(iter(recipes), None), into)
         pairs[into] = list(options.read_pairs(where, *columns, split="test", references=references))
     accepted = {into: references_of(rows) for into, rows in pairs.items()}
     for each in accepted.values():  # raises now what it would raise when all is translated
@@ -145,17 +145,6 @@ def compare(
         write_text(output, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     table = comparison.comparison_table(result) if is_one else comparison.directions_table(compared)
     options.print_result(result, table, as_json)
-
-
-def _target_column(into: str | None, where: list[str]) -> str | None:
-    """Return the column of the targets in pairs that is called like their language, if they have it."""
-    from heedful.data.sources import first_rows
-
-    if into is None or len(where) > 1 or not Path(where[0]).is_file():
-        return None
-    first = next(iter(first_rows(where[0], 1)), {})
-    names = first.values() if "1" in first else first  # the names of a table's columns are its first line
-    return into if into in names else None
 
 
 def _directions(data: list[str], to: str | None) -> dict[str | None, list[str]]:

@@ -106,10 +106,13 @@ def scoring_of(recipes: Sequence[Any], tokenize: str | None, ignore: str | None)
     return [given or None for given in asked.values()]
 
 
-def columns_of(data: list[str], source: str | None, target: str | None, recipe: Any) -> tuple[str, str]:
-    """Return the columns of pairs: as asked for, or the recipe's, or `source` and `target`, whichever there are."""
-    own = [] if recipe is None else [(recipe.data.source, recipe.data.target)]
-    choices = [(source or one, target or other) for one, other in [*own, ("source", "target")]]
+def columns_of(
+    data: list[str], source: str | None, target: str | None, recipe: Any, into: str | None = None
+) -> tuple[str, str]:
+    """Return the columns of pairs: as asked for, or the recipe's, or `source` and `target` or the language `into`."""
+    named = [] if recipe is None else [(recipe.data.source, recipe.data.target)]
+    named.append(("source", "target"))
+    choices = [(source or one, target or other) for one, other in [*((one, into) for one, _ in named if into), *named]]
     choices.sort(key=lambda columns: columns[0].isdigit())  # which fits every table
     for choice in choices if len(data) == 1 and None in (source, target) else ():
         with suppress(ValueError):
@@ -117,7 +120,7 @@ def columns_of(data: list[str], source: str | None, target: str | None, recipe: 
             roles = import_module("heedful.diagnosis.recipe_checks.pairs").roles_of
             if not choice[0].isdigit() or not all(map(roles, first.values())):  # names of columns
                 return choice
-    return choices[0]
+    return choices[-1 if into else 0]
 
 
 def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
@@ -128,15 +131,14 @@ def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
 
     judge, seen = Judge(replace(recipe.data.cleaning, drop_overlap=False)), set[bytes]()
     reasons = (judge.reason_to_drop(pair["source"].strip(), pair["target"].strip(), 0, seen) for pair in pairs)
-    broken = Counter(filter(None, reasons))
-    if broken:
-        why = ", ".join(f"{reason} {count:,}" for reason, count in broken.items())
-        message = "%s of %s pairs would be dropped from training data (%s); they are scored"
-        logger.info(message, f"{broken.total():,}", f"{len(pairs):,}", why)
-    file = model.resolve().parent / SOURCES_FILE
-    if file.is_file() and (known := np.isin(source_digests(pairs), np.fromfile(file, np.uint64)).sum()):
-        message = "%s of %s sources are training sources: scores on them measure what was learnt by heart"
-        logger.info(message, f"{known:,}", f"{len(pairs):,}")
+    broken, file = Counter(filter(None, reasons)), model.resolve().parent / SOURCES_FILE
+    found = {f"{reason}, by the rules of `data.cleaning`": count for reason, count in broken.items()}
+    if file.is_file():
+        trained = np.fromfile(file, np.uint64)
+        found["of a source that training has seen"] = np.isin(source_digests(pairs), trained).sum()
+    for what, count in found.items():
+        if count:
+            logger.info("%s of %s pairs that are scored are %s", f"{count:,}", f"{len(pairs):,}", what)
 
 
 def _warn_of_direction(model: str, recipe: Any, source: str, target: str) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from heedful import processor_heed
 from heedful.data.cleaning import sample, words_without_tags
+from heedful.data.languages import is_unspaced
 from heedful.data.mixture import read_parts
 from heedful.data.tokenizer_training import Algorithm
 from heedful.training.recipe import DataRecipe
@@ -68,8 +68,7 @@ def survey(
         longest.append(min(lengths[-1], 2 * lengths[len(read) * 99 // 100]))
     means = totals[True] / len(read), totals[False] / len(read)
     counts = Counter(word for pair in read for text in pair for word in text.split())
-    is_unspaced = any(sum(map(_is_unspaced, side)) > 0.1 * len(read) for side in zip(*read, strict=True))
-    words = None if is_unspaced else sum(uses >= 5 for uses in counts.values())
+    words = None if any(map(is_unspaced, zip(*read, strict=True))) else sum(uses >= 5 for uses in counts.values())
     return DataFacts(count, means[0], (longest[0], longest[1]), algorithms, means[1], words)
 
 
@@ -89,8 +88,7 @@ def _algorithm(texts: Sequence[str]) -> Algorithm:
         return "word"
     # Chinese, Japanese or Thai without a space may be a sentence.
     single = sum(len(text) <= LONGEST_SPELLING and len(text.split()) == 1 for text in bare)
-    is_spaced = sum(map(_is_unspaced, texts)) < 0.1 * len(texts)
-    return "character" if single > 0.9 * len(texts) and is_spaced else "bpe"
+    return "character" if single > 0.9 * len(texts) and not is_unspaced(texts) else "bpe"
 
 
 def _are_symbols(words: Sequence[str]) -> bool:
@@ -99,12 +97,6 @@ def _are_symbols(words: Sequence[str]) -> bool:
         return True
     are_few = len(words) <= FEW_SYMBOLS or all(word.isascii() and word == word.upper() for word in words)
     return are_few and not any(len(word) > 1 and word[-1] in ".,;:?!。？！" for word in words)
-
-
-def _is_unspaced(text: str) -> bool:
-    from heedful.inference.attention.labels import UNSPACED
-
-    return re.search(f"[{UNSPACED}]", text) is not None
 
 
 def this_machine(device: str = "auto") -> Machine:

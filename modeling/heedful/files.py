@@ -89,10 +89,7 @@ def new_folder(target: str | Path) -> Iterator[Path]:
     """Yield an empty folder beside `target`, which gets that name when all is in it, and is removed if that fails."""
     target = Path(target)
     check_is_new(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ValueError(f"`target` must lie in a folder, but {target.parent} lies in a file or is one.") from error
+    target.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(target) as partial:
         partial.mkdir()
         yield partial
@@ -102,9 +99,7 @@ def check_is_new(target: Path, name: str = "target", kind: str = "folder", advic
     """Raise a `ValueError` that names the argument if there is something where a folder or file is to be made."""
     if target.exists() or target.is_symlink():
         raise ValueError(f"`{name}` must be a {kind} that does not exist yet, but {target} does{advice}.")
-    nearest = next(folder for folder in target.absolute().parents if folder.exists())
-    if nearest.is_dir():
-        check_can_be_made(nearest / target.name, name)
+    check_can_be_made(target, name)
 
 
 def check_can_be_made(path: Path, name: str) -> None:
@@ -113,7 +108,8 @@ def check_can_be_made(path: Path, name: str) -> None:
         if path.is_file():
             path.open("ab").close()
         else:
-            Path(tempfile.mkdtemp(".partial", f".{path.name[:40]}.", path.parent)).rmdir()
+            nearest = next(folder for folder in path.absolute().parents if folder.exists())
+            Path(tempfile.mkdtemp(".partial", f".{path.name[:40]}.", nearest)).rmdir()
     except OSError as error:
         raise ValueError(f"`{name}` must be where you can write, but {path} is not: {error.strerror}.") from error
 

@@ -19,7 +19,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
-from heedful.files import check_writable, written_whole
+from heedful.files import check_can_be_made, check_writable, written_whole
 
 Device = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
 Data = Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")]
@@ -199,9 +199,7 @@ def check_pairs_file(output: Path, inputs: Iterable[str | Path] = ()) -> None:
     """Raise an error unless pairs can be written to the file that `--output` names; `writing` makes its folder."""
     if is_stream(output):
         return
-    nearest = next(folder for folder in output.absolute().parents if folder.exists())
-    if not nearest.is_dir():
-        raise ValueError(f"`--output` must lie in a folder, but {nearest} is a file.")
+    check_can_be_made(output, "--output")
     if output.parent.exists():
         check_output(output, "--output", inputs)
     if not output.name.endswith((".jsonl", ".jsonl.gz")):

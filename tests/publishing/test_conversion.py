@@ -266,9 +266,10 @@ def test_what_cannot_be_expressed_or_read_is_named_and_nothing_is_left(tmp_path,
         convert(folder, tmp_path / "heed")
 
     assert_refused([(changes, message) for message, changes in cases.items()], try_to_convert)
-    for kept in (1000, 0):  # of the weights
-        (folder / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:kept])
-        assert_refused([({}, f"The model in {folder} cannot be loaded: SafetensorError")], try_to_convert)
+    weights = (source / "model.safetensors").read_bytes()
+    for broken, message in ((weights[:-9], "SafetensorError"), (b"", "asks for .* parameters, .* have 0 bytes")):
+        (folder / "model.safetensors").write_bytes(broken)
+        assert_refused([({}, f"cannot be loaded: .*{message}")], try_to_convert)
     assert [path.name for path in tmp_path.iterdir()] == ["changed"]
 
 

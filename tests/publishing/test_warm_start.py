@@ -1,12 +1,13 @@
 """The encoder of a BERT, RoBERTa or XLM-R becomes a Heed model's; what no HeedConfig holds is refused by name."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
 from guides import commands_of, run_commands, text_of
@@ -88,12 +89,45 @@ def test_the_guides_commands_run(tmp_path, monkeypatch, printed):
     assert Path("runs/from-xlm/model/README.md").is_file()
 
 
+def test_checkpoints_that_lack_weights_or_hold_others_are_refused_in_a_sentence_and_nothing_is_left(tmp_path):
+    bert = saved(tmp_path / "bert", "bert")
+    file, config = bert / "model.safetensors", bert / "config.json"
+    weights, settings = load_file(file), json.loads(config.read_text())
+    first, words = "bert.encoder.layer.0.output.dense.weight", "bert.embeddings.word_embeddings.weight"
+    numbers = weights[words].clone()
+    numbers[7] = float("nan")
+    cases = [
+        ({name: value for name, value in weights.items() if name != first}, {}, "lack .*layer.0.output.dense.weight"),
+        (weights | {first: weights[first][:9]}, {}, r"must have the shapes .* \(9, 48\) instead of \(32, 48\)"),
+        (
+            weights | {first.replace(".0.", ".2."): weights[first].clone()},
+            {},
+            "unknown to the model, .*layer.2.output",
+        ),
+        (weights | {words: numbers}, {}, "must be finite numbers, but are not in embeddings.word_embeddings.weight"),
+        (weights, {"pad_token_id": None}, "`pad_token_id` must be set, but is None"),
+        (weights, {"num_hidden_layers": 10**9}, "`num_hidden_layers` of .* must be at most 10,000"),
+        (weights, {"max_position_embeddings": 10**12}, "asks for 32,.* parameters, but its weights have .* bytes"),
+        (weights, {"num_attention_heads": 0}, "cannot be loaded: ZeroDivisionError"),
+    ]
+
+    def try_to_start(case):
+        save_file(case[0], file, metadata={"format": "pt"})
+        config.write_text(json.dumps(settings | case[1]))
+        warm_start(str(bert), tmp_path / "heed", 1)
+
+    assert_refused([((held, changes), message) for held, changes, message in cases], try_to_start)
+    assert [path.name for path in tmp_path.iterdir()] == ["bert"]
+
+
 def test_what_no_heed_config_holds_and_wrong_use_are_refused_and_nothing_is_left(tmp_path, refused):
     bert = saved(tmp_path / "bert", "bert")
     modern = transformers.ModernBertConfig(vocab_size=50, hidden_size=16, num_attention_heads=2, num_hidden_layers=1)
     modern.save_pretrained(tmp_path / "modern")
     transformers.ElectraConfig().save_pretrained(tmp_path / "electra")
     transformers.BartConfig().save_pretrained(tmp_path / "bart")
+    for name in ("modern", "electra", "bart"):
+        (tmp_path / name / "model.safetensors").touch()
     cases = [
         (("modern", 2), r"must be one of bert, roberta, xlm-roberta .* is modernbert instead: .* two kinds of rotary"),
         (("electra", 2), "is electra instead: its embeddings are projected"),

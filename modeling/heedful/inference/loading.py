@@ -90,7 +90,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     folder = model_folder(folder, revision)
     if is_adapter(folder):
         return import_module(ADAPTERS).merged(folder)
-    _check_files(folder)
+    check_files(folder)
     # Beside the loading, which takes as long.
     changed = ThreadPoolExecutor(1).submit(changed_files, folder, "weights")
     # The classes of heedful must be known to transformers' Auto classes.
@@ -129,7 +129,7 @@ def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = 
         raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
 
 
-def check_numbers(folder: Path, model: "PreTrainedModel") -> None:
+def check_numbers(folder: str | Path, model: "PreTrainedModel") -> None:
     """Raise a `ValueError` that names the weights of a loaded model which are infinite or not numbers."""
     from heedful.generation_heed import weights_that_are_no_numbers
 
@@ -196,7 +196,8 @@ def why_not_loaded(error: Exception) -> str:
     return first_line(error)
 
 
-def _check_files(folder: Path) -> None:
+def check_files(folder: Path) -> None:
+    """Raise an error that names what of the files of a model's folder no library needs to be asked about."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")

@@ -5,6 +5,8 @@ compared on random sentences.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -14,12 +16,15 @@ from typing import Any
 import torch
 from huggingface_hub import ModelCard
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.utils import cached_file
 
 from heedful.configuration_heed import HeedConfig
 from heedful.data.languages import code_of
-from heedful.files import check_inside, check_is_new, new_folder, read_object, write_text
-from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
+from heedful.data.tokenization import tokenizing
+from heedful.files import check_is_new, new_folder, read_object, write_text
+from heedful.inference.loading import HUB_ID, check_files, check_numbers, check_report, why_not_loaded
+from heedful.inference.search_settings import check_ids
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.conversion.families import EMBEDDINGS, ENCODERS, FAMILIES, exact_sinusoids, field_faults
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
@@ -73,8 +78,10 @@ def convert(
         raise ValueError(f"The converted model's logits differ by {difference:.1e} from those in {source}.")
     config, settings = theirs.config, theirs.generation_config.to_dict()
     del theirs  # the largest checkpoints fit into memory twice, but not three times
-    converted = convert_tokenizers(str(source), ours.config, source_language, target_language)
+    with tokenizing("be converted"):
+        converted = convert_tokenizers(str(source), ours.config, source_language, target_language)
     ours.generation_config = _generation_config(settings | converted.settings, ours.config)
+    check_ids(ours.generation_config, ours.config.target_vocab_size)
     notes = list(converted.notes)
     if any(getattr(config, name, 0) for name in ("encoder_layerdrop", "decoder_layerdrop")):
         dropped = "Layer dropout (`encoder_layerdrop`, `decoder_layerdrop`)"
@@ -175,25 +182,48 @@ def _check_expressible(config: PreTrainedConfig) -> None:
         raise ValueError("The model cannot be converted: " + " ".join(faults))
 
 
-def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
-    """Load a checkpoint in float32, and return it with the dtype in which its weights were saved."""
-    if Path(source).is_dir():
-        check_inside(Path(source))
-    # Code in the folder is never run: the classes are transformers' own.
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    _check_expressible(config)
-    load = AutoModelForSeq2SeqLM.from_pretrained
-    options: Any = {"trust_remote_code": False}
-    if config.model_type == "umt5":  # under sdpa its decoder looks ahead in transformers 5.17
-        options["attn_implementation"] = "eager"
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """Make a `ValueError` of whatever safetensors, pickle, torch and transformers raise for a checkpoint's files."""
     try:
-        # The error below names weights of other shapes; transformers' own error would not.
-        model, report = load(source, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+        yield
     except OSError:
         raise
-    except Exception as error:  # safetensors, pickle and transformers each raise their own
+    except Exception as error:
         raise ValueError(f"The model in {source} cannot be loaded: {why_not_loaded(error)}") from error
+
+
+def read_config(source: str) -> Any:
+    """Read a checkpoint's config; code in its folder is never run, for the classes are transformers' own."""
+    if Path(source).is_dir():
+        check_files(Path(source))
+    with _reading(source):
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+
+
+def load_weights(source: str, kind: Any, config: Any, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a checkpoint by an Auto class, and return it with the report, which names weights of other shapes too."""
+    with _reading(source):
+        with torch.device("meta"), init.no_init_weights():
+            shape = kind.from_config(config)
+            shape.tie_weights()
+        asked = shape.num_parameters()
+        held = sum(path.stat().st_size for path in Path(source).glob("*") if path.suffix in (".safetensors", ".bin"))
+        if Path(source).is_dir() and asked > held:  # each takes a byte at least
+            raise ValueError(f"its config asks for {asked:,} parameters, but its weights have {held:,} bytes")
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
+        return kind.from_pretrained(source, **options)
+
+
+def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
+    """Load a checkpoint in float32, and return it with the dtype in which its weights were saved."""
+    config = read_config(source)
+    _check_expressible(config)
+    # Under sdpa the decoder of umT5 looks ahead in transformers 5.17.
+    options = {"attn_implementation": "eager"} if config.model_type == "umt5" else {}
+    model, report = load_weights(source, AutoModelForSeq2SeqLM, config, **options)
     check_report(source, report, may_lack="final_logits_bias")  # a missing bias is zero
+    check_numbers(source, model)
     dtype, ours = model.dtype, convert_config(config)
     model = model.float().eval()
     if ours.position_encoding == "sinusoidal" and dtype != torch.float32:

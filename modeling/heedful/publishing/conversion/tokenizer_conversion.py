@@ -53,7 +53,7 @@ def convert_tokenizers(
     source: str, config: HeedConfig, source_language: str | None = None, target_language: str | None = None
 ) -> ConvertedTokenizers:
     """Return the tokenizers of a checkpoint; the config gets their special ids, and a start that a language sets."""
-    tokenizer = _load(source)
+    tokenizer = load_tokenizer(source)
     if tokenizer is None:
         if source_language or target_language:
             raise ValueError(f"`target_language` needs a tokenizer, but {source} has none.")
@@ -72,7 +72,8 @@ def convert_tokenizers(
     return ConvertedTokenizers(pair, settings, notes, languages)
 
 
-def _load(source: str) -> Any:
+def load_tokenizer(source: str) -> Any:
+    """Load the tokenizer of a checkpoint, whose code never runs, or return None where there is none."""
     if Path(source).is_dir() and not has_tokenizer(source):
         return None
     try:

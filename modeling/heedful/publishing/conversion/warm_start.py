@@ -4,20 +4,29 @@ Rothe et al., "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks"
 embeddings).
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import processors
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoModel
 
 from heedful.configuration_heed import HeedConfig
-from heedful.data.tokenization import TokenizerPair, options_inside
+from heedful.data.tokenization import TokenizerPair, tokenizing
 from heedful.files import check_at_least, check_is_new, new_folder
+from heedful.inference.loading import check_numbers, check_report
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.conversion.families import ENCODERS, field_faults
-from heedful.publishing.conversion.model_conversion import Conversion, padded, random_ids, relative_difference
-from heedful.publishing.conversion.tokenizer_conversion import plain_fast
+from heedful.publishing.conversion.model_conversion import (
+    Conversion,
+    load_weights,
+    padded,
+    random_ids,
+    read_config,
+    relative_difference,
+)
+from heedful.publishing.conversion.tokenizer_conversion import load_tokenizer, plain_fast
 
 WHY_NOT = {
     "modernbert": "its layers turn queries by two kinds of rotary positions, and only some of them see everything",
@@ -34,6 +43,7 @@ NAMES = {
     "output.dense": "feed_forward.fc2",
     "output.LayerNorm": "feed_forward_residual.norm",
 }
+READ = re.compile(r"encoder\.layer|embeddings\.(?!position_ids)")  # in names of weights that are no head's
 TOLERANCE = 1e-5  # the largest allowed difference of an encoder's state; relative where states are above 1
 
 
@@ -46,17 +56,26 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
     """
     check_is_new(target)
     check_at_least(1, **{"--decoder-layers": decoder_layers})
-    options = options_inside(source)
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    config = read_config(source)
     if config.model_type not in ENCODERS:
         why = f": {WHY_NOT[config.model_type]}" if config.model_type in WHY_NOT else ""
         found = f"is {config.model_type} instead{why}"
         raise ValueError(f"`model_type` must be one of {', '.join(ENCODERS)} for `--decoder-layers`, but {found}.")
-    if faults := list(field_faults(config, {"is_decoder": (False,), "position_embedding_type": ("absolute",)})):
+    faults = list(field_faults(config, {"is_decoder": (False,), "position_embedding_type": ("absolute",)}))
+    faults += ["`pad_token_id` must be set, but is None instead."] * (config.pad_token_id is None)
+    if faults:
         raise ValueError("The encoder cannot be converted: " + " ".join(faults))
-    theirs = AutoModel.from_pretrained(source, trust_remote_code=False, add_pooling_layer=False).float().eval()
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
-    ours = _model_of(theirs, tokenizer, decoder_layers)
+    theirs, report = load_weights(source, AutoModel, config, add_pooling_layer=False)
+    unknown = [name for name in report["unexpected_keys"] if READ.search(name)]
+    check_report(source, report | {"unexpected_keys": unknown})
+    check_numbers(source, theirs)
+    theirs = theirs.float().eval()
+    with tokenizing("be converted"):
+        tokenizer = load_tokenizer(source)
+        if tokenizer is None:
+            raise ValueError(f"{source} must hold a tokenizer for `--decoder-layers`, but has none.")
+        ours = _model_of(theirs, tokenizer, decoder_layers)
+        pair = _pair_of(tokenizer, ours.config)
     pad, length = config.pad_token_id, min(12, ours.config.max_position_embeddings)
     given = padded(random_ids(config.vocab_size, length, pad, torch.Generator().manual_seed(0)), pad)
     mask = given["attention_mask"].bool()
@@ -64,7 +83,6 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
         difference = relative_difference(theirs(**given)[0][mask], ours.get_encoder()(**given)[0][mask])
     if not difference <= TOLERANCE:
         raise ValueError(f"The converted encoder's states differ by {difference:.1e} from those in {source}.")
-    pair = _pair_of(tokenizer, ours.config)
     notes = ("The decoder is new: the model has to be trained before it is of use.",)
     conversion = Conversion(source, target, config.model_type, ours.num_parameters(), difference, (), notes)
     with new_folder(target) as folder:  # without a card, for it is not to be published

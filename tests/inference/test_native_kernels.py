@@ -184,7 +184,8 @@ def test_what_they_cannot_read_is_refused_before_they_do():
     network.continuations(logits, scores, 4)
     for wrong in ((logits[:5], scores), (logits, scores.double()), (logits[:, :, None], scores)):
         assert_error("A tensor for the kernels must be", network.continuations, *wrong, 4)
-    assert_error("must be", kernels.CompiledProduct, torch.randn(5, 7), torch.randn(4), False, False)
+    for wrong in ((torch.randn(5, 7), torch.randn(4)), (torch.randn(5, 7).double(), None)):
+        assert_error("must be .* of torch.float32", kernels.CompiledProduct, *wrong, False, False)
 
 
 @compiled

@@ -108,6 +108,7 @@ class CompiledProduct:
             offset = 128 * weight.sum(1, dtype=torch.int32)
         packed = weight.view(-1, width, weight.shape[1] // depth, depth).transpose(1, 2).contiguous()
         self._kept: list[Any] = [packed, None if bias is None else bias.contiguous(), scale, offset]
+        place_of(packed, *packed.shape, dtype=torch.int8 if is_int8 else torch.float32)
         if bias is not None:
             place_of(self._kept[1], features)
         self.linear = Linear(*(None if each is None else each.data_ptr() for each in self._kept), inputs, features)

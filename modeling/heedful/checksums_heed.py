@@ -14,12 +14,11 @@ from typing import Any, Literal
 CHECKSUMS_FILE = "heed_checksums.json"
 CONFIG_KEY = "_weights_checksums"
 TARGET_FOLDER = "target_tokenizer"
-Part = Literal["weights", "tokenizer", "engine"]
+Part = Literal["weights", "tokenizer"]
 # Of the tokenizer only what decides about ids: its settings change with every library that saves them.
 FILES: dict[Part, tuple[str, ...]] = {
     "weights": ("model*.safetensors", "model*.safetensors.index.json", "pytorch_model*.bin*", "model.bin"),
     "tokenizer": ("tokenizer.json", "*.model", "*.spm", "vocab.*", "merges.txt", "added_tokens.json"),
-    "engine": ("*_vocabulary.json", "config.json"),  # what CTranslate2 reads beside the weights
 }
 
 

@@ -24,14 +24,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, pipeline
 
 from heedful import HeedForConditionalGeneration, TokenizerPair, Translator
-from heedful.checksums_heed import CHECKSUMS_FILE, changed_files, write_checksums
+from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
 from heedful.cli import main as cli
 from heedful.cli import options
 from heedful.data import sources
 from heedful.data.tokenization import TARGET_FOLDER, options_inside
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_files, check_remote_code
-from heedful.inference.ctranslate2.engine import ExportedModel
 from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TASK
 from heedful.publishing.hub import check_folder
@@ -297,17 +296,6 @@ def test_sizes_without_bounds_are_refused_before_memory_is_taken(place):
         change(place / "model" / "config.json", **{field: 2})
 
 
-def test_another_vocabulary_beside_an_exported_model_is_told(place):
-    folder = place / "model"
-    as_exported(folder)
-    (folder / "shared_vocabulary.json").write_text('["<pad>", "a", "b"]')
-    for part in ("weights", "engine"):
-        write_checksums(folder, part)
-    (folder / "shared_vocabulary.json").write_text('["<pad>", "b", "a"]')
-    message = r"model in .*, but shared_vocabulary\.json changed since"
-    assert_error(message, ExportedModel, folder, torch.device("cpu"))
-
-
 def test_every_load_by_a_class_that_could_run_code_says_whom_it_trusts():
     package = Path(options.__file__).parents[1]
     files = [*package.rglob("*.py"), *(package.parents[1] / "scripts").rglob("*.py")]
@@ -394,34 +382,26 @@ def in_shards(folder):
     model.save_pretrained(folder, max_shard_size=40_000)
 
 
-def as_exported(folder):
-    (folder / WEIGHTS).rename(folder / "model.bin")
-    change(folder / "heed.json", format_version=1)
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, "model-00001-of-00002.safetensors", "model.bin"])
+@pytest.mark.parametrize("name", [WEIGHTS, "model-00001-of-00002.safetensors"])
 def test_a_flipped_bit_is_told_by_the_file(place, name):
     folder = place / "model"
     if "-of-" in name:
         in_shards(folder)
         name = sorted(path.name for path in folder.glob("model-*"))[0]
         assert load_model(folder)
-    if name == "model.bin":
-        as_exported(folder)
-        write_checksums(folder, "weights")
     content = bytearray((folder / name).read_bytes())
     content[-100] ^= 1
     (folder / name).write_bytes(content)
     message = f"model in .* must be the one that was saved there, but {name} changed since.*delete {CHECKSUMS_FILE}"
     with pytest.raises(ValueError, match=message):
-        ExportedModel(folder, torch.device("cpu")) if name == "model.bin" else load_model(folder)
+        load_model(folder)
     assert name in check_files(folder).message
     if "-of-" in name:  # whole weights beside the shards, which transformers would prefer to these
         shutil.copy(place / "outside" / WEIGHTS, folder)
         assert_error(f"{WEIGHTS} changed since", load_model, folder)
     (folder / CHECKSUMS_FILE).unlink()
     assert check_files(folder).level == "skipped"
-    assert name == "model.bin" or load_model(folder)
+    assert load_model(folder)
 
 
 @pytest.mark.parametrize("side", ["", TARGET_FOLDER])

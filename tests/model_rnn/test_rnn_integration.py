@@ -62,7 +62,7 @@ def test_what_knows_no_recurrent_cells_refuses_them_by_name_and_leaves_nothing(f
     of_the_folder = object.__new__(type("HeedForConditionalGeneration", (), {"__module__": module}))
     target, translator = tmp_path / "target", partial(Translator.from_pretrained, folder, "cpu")
     cases = [
-        *((partial(translator, engine=name), kind) for name in ("native", "ctranslate2")),
+        (partial(translator, engine="native"), kind),
         *((partial(prepare, tiny_rnn()), kind) for prepare in (prepare_for_inference, NativeDecoder)),
         (partial(NativeDecoder, of_the_folder), "is a HeedForC.* of the code in its folder .*after `import heedful`"),
         *((partial(export, folder, target, TEXTS[:1]), exported) for export in (export_onnx, export_ctranslate2)),

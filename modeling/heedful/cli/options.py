@@ -37,13 +37,13 @@ MaxNewTokens = Annotated[int | None, Option(help="Longest output in tokens. Defa
 TargetLanguage = Annotated[str | None, Option("--to", help="Target language, of a model that knows several.")]
 TokenBudget = Annotated[int, Option(help="Padded source tokens times beams in one batch.")]
 Engine = Annotated[
-    Literal["auto", "native", "generate", "ctranslate2"],
+    Literal["auto", "native", "generate"],
     Option(help="What decodes: `native` is Heed's own decoder for the CPU; `auto` takes it where it can do it."),
 ]
 WeightType = Literal[
     "float32", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"
 ]
-Precision = Annotated[WeightType, Option(help="Of the native decoder (float32, int8), or of CTranslate2 (any).")]
+Precision = Annotated[Literal["float32", "int8"], Option(help="Of the native decoder.")]
 Model = Annotated[Path, Argument(metavar="MODEL", help="Folder of a saved model.")]
 AnyModel = Annotated[str, Argument(metavar="MODEL", help="Folder of a saved model, or its id on the Hub.")]
 Revision = Annotated[str | None, Option(help="Branch, tag or commit of a model on the Hub.")]

@@ -19,9 +19,8 @@ from heedful.configuration_base_heed import position_limit, special_token
 from heedful.generation_heed import COMPILED_DEVICES, check_logits, stopped
 from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of, end_tokens, length_penalty
 
-EngineName = Literal["auto", "native", "generate", "ctranslate2"]
-# Modules with a `make_engine(model, tokenizers, precision)`; the native one says by `may_replace` what `auto` asks.
-ENGINES = {"native": "heedful.inference.native.engine", "ctranslate2": "heedful.inference.ctranslate2.engine"}
+EngineName = Literal["auto", "native", "generate"]
+NATIVE = "heedful.inference.native.engine"  # the module of the native decoder, which is loaded by its name
 
 # Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
 Processors = Callable[[Sequence[int]], Any]
@@ -79,9 +78,9 @@ class Engine(Protocol):
         """
 
 
-def engine_module(name: str) -> Any:
-    """Return the module of an engine that is loaded by its name."""
-    return importlib.import_module(ENGINES[name])
+def native_engine() -> Any:
+    """Return the module of the native decoder."""
+    return importlib.import_module(NATIVE)
 
 
 class GenerateEngine(Engine):

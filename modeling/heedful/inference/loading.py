@@ -150,11 +150,6 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").is_file()
 
 
-def is_exported(folder: Path) -> bool:
-    """Return whether a folder holds a model for CTranslate2 and none for transformers."""
-    return (folder / "model.bin").is_file() and not read_object(folder / "config.json").get("model_type")
-
-
 def load_tokenizers(folder: Path, model: Any, given: str | Path) -> TokenizerPair:
     """Load tokenizers that fit a model from its folder, which a user has `given` by its path or id."""
     folder = tokenizer_folder(folder)
@@ -203,6 +198,8 @@ def check_files(folder: Path) -> None:
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
     check_inside(folder)
     config = read_object(path)
+    if "model_type" not in config and (folder / "model.bin").is_file():
+        raise ValueError(f"{folder} must hold a model for transformers, but holds one for CTranslate2, which runs it.")
     if "model_type" not in config:
         raise ValueError(f"{path} must be the config of a model, but has no `model_type`.")
     for name, value in config.items():  # what transformers makes a list or modules of, before it reads a weight

@@ -18,15 +18,14 @@ from heedful.configuration_base_heed import TEXT_TASK, position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
-from heedful.inference.engines import Engine, EngineName, GenerateEngine, Hypothesis, Progress, engine_module, ignored
-from heedful.inference.loading import is_exported, load_model, load_tokenizers, model_folder, resolve_device
+from heedful.inference.engines import Engine, EngineName, GenerateEngine, Hypothesis, Progress, ignored, native_engine
+from heedful.inference.loading import load_model, load_tokenizers, model_folder, resolve_device
 from heedful.inference.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
 from heedful.symbols_heed import UNKNOWN_OUTPUT, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-    from heedful.inference.ctranslate2.engine import ComputeType, ExportedModel
     from heedful.inference.native.kernels import Precision
     from heedful.inference.paragraphs import Paragraphs
     from heedful.inference.scoring import PairScore
@@ -112,46 +111,40 @@ class Translator:
 
     Args:
         model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with `generate()`, which
-            stays on its device; or the `ExportedModel` of a folder that `heedful export ctranslate2` wrote.
+            stays on its device.
         tokenizers: The pair that the model was trained with.
         engine: `generate` is `model.generate()`; `native` is Heed's own decoder for the CPU, several times as fast,
-            with the same tokens in float32; `ctranslate2` copies the weights into CTranslate2. `auto` takes the native
-            one wherever it can do what is asked for, and CTranslate2 for an exported model.
-        precision: Of the native decoder: `float32` or `int8`; of CTranslate2 any type that it knows.
+            with the same tokens in float32. `auto` takes the native one wherever it can do what is asked for.
+        precision: Of the native decoder: `float32` or `int8`.
         ensemble: Further models with these tokenizers: the mean of all probabilities chooses each token.
 
     Raises:
-        ImportError: If CTranslate2 is asked for and not installed.
         ValueError: If the tokenizers do not fit the model, the engine cannot take its place, or a precision would be
             ignored.
     """
 
     def __init__(
         self,
-        model: "PreTrainedModel | ExportedModel",
+        model: "PreTrainedModel",
         tokenizers: TokenizerPair,
         engine: EngineName = "auto",
-        precision: "Precision | ComputeType" = "float32",
+        precision: "Precision" = "float32",
         ensemble: Sequence["PreTrainedModel"] = (),
     ):
         if not isinstance(tokenizers, TokenizerPair):
             raise ValueError(f"`tokenizers` must be a `TokenizerPair`, but is a {type(tokenizers).__name__} instead.")
         check_are_several(ensemble, "ensemble")
         for name, each in (("model", model), *(("ensemble", each) for each in ensemble)):
-            if not (callable(getattr(each, "generate", None)) or hasattr(each, "exported_for")):
+            if not callable(getattr(each, "generate", None)):
                 kind = type(each).__name__
                 raise ValueError(f"`{name}` must be loaded, with `generate()`, but is a {kind} instead.")
         tokenizers.check_config(model.config, model.generation_config)
         if engine not in get_args(EngineName):
             raise ValueError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r} instead.")
-        exported: list[Any] = [each.exported_for for each in (model, *ensemble) if hasattr(each, "exported_for")]
-        if ensemble and (engine not in ("auto", "generate") or exported):
-            raise ValueError("`ensemble` must be of models with `generate()`, and `engine` generate, but is not.")
-        if exported and engine not in ("auto", *exported):
-            must = f"`engine` must be {exported[0]} for a model that was exported for it"
-            raise ValueError(f"{must}, but is {engine} instead.")
-        if ensemble or exported:
-            engine = "generate" if ensemble else exported[0]
+        if ensemble and engine not in ("auto", "generate"):
+            raise ValueError(f"`engine` must be generate for an `ensemble`, but is {engine} instead.")
+        if ensemble:
+            engine = "generate"
         if engine == "generate" and precision != "float32":
             must = "`precision` must be float32 with the engine generate, which computes as the model is"
             raise ValueError(f"{must}, but is {precision!r} instead.")
@@ -168,17 +161,17 @@ class Translator:
         device: str | torch.device | None = None,
         revision: str | None = None,
         engine: EngineName = "auto",
-        precision: "Precision | ComputeType" = "float32",
+        precision: "Precision" = "float32",
     ) -> Self:
         """Load a model and its tokenizers from a folder or the Hub.
 
         Args:
-            folder: A local folder with a model and its tokenizers, with an adapter of peft, which is merged into its
-                model, or written by `heedful export ctranslate2`; or an id on the Hub.
+            folder: A local folder with a model and its tokenizers, or with an adapter of peft, which is merged into
+                its model; or an id on the Hub.
             device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
             revision: Branch, tag or commit on the Hub.
             engine: As the constructor takes it.
-            precision: As the constructor takes it; of an exported folder `float32` means what it was exported with.
+            precision: As the constructor takes it.
 
         Raises:
             FileNotFoundError: If the folder, its config or its weights are missing.
@@ -187,11 +180,7 @@ class Translator:
         """
         target, given = resolve_device(device), folder
         folder = model_folder(folder, revision)
-        if is_exported(folder):
-            compute_type = None if precision == "float32" else precision
-            model: Any = engine_module("ctranslate2").ExportedModel(folder, target, compute_type)
-        else:
-            model = load_model(folder).to(target)  # type: ignore[arg-type]
+        model = load_model(folder).to(target)  # type: ignore[arg-type]
         return cls(model, load_tokenizers(folder, model, given), engine, precision)
 
     def translate(
@@ -314,14 +303,14 @@ class Translator:
 
         Raises:
             ValueError: If a setting is out of range, a pair is not two texts, one is longer than `translate` takes, or
-                the translator computes with CTranslate2 or in another precision than float32.
+                the translator computes in another precision than float32.
         """
         from heedful.inference.scoring import score_stream
 
         check_are_several(pairs, "pairs")
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
         self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
-        if self.engine == "ctranslate2" or self.precision != "float32" or self.ensemble:
+        if self.precision != "float32" or self.ensemble:
             must = "`engine`, `precision` and `ensemble` must be left out to score pairs, which the model itself does"
             given = f"{self.engine}, {self.precision} and {len(self.ensemble)} models"
             raise ValueError(f"{must}, but are {given} instead.")
@@ -371,7 +360,7 @@ class Translator:
         if early_stopping is not None and config.num_beams > 1:
             config.early_stopping = early_stopping
         if (sampling := options.get("sampling")) is not None:
-            sampling.prepare(config, options["split"], self.engine)
+            sampling.prepare(config, options["split"])
         positions = position_limit(self.model.config)
         if self.engine != "auto":
             engine = self._current(self.engine)
@@ -401,7 +390,7 @@ class Translator:
             return self._current(self.engine)
         if self.precision != "float32":
             return self._current("native")
-        if engine_module("native").may_replace(self.model, config):
+        if native_engine().may_replace(self.model, config):
             try:
                 return self._current("native")
             except ValueError as error:  # changed code gives other logits, and will after each change of the weights
@@ -417,7 +406,7 @@ class Translator:
             if name == "generate":
                 engine = GenerateEngine(self.model, self.ensemble, self.tokenizers.target)
             else:  # which checks the precision's name
-                engine = engine_module(name).make_engine(self.model, self.tokenizers, self.precision)
+                engine = native_engine().NativeEngine(self.model, self.precision)
             self._engines[name] = engine
         return engine
 

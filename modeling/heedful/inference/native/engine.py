@@ -25,7 +25,7 @@ def may_replace(model: Any, config: Any) -> bool:
 class NativeEngine(GenerateEngine):
     """`generate()` by the native decoder; a `ValueError` if that cannot take the model's place."""
 
-    def __init__(self, model: Any, tokenizers: Any = None, precision: Precision = "float32"):
+    def __init__(self, model: Any, precision: Precision = "float32"):
         super().__init__(model)
         self.decoder = NativeDecoder(model, precision)
 
@@ -50,9 +50,6 @@ class NativeEngine(GenerateEngine):
     def _decode(self, *call: Any, logits_processor: Any, **given: Any) -> Any:
         output = self.decoder(*call, logits_processor=logits_processor, **given)
         return output.sequences, None if len(logits_processor) else output.sequences_scores
-
-
-make_engine = NativeEngine
 
 
 def prepare_for_inference(model: Any, precision: Precision = "float32") -> "PreparedModel":

@@ -29,11 +29,11 @@ class SeededSampling:
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"`temperature` must be above 0 and finite, but is {self.temperature} instead.")
 
-    def prepare(self, config: GenerationConfig, split: bool, engine: str) -> None:
+    def prepare(self, config: GenerationConfig, split: bool) -> None:
         """Let a search draw translations: greedy search takes the largest of the noisy logits."""
-        if engine == "ctranslate2" or split or config.num_beams > 1 or config.num_return_sequences > 1:
-            must = "one beam, one translation of each line, no `split` and another engine than ctranslate2"
-            given = f"{config.num_beams}, {config.num_return_sequences}, {split} and {engine}"
+        if split or config.num_beams > 1 or config.num_return_sequences > 1:
+            must = "one beam, one translation of each line and no `split`"
+            given = f"{config.num_beams}, {config.num_return_sequences} and {split}"
             raise ValueError(f"`sampling` must come with {must}, but comes with {given} instead.")
         config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
 

@@ -48,8 +48,6 @@ def write_teacher_tokens(
     tokenizers, models = translator.tokenizers, [translator.model, *translator.ensemble]
     if top_k > len(tokenizers.target):
         raise ValueError(f"`top_k` must be at most {len(tokenizers.target)}, all tokens, but is {top_k} instead.")
-    if translator.engine == "ctranslate2":
-        raise ValueError("`TEACHER` must be a model for the level token, but is exported for CTranslate2.")
     most = min(position_limit(model.config) or MOST_SOURCE_TOKENS for model in models)
     encoder = PairEncoder(tokenizers, most, most, [tokenizers.head(language) for language in languages])
     rows = EncodedPairs(encoder.rows(both_ways(pairs) if len(languages) > 1 else pairs))

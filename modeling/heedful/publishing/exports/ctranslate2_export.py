@@ -1,18 +1,15 @@
-"""Heed models for CTranslate2: its model.bin and vocabularies, the tokenizers, and what `Translator` needs to know.
+"""Heed models for CTranslate2: its model.bin and vocabularies, and the tokenizers.
 
 Before the folder appears, CTranslate2 has translated sentences from it. In float32 each translation must have the
 tokens of `generate()`, greedily and with beams; for other types the number of differences is returned.
 """
 
-import json
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
-from heedful.checksums_heed import write_checksums
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.ctranslate2 import engine
 from heedful.inference.ctranslate2.specification import import_ctranslate2, obstacle, positions_of_table, save_model
@@ -29,7 +26,7 @@ def export_ctranslate2(
     quantization: engine.ComputeType = "float32",
     device: str | None = None,
 ) -> comparison.Export:
-    """Write a folder for CTranslate2, which `Translator.from_pretrained` and CTranslate2 itself can load.
+    """Write a folder that CTranslate2 loads.
 
     The comparison on `sentences` runs on `device`: "cpu", "cuda"; None takes CUDA where there is one. It is a
     `ValueError` too if the device cannot compute in the type, or most tokens are others in another type than float32.
@@ -43,13 +40,9 @@ def export_ctranslate2(
         if reason := obstacle(loaded):
             raise ValueError(reason)
         save_model(loaded, draft.tokenizers, folder, quantization)
-        _write_metadata(folder, loaded, quantization)
-        write_checksums(folder, "weights")
-        write_checksums(folder, "engine")
         searches, limit = _searches(loaded), positions_of_table(loaded.config)
         loaded.to(resolved)
-        exported = engine.ExportedModel(folder, resolved)
-        tried = engine.CTranslate2Engine(exported, TokenizerPair.from_pretrained(folder))
+        tried = engine.CTranslate2Engine(folder, loaded, TokenizerPair.from_pretrained(folder), quantization)
         found = draft.outputs(tried, searches, limit)
         comparisons = draft.compare(found, searches, limit, "CTranslate2", quantization)
         size = (folder / "model.bin").stat().st_size
@@ -68,17 +61,3 @@ def _searches(model: Any) -> dict[str, Any]:
         is_not = f"`early_stopping` of the generation config is {own.early_stopping}"
         warnings.warn(f"{is_not}, but CTranslate2 ends as with True.", stacklevel=3)
     return searches
-
-
-def _write_metadata(folder: Path, model: Any, quantization: str) -> None:
-    metadata = {
-        "format": "ctranslate2",
-        "format_version": engine.FORMAT_VERSION,
-        "heed_version": version("heedful"),
-        "ctranslate2_version": version("ctranslate2"),
-        "quantization": quantization,
-        "config": comparison.plain_config(model.config).to_diff_dict(),
-        "generation_config": model.generation_config.to_diff_dict(),
-    }
-    text = json.dumps(metadata, indent=2, ensure_ascii=False, sort_keys=True)
-    (folder / engine.METADATA_FILE).write_text(text + "\n", encoding="utf-8")

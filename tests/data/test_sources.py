@@ -318,7 +318,7 @@ def test_two_files_of_markup_are_named_with_what_makes_text_of_them(tmp_path):
     assert len(read_pairs(files, "en", "ko")) == len(inline)
 
 
-def test_hidden_files_and_folders_are_left_out(tmp_path):
+def test_hidden_files_and_folders_and_those_of_runs_are_left_out(tmp_path):
     for name in ("data", "data/.ipynb_checkpoints", "data/__MACOSX"):
         (tmp_path / name).mkdir()
     rows = [
@@ -328,7 +328,11 @@ def test_hidden_files_and_folders_are_left_out(tmp_path):
     write(tmp_path / "data" / "__MACOSX" / "train.jsonl", json_lines(ROWS))
     for location in (str(tmp_path / "data"), str(tmp_path / "data" / "**" / "*.jsonl"), *rows):
         assert len(read_pairs(location, "source", "target")) == len(ROWS), location
-    assert len(read_pairs(str(tmp_path / "data" / ".ipynb_checkpoints"), "source", "target")) == len(ROWS)
+    (run := tmp_path / "data" / "runs" / "data" / "checkpoints" / "training_state").mkdir(parents=True)
+    for path in (run / "progress.json", run.parents[1] / "log.jsonl", run.parents[1] / "recipe.yaml"):
+        write(path, "{}")
+    for folder in ("data", "data/.ipynb_checkpoints"):
+        assert len(read_pairs(str(tmp_path / folder), "source", "target")) == len(ROWS)
 
 
 def test_a_table_may_be_separated_by_another_delimiter_than_its_name_says(tmp_path):

@@ -273,6 +273,9 @@ def _folder(folder: Path, columns: Columns, split: str) -> Reader:
         return partial(_numbered, str(folder), iter, rows)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and kind_of_file(path))
     files = [path for path in files if not path.name.startswith("dataset_info") and not _is_hidden(path, folder)]
+    # A recipe for `.` writes its run into the folder of its data.
+    runs = {path.parent for path in folder.rglob("log.jsonl") if path.with_name("recipe.yaml").is_file()} - {folder}
+    files = [path for path in files if not runs & {*path.parents}]
     words = {path: re.findall(r"[a-z]+", path.relative_to(folder).as_posix().lower()) for path in files}
     splits = {path: next((name for name in SPLITS if {*SPLITS[name]} & {*words[path]}), None) for path in files}
     chosen = [path for path in files if splits[path] == split or (split not in SPLITS and path.name.startswith(split))]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, MarianConfig, PreTrainedTokenizerFast
 
-from heedful.data import tokenizer_training
+from heedful.data import tokenization, tokenizer_training
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.symbols_heed import trimmed
@@ -365,7 +365,7 @@ def there_and_back(folder):
     loaded.decode_target(loaded.encode_source(["a cat"]))
 
 
-def test_a_tokenizer_that_makes_too_much_of_a_text_or_is_broken_is_a_value_error(tmp_path):
+def test_a_tokenizer_that_makes_too_much_of_a_text_or_is_broken_is_a_value_error(tmp_path, monkeypatch):
     """Each change of tokenizer.json, or of the settings, and what is said of it: mostly before it is loaded."""
     template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "pair": []}
     end = {"</s>": {"id": "</s>", "ids": [2] * 20_000, "tokens": ["</s>"] * 20_000}}
@@ -382,7 +382,11 @@ def test_a_tokenizer_that_makes_too_much_of_a_text_or_is_broken_is_a_value_error
         ("post_processor", template | {"special_tokens": end}),
         ("post_processor", template | {"single": template["single"] * 20_000}),
     ]
+    slow = "must have patterns that find what they look for in 1 seconds"
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
     broken = [
+        ("pre_tokenizer", split | {"pattern": {"Regex": "(?:네{1,9}){2,7}b"}}, slow),
+        ("normalizer", {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}, slow),
         ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "cannot encode texts: PanicException"),
         ("decoder", {"type": "Strip", "content": "a", "start": 10**9, "stop": 10**9}, "cannot decode ids: PanicExcep"),
         ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "cannot be loaded: PanicException"),
@@ -390,6 +394,10 @@ def test_a_tokenizer_that_makes_too_much_of_a_text_or_is_broken_is_a_value_error
         ("tokenizer_class", 7, "cannot be loaded: AttributeError"),
         ("model_max_length", "x", "cannot encode texts: TypeError"),
     ]
+    assert tokenization.are_quick(
+        ("(?:\\p{L}\\p{M}*)+", "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s]+[\\r\\n]*|\\s+(?!\\S)")
+    )
+    monkeypatch.setattr(tokenization, "PATIENCE", 1)
     pair = train_tokenizers(["a cat", "a dog"], ["a cat", "a dog"], vocab_size=270)
     for key, value, message in [
         (*case, "must make at most 1000 characters or tokens of one") for case in too_much

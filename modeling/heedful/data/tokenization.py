@@ -5,10 +5,13 @@ trained never reads a control token out of a sentence, so "<s>" or "<2en>" insid
 """
 
 import base64
+import functools
 import hashlib
 import json
 import math
 import re
+import subprocess
+import sys
 import threading
 import unicodedata
 import warnings
@@ -18,7 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.checksums_heed import TARGET_FOLDER, changed_files, check_no_target, write_checksums
-from heedful.files import check_inside, check_name_inside, first_line, listed, read_object, write_text
+from heedful.files import (
+    ENDLESS,
+    check_inside,
+    check_name_inside,
+    first_line,
+    listed,
+    read_object,
+    shortened,
+    write_text,
+)
 from heedful.symbols_heed import UnknownSymbol, checked_texts, decoded, symbols_of, trimmed, unknown_symbol
 
 if TYPE_CHECKING:
@@ -31,6 +43,16 @@ LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "b
 # One thread at a time encodes with a tokenizer that is switched between the languages or vocabularies of two sides.
 SWITCHING = threading.Lock()
 MOST_GROWTH, MOST_PARTS = 1000, 10_000  # characters made of one, and values in the settings of a tokenizer.json
+QUANTIFIER, MOST_QUANTIFIERS = re.compile(r"(?<!\()[*+?{]"), 3  # a pattern with more is tried before it is used
+PATIENCE = 5  # seconds
+# Of a text of the pattern's own characters, in a process of its own, because nothing else ends a search.
+TRY_PATTERNS = """
+import json, sys
+from tokenizers import Regex, pre_tokenizers
+for pattern in json.load(sys.stdin):
+    for letter in sorted({*pattern, "a", " "}):
+        pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(letter * 200 + "!")
+"""
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
 GAP = re.compile(r"<extra_id_\d+>|<mask>")  # of a text that T5 or BART shall fill
 
@@ -262,6 +284,24 @@ def check_is_bounded(path: Path) -> None:
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         if growth > MOST_GROWTH or number > MOST_PARTS:
             raise ValueError(f"{path} must make at most {MOST_GROWTH} characters or tokens of one, but makes more.")
+    patterns = [str(part["Regex"]) for part in parts if isinstance(part, dict) and "Regex" in part]
+    slow = [each for each in patterns if ENDLESS.search(each) or len(QUANTIFIER.findall(each)) > MOST_QUANTIFIERS]
+    if slow and not are_quick(tuple(slow)):
+        must = f"patterns that find what they look for in {PATIENCE} seconds, but has {shortened(max(slow, key=len))}"
+        raise ValueError(f"{path} must have {must}.")
+
+
+@functools.cache
+def are_quick(patterns: tuple[str, ...]) -> bool:
+    """Return whether patterns end soon in texts of their own characters, and do not panic."""
+    command: Any = [sys.executable, "-I", "-c", TRY_PATTERNS]
+    try:
+        subprocess.run(
+            command, input=json.dumps(patterns), text=True, check=True, capture_output=True, timeout=PATIENCE
+        )
+    except subprocess.SubprocessError:
+        return False
+    return True
 
 
 def _growth(part: dict[str, Any]) -> float:

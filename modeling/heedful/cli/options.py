@@ -218,13 +218,10 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
     from heedful.data.sources import read_pairs as read
 
     if len(data) == 1 and source.isdigit() and target.isdigit():
-        from heedful.proposals import first_recipe
+        from heedful.proposals.first_recipe import find_text_column
 
-        given, place = (source, target), data[0]
-        if source == target:  # texts alone
-            source = target = first_recipe.find_text_column(place, source, "--source")
-        else:
-            source, target, _ = first_recipe.find_columns(place, given)
+        given, (place, *_) = (source, target), data
+        source, target = (find_text_column(place, number, "--source") for number in given)
         if given != (source, target):
             report(
                 f"{place}: {' and '.join(dict.fromkeys(given))} by number, {source!r}, {target!r} by the first line"
@@ -237,13 +234,11 @@ def texts_of(path: Path | None, column: str | None, option: str) -> Iterator[str
     from heedful.data.sources import read_pairs as read
     from heedful.data.tables import delimiters_of, kind_of_file
 
-    if path is None:
-        return None
-    is_plain = column is None and (kind := kind_of_file(path)) in (None, "txt")
-    if is_plain and kind and path.is_file():
-        with suppress(ValueError):  # bytes that are not UTF-8 are left out later
-            is_plain = delimiters_of(str(path), ("1", "1"))[0] != "\t"
-    if is_plain:
+    is_plain = path is None or (column is None and kind_of_file(path) in (None, "txt"))
+    with suppress(ValueError):  # bytes that are not UTF-8 are left out later
+        is_text = is_plain and path is not None and kind_of_file(path) and path.is_file()
+        is_plain = delimiters_of(str(path), ("1", "1"))[0] != "\t" if is_text else is_plain
+    if path is None or is_plain:
         return None
     from heedful.proposals.first_recipe import find_text_column
 

@@ -273,6 +273,36 @@ def test_what_cannot_be_expressed_or_read_is_named_and_nothing_is_left(tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["changed"]
 
 
+def test_what_a_stranger_put_into_a_checkpoint_is_refused_in_a_sentence_and_nothing_is_left(tmp_path):
+    whole = BUILDERS["marian"](tmp_path / "marian")
+    vocabulary = json.loads((whole / "vocab.json").read_text())
+    halves = {token: id_ + 0.5 for token, id_ in vocabulary.items()}
+    cases = [
+        ("vocab.json", halves, r"source's tokenizer must give ids from 0 to \d+, but gives \d+\.5"),
+        ("vocab.json", [1], "tokenizer cannot be loaded: KeyError"),
+        ("source.spm", {}, "tokenizer cannot be loaded: RuntimeError"),
+        (
+            "generation_config.json",
+            {"forced_bos_token_id": 10**9},
+            "`forced_bos_token_id` of the generation config must",
+        ),
+        ("generation_config.json", [1], "must be a JSON object, but is list"),
+        ("config.json", {"encoder_layers": 10**9}, "`encoder_layers` of .* must be at most 10,000"),
+        ("config.json", {"max_position_embeddings": 10**8}, "asks for 3,200,.* parameters, but its weights have"),
+        ("config.json", {"encoder_attention_heads": 0}, "cannot be loaded: ZeroDivisionError"),
+        ("config.json", {"dtype": "system"}, "cannot be loaded: AttributeError"),
+    ]
+
+    def try_to_convert(case):
+        folder, (name, content) = shutil.copytree(whole, tmp_path / "changed", dirs_exist_ok=True), case
+        own = json.loads((whole / name).read_text()) if name == "config.json" else {}
+        (folder / name).write_text(json.dumps(own | content if isinstance(content, dict) else content))
+        convert(folder, tmp_path / "heed")
+
+    assert_refused([(case, message) for *case, message in cases], try_to_convert)
+    assert {path.name for path in tmp_path.iterdir()} == {"marian", "changed"}
+
+
 def test_other_kinds_of_models_are_named(tmp_path):
     assert set(STOCK) == set(conversion.FAMILIES)  # those that whoever loads one is told to convert
     message = "`model_type` must be one of bart, m2m_100, marian, mbart, mt5, pegasus, t5, umt5, but is longt5"

@@ -19,7 +19,7 @@ from heedful.publishing.conversion import language_addition as addition
 from heedful.publishing.conversion.language_addition import NewLanguage, add_language, learn_pieces
 from heedful.publishing.conversion.model_conversion import convert
 from heedful.publishing.hub import check_folder
-from helpers import assert_error, assert_refused, rounding
+from helpers import assert_error, assert_refused, change_json, rounding
 from memorised import PAIRS, memorised_model, saved_in, saved_model
 from pretrained_checkpoints import m2m100, nllb, t5
 from tiny_runs import logged, table_file, tiny_tree
@@ -252,6 +252,12 @@ def test_an_old_output_that_changes_is_an_error_and_no_folder_is_left(place, mon
         larger.lm_head.bias.data[-1] = 100
         return larger
 
+    for settings, same in (({"num_beams": 3, "length_penalty": 0.5}, 12), ({"suppress_tokens": [*range(2, 275)]}, 0)):
+        change_json(source / "generation_config.json", **settings)  # the latter leaves a new token as the best
+        note = add_language(source, place / f"own{same}", new()).notes[-1]
+        assert (
+            f"12 old texts have the greedy output that they had, and {same} of them the one by the model's own" in note
+        )
     monkeypatch.setattr(addition, "_grown_model", likelier)
     assert_error("greedy output differs for 12 of 12 old texts", add_language, source, place / "larger", new())
     monkeypatch.setattr(addition, "largest_difference", lambda *_: 2e-5)

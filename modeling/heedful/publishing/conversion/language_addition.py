@@ -10,7 +10,9 @@ to state, so that beam search may put what it finds in another order.
 import copy
 import json
 import math
+import operator
 import tempfile
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ from heedful.data.sources import read_pairs, reading, texts_of
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 from heedful.files import check_at_least, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import load_model, model_folder, tokenizer_folder
+from heedful.inference.translation import Translator
 from heedful.publishing.conversion.model_conversion import Conversion, convert, largest_difference, write_card
 from heedful.publishing.conversion.tokenizer_conversion import without_special_pieces
 from heedful.publishing.exports.comparison import Draft, UnscoredEngine, compare
@@ -107,8 +110,11 @@ def add_language(
         larger = _grown_model(begun, len(grown.source), first, pieces)
         grown.check_config(larger.config)
         difference = _compare(begun, larger, compared, first)
+        both, languages = ((begun.model, begun.pair), (larger, grown)), begun.pair.languages or (None,)
+        same = sum(map(operator.eq, *(_own_outputs(*each, compared, languages) for each in both)))
         why = "probabilities are smaller, because the softmax has more terms, and beams may come in another order"
-        notes.append(f"{len(compared)} old texts have the greedy output that they had; {why}.")
+        own = f"{same} of them the one by the model's own settings"
+        notes.append(f"{len(compared)} old texts have the greedy output that they had, and {own}; {why}.")
         if begun.conversion is not None:
             larger.generation_config.forced_bos_token_id = first
         torch.nn.Module.to(larger, begun.dtype).save_pretrained(folder)
@@ -321,18 +327,33 @@ def _grown_model(begun: _Begun, size: int, first: int, pieces: Mapping[str, Piec
     return larger
 
 
+def _own_outputs(
+    model: Any, pair: TokenizerPair, texts: list[str], languages: Sequence[str | None]
+) -> list[tuple[int, ...]]:
+    """Return the tokens of texts, into some languages in turn, by all of a model's own settings but sampling."""
+    settings, found = model.generation_config, [()] * len(texts)
+    model.generation_config = copy.deepcopy(settings)
+    model.generation_config.do_sample = False
+    with warnings.catch_warnings(action="ignore"):  # of outputs that are cut off
+        for number, language in enumerate(languages):
+            rows = Translator(model, pair).translate(texts[number :: len(languages)], target_language=language)
+            found[number :: len(languages)] = [best.token_ids for best, *_ in rows]
+    model.generation_config = settings
+    return found
+
+
 def _compare(begun: _Begun, larger: Any, texts: list[str], first: int) -> float:
     """Return the largest difference of an old logit; what is above rounding, or another output, is a `ValueError`."""
     difference = largest_difference(begun.model, larger, first)
     if not difference <= TOLERANCE:
         raise ValueError(f"The logits of the larger model differ by {difference:.1e}, so that no folder is left.")
-    settings, draft = larger.generation_config, Draft(begun.model, begun.pair, texts, Path())
+    settings, draft = begun.model.generation_config, Draft(begun.model, begun.pair, texts, Path())
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
     plain = {name: getattr(settings, name) for name in names}  # what forbids tokens may leave a new one as the best
     search = {"greedy": GenerationConfig(**plain, num_beams=1, num_return_sequences=1)}
     limit, engines = position_limit(larger.config), map(UnscoredEngine, (begun.model, larger))
     outputs = [draft.outputs(engine, search, limit)["greedy"] for engine in engines]
-    larger.generation_config = settings
+    larger.generation_config, begun.model.generation_config = copy.deepcopy(settings), settings
     if differences := compare(texts, *outputs).differences:
         number, text, expected, new = differences[0]
         what = f"{len(differences)} of {len(texts)} old texts, so that no folder is left"

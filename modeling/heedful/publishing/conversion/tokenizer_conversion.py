@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from heedful.checksums_heed import has_tokenizer
 from heedful.configuration_heed import HeedConfig
-from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair, options_inside, tokenizing
+from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair, encode_texts, options_inside, tokenizing
 
 # These name the target language by the decoder's start token; the others by the first token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
@@ -68,6 +68,14 @@ def convert_tokenizers(
         notes = (f"The tokenizer stays a {type(tokenizer).__name__}: no plain fast tokenizer gives its exact ids.",)
     config.bos_token_id = pair.special_ids()["bos_token_id"]
     pair.check_config(config)
+    for side, name, size in (
+        ("source", "text", config.vocab_size),
+        ("target", "text_target", config.target_vocab_size),
+    ):
+        ids = [id_ for row in encode_texts(getattr(pair, side), name, TEXTS) for id_ in row]
+        if wrong := [id_ for id_ in ids if type(id_) is not int or not 0 <= id_ < size]:
+            must = f"The {side}'s tokenizer must give ids from 0 to {size - 1}"
+            raise ValueError(f"{must}, but gives {wrong[0]!r} instead.")
     languages = (tokenizer.src_lang, tokenizer.tgt_lang) if settings else ()
     return ConvertedTokenizers(pair, settings, notes, languages)
 

@@ -288,7 +288,7 @@ def test_what_a_stranger_put_into_a_checkpoint_is_refused_in_a_sentence_and_noth
         ),
         ("generation_config.json", [1], "must be a JSON object, but is list"),
         ("config.json", {"encoder_layers": 10**9}, "`encoder_layers` of .* must be at most 10,000"),
-        ("config.json", {"max_position_embeddings": 10**8}, "asks for 3,200,.* parameters, but its weights have"),
+        ("config.json", {"max_position_embeddings": 10**8}, "asks for 6,400,.* parameters, but its weights have"),
         ("config.json", {"encoder_attention_heads": 0}, "cannot be loaded: ZeroDivisionError"),
         ("config.json", {"dtype": "system"}, "cannot be loaded: AttributeError"),
     ]

@@ -7,7 +7,6 @@ import re
 import select
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -151,40 +150,24 @@ def bounded_lines(stream: Any, name: object, longest: int = LONGEST_LINE) -> Ite
         yield line
 
 
-class Pipe:
-    """A pipe, a terminal or a device whose next line may be a long time in coming."""
+def is_pipe(stream: Any) -> bool:
+    """Return whether the next line of a stream of bytes may be long in coming: of a pipe, a terminal or a device."""
+    with suppress(OSError):  # of what is no file of the system
+        return os.name != "nt" and not S_ISREG(os.fstat(stream.fileno()).st_mode)
+    return False
 
-    def __init__(self, stream: Any):
-        self.descriptor, self.lines, self.rest, self.is_open = stream.fileno(), deque[bytes](), b"", True
 
-    @classmethod
-    def or_file(cls, stream: Any) -> Any:
-        """Return a stream of bytes as a pipe if it is one, and as it is if it is a file."""
-        with suppress(OSError):  # Windows cannot say whether a pipe has more
-            if os.name != "nt" and not S_ISREG(os.fstat(stream.fileno()).st_mode):
-                return cls(stream)
-        return stream
-
-    def has_more(self) -> bool:
-        """Return whether another line, or the end, can be read without waiting."""
-        while self.is_open and not self.lines and select.select([self.descriptor], [], [], 0)[0]:
-            self._read()
-        return bool(self.lines) or not self.is_open
-
-    def readline(self, most: int) -> bytes:
-        """Read a line, or so many bytes of a longer one."""
-        while self.is_open and not self.lines and len(self.rest) < most:
-            self._read()
-        if self.lines:
-            return self.lines.popleft()
-        found, self.rest = self.rest, b""
-        return found
-
-    def _read(self) -> None:
-        part = os.read(self.descriptor, 2**16)
-        self.is_open = bool(part)
-        *lines, self.rest = (self.rest + part).split(b"\n")
-        self.lines.extend(line + b"\n" for line in lines)
+def ready_lines(stream: Any, name: object) -> Iterator[tuple[bytes, bool]]:
+    """Yield the lines of a pipe, each with whether more can be read without waiting."""
+    descriptor, rest, is_open = stream.fileno(), b"", True
+    while is_open:
+        is_open = bool(part := os.read(descriptor, 2**16))
+        *whole, rest = (rest + part).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            raise ValueError(f"{name} must have lines of at most {LONGEST_LINE:,} bytes, but one has more.")
+        lines = [line + b"\n" for line in whole] + [rest] * (bool(rest) and not is_open)
+        has_more = is_open and bool(select.select([descriptor], [], [], 0)[0])
+        yield from ((line, has_more or place < len(lines)) for place, line in enumerate(lines, start=1))
 
 
 def other_encoding(content: bytes) -> str | None:

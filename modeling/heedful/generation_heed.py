@@ -169,6 +169,8 @@ class HeedGenerationMixin(GenerationMixin):
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or transformers would warn of the folder's at every call
         is_unseen = only_tokens_are_returned(self, *args, **kwargs)
+        if len(args) < 3:  # the third are processors
+            kwargs["logits_processor"] = with_check(self, kwargs.get("logits_processor"))
         is_ours = str(getattr(strategy, "__module__", None)).startswith(f"{__name__.rpartition('.')[0]}.")
         _is_users_strategy.set(strategy is not None and not is_ours)
         with self.config.vocabulary_of_the_target(), torch.inference_mode() if is_unseen else nullcontext():
@@ -178,14 +180,6 @@ class HeedGenerationMixin(GenerationMixin):
         if given is None:  # a user's own may be filled once more
             give_each_row_its_source(cache_of(found))
         return found
-
-    def _sample(self, *args: Any, logits_processor: Any, **kwargs: Any) -> Any:
-        """Search greedily or sample, as transformers does, over logits that are numbers."""
-        return super()._sample(*args, logits_processor=with_check(self, logits_processor), **kwargs)
-
-    def _beam_search(self, *args: Any, logits_processor: Any, **kwargs: Any) -> Any:
-        """Search with beams, as transformers does, over logits that are numbers."""
-        return super()._beam_search(*args, logits_processor=with_check(self, logits_processor), **kwargs)
 
     def compute_transition_scores(
         self,
@@ -286,7 +280,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         if is_asked_for and self.device.type in COMPILED_DEVICES and runs_known_code(self):
             searching, step = copy.copy(self), self.get_compiled_call(config.compile_config)
             searching.forward = lambda **inputs: (step if inputs[CACHE].is_updated.get(0) else self)(**inputs)
-        return HeedGenerationMixin._beam_search(searching, *args, **kwargs)
+        return GenerationMixin._beam_search(searching, *args, **kwargs)
 
 
 def _check_padding_side(labels: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from heedful.cli import options
-from heedful.files import Pipe, bounded_lines, json_line, one_line, other_encoding
+from heedful.files import bounded_lines, is_pipe, json_line, one_line, other_encoding, ready_lines
 
 FORMATS = {"score": ".4f", "confidence": ".1f"}
 CHUNK = 1024  # lines by which a bar moves
@@ -65,10 +65,8 @@ def translate(
 
         likely = Confidence.from_pretrained(model, revision)
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
-    lines: Iterator[Any] = iter([text] if text else ())
-    if not text:
-        lines = lines_of(source) if table is None else iter(lambda: [*islice(table, MOST)], [])
-    sources = lines
+    of_table: Any = table and iter(lambda: [*islice(table, MOST)], [])
+    lines = sources = iter([text]) if text else of_table or lines_of(source)
     if confidence:
         likely.check(translator.model.generation_config, to, num_beams=num_beams, early_stopping=early_stopping)
         lines, sources = tee(lines)
@@ -114,8 +112,9 @@ def _lists_of(opened: Any, path: str | Path, left_out: str) -> Iterator[list[str
     lines: list[str] = []
     try:
         with opened as file:
-            stream = file if isinstance(file, gzip.GzipFile) else Pipe.or_file(file)
-            for number, line in enumerate(bounded_lines(stream, path), start=1):
+            is_live = not isinstance(file, gzip.GzipFile) and is_pipe(file)
+            given = ready_lines(file, path) if is_live else ((line, True) for line in bounded_lines(file, path))
+            for number, (line, has_more) in enumerate(given, start=1):
                 try:
                     lines.append(line.decode("utf-8"))
                 except UnicodeDecodeError as error:
@@ -126,7 +125,7 @@ def _lists_of(opened: Any, path: str | Path, left_out: str) -> Iterator[list[str
                         found = f"byte {line[error.start]:#04x} at position {error.start}: the {left_out} is left out"
                         warnings.warn(f"Line {number} must be UTF-8, but has {found}.", stacklevel=2)
                     lines.append(line.decode("utf-8", errors="ignore") if left_out == "byte" else "\n")
-                if len(lines) == MOST or (isinstance(stream, Pipe) and not stream.has_more()):
+                if len(lines) == MOST or not has_more:
                     yield lines
                     lines = []
             yield lines

@@ -49,6 +49,7 @@ class Search:
     positions: int | None = None  # the most tokens of a sequence; `None` is any number
     trained: int | None = None  # the tokens of the longest source that the model has learned from, if known
     split: bool | None = False
+    every_line: bool = False
     keep_going: bool = False
     sampling: "SeededSampling | None" = None
     progress: Progress = ignored
@@ -64,12 +65,6 @@ class Tally:
     unknown: int = 0
     long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
     skipped: list[tuple[int, int]] = field(default_factory=list)
-
-    def take_apart(self, every_line: bool = False) -> None:
-        """Take apart texts of several lines, and those that are too long, or all."""
-        from heedful.inference.paragraphs import Paragraphs
-
-        self.paragraphs = Paragraphs(every_line)
 
     def keeps(self, number: int, *sides: Sequence[int]) -> bool:
         """Return whether a sentence, or a pair, is short enough, and note its number and tokens if they are many."""
@@ -270,11 +265,9 @@ class Translator:
         if sampling is not None:
             settings["num_beams"] = settings.get("num_beams") or 1
         of_lines: Any = {"split": paragraphs or split, "keep_going": keep_going, "sampling": sampling}
-        search = self._search(**defaults | settings, **of_lines, progress=progress or ignored)
-        tally = Tally(search)
-        if search.split:
-            tally.take_apart(every_line=paragraphs)
-        return self._stream(lines, chunk_size, tally)
+        of_lines |= {"every_line": paragraphs, "progress": progress or ignored}
+        search = self._search(**defaults | settings, **of_lines)
+        return self._stream(lines, chunk_size, Tally(search))
 
     def score_pairs(
         self,
@@ -412,8 +405,11 @@ class Translator:
 
     def _translate(self, texts: list[str], tally: Tally, first_number: int) -> list[list[Translation]]:
         search = tally.search
-        if tally.paragraphs is None and search.split is None and any({*"\r\n"} & {*trimmed(text)} for text in texts):
-            tally.take_apart()
+        is_apart = search.split or (search.split is None and any({*"\r\n"} & {*trimmed(text)} for text in texts))
+        if tally.paragraphs is None and is_apart:
+            from heedful.inference.paragraphs import Paragraphs
+
+            tally.paragraphs = Paragraphs(search.every_line)
         apart = tally.paragraphs
         rows = self._rows(list(enumerate(texts, start=first_number)), tally)
         own: dict[str, Any] = {} if apart else {"progress": search.progress}  # a text that is taken apart is several

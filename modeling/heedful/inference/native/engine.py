@@ -9,6 +9,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from heedful.fast_paths_heed import runs_known_code
+from heedful.generation_heed import FiniteLogits
 from heedful.inference.engines import GenerateEngine
 from heedful.inference.native.conditions import model_obstacle, padding_obstacle, settings_obstacle
 from heedful.inference.native.decoder import NativeDecoder
@@ -49,7 +50,8 @@ class NativeEngine(GenerateEngine):
 
     def _decode(self, *call: Any, logits_processor: Any, **given: Any) -> Any:
         output = self.decoder(*call, logits_processor=logits_processor, **given)
-        return output.sequences, None if len(logits_processor) else output.sequences_scores
+        is_changed = any(not isinstance(each, FiniteLogits) for each in logits_processor)
+        return output.sequences, None if is_changed else output.sequences_scores
 
 
 def prepare_for_inference(model: Any, precision: Precision = "float32") -> "PreparedModel":

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers.generation import logits_process
+from transformers.generation import LogitsProcessorList, logits_process
 
-from heedful.generation_heed import check_logits
+from heedful.generation_heed import FiniteLogits, check_logits
 from heedful.inference.native.network import DecodingState, NativeNetwork, best_tokens
 from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.beams import Beam, Hypotheses, check_found
@@ -28,7 +28,8 @@ class SearchSettings:
 
     def __init__(self, config: Any, processor: Any, prompt_length: int):
         self.config = config
-        self.processor = processor if len(processor) else None
+        others = LogitsProcessorList(each for each in processor if not isinstance(each, FiniteLogits))
+        self.processor = others or None
         self.beams: int = config.num_beams or 1  # K
         self.returned: int = config.num_return_sequences or 1  # hypotheses of each sentence
         self.max_new_tokens: int = config.max_length - prompt_length
@@ -38,7 +39,7 @@ class SearchSettings:
         self.ends = torch.tensor(ends, dtype=torch.long)
         # Processors that are not of transformers may do so too: finished sentences stay in the batch then.
         self.keeps_rows = any(
-            type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS) for each in processor
+            type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS) for each in others
         )
 
     def are_ends(self, tokens: torch.Tensor) -> torch.Tensor:

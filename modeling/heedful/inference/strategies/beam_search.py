@@ -202,8 +202,6 @@ class _Search:
         """Choose the next token of each hypothesis, and go on with the best."""
         tokens = self.beam.running.tokens.flatten(0, 1)  # (B * K, L)
         log_probabilities, attention, outputs = self.ensemble.next(tokens)
-        if tokens.shape[1] == self.prompt_length:
-            check_logits(log_probabilities, self.ensemble.members[0].model.dtype)
         log_probabilities = self.processor(tokens, log_probabilities)  # (B * K, V)
         self.records.add(log_probabilities, outputs)
         running = self.beam.running

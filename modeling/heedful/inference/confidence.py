@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from heedful.checksums_heed import CONFIG_KEY
 from heedful.files import read_object, write_text
 from heedful.inference.loading import model_folder
 from heedful.inference.strategies.steps import asked_of
@@ -37,6 +38,7 @@ class Confidence:
     reliability: list[tuple[float, float, int]]
     # What it holds for.
     settings: dict[str, Any] = field(default_factory=dict)  # of the search, all that change an output
+    weights: dict[str, str] = field(default_factory=dict)  # their checksums, by file
     tokens: str = ""  # a character for each of the source's vocabulary: "0" + the bits of its count in the training
     familiarity: float = 0.0  # the least that sources like those of the training have
 
@@ -63,10 +65,13 @@ class Confidence:
         xs, ys = ([round(float(value), 4) for value in side] for side in _curve(given, found))
         return cls("exact_match" if exact else "chrf", num_beams, xs, ys, reliability)
 
-    def for_kind(self, settings: dict[str, Any], tokens: np.ndarray, held_out: Sequence[Sequence[int]]) -> Self:
-        """Return it with a search's settings, all source tokens of training, and the ids of other sources."""
+    def for_kind(
+        self, model: Any, target_language: str | None, tokens: np.ndarray, held_out: Sequence[Sequence[int]]
+    ) -> Self:
+        """Return it for a model's own search and weights, all source tokens of training, and the ids of others."""
+        settings, weights = settings_of(model.generation_config, target_language), _weights_of(model)
         digits = "".join(chr(ord("0") + int(count).bit_length()) for count in np.bincount(tokens))
-        found = replace(self, settings=settings, tokens=digits)
+        found = replace(self, settings=settings, weights=weights, tokens=digits)
         least = np.quantile([found.familiarity_of(ids) for ids in held_out], UNFAMILIAR)
         return replace(found, familiarity=round(float(least), 4))
 
@@ -82,9 +87,12 @@ class Confidence:
         except TypeError as error:
             raise ValueError(f"{place} must be as `heedful train` writes it: {error}.") from None
 
-    def check(self, generation_config: Any, target_language: str | None = None, **given: Any) -> None:
-        """Raise a `ValueError` that names a setting of a search, or one given in its place, that is not its own."""
-        config = copy.deepcopy(generation_config)
+    def check(self, model: Any, target_language: str | None = None, **given: Any) -> None:
+        """Raise a `ValueError` if the weights, a setting of the search, or one given in its place is not its own."""
+        if self.weights and self.weights != _weights_of(model):
+            must = "the weights that it was calibrated with, but the model has been changed since"
+            raise ValueError(f"`--confidence` must be asked of {must}: `heedful train` calibrates it.")
+        config = copy.deepcopy(model.generation_config)
         config.update(**{name: value for name, value in given.items() if value is not None})
         now, own = settings_of(config, target_language), {"num_beams": self.num_beams, **self.settings}
         for name in sorted({*now, *own}):
@@ -108,6 +116,10 @@ class Confidence:
     def familiarity_of(self, ids: Sequence[int]) -> float:
         """Return how often training had the tokens of a source, in bits, on average."""
         return float(np.mean([ord(self.tokens[token : token + 1] or "0") - ord("0") for token in ids]))
+
+
+def _weights_of(model: Any) -> dict[str, str]:
+    return getattr(model.config, CONFIG_KEY, {})
 
 
 def settings_of(generation_config: Any, target_language: str | None) -> dict[str, Any]:

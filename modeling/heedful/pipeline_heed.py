@@ -67,17 +67,18 @@ LINE_BREAK = re.compile(r"(\r?\n|\r)")
 # What begins a line of a list, a heading or a quotation, and a line without text: tags, rules, a fence of code, a
 # subtitle's time, a link's definition, a formula.
 MARKER = re.compile(
-    r"\s*(?:(?:[-*+•·▪◦]|#{1,6}|>|\(?\d{1,3}[.)]|\[[ xX]\]|[A-Za-z]\)|[가나다라마바사아자차카타파하]\.)\s+|[①-⑳]\s*)+"
+    r"\s*(?:(?:[-*+•·▪◦]|#{1,6}|>|\(?\d{1,3}[.)]|\[[ xX]\]|\[\^\w+\]:|[A-Za-z]\)|"
+    r"[가나다라마바사아자차카타파하]\.)\s+|[①-⑳]\s*)+"
 )
 MARKUP = re.compile(
     r"\s*(?:(?:</?[A-Za-z!][^<>]*>\s*)+|`{3,}[^`]*|~{3,}.*|(?:[-=*_|:+#]\s*){3,}|WEBVTT.*|[\d:.,]+ --> .*|"
-    r"\[[^\]]{1,99}\]:\s+<?(?:\w+://|[./#]).*|\$\$.*\$\$\s*)$"
+    r"\[[^\]]{1,99}\]:\s+<?(?:\w+://|[./#]).*|\$\$.*\$\$\s*|\\\[.*\\\]\s*)$"
 )
 # What within a line is no text: an image, where a link leads, an address.
 KEPT = (
     r"!\[[^\]]{0,300}\]\([^()]{0,2000}\)|"
     r"(?<=\])\([^()\s]{1,2000}(?:\([^()\s]*\)[^()\s]*)?(?:\s+\"[^\"]{0,300}\")?\)|"
-    r"<?(?:https?|ftp)://[^\s<>|]*[^\s<>|.,;:!?)\]}\"']>?|\bwww\.[^\s<>|]*\w|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.\w+)+"
+    r"<?(?:https?|ftp)://[^\s<>|]*[^\s<>|.,;:!?)\]}\"']>?|\bwww\.[^\s<>|]*\w|(?<![\w.+-])(?:mailto:)?[\w.+-]+@[\w-]+(?:\.\w+)+"
 )
 BEHIND = re.compile(r"[\s.,;:!?)\]}]*")  # what ends a sentence or a bracket that holds it
 BARS = r"|(?<=\s)\|(?=\s|$)", r"|(?<!\\)\|"  # between the cells of a table, and in a line that begins with one
@@ -368,14 +369,14 @@ class HeedTranslationPipeline(ChunkPipeline):
         if stops is not None:  # a strategy gets no `tokenizer` to know them by
             criteria = [*(options.get("stopping_criteria") or ()), StopStringCriteria(self.target_tokenizer, stops)]
             options |= {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
-        size, filled = (len(pieces), self._setting(options, "num_return_sequences") or 1, 0), {}
+        kept = getattr(options.get("custom_generate"), "keep", None)  # of minimum Bayes risk
+        size, filled = (len(pieces), kept or self._setting(options, "num_return_sequences") or 1, 0), {}
         if rows:
             inputs = {name: tensor[rows] for name, tensor in model_inputs.items()}
             # Heedful's own strategies, of which some keep no step's, return the scores of sequences in any case.
             is_ours = str(getattr(options.get("custom_generate"), "__module__", None)).startswith("heedful.")
             options |= {"return_dict_in_generate": True, "output_scores": return_scores and not is_ours}
-            if self.model.config.model_type not in HEED_TYPES:  # whose `generate()` does it
-                options["logits_processor"] = with_check(self.model, options.get("logits_processor"))
+            options["logits_processor"] = with_check(self.model, options.get("logits_processor"))
             generate: Any = self.model.generate
             output = generate(**inputs, **options)
             generated = output.sequences[:, 1:]  # (B·N, T)

@@ -482,7 +482,15 @@ def test_paragraphs_keep_what_is_no_text_of_subtitles_and_pages(translator, end)
         **{"1": "1", "00:00:02,830 --> 00:00:05,560": "00:00:02,830 --> 00:00:05,560", "- 네.": "- Yes.", "": ""},
         **{"<i>네.</i>": "<i>Yes.</i>", "| 네. | 12 |": "| Yes. | 12 |", "|---|---|": "|---|---|", "|네.|": "|Yes.|"},
         **{"![네.](a.png)": "![네.](a.png)", "https://a.b/네": "https://a.b/네", "네. www.a.b": "Yes. www.a.b"},
-        **{"$$": "$$", "네. = y": "네. = y", " $$": " $$", "비가 온다. 네.": "It rains. Yes."},
+        **{
+            "$$": "$$",
+            "네. = y": "네. = y",
+            " $$": " $$",
+            r"\[": r"\[",
+            "네": "네",
+            r"\]": r"\]",
+            "비가 온다. 네.": "It rains. Yes.",
+        },
     }
     for size in (1, 100):
         given = [f"{line}{end}" for line in lines]

@@ -127,6 +127,7 @@ def test_settings_that_count_the_rows_of_a_batch_meet_its_texts_in_their_order(m
     found = translate(texts, **settings)
     assert [len(each) for each in found] == [2, 2]
     assert all(one["translation_text"].count("\n\n") == number for number, each in enumerate(found) for one in each)
+    assert len(translate(["", KOREAN[0]], **settings)[0]) == 2
 
 
 @pytest.mark.filterwarnings("error")
@@ -228,7 +229,7 @@ TEXTLESS = [
     "WEBVTT",
     "③ ½",
 ]
-TEXTLESS += ["$$ x = y $$", "[1]: https://a.b/c", "[1]: ./a.html 'a'"]
+TEXTLESS += ["$$ x = y $$", r"\[ x = y \]", "[1]: https://a.b/c", "[1]: ./a.html 'a'"]
 WITH_MARKUP = {
     "| One. Two. | 12 | a \\| b |": ["One.", "Two.", "a \\| b"],
     "|a|b c|": ["a", "b c"],
@@ -239,6 +240,7 @@ WITH_MARKUP = {
     'see ![alt](a.png "t") there': ["see", "there"],
     "https://a.b/c?d=e": [],
     "1. https://a.b": [],
+    "[^1]: See mailto:a@b.c": ["See"],
     "Mail to me@a-b.org, please.": ["Mail to", "please."],
     "[text](http://a.b/c_(d)) more.": ["[text]", "more."],
     "(See www.a.b.)": ["(See"],

@@ -176,9 +176,7 @@ STANDARD_OUTPUT = (None, Path("-"), Path("/dev/stdout"))
 
 def is_stream(path: Path | None) -> bool:
     """Return whether what is written is read at once: by standard output, a pipe or a device."""
-    if path is None or path in STANDARD_OUTPUT or str(path).startswith(("/dev/stderr", "/dev/fd/", "/proc/self/fd/")):
-        return True
-    return path.exists() and not (path.is_file() or path.is_dir())
+    return path is None or path in STANDARD_OUTPUT or (path.exists() and not (path.is_file() or path.is_dir()))
 
 
 def check_input(path: Path | None, option: str) -> None:

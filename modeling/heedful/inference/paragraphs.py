@@ -10,7 +10,7 @@ from heedful.pipeline_heed import LINE_BREAK, joined_sentences, split_sentences
 from heedful.symbols_heed import trimmed
 
 Ranked = list[Any]  # the `Translation`s of a sentence or a line, best first
-FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,}|\$\$(?=\s*$))")
+FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,}|\$\$(?=\s*$)|\\[][](?=\s*$))")
 FRONT = "---", "+++"  # around the front matter of a page
 FRONT_MATTER = re.compile(r"[\w.-]+\s*[:=]|\s+\S|- |#")  # one line of it
 
@@ -61,8 +61,8 @@ class Paragraphs:
             pieces = [("", line)] if FRONT_MATTER.match(line) else pieces
             self.fence = self.fence if FRONT_MATTER.match(line) else ""
         elif self.every_line and (fence := FENCE.match(line)):
-            if not self.fence:
-                self.fence = fence[1]
+            if not self.fence and fence[1] != "\\]":
+                self.fence = fence[1].replace("[", "]")  # which ends it
             elif fence[1].startswith(self.fence) and line.strip() == fence[1]:
                 self.fence = ""
         elif self.fence:

@@ -2,13 +2,12 @@
 
 import json
 from dataclasses import asdict, dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from transformers import GenerationConfig
 
-from heedful.inference.confidence import Confidence
+from heedful.inference.confidence import Confidence, settings_of
 from heedful.inference.translation import Translation
 from helpers import assert_error
 
@@ -63,6 +62,11 @@ def test_confidence_is_kept_in_a_folder_and_few_pairs_give_none(tmp_path):
     for changed in ({"values": None}, {"tokens": 3}, {"settings": []}, {"familiarity": "x"}, {"beams": 1}):
         (tmp_path / "confidence.json").write_text(json.dumps(asdict(found) | changed))
         assert_error("confidence.json must be as", Confidence.from_pretrained, tmp_path)
+    (tmp_path / "config.json").write_text('{"_weights_checksums": {"model.safetensors": "1"}}')
+    found.save(tmp_path)
+    assert Confidence.from_pretrained(tmp_path).weights == {"model.safetensors": "1"}
+    (tmp_path / "config.json").write_text('{"_weights_checksums": {"model.safetensors": "2"}}')
+    assert_error("weights that it was calibrated with", Confidence.from_pretrained, tmp_path)
     (tmp_path / "confidence.json").unlink()
     assert_error("confidence.json does not exist", Confidence.from_pretrained, tmp_path)
 
@@ -72,16 +76,14 @@ def test_a_text_of_another_kind_a_cut_off_output_and_another_search_are_not_cali
     rows = [[int(token) for token in rng.zipf(1.5, 12) % 200] for _ in range(1_000)]
     found = Confidence.of_pairs(drawn(100), [["yes"]] * 100, exact=True, num_beams=4)
     search = GenerationConfig(num_beams=4, length_penalty=0.6, max_new_tokens=99, eos_token_id=2)
-    model = SimpleNamespace(generation_config=search, config=SimpleNamespace(_weights_checksums={"a": "1"}))
-    found = found.for_kind(model, "en", np.concatenate(rows[:800]), rows[800:])
+    found = found.for_kind(settings_of(search, "en"), np.concatenate(rows[:800]), rows[800:])
     answered = [found.of_translation(Translation((1,), -0.5), ids) is not None for ids in rows[800:]]
     assert 0.98 < sum(answered) / 200 < 1
     for ids in ([*range(300, 310)], [*range(150, 190)], [999]):
         assert found.of_translation(Translation((1,), -0.5), ids) is None
     assert found.of_translation(Translation((1,), -0.5, finished=False), rows[800]) is None
-    found.check(model, "en", num_beams=4)
-    model.generation_config = GenerationConfig(num_beams=4, length_penalty=0.6, max_length=7, top_k=5)
-    found.check(model, "en")
+    found.check(search, "en", num_beams=4)
+    found.check(GenerationConfig(num_beams=4, length_penalty=0.6, max_length=7, top_k=5), "en")
     for given, message in (
         ({"num_beams": 2}, "`num_beams` must be 4 with `--confidence`, which is not calibrated for"),
         ({"early_stopping": True}, "`early_stopping` must be left out"),
@@ -90,12 +92,9 @@ def test_a_text_of_another_kind_a_cut_off_output_and_another_search_are_not_cali
         ({"repetition_penalty": 1.2}, "`repetition_penalty`"),
         ({"length_penalty_form": "gnmt"}, "`length_penalty_form`"),
     ):
-        model.generation_config = GenerationConfig.from_dict(search.to_dict() | given)
-        assert_error(message, found.check, model, "en")
-    model.generation_config = search
-    assert_error("`target_language` must be en", found.check, model, "de")
-    model.config._weights_checksums = {"a": "2"}
-    assert_error("must be asked of the weights that it was calibrated with", found.check, model, "en")
+        other = GenerationConfig.from_dict(search.to_dict() | given)
+        assert_error(message, found.check, other, "en")
+    assert_error("`target_language` must be en", found.check, search, "de")
 
 
 def test_each_half_is_rated_by_the_curve_of_the_other_half():

@@ -68,7 +68,7 @@ def translate(
     of_table: Any = table and iter(lambda: [*islice(table, MOST)], [])
     lines = sources = iter([text]) if text else of_table or lines_of(source)
     if confidence:
-        likely.check(translator.model, to, num_beams=num_beams, early_stopping=early_stopping)
+        likely.check(translator.model.generation_config, to, num_beams=num_beams, early_stopping=early_stopping)
         lines, sources = tee(lines)
         sources = chain.from_iterable(sources)
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}

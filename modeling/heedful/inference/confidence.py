@@ -65,13 +65,10 @@ class Confidence:
         xs, ys = ([round(float(value), 4) for value in side] for side in _curve(given, found))
         return cls("exact_match" if exact else "chrf", num_beams, xs, ys, reliability)
 
-    def for_kind(
-        self, model: Any, target_language: str | None, tokens: np.ndarray, held_out: Sequence[Sequence[int]]
-    ) -> Self:
-        """Return it for a model's own search and weights, all source tokens of training, and the ids of others."""
-        settings, weights = settings_of(model.generation_config, target_language), _weights_of(model)
+    def for_kind(self, settings: dict[str, Any], tokens: np.ndarray, held_out: Sequence[Sequence[int]]) -> Self:
+        """Return it with a search's settings, all source tokens of training, and the ids of other sources."""
         digits = "".join(chr(ord("0") + int(count).bit_length()) for count in np.bincount(tokens))
-        found = replace(self, settings=settings, weights=weights, tokens=digits)
+        found = replace(self, settings=settings, tokens=digits)
         least = np.quantile([found.familiarity_of(ids) for ids in held_out], UNFAMILIAR)
         return replace(found, familiarity=round(float(least), 4))
 
@@ -83,16 +80,17 @@ class Confidence:
             which = f"a model that `heedful train` calibrated with {FEWEST} validation pairs or more"
             raise ValueError(f"`--confidence` must be asked of {which}, but {place} does not exist.")
         try:
-            return cls(**read_object(place))
+            found = cls(**read_object(place))
         except TypeError as error:
             raise ValueError(f"{place} must be as `heedful train` writes it: {error}.") from None
-
-    def check(self, model: Any, target_language: str | None = None, **given: Any) -> None:
-        """Raise a `ValueError` if the weights, a setting of the search, or one given in its place is not its own."""
-        if self.weights and self.weights != _weights_of(model):
-            must = "the weights that it was calibrated with, but the model has been changed since"
+        if found.weights and found.weights != _weights_of(place.parent):
+            must = "the weights that it was calibrated with, but those of the model have changed since"
             raise ValueError(f"`--confidence` must be asked of {must}: `heedful train` calibrates it.")
-        config = copy.deepcopy(model.generation_config)
+        return found
+
+    def check(self, generation_config: Any, target_language: str | None = None, **given: Any) -> None:
+        """Raise a `ValueError` that names a setting of a search, or one given in its place, that is not its own."""
+        config = copy.deepcopy(generation_config)
         config.update(**{name: value for name, value in given.items() if value is not None})
         now, own = settings_of(config, target_language), {"num_beams": self.num_beams, **self.settings}
         for name in sorted({*now, *own}):
@@ -101,8 +99,9 @@ class Confidence:
                 raise ValueError(f"`{name}` must be {must}, but is {now.get(name, 'left out')} instead.")
 
     def save(self, folder: Path) -> None:
-        """Write it into a model's folder."""
-        write_text(folder / CONFIDENCE_FILE, json.dumps(asdict(self), indent=2) + "\n")
+        """Write it into a model's folder, for the weights there."""
+        found = replace(self, weights=_weights_of(folder))
+        write_text(folder / CONFIDENCE_FILE, json.dumps(asdict(found), indent=2) + "\n")
 
     def of(self, score: float) -> float:
         """Return the likely quality of a translation with this score, in percent."""
@@ -118,8 +117,9 @@ class Confidence:
         return float(np.mean([ord(self.tokens[token : token + 1] or "0") - ord("0") for token in ids]))
 
 
-def _weights_of(model: Any) -> dict[str, str]:
-    return getattr(model.config, CONFIG_KEY, {})
+def _weights_of(folder: Path) -> dict[str, str]:
+    config = folder / "config.json"
+    return (read_object(config).get(CONFIG_KEY) if config.is_file() else None) or {}
 
 
 def settings_of(generation_config: Any, target_language: str | None) -> dict[str, Any]:

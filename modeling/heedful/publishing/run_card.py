@@ -13,7 +13,7 @@ from heedful.data.cleaning import sample
 from heedful.data.sources import references_of
 from heedful.evaluation.metrics import comparable, references_left
 from heedful.files import write_text
-from heedful.inference.confidence import MOST, Confidence
+from heedful.inference.confidence import MOST, Confidence, settings_of
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
 from heedful.publishing.model_card import (
@@ -160,13 +160,13 @@ def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
     seen = comparable([one.text for one in best], ignore)
     best = [replace(one, text=text) for one, text in zip(best, seen, strict=True)]
     right = references_left(ignore, references_of(pairs), "decoding.")
-    model, corpus = translator.model, result.corpus
-    found = Confidence.of_pairs(best, right, exact, model.generation_config.num_beams or 1)
+    config, corpus = translator.model.generation_config, result.corpus
+    found = Confidence.of_pairs(best, right, exact, config.num_beams or 1)
     if found is not None:
         held, numbers = corpus.validation, range(len(corpus.validation))
         known = corpus.rows if isinstance(corpus, StoredCorpus) else held.chosen(np.array(numbers[::2]))
         others = [held[number]["input_ids"] for number in numbers[1::2]]
-        found = found.for_kind(model, corpus.target_language, known.sources, others)
+        found = found.for_kind(settings_of(config, corpus.target_language), known.sources, others)
         found.save(result.folder)
     return found
 

@@ -61,6 +61,20 @@ def test_columns_are_found_or_asked_for(tmp_path):
         assert_error(message, find_columns, str(tmp_path / "a.jsonl"))
 
 
+def test_targets_without_spaces_get_a_tokenizer_and_empty_sides_have_no_ratio(tmp_path):
+    texts = [
+        (f"This is what he has for you: {chr(97 + n % 26) * 3}.", f"我没有读那本书{chr(0x4E00 + n)}。")
+        for n in range(60)
+    ]
+    written = write(
+        table_file(tmp_path / "zh.tsv", [*texts, *((source, "") for source, _ in texts[:6])]), tmp_path / "r.yaml"
+    )
+    recipe = read_recipe(written.path)
+    assert recipe.decoding.bleu_tokenizer == "zh"
+    assert recipe.data.cleaning.max_ratio < 10
+    assert written.told[-1] == "languages: en → zh"
+
+
 def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     rows = [*PAIRS, *PAIRS[:20], ("하나", "an answer that is more than twenty times as long as what was asked for")]
     data = table_file(tmp_path / "my pairs.tsv", rows)

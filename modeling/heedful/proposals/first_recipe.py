@@ -109,6 +109,8 @@ def write_first_recipe(
         *[f"warning: only {facts.pairs:,} pairs differ, by which the sizes are chosen"] * (2 * facts.pairs < count),
         f"vocabulary {chosen['tokenizer.vocab_size'] or 'of all symbols'}, d_model "
         f"{chosen['model.options']['d_model']}, {chosen['optimization.max_updates']:,} updates: {about} here",
+        f"languages: {' → '.join(code or '?' for code in languages)}"
+        + ", and of a translation both must be in `card` of the recipe" * (None in languages),
     ]
 
 

@@ -4,7 +4,8 @@
     python scripts/upkeep/house.py --write    # bring docs/reading.md up to date
 
 The house is how a pair becomes a gradient, and a text a translation. It imports no annex but by name, inside
-a function, so it can be read and run without them. tests/house/test_house.py holds this line, and the house's size.
+a function, so it can be read and run without them. tests/house/test_house.py holds this line, and the size of both together,
+so that moving a file wins nothing.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "modeling" / "heedful"
-MOST = 11_250  # lines of the house
+MOST = 33_058  # lines of the house and the annexes
 
 # The rows of the tour's tables: what a row holds, and what it is for. What no annex holds is the house's.
 HOUSE = {

@@ -48,16 +48,11 @@ def changed_files(folder: str | Path, part: Part) -> list[str] | None:
     return [] if is_copied else changed
 
 
-def stale_target(folder: str | Path) -> ValueError:
-    """Return the error for the target's tokenizer of an earlier pair, which would decode what another encodes."""
-    must = f"must not hold a `{TARGET_FOLDER}` if one tokenizer is saved there, which does not name it"
-    return ValueError(f"{folder} {must}, but does: remove it or choose another folder.")
-
-
-def check_no_target(folder: str | Path) -> None:
-    """Raise that error where a folder of one tokenizer holds another."""
-    if has_tokenizer(Path(folder) / TARGET_FOLDER):
-        raise stale_target(folder)
+def check_no_target(folder: str | Path, is_there: bool = False) -> None:
+    """Raise a `ValueError` for the target's tokenizer of an earlier pair, which would decode what another encodes."""
+    if is_there or has_tokenizer(Path(folder) / TARGET_FOLDER):
+        must = f"must not hold a `{TARGET_FOLDER}` if one tokenizer is saved there, which does not name it"
+        raise ValueError(f"{folder} {must}, but does: remove it or choose another folder.")
 
 
 def settle_target(folder: str | Path, is_joint: bool) -> None:

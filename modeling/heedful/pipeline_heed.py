@@ -27,7 +27,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.pipelines.base import ChunkPipeline
 
-from .checksums_heed import TARGET_FOLDER, settle_target, stale_target, write_checksums
+from .checksums_heed import TARGET_FOLDER, check_no_target, settle_target, write_checksums
 from .configuration_base_heed import HEED_TYPES, TASK, TEXT_TASK, position_limit
 from .generation_heed import (
     DEFAULT_MAX_NEW_TOKENS,
@@ -542,7 +542,7 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
             raise FileNotFoundError(f"{name} must hold the target's tokenizer in `{TARGET_FOLDER}`, but does not.")
         return tokenizer
     if TARGET_FOLDER not in {**tokenizer.init_kwargs, **get_tokenizer_config(name, **options | {"subfolder": ""})}:
-        raise stale_target(name)
+        check_no_target(name, is_there=True)
     # Named directly, because AutoTokenizer would first ask what model lies in the folder.
     ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
     loader: Any = PreTrainedTokenizerFast if ours else AutoTokenizer

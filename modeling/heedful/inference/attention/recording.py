@@ -139,27 +139,24 @@ def check_number(field: str, number: int, count: int) -> None:
 def _checked_run(
     model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None
 ) -> dict[Kind, list[torch.Tensor]]:
-    """Return what `_run` does, after checking that each token has a weight for each that it looks at."""
+    """Return what `_run` does; weights that are no matrix of all tokens, with rows that sum to 1, are an error."""
     found = _run(model, source_ids, fed_ids, kinds, layer)
-    _check_are_whole(model, found, len(source_ids), len(fed_ids))
+    runs = [(found, len(source_ids), len(fed_ids))]
     if model.config.model_type not in HEED_TYPES:  # a window, as of LED, may by chance be as wide as a source is long
         source_ids, fed_ids = (ids[:-1] or [*ids] * 2 for ids in (source_ids, fed_ids))
-        _check_are_whole(model, _run(model, source_ids, fed_ids, [*found], layer), len(source_ids), len(fed_ids))
+        runs.append((_run(model, source_ids, fed_ids, [*found], layer), len(source_ids), len(fed_ids)))
+    for weights_of, source, fed in runs:
+        sizes: dict[Kind, tuple[int, int]] = {"cross": (fed, source), "encoder": (source,) * 2, "decoder": (fed,) * 2}
+        for kind, weights in ((kind, weights) for kind, layers in weights_of.items() for weights in layers):
+            shape = tuple(weights.shape[1:]) if isinstance(weights, torch.Tensor) else type(weights).__name__
+            sums = weights.sum(-1).aminmax() if shape == sizes[kind] else ()
+            if not sums or not all(abs(each - 1) < SUM_ROUNDING for each in sums):
+                must = f"be of {sizes[kind]} tokens, with rows that sum to 1, to be shown"
+                but = f"sum to {sums[0]:.2f} and {sums[1]:.2f}" if sums else f"are of {shape}"
+                hint = "it looks by windows, blocks or several streams. `kinds` asks for other attention"
+                whose = f"The {kind} attention weights of a {type(model).__name__}"
+                raise ValueError(f"{whose} must {must}, but {but} instead: {hint}.")
     return found
-
-
-def _check_are_whole(model: Any, found: dict[Kind, list[torch.Tensor]], source: int, fed: int) -> None:
-    """Raise a `ValueError` for weights that are no matrix of all tokens: of windows, blocks or several streams."""
-    sizes: dict[Kind, tuple[int, int]] = {"cross": (fed, source), "encoder": (source, source), "decoder": (fed, fed)}
-    for kind, weights in ((kind, weights) for kind, layers in found.items() for weights in layers):
-        shape = tuple(weights.shape[1:]) if isinstance(weights, torch.Tensor) else type(weights).__name__
-        sums = weights.sum(-1).aminmax() if shape == sizes[kind] else ()
-        if not sums or not all(abs(each - 1) < SUM_ROUNDING for each in sums):
-            must = f"be of {sizes[kind]} tokens, with rows that sum to 1, to be shown"
-            but = f"sum to {sums[0]:.2f} and {sums[1]:.2f}" if sums else f"are of {shape}"
-            hint = "it looks by windows, blocks or several streams. `kinds` asks for other attention"
-            name = type(model).__name__
-            raise ValueError(f"The {kind} attention weights of a {name} must {must}, but {but} instead: {hint}.")
 
 
 def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None) -> dict[Kind, list[torch.Tensor]]:

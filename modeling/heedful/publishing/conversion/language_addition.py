@@ -33,11 +33,11 @@ from heedful.inference.loading import load_model, model_folder, tokenizer_folder
 from heedful.inference.translation import Translator
 from heedful.publishing.conversion.model_conversion import Conversion, convert, largest_difference, write_card
 from heedful.publishing.conversion.tokenizer_conversion import without_special_pieces
-from heedful.publishing.exports.comparison import Draft, UnscoredEngine, compare
 from heedful.symbols_heed import trimmed
 from heedful.training.recipe_file import recipe_of
 
 COMPARED = 100  # texts of the old languages that are translated before and after
+MOST_TOKENS = 100  # of a greedy output
 TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32: matrices of other sizes round differently
 SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
@@ -109,12 +109,10 @@ def add_language(
             notes.append(f"{len(pieces)} new pieces begin as means of the pieces that they are made of: {what}.")
         larger = _grown_model(begun, len(grown.source), first, pieces)
         grown.check_config(larger.config)
-        difference = _compare(begun, larger, compared, first)
-        both, languages = ((begun.model, begun.pair), (larger, grown)), begun.pair.languages or (None,)
-        same = sum(map(operator.eq, *(_own_outputs(*each, compared, languages) for each in both)))
+        difference, same = _compare(begun, larger, grown, compared, first)
         why = "probabilities are smaller, because the softmax has more terms, and beams may come in another order"
-        own = f"{same} of them the one by the model's own settings"
-        notes.append(f"{len(compared)} old texts have the greedy output that they had, and {own}; {why}.")
+        kept = f"{len(compared)} old texts have the greedy output that they had"
+        notes.append(f"{kept}, and {same} of them the one by the model's own settings; {why}.")
         if begun.conversion is not None:
             larger.generation_config.forced_bos_token_id = first
         torch.nn.Module.to(larger, begun.dtype).save_pretrained(folder)
@@ -327,35 +325,35 @@ def _grown_model(begun: _Begun, size: int, first: int, pieces: Mapping[str, Piec
     return larger
 
 
-def _own_outputs(
-    model: Any, pair: TokenizerPair, texts: list[str], languages: Sequence[str | None]
-) -> list[tuple[int, ...]]:
-    """Return the tokens of texts, into some languages in turn, by all of a model's own settings but sampling."""
-    settings, found = model.generation_config, [()] * len(texts)
+def _outputs(model: Any, pair: TokenizerPair, texts: list[str], languages: Sequence[Any], settings: Any) -> list[Any]:
+    """Return the tokens of texts, into some languages in turn, by other settings, and without sampling."""
+    own, found = model.generation_config, list[Any](texts)
     model.generation_config = copy.deepcopy(settings)
     model.generation_config.do_sample = False
     with warnings.catch_warnings(action="ignore"):  # of outputs that are cut off
         for number, language in enumerate(languages):
             rows = Translator(model, pair).translate(texts[number :: len(languages)], target_language=language)
             found[number :: len(languages)] = [best.token_ids for best, *_ in rows]
-    model.generation_config = settings
+    model.generation_config = own
     return found
 
 
-def _compare(begun: _Begun, larger: Any, texts: list[str], first: int) -> float:
-    """Return the largest difference of an old logit; what is above rounding, or another output, is a `ValueError`."""
+def _compare(begun: _Begun, larger: Any, grown: TokenizerPair, texts: list[str], first: int) -> tuple[float, int]:
+    """Return the largest difference of an old logit, and how many texts have the output by the model's own settings.
+
+    A difference above rounding, or another greedy output, is a `ValueError`.
+    """
     difference = largest_difference(begun.model, larger, first)
     if not difference <= TOLERANCE:
         raise ValueError(f"The logits of the larger model differ by {difference:.1e}, so that no folder is left.")
-    settings, draft = begun.model.generation_config, Draft(begun.model, begun.pair, texts, Path())
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
-    plain = {name: getattr(settings, name) for name in names}  # what forbids tokens may leave a new one as the best
-    search = {"greedy": GenerationConfig(**plain, num_beams=1, num_return_sequences=1)}
-    limit, engines = position_limit(larger.config), map(UnscoredEngine, (begun.model, larger))
-    outputs = [draft.outputs(engine, search, limit)["greedy"] for engine in engines]
-    larger.generation_config, begun.model.generation_config = copy.deepcopy(settings), settings
-    if differences := compare(texts, *outputs).differences:
-        number, text, expected, new = differences[0]
+    own, languages = begun.model.generation_config, begun.pair.languages or (None,)
+    # What forbids tokens may leave a new one as the best.
+    plain = GenerationConfig(**{name: getattr(own, name) for name in names}, max_new_tokens=MOST_TOKENS)
+    models = (begun.model, begun.pair), (larger, grown)
+    greedy, by_own = ([_outputs(*each, texts, languages, search) for each in models] for search in (plain, own))
+    if differences := [row for row in zip(texts, *greedy, strict=True) if row[1] != row[2]]:
+        text, expected, new = differences[0]
         what = f"{len(differences)} of {len(texts)} old texts, so that no folder is left"
-        raise ValueError(f"The greedy output differs for {what}. Text {number + 1}, {text!r}: {expected}, now {new}.")
-    return difference
+        raise ValueError(f"The greedy output differs for {what}. The first is {text!r}: {expected}, now {new}.")
+    return difference, sum(map(operator.eq, *by_own))

@@ -201,8 +201,8 @@ def read_config(source: str) -> Any:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
 
 
-def load_weights(source: str, kind: Any, config: Any, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Load a checkpoint by an Auto class, and return it with the report, which names weights of other shapes too."""
+def load_weights(source: str, kind: Any, config: Any, read: str = "", **options: Any) -> PreTrainedModel:
+    """Load a checkpoint by an Auto class; weights that it lacks, or does not know and are to be `read`, are errors."""
     with _reading(source):
         with torch.device("meta"), init.no_init_weights():
             shape = kind.from_config(config)
@@ -212,7 +212,11 @@ def load_weights(source: str, kind: Any, config: Any, **options: Any) -> tuple[P
         if Path(source).is_dir() and asked > held:  # each takes a byte at least
             raise ValueError(f"its config asks for {asked:,} parameters, but its weights have {held:,} bytes")
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
-        return kind.from_pretrained(source, **options)
+        model, report = kind.from_pretrained(source, **options)
+    unknown = [name for name in report["unexpected_keys"] if re.search(read, name)]
+    check_report(source, report | {"unexpected_keys": unknown}, may_lack="final_logits_bias")  # which is zero then
+    check_numbers(source, model)
+    return model
 
 
 def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
@@ -221,9 +225,7 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     _check_expressible(config)
     # Under sdpa the decoder of umT5 looks ahead in transformers 5.17.
     options = {"attn_implementation": "eager"} if config.model_type == "umt5" else {}
-    model, report = load_weights(source, AutoModelForSeq2SeqLM, config, **options)
-    check_report(source, report, may_lack="final_logits_bias")  # a missing bias is zero
-    check_numbers(source, model)
+    model = load_weights(source, AutoModelForSeq2SeqLM, config, **options)
     dtype, ours = model.dtype, convert_config(config)
     model = model.float().eval()
     if ours.position_encoding == "sinusoidal" and dtype != torch.float32:

@@ -83,7 +83,7 @@ def translate(
         for translation in chain.from_iterable(found):
             values = {"score": translation.score} if scores or as_json else {}
             if confidence:  # what was not translated has none: blank, markup, or too long
-                (ids,) = translator.tokenizers.encode_source([next(sources).removeprefix("\ufeff")], to)
+                (ids,) = translator.tokenizers.encode_source([str(next(sources)).removeprefix("\ufeff")], to)
                 rated = likely.of_translation(translation, ids) if translation.token_ids else None
                 values["confidence"] = None if rated is None else round(rated, 1)
             plain = translation.text.rstrip("\r\n") if paragraphs else translation.text

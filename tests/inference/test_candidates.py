@@ -279,7 +279,10 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
         ([*given, "--to", "ko", *out], "`--to` must be left out with --candidates and --choose chrf"),
         ([*given, "--choose", "reverse", *out], "`--reverse` must be given with --choose reverse"),
         ([*given, "--choose", "reverse", *reverse, "--closest", "2", *out], "`--closest` must be left out with"),
-        ([*given, "--choose", "reverse", *reverse, "--to", "de", *out], "`--to` must be left out for a model that names none"),
+        (
+            [*given, "--choose", "reverse", *reverse, "--to", "de", *out],
+            "`--to` must be left out for a model that names none",
+        ),
         ([*given, "--choose", "score", *out], "'scores' must be a list of one number for each candidate, but is None"),
         ([*given, "--choose", "best", *out], "Invalid value for '--choose'"),
         ([*given, "--language", "xx", *out], "`--language` must be a language with one script"),

@@ -52,7 +52,14 @@ def test_an_ensemble_translates_as_its_models_do_together(model, other, tokenize
         assert [each.score for each in translations] == pytest.approx(plain.sequences_scores.tolist(), abs=1e-5)
     alone = Translator(model, tokenizers).translate(list(pairs), num_beams=3, num_return_sequences=2)
     assert [each.text for row in alone for each in row] != [each.text for row in found for each in row]
-    assert_error("`engine` must be generate for an `ensemble`, but is native", Translator, model, tokenizers, engine="native", ensemble=[other])
+    assert_error(
+        "`engine` must be generate for an `ensemble`, but is native",
+        Translator,
+        model,
+        tokenizers,
+        engine="native",
+        ensemble=[other],
+    )
     with pytest.raises(ValueError, match=r"left out to score pairs, .+, but are generate, float32 and 1 models"):
         ensemble.score_pairs([("a", "b")])
 

@@ -113,12 +113,12 @@ def columns_of(
     named = [] if recipe is None else [(recipe.data.source, recipe.data.target)]
     named.append(("source", "target"))
     choices = [(source or one, target or other) for one, other in [*((one, into) for one, _ in named if into), *named]]
-    choices.sort(key=lambda columns: columns[0].isdigit())  # which fits every table
+    choices.sort(key=lambda columns: not any(map(str.isalpha, columns[0])))  # numbers fit every table
     for choice in choices if len(data) == 1 and None in (source, target) else ():
         with suppress(ValueError):
             first = next(iter(options.read_pairs(data, *choice, split="test", streaming=True)))
             roles = import_module("heedful.diagnosis.recipe_checks.pairs").roles_of
-            if not choice[0].isdigit() or not all(map(roles, first.values())):  # names of columns
+            if any(map(str.isalpha, choice[0])) or not all(map(roles, first.values())):  # names of columns
                 return choice
     return choices[-1 if into else 0]
 

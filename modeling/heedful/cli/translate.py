@@ -66,7 +66,8 @@ def translate(
         likely = Confidence.from_pretrained(model, revision)
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
     of_table: Any = table and iter(lambda: [*islice(table, MOST)], [])
-    lines = sources = iter([text]) if text else of_table or lines_of(source)
+    lines: Any = iter([text]) if text else of_table or lines_of(source)
+    sources: Any = lines
     if confidence:
         likely.check(translator.model.generation_config, to, num_beams=num_beams, early_stopping=early_stopping)
         lines, sources = tee(lines)

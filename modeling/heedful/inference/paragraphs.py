@@ -44,7 +44,7 @@ class Paragraphs:
 
     def take_apart(self, number: int, text: str, by_sentence: bool = True) -> list[str]:
         """Note the lines or sentences of a text, and return them; what stays as it is becomes an empty one."""
-        self.taken_apart[number] = pieces = []
+        pieces = self.taken_apart[number] = list[tuple[str, str]]()
         lines = text.rstrip("\r\n")
         parts = LINE_BREAK.split(lines)
         for line, end in zip(parts[::2], [*parts[1::2], text[len(lines) :]], strict=True):

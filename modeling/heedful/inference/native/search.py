@@ -29,7 +29,7 @@ class SearchSettings:
     def __init__(self, config: Any, processor: Any, prompt_length: int):
         self.config = config
         others = LogitsProcessorList(each for each in processor if not isinstance(each, FiniteLogits))
-        self.processor = others or None
+        self.processor: Any = others or None
         self.beams: int = config.num_beams or 1  # K
         self.returned: int = config.num_return_sequences or 1  # hypotheses of each sentence
         self.max_new_tokens: int = config.max_length - prompt_length

@@ -285,13 +285,14 @@ def test_a_push_without_a_network_fails_in_one_line_and_only_what_belongs_to_a_m
         "note.txt",
         ".a.model",
     ]
-    private += ["target_tokenizer/.x", "target_tokenizer/model.safetensors", "[m]odel.safetensors", "a b.model"]
+    private += ["target_tokenizer/.x", "target_tokenizer/model.safetensors", "[m]odel.safetensors", "vocab.bak"]
+    private += ["model_optimizer.safetensors", "pytorch_model.bin.tmp", "secret.model"]
     public = ["LICENSE", "target_tokenizer/tokenizer.json", "recipe.yaml", "confidence.json", ".eval_results/a.yaml"]
     before = files_to_push(folder)
     for name in (*private, *public):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    (folder / "a.model").symlink_to("training_args.bin")
+    (folder / "spm.model").symlink_to("training_args.bin")
     assert {*files_to_push(folder)} == {*before, *public}
     assert CODE | {"config.json", "README.md", "tokenizer.json"} < {*before}
     cached = folder.parent / "models--a--b" / "snapshots" / "1"

@@ -236,11 +236,13 @@ def test_a_file_that_is_no_mapping_in_yaml_is_refused(tmp_path):
     not_yaml = b"name: [", b"a: b: c", b"\t- x", "name: 한국".encode("cp949")
     cases = [
         *[(text, r"The recipe .*recipe.yaml must be YAML, but is not") for text in not_yaml],
-        (b"name: " + b"[" * 700, "must be YAML, but is not: it is nested too deeply"),
-        (
-            b"name: 1" + b":1" * 300 + b".5",
-            "must be YAML, but is not: it is nested too deeply or has too large a number",
-        ),
+        *[
+            (
+                b"name: " + text,
+                "must be YAML, but is not: it is nested too deeply or has a value that is not of its kind",
+            )
+            for text in (b"[" * 700, b"1" + b":1" * 300 + b".5", b"!!timestamp x", b"!!bool x", b"!!set [a]")
+        ],
         *[(text, "must be a mapping of keys to values") for text in (b"", b"- name", b"just text")],
         (b"name: a\ndata: {source: ko}\nseed: 1\ndata: {source: en}", "`data` .* once, but is in lines 2 and 4"),
         (b"data: {train: a, train: b}", "`train` must be there once, but is in lines 1 and 1"),

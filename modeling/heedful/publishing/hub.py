@@ -10,29 +10,34 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_imports
 
-from heedful.checksums_heed import CHECKSUMS_FILE, FILES, TARGET_FOLDER
+from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, is_plain_file, quoted, read_object, write_text
 from heedful.inference.confidence import CONFIDENCE_FILE
-from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, load_model
+from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, WEIGHT_FILES, first_line, load_model
 from heedful.publishing.learning_curve import CURVE_FILE
 from heedful.publishing.model_card import CARD_FILE, with_repository
 
-TOKENIZER_FILES = (*FILES["tokenizer"], "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TOKENIZER_FILES = (
+    *(
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+    ),
+    *("vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model"),
+)
 # What a model consists of, and an adapter or an export: nothing else of a folder is sent, besides the code that
 # config.json names. A Trainer leaves tokens of the Hub, states and logs in the same folder.
-MODEL_FILES = ["config.json", "generation_config.json", ADAPTER_FILE, "adapter_model.safetensors", *FILES["weights"]]
-MODEL_FILES += [*TOKENIZER_FILES, *(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES)]
-MODEL_FILES += [
-    CARD_FILE,
-    CURVE_FILE,
-    "LICENSE",
-    "LICENSE.txt",
-    "LICENSE.md",
-    ".gitattributes",
-    ".eval_results/*.yaml",
-]
-MODEL_FILES += ["recipe.yaml", "metrics.json", CONFIDENCE_FILE, CHECKSUMS_FILE, "*.onnx", "*.onnx_data"]
+MODEL_FILES = (
+    *("config.json", "generation_config.json", ADAPTER_FILE, "adapter_model.safetensors", *WEIGHT_FILES),
+    *("model-?????-of-?????.safetensors", "pytorch_model-?????-of-?????.bin", "*.onnx", "*.onnx_data"),
+    *(f"{place}{name}" for place in ("", f"{TARGET_FOLDER}/") for name in TOKENIZER_FILES),
+    *("recipe.yaml", "metrics.json", CONFIDENCE_FILE, CHECKSUMS_FILE, CARD_FILE, CURVE_FILE, ".eval_results/*.yaml"),
+    *("LICENSE", "LICENSE.txt", "LICENSE.md", ".gitattributes"),
+)
 PLAIN_NAME = re.compile(r"\w[\w.-]*|\.gitattributes|\.eval_results")  # of a file or folder that may be sent
 # What an earlier commit may have left and this one replaces: another number of shards, another pair of tokenizers.
 REPLACED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py"]

@@ -68,8 +68,8 @@ def read_yaml(text: str) -> tuple[Any, str]:
         if _size(node, {}) > MOST_NODES:
             raise ValueError(f"A recipe must have at most {MOST_NODES:,} values, but its aliases repeat more.")
         return loader.construct_document(node), text[node.end_mark.index :]
-    except (RecursionError, OverflowError) as error:
-        raise yaml.YAMLError("it is nested too deeply or has too large a number.") from error
+    except (RecursionError, OverflowError, AttributeError, LookupError, TypeError) as error:  # PyYAML checks no values
+        raise yaml.YAMLError("it is nested too deeply or has a value that is not of its kind.") from error
 
 
 def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:

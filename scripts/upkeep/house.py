@@ -4,8 +4,8 @@
     python scripts/upkeep/house.py --write    # bring docs/reading.md up to date
 
 The house is how a pair becomes a gradient, and a text a translation. It imports no annex but by name, inside
-a function, so it can be read and run without them. tests/house/test_house.py holds this line, and the size of both together,
-so that moving a file wins nothing.
+a function, so it can be read and run without them. tests/house/test_house.py holds this line, and the size of both
+together, so that moving a file wins nothing.
 """
 
 import argparse

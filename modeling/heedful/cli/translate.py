@@ -114,7 +114,8 @@ def _lists_of(opened: Any, path: str | Path, left_out: str) -> Iterator[list[str
     try:
         with opened as file:
             is_live = not isinstance(file, gzip.GzipFile) and is_pipe(file)
-            given = ready_lines(file, path) if is_live else ((line, True) for line in bounded_lines(file, path))
+            of_file = ((line, not file.isatty()) for line in bounded_lines(file, path))
+            given = ready_lines(file, path) if is_live else of_file
             for number, (line, has_more) in enumerate(given, start=1):
                 try:
                     lines.append(line.decode("utf-8"))

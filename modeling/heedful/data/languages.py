@@ -23,7 +23,6 @@ SCRIPTS_OF_LANGUAGES = {row[0]: row[1] for row in _ROWS if row[1:] and row[1]}
 _FREQUENT_WORDS = {row[0]: row[3].split() for row in _ROWS if row[3:]}
 LOOKED_AT = 1000  # texts that show which language is theirs
 _OWNERS = Counter(word for words in _FREQUENT_WORDS.values() for word in words)
-ONLY = ["*"]  # in place of frequent words: no other language is written in the script
 NO_SENTENCE = re.compile(r"[{}<>=_\\]")  # markup, code, JSON, whose words are of no language
 PUNCTUATION = ".,;:!?…\"'()«»“”„।"
 UNSPACED = ("CJK", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # scripts without spaces between words
@@ -60,18 +59,16 @@ def code_of(language: str) -> str | None:
 
 def language_of(name: str, texts: Sequence[str]) -> str | None:
     """Return the code of a language by what its column is called, or by some of its texts where they are certain."""
-    return language_named(name) or _language_in(sample(texts, LOOKED_AT))
-
-
-def _language_in(texts: Sequence[str]) -> str | None:
-    """Return the only language of a script, or the one whose frequent words are far more than any other's."""
+    if named := language_named(name):
+        return named
+    texts = sample(texts, LOOKED_AT)
     script = main_script(texts)
     if script is None or 10 * sum(map(bool, map(NO_SENTENCE.search, texts))) > len(texts):
         return None
     if script == "CJK":
         return "ja" if 2 * sum(bool(re.search("[ぁ-ヿ]", text)) for text in texts) > len(texts) else "zh"
     for code, words in _FREQUENT_WORDS.items():
-        if words == ONLY and SCRIPTS_OF_LANGUAGES.get(code) == script:
+        if words == ["*"] and SCRIPTS_OF_LANGUAGES.get(code) == script:
             return code
     counts = Counter(word.strip(PUNCTUATION) for text in texts for word in text.casefold().split())
     shares = {code: sum(counts[word] / _OWNERS[word] for word in words) for code, words in _FREQUENT_WORDS.items()}

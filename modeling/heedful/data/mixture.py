@@ -193,11 +193,9 @@ def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> Any
         return read.popitem()[1]
     if streaming:
         return IterableDataset.from_generator(partial(_in_turns, read))
-    tables = (
-        (pairs.data.table.select(["source", "target"]), pa.array([number] * len(pairs), pa.int32()))
-        for number, pairs in read.items()
-    )
-    return Dataset(pa.concat_tables([table.append_column("part", numbers) for table, numbers in tables]))
+    tables = {number: pairs.data.table.select(["source", "target"]) for number, pairs in read.items()}
+    numbers = {number: pa.array([number] * len(table), pa.int32()) for number, table in tables.items()}
+    return Dataset(pa.concat_tables([tables[number].append_column("part", numbers[number]) for number in read]))
 
 
 def _in_turns(streams: Mapping[int, Iterable[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:

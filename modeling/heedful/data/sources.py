@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from heedful.data import tables
-from heedful.data.tables import ANY_COLUMNS, Columns, kind_of_file, numbered_lines
+from heedful.data.tables import ANY_COLUMNS, Columns, advice_on_tables, kind_of_file, numbered_lines, parts_of
 from heedful.files import quoted, shortened
 
 if TYPE_CHECKING:
@@ -167,8 +167,7 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
     empty: dict[str, list[tuple[str, int]]] = {}
     for file, number, cells in rows():
         sides: tuple[list[str], list[str]] = [], []
-        both = zip(sides, names, strict=True)
-        parts = [(side, part) for side, name in both for part in tables.parts_of(name, cells)]
+        parts = [(side, part) for side, name in zip(sides, names, strict=True) for part in parts_of(name, cells)]
         for side, part in parts:
             translation = cells.get("translation")
             column = translation if isinstance(translation, Mapping) and part not in cells else cells
@@ -196,9 +195,7 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
             raise ValueError(f"{name!r} must be text in every row, but is None in {place}.")
         near = get_close_matches(name, map(str, columns), n=1)
         has = f"{quoted(columns)} instead" + (f" (did you mean {near[0]!r}?)." if near else ".")
-        raise ValueError(
-            f"{file} must have the language or column {name!r}, but has {has}{tables.advice_on_tables(file)}"
-        )
+        raise ValueError(f"{file} must have the language or column {name!r}, but has {has}{advice_on_tables(file)}")
 
 
 def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str, Any]) -> list[str]:
@@ -411,6 +408,6 @@ def _hub_dataset(location: str, columns: Columns, split: str, streaming: bool) -
             datasets.enable_progress_bars()
     # Other columns may hold audio or images, which would be decoded for nothing.
     names = dataset.column_names or []
-    parts = {"translation", *(part for name in columns for part in tables.parts_of(name, names))}
+    parts = {"translation", *(part for name in columns for part in parts_of(name, names))}
     wanted = [column for column in names if column in parts]
     return dataset.select_columns(wanted) if wanted else dataset

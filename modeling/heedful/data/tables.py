@@ -65,11 +65,32 @@ def name_of(columns: Sequence[str]) -> str:
 
 
 def table_rows(file: str, columns: Columns) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield the line and cells of each row by the names in the first line, or by number where columns are numbers."""
+    """Yield line and cells of each row by the names in the first, or by number where columns are numbers it lacks."""
     delimiter, _ = delimiters_of(file, columns)
     is_csv = kind_of_file(file) == "csv"
     rows = _csv_rows(file, delimiter, _csv_lines(file)) if is_csv else _plain_rows(file, delimiter)
-    yield from _named_cells(file, rows, columns, delimiter)
+    first, names = next(rows, (1, []))
+    wanted = {part for name in columns for part in parts_of(name, names)}
+    is_named = wanted <= {*names}
+    if is_named and _are_numbers(wanted):  # but not above numbers
+        rows = chain(ahead := list(islice(rows, LOOKED_AT)), rows)
+        places = [names.index(name) for name in wanted]
+        below = "".join(cells[place] for _, cells in ahead for place in places if place < len(cells))
+        is_named = not below or any(map(str.isalpha, below))
+        if is_named and any(int(names[place]) != place + 1 for place in places):
+            found = f"{quoted(sorted(wanted))} are names in the first line of {file}, and no numbers of columns there."
+            warnings.warn(found, stacklevel=2)
+    if columns == ANY_COLUMNS or (_are_numbers(wanted) and names and not is_named):
+        rows, names = chain([(first, names)], rows), [str(number) for number in range(1, len(names) + 1)]
+    if len(set(names)) < len(names):
+        found = f"{quoted(names)} instead.{advice_on_tables(file)}"
+        raise ValueError(f"{file} must have different column names, but has {found}")
+    for number, cells in rows:
+        if len(cells) != len(names):
+            must = f"{len(names)} cells in every line, as the first has"
+            found = f"{len(cells)} in line {number} instead, where {DELIMITERS.get(delimiter, repr(delimiter))}"
+            raise ValueError(f"{file} must have {must}, but has {found} separate them.")
+        yield number, dict(zip(names, cells, strict=True))
 
 
 def _plain_rows(file: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -151,11 +172,8 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
         has_cells |= delimiter == own and size > 1
         are_names = columns != ANY_COLUMNS and bool(table) and wanted <= {*table[0]}
         if delimiter == own or are_names or (size > 1 and not is_text):
-            fits[delimiter] = (
-                are_names or size >= needed,
-                size > 1 and count > 0.9 * len(table),
-                2 - 2 * is_prose + (is_prose and delimiter == ";"),
-            )
+            is_even, rank = size > 1 and count > 0.9 * len(table), (delimiter == ";") if is_prose else 2
+            fits[delimiter] = are_names or size >= needed, is_even, rank
     if needed == 1 and not has_cells and not any(is_even for _, is_even, _ in fits.values()):
         return "\n", []
     chosen, *others = (delimiter for delimiter, fit in fits.items() if fit == max(fits.values()))
@@ -177,34 +195,6 @@ def layouts_of(files: Iterable[str]) -> list[str]:
 
 def _are_numbers(columns: Collection[str]) -> bool:
     return all(re.fullmatch("[1-9][0-9]*", column) for column in columns)
-
-
-def _named_cells(
-    file: str, rows: Iterator[tuple[int, list[str]]], columns: Columns, delimiter: str
-) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield the rows of a table by the names in its first, or by number where columns are numbers that it lacks."""
-    first, names = next(rows, (1, []))
-    wanted = {part for name in columns for part in parts_of(name, names)}
-    is_named = wanted <= {*names}
-    if is_named and _are_numbers(wanted):  # but not above numbers
-        rows = chain(ahead := list(islice(rows, LOOKED_AT)), rows)
-        places = [names.index(name) for name in wanted]
-        below = "".join(cells[place] for _, cells in ahead for place in places if place < len(cells))
-        is_named = not below or any(map(str.isalpha, below))
-        if is_named and any(int(names[place]) != place + 1 for place in places):
-            found = f"{quoted(sorted(wanted))} are names in the first line of {file}, and no numbers of columns there."
-            warnings.warn(found, stacklevel=2)
-    if columns == ANY_COLUMNS or (_are_numbers(wanted) and names and not is_named):
-        rows, names = chain([(first, names)], rows), [str(number) for number in range(1, len(names) + 1)]
-    if len(set(names)) < len(names):
-        found = f"{quoted(names)} instead.{advice_on_tables(file)}"
-        raise ValueError(f"{file} must have different column names, but has {found}")
-    for number, cells in rows:
-        if len(cells) != len(names):
-            must = f"{len(names)} cells in every line, as the first has"
-            found = f"{len(cells)} in line {number} instead, where {DELIMITERS.get(delimiter, repr(delimiter))}"
-            raise ValueError(f"{file} must have {must}, but has {found} separate them.")
-        yield number, dict(zip(names, cells, strict=True))
 
 
 def advice_on_tables(file: str) -> str:

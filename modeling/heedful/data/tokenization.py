@@ -16,21 +16,12 @@ import threading
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.checksums_heed import TARGET_FOLDER, changed_files, check_no_target, write_checksums
-from heedful.files import (
-    ENDLESS,
-    check_inside,
-    check_name_inside,
-    first_line,
-    listed,
-    read_object,
-    shortened,
-    write_text,
-)
+from heedful.files import ENDLESS, check_inside, check_name_inside, first_line, listed, read_object, write_text
 from heedful.symbols_heed import UnknownSymbol, checked_texts, decoded, symbols_of, trimmed, unknown_symbol
 
 if TYPE_CHECKING:
@@ -287,21 +278,18 @@ def check_is_bounded(path: Path) -> None:
     patterns = [str(part["Regex"]) for part in parts if isinstance(part, dict) and "Regex" in part]
     slow = [each for each in patterns if ENDLESS.search(each) or len(QUANTIFIER.findall(each)) > MOST_QUANTIFIERS]
     if slow and not are_quick(tuple(slow)):
-        must = f"patterns that find what they look for in {PATIENCE} seconds, but has {shortened(max(slow, key=len))}"
+        must = f"patterns that find what they look for in {PATIENCE} seconds, but has {max(slow, key=len)[:80]!r}"
         raise ValueError(f"{path} must have {must}.")
 
 
 @functools.cache
 def are_quick(patterns: tuple[str, ...]) -> bool:
     """Return whether patterns end soon in texts of their own characters, and do not panic."""
-    command: Any = [sys.executable, "-I", "-c", TRY_PATTERNS]
-    try:
-        subprocess.run(
-            command, input=json.dumps(patterns), text=True, check=True, capture_output=True, timeout=PATIENCE
-        )
-    except subprocess.SubprocessError:
-        return False
-    return True
+    command, given = [sys.executable, "-I", "-c", TRY_PATTERNS], json.dumps(patterns).encode()
+    with suppress(subprocess.SubprocessError):
+        subprocess.run(command, input=given, check=True, capture_output=True, timeout=PATIENCE)
+        return True
+    return False
 
 
 def _growth(part: dict[str, Any]) -> float:
@@ -331,7 +319,7 @@ def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, st
     write_text(path, json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
 
 
-def options_inside(folder: str | Path) -> dict[str, None]:
+def options_inside(folder: str | Path) -> dict[str, Any]:
     """Check the files of a tokenizer in a folder, and return options of `from_pretrained` by which it opens no others.
 
     transformers finds files by their usual names. Paths of another machine are common, and are not followed. For what
@@ -356,15 +344,13 @@ def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     if not path.is_file():
         found = f"has no {path.name}" if folder.is_dir() else "does not exist"
         raise FileNotFoundError(f"{folder} must be a folder with a tokenizer, but {found}.")
-    options, settings = options_inside(folder), read_object(path)
+    options: Any = options_inside(folder) | {"local_files_only": True, "trust_remote_code": trust_remote_code}
     # AutoTokenizer would first look for a model in the folder.
-    is_ours = settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", SOURCE_CLASS)
+    is_ours = read_object(path).get("tokenizer_class") in ("PreTrainedTokenizerFast", SOURCE_CLASS)
     loader: Any = PreTrainedTokenizerFast if is_ours else AutoTokenizer
     try:
         with tokenizing("be loaded"):
-            return loader.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust_remote_code, **options
-            )
+            return loader.from_pretrained(folder, **options)
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -123,7 +123,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         for said in layouts_of(table_files(part.train)):
             yield RecipeFinding("layout", "note", f"{said[0].upper()}{said[1:]}.", key)
     lines = lines_of(recipe.data, max(splits.train["row"][:], default=0))
-    read = replace(Pairs.of("train", "data.train", splits.train), lines=lines)
+    read = Pairs.of("train", "data.train", splits.train, lines)
     if pairs := read.without(recipe.data.denoised):
         yield from texts.check_pointless_pairs(pairs, recipe.data.cleaning)
         yield from texts.check_sides(pairs)
@@ -132,9 +132,9 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
     with refusal("cleaning", "data.cleaning"):
         kept = preparation.clean(splits, recipe.data)
     yield from texts.check_cleaning(read, kept)
-    train = replace(Pairs.of("train", "data.train", kept.train), lines=lines)
-    held_out = [Pairs.of("validation", "data.train" if kept.is_held_out else "data.validation", kept.validation)]
-    held_out[0] = replace(held_out[0], lines=lines if kept.is_held_out else ())
+    train = Pairs.of("train", "data.train", kept.train, lines)
+    place = "data.train" if kept.is_held_out else "data.validation"
+    held_out = [Pairs.of("validation", place, kept.validation, lines if kept.is_held_out else ())]
     held_out += [Pairs.of(key.removeprefix("data.test."), key, pairs) for key, pairs in kept.tests.items()]
     yield from texts.check_overlap(read, recipe.data.cleaning, held_out)
     for split in held_out:

@@ -23,8 +23,5 @@ def check_engines(model: Any, sample: Sample | None = None) -> Measured:
     with evaluation_mode(model), prepare_for_inference(model):  # which compares logits, too
         found = [samples.generated(model, sample, beams) for beams in BEAMS]
     differing = sum(a != b for one, other in zip(plain, found, strict=True) for a, b in zip(one, other, strict=True))
-    return (
-        differing,
-        0,
-        f"{len(BEAMS) * len(sample)} sentences by {NAME} and the model's own code, greedy and beams",
-    )
+    message = f"{len(BEAMS) * len(sample)} sentences by {NAME} and the model's own code, greedy and beams"
+    return differing, 0, message

@@ -224,11 +224,8 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
             advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
         raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
     why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(others)
-    return (
-        name_of([names[key] for key in chosen[:-1]]),
-        names[chosen[-1]],
-        "; ".join([line] * is_table + said + why) or "the only columns",
-    )
+    why = [line] * is_table + said + why
+    return name_of([names[key] for key in chosen[:-1]]), names[chosen[-1]], "; ".join(why) or "the only columns"
 
 
 def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, ...]:
@@ -269,11 +266,9 @@ def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | Non
     known = sum(bool(roles_of(name)) for name in first.values())
     scripts = ((key, main_script(cells[key][1:])) for key in texts)
     is_other = any(script and script != "Latin" and lacks_script(first[key], script) for key, script in scripts)
-    folded = (
-        key for key in texts if first[key] != first[key].lower() and len(first[key]) > 1 and len(cells[key]) > 20
-    )
-    is_other |= any(all(str(cell) == str(cell).lower() for cell in cells[key][1:]) for key in folded)
     lines = list(zip(*(map(str, cells[key][1:]) for key in texts), strict=True))
+    cased = [place for place, key in enumerate(texts) if len(first[key]) > 1 and first[key] != first[key].lower()]
+    is_other |= len(lines) > 19 and any(all(line[place] == line[place].lower() for line in lines) for place in cased)
     alike = sum(all(map(_is_like_a_name, line)) for line in lines)
     has_words = alike > 0.1 * len(lines)
     is_code = has_words and all(len(name) < 4 for name in first.values())  # or a word, such as de

@@ -43,11 +43,11 @@ class Pairs:
             yield {"source": source, "target": target, "part": part}
 
     @classmethod
-    def of(cls, name: str, key: str, pairs: Any) -> "Pairs":
+    def of(cls, name: str, key: str, pairs: Any, lines: Sequence[int] = ()) -> "Pairs":
         """Take all pairs of a split in memory."""
         columns: Any = pairs[:]
         rows, parts = columns.get("row", range(1, len(pairs) + 1)), columns.get("part", [0] * len(pairs))
-        return cls(name, key, columns["source"], columns["target"], [*rows], parts)
+        return cls(name, key, columns["source"], columns["target"], [*rows], parts, lines)
 
     def chosen(self, numbers: Sequence[int]) -> "Pairs":
         """Return some of these pairs, counted from 0, with the row numbers that they have in the split."""
@@ -61,11 +61,10 @@ class Pairs:
 
     def examples(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Show the first few of some of these pairs, counted from 0."""
-        rows = (
-            (self.rows[n], shortened(self.sources[n]), shortened(self.targets[n])) for n in islice(numbers, EXAMPLES)
-        )
-        places = [(f"line {self.lines[row - 1]}" if self.lines else f"row {row}", *texts) for row, *texts in rows]
-        return tuple(f"{self.name} {place}: {source} → {target}" for place, source, target in places)
+        few = self.chosen([*islice(numbers, EXAMPLES)])
+        places = [f"line {self.lines[row - 1]}" if self.lines else f"row {row}" for row in few.rows]
+        shown = zip(places, map(shortened, few.sources), map(shortened, few.targets), strict=True)
+        return tuple(f"{self.name} {place}: {source} → {target}" for place, source, target in shown)
 
     def broken_by(self, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
         """Return the pairs, counted from 0, that some rules would drop."""

@@ -171,9 +171,8 @@ def exit_code_of(error: Exception) -> int | None:
     """Return 2 for a user's mistake, 1 for bad luck, 130 for an interruption, and `None` for a mistake of ours."""
     if isinstance(error, ValueError | OSError | ImportError):
         return 2
-    if isinstance(error, FloatingPointError | MemoryError) or "can't allocate memory" in str(
-        error
-    ):  # as torch says it
+    lacks_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)  # as torch says it
+    if lacks_memory or isinstance(error, FloatingPointError):
         return 1
     from huggingface_hub.errors import StrictDataclassError
 

@@ -221,9 +221,8 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
         given, (place, *_) = (source, target), data
         source, target = (find_text_column(place, number, "--source") for number in given)
         if given != (source, target):
-            report(
-                f"{place}: {' and '.join(dict.fromkeys(given))} by number, {source!r}, {target!r} by the first line"
-            )
+            numbers = " and ".join(dict.fromkeys(given))
+            report(f"{place}: {numbers} by number, {source!r}, {target!r} by the first line")
     return read(data[0] if len(data) == 1 else data, source, target, **settings)
 
 

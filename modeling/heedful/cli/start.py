@@ -32,9 +32,7 @@ def recipes(
 def init(
     data: Annotated[list[Path], Option("--data", help="File or folder with your pairs; twice: two aligned files.")],
     output: Annotated[Path | None, Option("-o", "--output", help="Recipe to write; its default is DATA.yaml.")] = None,
-    source: Annotated[
-        str | None, Option(help="Language or column of the source, 1 is a table's first; a,b joins two.")
-    ] = None,
+    source: Annotated[str | None, Option(help="Language or column of the source; 1, a name, or a,b.")] = None,
     target: Annotated[str | None, Option(help="Likewise of the target.")] = None,
     as_json: options.AsJson = False,
 ):

@@ -169,9 +169,8 @@ def distill(
         from heedful.inference.teaching.back_translation import SequenceDistillation
         from heedful.inference.teaching.distillation import load_teachers
 
-        read = options.read_pairs(
-            data or [], source, target if closest else source, streaming=True
-        )  # texts do as well
+        needed = target if closest else source  # texts alone do as well
+        read = options.read_pairs(data or [], source, needed, streaming=True)
         making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
         made = making.pairs(load_teachers(teachers or [], device), read, max_new_tokens=max_new_tokens, **settings)
     else:

@@ -28,9 +28,7 @@ def translate(
         list[str] | None, Argument(metavar="[TEXT]…", help="Texts; those that begin with - after --.")
     ] = None,
     source: Annotated[Path | None, Option("--input", help="File of texts, a line each; else standard input.")] = None,
-    column: Annotated[
-        str | None, Option("--source", help="Column or language of --input's texts, of a table.")
-    ] = None,
+    column: Annotated[str | None, Option("--source", help="Column or language in --input, of a table.")] = None,
     output: options.TextFile = None,
     split: Annotated[bool, Option("--split", help="Take apart what is longer than the model has learned.")] = False,
     paragraphs: Annotated[bool, Option("--paragraphs", help="Take each line apart; lists and markup stay.")] = False,

@@ -65,12 +65,12 @@ def is_eager() -> bool:
 # torch's and transformers'.
 OURS = rf"{re.escape(__name__.rpartition('.')[0])}\.\w+_heed"
 FILES_OF_MODULES = re.compile(rf"{OURS}|torch\.nn\.modules\.|transformers\.activations$")
-FILES_OF_FUNCTIONS = re.compile(rf"{OURS}|torch\.|transformers\.")
+FILES_OF_FUNCTIONS = re.compile(rf"{OURS}|torch\.|transformers\.|accelerate\.")
 
 
 def is_known(function: Any) -> bool:
     """Return whether a function and all that it wraps is Heedful's, torch's or transformers', and no user's."""
-    while isinstance(function, FunctionType):
+    while isinstance(function := getattr(function, "__func__", function), FunctionType):
         place = function.__globals__.get("__name__", "")  # the function's other names are copied by a patch
         if not FILES_OF_FUNCTIONS.match(place):
             return False
@@ -143,9 +143,9 @@ def foreign_code(modules: Iterable[nn.Module]) -> str | None:
 
 def method_of_one(module: nn.Module) -> str | None:
     """Return the name of a method that one module has in place of its class's; `forward` counts as a hook."""
-    own = vars(module).items()
-    found = (name for name, value in own if callable(value) and callable(getattr(type(module), name, None)))
-    return next((name for name in found if name != "forward"), None)
+    own = {name: value for name, value in vars(module).items() if callable(value) and name != "forward"}
+    found = (name for name in own if callable(getattr(type(module), name, None)))
+    return next((name for name in found if not is_known(own[name])), None)
 
 
 def has_own(model: Any, *methods: str) -> bool:

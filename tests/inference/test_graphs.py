@@ -52,7 +52,7 @@ def on_gpu(monkeypatch):
         compiled.append(config)
         return model.__call__
 
-    monkeypatch.setattr(HeedForConditionalGeneration, "get_compiled_call", get_compiled_call)
+    monkeypatch.setattr(PreTrainedModel, "get_compiled_call", get_compiled_call)
     return compiled
 
 
@@ -209,7 +209,7 @@ def test_graphs_that_fail_are_warned_of_once_and_the_result_is_there(monkeypatch
             tried.append(config)
             raise error
 
-        monkeypatch.setattr(HeedForConditionalGeneration, "get_compiled_call", fail)
+        monkeypatch.setattr(PreTrainedModel, "get_compiled_call", fail)
         model, sources = tiny_model(), [[5, 6, 7], [8, 9]]
         settings = settings_of(model, num_beams=num_beams)
         with pytest.warns(UserWarning, match=r"^CUDA graphs failed, and decoding goes on without them \(.*Error"):
@@ -233,7 +233,7 @@ def test_what_is_wrong_with_a_call_or_interrupts_it_is_raised_and_is_no_failure_
     def interrupt(model, config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(HeedForConditionalGeneration, "get_compiled_call", interrupt)
+    monkeypatch.setattr(PreTrainedModel, "get_compiled_call", interrupt)
     with pytest.raises(KeyboardInterrupt):
         GenerateEngine(model).search([[5, 6]], settings_of(model), 4096)
 
@@ -261,7 +261,7 @@ def counted(monkeypatch):
         captured.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(HeedForConditionalGeneration, "get_compiled_call", PreTrainedModel.get_compiled_call)
+    monkeypatch.setattr(PreTrainedModel, "get_compiled_call", PreTrainedModel.get_compiled_call)
     compiling = CompileConfig(fullgraph=True, dynamic=True, backend=run_as_it_is, mode=None)
     compiling._compile_all_devices = True
     monkeypatch.setattr(graphs, "COMPILING", compiling)

@@ -88,6 +88,7 @@ def test_a_layer_and_outputs_and_signatures_have_the_name_that_a_peers_have():
 
 FUTURE = """
 import sys
+import types
 import warnings
 warnings.simplefilter("error", FutureWarning)
 from transformers.utils import deprecation, generic
@@ -98,7 +99,11 @@ def refuse(old_name, version, *args, **kwargs):
             assert old_name not in kwargs, old_name
             return function(*args, **kwargs)
         call.__signature__ = __import__("inspect").signature(function)
-        return call
+        # A copy with the globals of transformers: no code of a user's.
+        names = {**globals(), "__name__": deprecation.__name__}
+        copied = types.FunctionType(call.__code__, names, closure=call.__closure__)
+        copied.__signature__, copied.__kwdefaults__ = call.__signature__, call.__kwdefaults__
+        return copied
     return decorate
 
 deprecation.deprecate_kwarg = refuse  # before any module takes it

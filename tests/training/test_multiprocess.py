@@ -41,7 +41,7 @@ def one(tmp_path_factory):
 def test_there_are_two_processes_of_which_one_writes_for_both(two, one):
     assert [measured["processes"] for measured in (*two[1], one[1])] == [[2] * 3, [2] * 3, [1] * 3]
     names = {path.name for path in (two[0] / "plain").iterdir()}
-    assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model"}
+    assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model", "training_sources.bin"}
     assert len((two[0] / "plain/log.jsonl").read_text().splitlines()) == END + 2
 
 

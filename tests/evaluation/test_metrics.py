@@ -336,6 +336,12 @@ def test_an_expression_that_is_none_or_leaves_nothing_is_refused():
     assert score_translations(["a", "b"], ["a", "b"], ignore="a")["exact_match"] == 100
 
 
+def test_a_pattern_that_would_never_end_is_stopped(monkeypatch):
+    monkeypatch.setattr("heedful.evaluation.metrics.PATIENCE", 0.1)
+    endless = [("(a+)+b", r"`decoding.ignore` must find what it looks for in 0.1 seconds")]
+    assert_refused(endless, lambda ignore: score_translations(["a" * 999], ["b"], ignore=ignore))
+
+
 SOURCES = ["eins", "zwei", "drei"]
 
 

@@ -8,19 +8,19 @@ import json
 import logging
 import math
 import os
-import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+import regex
 from tqdm import tqdm
 
 from heedful.data.cleaning import sample
 from heedful.data.languages import LOOKED_AT, is_unspaced, language_of
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
-from heedful.files import duration, one_line
+from heedful.files import duration, one_line, shortened
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ TITLES |= {name: name.replace("_", " ") for name in ERROR_RATES}
 METRICS = tuple(TITLES)
 TITLE_WIDTH = 1 + max(map(len, TITLES.values()))  # of a table's first column
 IGNORED = "What matches {} is taken out of predictions and references before they are scored."
-
+PATIENCE = 3  # seconds that `ignore` may take for a text, for it may be a stranger's
 SMALLEST_BOOTSTRAP = 40  # resamples, since a 95 % interval leaves out one fortieth of them at each end
 # Seconds of TER that are computed unasked, and what a pair of so many words takes at most, as measured.
 LONGEST_TER, TER_WORDS, TER_SECONDS = 120, 80, 1.2
@@ -54,9 +54,8 @@ def score_translations(
     """Score detokenized translations, or other texts that a model made.
 
     BLEU, chrF (chrF2), chrF++ and TER are sacrebleu's with its defaults, each with its signature. TER always ignores
-    case.
-    Exact match is the percentage of predictions that equal a reference, apart from spaces around them. All scores see
-    texts in Unicode's form NFC, and a space for a line break.
+    case. Exact match is the percentage of predictions that equal a reference, apart from spaces around them. All
+    scores see texts in Unicode's form NFC, and a space for a line break.
 
     The token error rate counts the edits (substitutions, insertions and deletions) per token of the references, in
     percent, a token being what is between spaces (WER of words, PER of phonemes). The character error rate counts
@@ -185,8 +184,8 @@ def check_scoring(bootstrap: int, ignore: str | None, section: str = "") -> None
         least = f"0 or at least {SMALLEST_BOOTSTRAP}"
         raise ValueError(f"`{section}bootstrap` must be {least}, but is {bootstrap} instead.")
     try:
-        re.compile(ignore or "")
-    except re.error as error:
+        regex.compile(ignore or "")
+    except regex.error as error:
         what = f"`{section}ignore` must be a regular expression"
         raise ValueError(f"{what}, but is {ignore!r} instead: {error}.") from error
 
@@ -197,7 +196,11 @@ def comparable(texts: Sequence[str], ignore: str | None) -> list[str]:
     What the regular expression `ignore` matches is taken out; then one space is between tokens, and none around them.
     """
     plain = [unicodedata.normalize("NFC", one_line(text)) for text in texts]
-    return plain if ignore is None else [" ".join(re.sub(ignore, "", text).split()) for text in plain]
+    try:
+        return [" ".join(regex.sub(ignore, "", text, timeout=PATIENCE).split()) if ignore else text for text in plain]
+    except TimeoutError as error:
+        must = f"`decoding.ignore` must find what it looks for in {PATIENCE} seconds a text"
+        raise ValueError(f"{must}, but {shortened(ignore)} does not.") from error
 
 
 def references_left(ignore: str | None, references: Sequence[Sequence[str]], section: str = "") -> list[list[str]]:

@@ -62,11 +62,6 @@ def test_confidence_is_kept_in_a_folder_and_few_pairs_give_none(tmp_path):
     for changed in ({"values": None}, {"tokens": 3}, {"settings": []}, {"familiarity": "x"}, {"beams": 1}):
         (tmp_path / "confidence.json").write_text(json.dumps(asdict(found) | changed))
         assert_error("confidence.json must be as", Confidence.from_pretrained, tmp_path)
-    (tmp_path / "config.json").write_text('{"_weights_checksums": {"model.safetensors": "1"}}')
-    found.save(tmp_path)
-    assert Confidence.from_pretrained(tmp_path).weights == {"model.safetensors": "1"}
-    (tmp_path / "config.json").write_text('{"_weights_checksums": {"model.safetensors": "2"}}')
-    assert_error("weights that it was calibrated with", Confidence.from_pretrained, tmp_path)
     (tmp_path / "confidence.json").unlink()
     assert_error("confidence.json does not exist", Confidence.from_pretrained, tmp_path)
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from heedful.checksums_heed import CONFIG_KEY
 from heedful.files import read_object, write_text
 from heedful.inference.loading import model_folder
 from heedful.inference.strategies.steps import asked_of
@@ -38,7 +37,6 @@ class Confidence:
     reliability: list[tuple[float, float, int]]
     # What it holds for.
     settings: dict[str, Any] = field(default_factory=dict)  # of the search, all that change an output
-    weights: dict[str, str] = field(default_factory=dict)  # their checksums, by file
     tokens: str = ""  # a character for each of the source's vocabulary: "0" + the bits of its count in the training
     familiarity: float = 0.0  # the least that sources like those of the training have
 
@@ -80,13 +78,9 @@ class Confidence:
             which = f"a model that `heedful train` calibrated with {FEWEST} validation pairs or more"
             raise ValueError(f"`--confidence` must be asked of {which}, but {place} does not exist.")
         try:
-            found = cls(**read_object(place))
+            return cls(**read_object(place))
         except TypeError as error:
             raise ValueError(f"{place} must be as `heedful train` writes it: {error}.") from None
-        if found.weights and found.weights != _weights_of(place.parent):
-            must = "the weights that it was calibrated with, but those of the model have changed since"
-            raise ValueError(f"`--confidence` must be asked of {must}: `heedful train` calibrates it.")
-        return found
 
     def check(self, generation_config: Any, target_language: str | None = None, **given: Any) -> None:
         """Raise a `ValueError` that names a setting of a search, or one given in its place, that is not its own."""
@@ -99,9 +93,8 @@ class Confidence:
                 raise ValueError(f"`{name}` must be {must}, but is {now.get(name, 'left out')} instead.")
 
     def save(self, folder: Path) -> None:
-        """Write it into a model's folder, for the weights there."""
-        found = replace(self, weights=_weights_of(folder))
-        write_text(folder / CONFIDENCE_FILE, json.dumps(asdict(found), indent=2) + "\n")
+        """Write it into a model's folder."""
+        write_text(folder / CONFIDENCE_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
     def of(self, score: float) -> float:
         """Return the likely quality of a translation with this score, in percent."""
@@ -115,11 +108,6 @@ class Confidence:
     def familiarity_of(self, ids: Sequence[int]) -> float:
         """Return how often training had the tokens of a source, in bits, on average."""
         return float(np.mean([ord(self.tokens[token : token + 1] or "0") - ord("0") for token in ids]))
-
-
-def _weights_of(folder: Path) -> dict[str, str]:
-    config = folder / "config.json"
-    return (read_object(config).get(CONFIG_KEY) if config.is_file() else None) or {}
 
 
 def settings_of(generation_config: Any, target_language: str | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """An update's micro-batches as tensors, on the device."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,10 +11,13 @@ from accelerate import Accelerator
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.batching import Row
 from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank
-from heedful.fast_paths_heed import Packing
+from heedful.fast_paths_heed import Packing, runs_known_code
+from heedful.packed_rows_heed import why_padded
 
 if TYPE_CHECKING:
     from heedful.training.objectives.objective import Objective
+
+logger = logging.getLogger(__name__)
 
 
 class MadeUpdate(NamedTuple):
@@ -78,12 +82,17 @@ class Feed:
 
 
 def may_pack(model: Any, accelerator: Accelerator) -> bool:
-    """Tell whether rows may lie end to end, which is for GPUs."""
+    """Tell whether a GPU may read rows end to end: by flash attention, in bfloat16 on cards since Ampere."""
     if accelerator.device.type != "cuda":
         return False
-    from heedful.training.speed.end_to_end import suits_flash_attention
-
-    return suits_flash_attention(model, accelerator)
+    reason = why_padded(model.config, model.config._attn_implementation)
+    if accelerator.mixed_precision != "bf16" or torch.cuda.get_device_capability(accelerator.device) < (8, 0):
+        reason = "flash attention computes in bfloat16 on cards since Ampere alone"
+    elif not runs_known_code(model):
+        reason = "code that is not Heedful's runs within the model"
+    if reason is not None:
+        logger.info("rows are padded to one length: %s", reason)
+    return reason is None
 
 
 def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,19 +4,15 @@ What is left to a multiple of the step is filled by rows of their own, of which 
 says how a model reads it.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 
 from heedful.configuration_base_heed import IGNORED_LABEL
-from heedful.fast_paths_heed import Packing, runs_known_code
-from heedful.packed_rows_heed import EndToEnd, why_padded
-
-logger = logging.getLogger(__name__)
+from heedful.fast_paths_heed import Packing
+from heedful.packed_rows_heed import EndToEnd
 
 SHORTEST_LIMIT = 256  # tokens: rows up to this length share a program
 # The tokens of one side are filled up to a multiple of a step: this part of the token budget, in whole units that
@@ -25,18 +21,6 @@ STEPS, UNIT, LARGEST_STEP = 16, 64, 2048
 # Each side is filled up by as many rows at most and tokens at least, so that every one of these rows has a token on
 # both sides: attention to no key at all is not a number.
 FILLING_ROWS = 16
-
-
-def suits_flash_attention(model: Any, accelerator: Accelerator) -> bool:
-    """Tell whether a GPU may read rows end to end: by flash attention, in bfloat16 on cards since Ampere."""
-    reason = why_padded(model.config, model.config._attn_implementation)
-    if accelerator.mixed_precision != "bf16" or torch.cuda.get_device_capability(accelerator.device) < (8, 0):
-        reason = "flash attention computes in bfloat16 on cards since Ampere alone"
-    elif not runs_known_code(model):
-        reason = "code that is not Heedful's runs within the model"
-    if reason is not None:
-        logger.info("rows are padded to one length: %s", reason)
-    return reason is None
 
 
 def laid_end_to_end(

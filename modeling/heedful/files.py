@@ -41,12 +41,8 @@ def written_whole(path: Path) -> Iterator[Path]:
     """
     path = path.resolve() if path.is_symlink() else path
     prefix = f".{path.name[:40]}."  # of at most 255 bytes with the rest
-    try:
-        folder = Path(tempfile.mkdtemp(".partial", prefix, path.parent))
-    except OSError:
-        if not path.is_file():
-            raise
-        folder = Path(tempfile.mkdtemp(".partial", prefix))
+    is_closed = path.is_file() and not os.access(path.parent, os.W_OK)
+    folder = Path(tempfile.mkdtemp(".partial", prefix, None if is_closed else path.parent))
     try:
         partial = folder / path.name
         yield partial
@@ -118,13 +114,11 @@ def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name
     path = Path(path)
     if suffixes is not None and path.suffix.lower() not in suffixes:
         raise ValueError(f"`{name}` must end in one of {', '.join(suffixes)}, but is {path} instead.")
-    if path.exists() and not path.is_file():
+    real = Path(os.path.realpath(path)) if path.is_symlink() else path  # of a link to itself the link
+    if real.is_symlink() or (path.exists() and not path.is_file()):
         raise ValueError(f"`{name}` must be a file to write, but {path} is {'a folder' if path.is_dir() else 'none'}.")
-    real = Path(os.path.realpath(path)) if path.is_symlink() else path
     if not real.parent.is_dir():
         raise FileNotFoundError(f"`{name}` must lie in an existing folder, but {real.parent} does not exist.")
-    if real.is_symlink():
-        raise ValueError(f"`{name}` must be a file to write, but {path} is a link that leads to itself.")
     check_can_be_made(real, name)
     return path
 

@@ -157,10 +157,7 @@ def directions_table(comparisons: Mapping[str | None, Mapping[str, Any]]) -> str
 
 
 def read_predictions(path: Path, count: int, references: Sequence[Sequence[str]] = ()) -> list[str]:
-    """Read translations, one a line, as `heedful evaluate --predictions` writes them; other files are an error.
-
-    So are lines of JSON, which are rows of a data set, unless the references are JSON too.
-    """
+    """Read translations, one a line; another number of them, and JSON where no reference is JSON, is an error."""
     what = f"{path} must hold translations, one a line, as `heedful evaluate --predictions` writes them"
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
@@ -189,8 +186,7 @@ class _Metric:
         self.name, self.references, self.settings = name, references, settings
         self.highest = math.inf if name in ("ter", *ERROR_RATES) else 100.0
         is_ours = name in PERCENTAGES
-        tokenize = settings.tokenize or "13a"
-        self.metric = None if is_ours else metrics.sacrebleu_metric(name, tokenize, settings.lowercase)
+        self.metric = None if is_ours else metrics.sacrebleu_metric(name, str(settings.tokenize), settings.lowercase)
 
     def counts(self, texts: Sequence[str]) -> np.ndarray:
         """Return what each sentence adds to the sums, `(sentences, counts)`."""

@@ -75,8 +75,7 @@ class Paragraphs:
             return found.get(0, empty)
         results = []
         for rank, nothing in enumerate(empty):
-            parts, text = {place: row[rank] for place, row in found.items()}, ""
-            between = ""
+            parts, text, between = {place: row[rank] for place, row in found.items()}, "", ""
             for place, (_, behind) in enumerate(pieces):
                 text = joined_sentences(text, parts[place].text.strip() if place in parts else "", between) + behind
                 between = behind

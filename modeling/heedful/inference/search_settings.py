@@ -39,13 +39,10 @@ def check_ids(generation_config: Any, limit: int) -> None:
         values = [value] if ID_SETTING.fullmatch(name) else []
         while values:
             each = values.pop()
+            is_known = type(each) is int and 0 <= each < limit
             if isinstance(each, list | tuple):
                 values += each
-            elif (
-                each is not None
-                and not isinstance(each, torch.Tensor)
-                and not (type(each) is int and 0 <= each < limit)
-            ):
+            elif not is_known and not isinstance(each, torch.Tensor | None):
                 must = f"`{name}` of the generation config must be of the target's vocabulary, from 0 to {limit - 1}"
                 raise ValueError(f"{must}, but is {each!r} instead.")
 

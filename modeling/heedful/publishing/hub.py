@@ -19,14 +19,8 @@ from heedful.publishing.learning_curve import CURVE_FILE
 from heedful.publishing.model_card import CARD_FILE, with_repository
 
 TOKENIZER_FILES = (
-    *(
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-    ),
-    *("vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model"),
 )
 # What a model consists of, and an adapter or an export: nothing else of a folder is sent, besides the code that
@@ -103,10 +97,8 @@ def push(
     except (client_error, ConnectionError) as error:
         if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # what the Hub answers
             raise
-        passed = f"{folder} has passed its checks, and `--dry-run` lists what is sent"
-        raise ConnectionError(
-            f"The Hub cannot be reached to push {repository}: {first_line(error)} ({passed})."
-        ) from error
+        found = f"{first_line(error)} ({folder} has passed its checks, and `--dry-run` lists what is sent)"
+        raise ConnectionError(f"The Hub cannot be reached to push {repository}: {found}.") from error
     return Pushed(name, commit.oid, commit.commit_url)
 
 

@@ -31,7 +31,6 @@ REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "chrf++": "chrF++", "ter": "TER", "exact_match": "Exact match"}
 METRIC_NAMES |= {name: name.replace("_", " ").capitalize() for name in ERROR_RATES}
 NO_CODE = {ord("`"): "'", ord("|"): "\\|"}  # what would end code, or the cell of a table that it is in
-BUILTIN = "builtin:"  # begins the location of a built-in corpus
 OTHER_TASK = "text-generation"  # by which the Hub files what makes text of text and is no translation
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
 # The identifiers that the Hub knows; any other license is published as "other" with its name.
@@ -157,7 +156,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
 def is_on_the_hub(dataset: str) -> bool:
     """Tell a dataset of the Hub from local files and folders and the built-in corpus."""
     is_file = Path(dataset).suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
-    is_here = is_file or dataset.startswith(BUILTIN) or Path(dataset).exists()
+    is_here = is_file or dataset.startswith("builtin:") or Path(dataset).exists()
     return bool(HUB_DATASET.fullmatch(dataset)) and not is_here
 
 

@@ -16,14 +16,7 @@ from heedful.files import write_text
 from heedful.inference.confidence import MOST, Confidence, settings_of
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
-from heedful.publishing.model_card import (
-    BUILTIN,
-    METRIC_NAMES,
-    CardFacts,
-    facts_of_model,
-    is_on_the_hub,
-    write_model_card,
-)
+from heedful.publishing.model_card import METRIC_NAMES, CardFacts, facts_of_model, is_on_the_hub, write_model_card
 from heedful.training.preparation import StoredCorpus
 from heedful.training.publication import is_translation, language_codes
 from heedful.training.run import RunResult
@@ -88,7 +81,7 @@ def facts_of(result: RunResult) -> CardFacts:
     data = recipe.data
     files: list[Any] = [data.train, *(part.train for part in data.mixture.values()), *data.denoise.text]
     trained = [place for each in files for place in (each if isinstance(each, list) else [each]) if place is not None]
-    is_own = recipe.model.start_from is None and all(BUILTIN in each for each in trained)
+    is_own = recipe.model.start_from is None and all("builtin:" in each for each in trained)
     is_trained = tokenizer_key(recipe) == "tokenizer.vocab_size"
     tokens = [TOKENS[kind] if is_trained else "pieces of a given tokenizer" for kind, _ in recipe.tokenizer.sides]
     source, language = sample(corpus.validation_pairs, 1)[0]["source"], corpus.target_language

@@ -115,7 +115,7 @@ def read_recipe(
     for override in overrides or []:
         _override(tree, override)
     if path.parent not in (RECIPES, Path()):
-        _resolve_paths(path.parent, tree, overridden)
+        _resolve_paths(path.parent, tree, overridden, _relative_to)
     if is_open and complete is None and section_of(tree, "data"):
         how = "`heedful train` and `read_recipe(…, complete=heedful.proposals.proposal.complete)` complete such a file"
         raise ValueError(f"`optimization` of {path} must be given, but is missing: {how}.")
@@ -129,7 +129,7 @@ def recipe_of(folder: Path) -> Recipe:
         raise FileNotFoundError(f"{folder} has no {RECIPE_FILE}.")
     tree = _read_tree(path)
     section_of(tree, "data").pop("folder", None)
-    _resolve_paths(path.parent, tree, [], resolved=_file_in)
+    _resolve_paths(path.parent, tree, [], _file_in)
     if ENDLESS.search(str(section_of(tree, "decoding").get("ignore"))):
         raise ValueError(f"`decoding.ignore` of {path} must be a simple pattern, without repeated groups.")
     return make_recipe(tree)
@@ -246,9 +246,8 @@ def _suggestion(path: Path, names: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(nearest)}?)" * bool(nearest)
 
 
-def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str], resolved: Any = None) -> None:
+def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str], resolved: Any) -> None:
     """Put a recipe's folder before the paths in its file that lie there; overridden ones are not the file's."""
-    resolved = resolved or _relative_to
     has_folder = bool(section_of(tree, "data").get("folder"))
 
     def resolve(section: dict[str, Any], prefix: str) -> None:
@@ -369,10 +368,8 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     is_of_language = str in choices and name.endswith((".source", ".target", ".to", "_language"))
     if value is False and (is_of_language or "no" in get_args(hint)):
         value = "no"  # what YAML reads a bare no as; Norwegian's code
-    if name.startswith("data.") and name.endswith((".source", ".target")) and type(value) is int:
-        value = str(value)  # the number of a column
-    if name.startswith("data.") and name.endswith((".source", ".target")) and isinstance(value, list):
-        value = name_of([*map(str, value)])
+    if name.startswith("data.") and name.endswith((".source", ".target")) and type(value) in (int, list):
+        value = name_of([*map(str, value if isinstance(value, list) else [value])])  # of columns, or their numbers
     if float in choices and (isinstance(value, str) or type(value) is int):
         with suppress(ValueError, OverflowError):
             value = float(value)

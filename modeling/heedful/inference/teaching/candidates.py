@@ -61,11 +61,6 @@ def _checked(cells: Mapping[str, Any], source: str, target: str, with_scores: bo
     return unicodedata.normalize("NFC", cells[source]), list(zip(texts, numbers, strict=True))
 
 
-def _plain(text: str) -> str:
-    """Return a text as it is judged, with one space between words; what is chosen keeps its own."""
-    return " ".join(text.split())
-
-
 @dataclass
 class CandidateChoice:
     """How one candidate of each source is chosen as its target, and which candidates are left out before.
@@ -111,13 +106,13 @@ class CandidateChoice:
         sources: set[int] = set()  # their hashes, which are smaller
         count = 0
         for source, candidates in kept if reverse is None else self._scored(kept, reverse, settings):
-            plain = _plain(source)
+            plain = " ".join(source.split())  # so it is judged; what is chosen keeps its own spaces
             self.repeated += hash(plain) in sources
             sources.add(hash(plain))
             texts = [text for text, _ in candidates]
             worth = expected_utilities(texts, utility) if utility else [score for _, score in candidates]
             target = max(zip(worth, texts, strict=True), key=itemgetter(0), default=(0, ""))[1]
-            if self._judge.reason_to_drop(plain, _plain(target), 0, seen) is None:
+            if self._judge.reason_to_drop(plain, " ".join(target.split()), 0, seen) is None:
                 count += 1
                 yield {"source": source, "target": target}
             else:
@@ -129,7 +124,7 @@ class CandidateChoice:
         seen: set[bytes] = set()
         kept = []
         for text, score in sorted(candidates, key=lambda candidate: -candidate[1]):  # the best of those repeated
-            reason = self._judge.reason_to_drop(_plain(source), _plain(text), 0, seen)
+            reason = self._judge.reason_to_drop(" ".join(source.split()), " ".join(text.split()), 0, seen)
             if reason is None and self._script is not None and lacks_script(text, self._script):
                 reason = "language"
             if reason is None:

@@ -339,10 +339,7 @@ def _outputs(model: Any, pair: TokenizerPair, texts: list[str], languages: Seque
 
 
 def _compare(begun: _Begun, larger: Any, grown: TokenizerPair, texts: list[str], first: int) -> tuple[float, int]:
-    """Return the largest difference of an old logit, and how many texts have the output by the model's own settings.
-
-    A difference above rounding, or another greedy output, is a `ValueError`.
-    """
+    """Return the largest difference of a logit, and how many outputs by own settings are alike; greedy ones must."""
     difference = largest_difference(begun.model, larger, first)
     if not difference <= TOLERANCE:
         raise ValueError(f"The logits of the larger model differ by {difference:.1e}, so that no folder is left.")

@@ -68,10 +68,8 @@ def convert_tokenizers(
         notes = (f"The tokenizer stays a {type(tokenizer).__name__}: no plain fast tokenizer gives its exact ids.",)
     config.bos_token_id = pair.special_ids()["bos_token_id"]
     pair.check_config(config)
-    for side, name, size in (
-        ("source", "text", config.vocab_size),
-        ("target", "text_target", config.target_vocab_size),
-    ):
+    sides = {"source": ("text", config.vocab_size), "target": ("text_target", config.target_vocab_size)}
+    for side, (name, size) in sides.items():
         ids = [id_ for row in encode_texts(getattr(pair, side), name, TEXTS) for id_ in row]
         if wrong := [id_ for id_ in ids if type(id_) is not int or not 0 <= id_ < size]:
             must = f"The {side}'s tokenizer must give ids from 0 to {size - 1}"

@@ -49,8 +49,8 @@ SETTINGS = {
     "a page": frozenset((*TOKENS, *BEAM_SETTINGS, *SEARCH_SETTINGS)),
     "CTranslate2": CTRANSLATE2_SETTINGS,
 }
-COPIES = ("transformers", "a page")  # forms that other code computes with the weights
-ONE_TOKENIZER = ("transformers", "a page")  # forms with room for one, which knows no languages
+# Forms that other code computes with the weights, and with room for one tokenizer, which knows no languages.
+COPIES = ("transformers", "a page")
 
 Searches = dict[str, GenerationConfig]  # by the names that messages give them
 Outputs = dict[str, list[tuple[int, ...]]]  # tokens of each sentence, by the name of a search
@@ -157,10 +157,10 @@ def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:
     is_copied = form in COPIES and loaded.config.model_type == "heed"
     if is_copied and (reason := obstacle_to_copies(loaded, form)) is not None:
         raise ValueError(reason)
-    if form in ONE_TOKENIZER and not tokenizers.is_joint:
+    if form in COPIES and not tokenizers.is_joint:
         why = "source and target have a tokenizer each, and the folder has one"
         raise ValueError(f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: {why}.")
-    if form in ONE_TOKENIZER and len(tokenizers.languages) > 1:
+    if form in COPIES and len(tokenizers.languages) > 1:
         found = f"{', '.join(tokenizers.languages)}: nothing there writes their tags before a sentence"
         raise ValueError(f"The model must have one target language for {form}, but has {found}.")
     return loaded, tokenizers

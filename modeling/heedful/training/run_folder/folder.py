@@ -22,10 +22,7 @@ logger = logging.getLogger(__name__)
 
 OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same"
 # What a run and the commands for it write into its folder.
-RUN_FILES = (
-    *("tokenizer", "recipe.yaml", "log.jsonl", CHECKPOINTS, "trackers", "model", "transformers"),
-    SOURCES_FILE,
-)
+RUN_FILES = ("tokenizer", "recipe.yaml", "log.jsonl", CHECKPOINTS, "trackers", "model", "transformers", SOURCES_FILE)
 # What they write into a folder of a model or a tokenizer, beside the files that have checksums.
 OWN_FILES = (*CHECKED_FILES["weights"], *CHECKED_FILES["tokenizer"], CHECKSUMS_FILE, "tokenizer*.json", "*.jinja")
 OWN_FILES += ("special_tokens_map.json", "recipe.yaml", "config.json", "generation_config.json", "metrics.json")

@@ -87,10 +87,7 @@ def unfinished(losses: Sequence[tuple[int, float]], by: str | None, settings: Op
     before = [value for update, value in losses if update <= 0.8 * last]
     if not before or loss > min(0.95 * before[-1], *(value for _, value in losses)):
         return []
-    limits = [
-        f"optimization.{name}" for name in ("max_updates", "max_epochs", "max_minutes") if getattr(settings, name)
-    ]
-    fell = (
-        f"The validation loss still fell at the end of the run, from {before[-1]:.2f} to {loss:.2f} in its last fifth"
-    )
-    return [f"{fell}: a longer run would learn more. Raise `{by or '` and `'.join(limits)}`."]
+    limits = [name for name in ("max_updates", "max_epochs", "max_minutes") if getattr(settings, name)]
+    key = by or "` and `".join(f"optimization.{name}" for name in limits)
+    fell = f"still fell at the end of the run, from {before[-1]:.2f} to {loss:.2f} in its last fifth"
+    return [f"The validation loss {fell}: a longer run would learn more. Raise `{key}`."]

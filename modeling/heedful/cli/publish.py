@@ -28,8 +28,7 @@ def push(
     as_json: options.AsJson = False,
 ):
     """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
-    from heedful.publishing.hub import checked_files
-    from heedful.publishing.hub import push as push_folder
+    from heedful.publishing import hub
 
     in_form: Any = nullcontext
     if form == "transformers":
@@ -37,9 +36,9 @@ def push(
     options.quieten()
     with in_form(model) as folder:
         if dry_run:
-            files = checked_files(Path(folder), repository)
+            files = hub.checked_files(Path(folder), repository)
             return options.print_result({"repository": repository, "files": files}, "\n".join(files), as_json)
-        pushed = push_folder(folder, repository, private=private, revision=revision, message=message)
+        pushed = hub.push(folder, repository, private=private, revision=revision, message=message)
     text = f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}"
     return options.print_result(asdict(pushed), text, as_json)
 
@@ -72,14 +71,10 @@ def convert(
     source_language: Annotated[str | None, Option(help="As mBART's, M2M100's, NLLB's tokenizer calls it.")] = None,
     target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
     decoder_layers: Annotated[int | None, Option(help="Of a new decoder, for a BERT, RoBERTa or XLM-R.")] = None,
-    add_language: Annotated[
-        str | None, Option(help="Target language that a Heed model or NLLB learns to name.")
-    ] = None,
+    add_language: Annotated[str | None, Option(help="Target language that Heed or NLLB learns to name.")] = None,
     pairs: Annotated[str | None, Option(help="Texts of that language, as recipes name pairs.")] = None,
     column: Annotated[str | None, Option(help="Of the texts in --pairs. Default: target.")] = None,
-    like: Annotated[
-        str | None, Option(help="Language that the model knows, to begin with. Default: the first.")
-    ] = None,
+    like: Annotated[str | None, Option(help="Known language to begin with. Default: the first.")] = None,
     pieces: Annotated[int | None, Option(help="New pieces of the vocabulary, at most. Default: 500.")] = None,
     old: Annotated[list[str] | None, Option(help="Texts that keep their tokens, beside the run's own data.")] = None,
     as_json: options.AsJson = False,

@@ -24,9 +24,7 @@ STANDARD_INPUT = Path("-"), Path("/dev/stdin")
 
 def translate(
     model: options.AnyModel,
-    text: Annotated[
-        list[str] | None, Argument(metavar="[TEXT]…", help="Texts; those that begin with - after --.")
-    ] = None,
+    text: Annotated[list[str] | None, Argument(metavar="[TEXT]…", help="Texts; what begins with - after --.")] = None,
     source: Annotated[Path | None, Option("--input", help="File of texts, a line each; else standard input.")] = None,
     column: Annotated[str | None, Option("--source", help="Column or language in --input, of a table.")] = None,
     output: options.TextFile = None,

@@ -378,10 +378,10 @@ def test_outputs_in_scripts_of_many_bytes_are_not_cut(tmp_path):
 def test_a_recipe_says_which_exports_its_tokenizers_allow(tmp_path):
     told = {
         "byte pairs of both sides, which `heedful page` and every export take": PAIRS,
-        "joint: true  # one vocabulary, which all exports but web take; pages need byte pairs": [
+        "joint: true  # one vocabulary, which all exports take; pages need one of byte pairs": [
             (sound, sound[::-1]) for _, sound in SPELLINGS
         ],
-        "joint: false  # a vocabulary for each side, which of the exports onnx and ctranslate2 take": SPELLINGS,
+        "joint: false  # two vocabularies, which onnx and ctranslate2 take; pages need one of byte pairs": SPELLINGS,
     }
     for number, (note, rows) in enumerate(told.items()):
         path = write(table_file(tmp_path / "a.tsv", rows), tmp_path / f"{number}.yaml").path

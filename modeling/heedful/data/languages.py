@@ -42,13 +42,8 @@ def language_named(name: str) -> str | None:
         return _CODES.get(code, code)
     words = re.findall(r"[^\W_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", plain))
     ends = () if " " in plain or len(words) > 3 else (words[:1] + words[-1:])
-    named = {
-        _CODES[word.casefold()]
-        for word in words
-        if word.casefold() in _CODES
-        and (len(word) > 3 or not word.isascii() or word.isupper() or word in ends)
-        and word.casefold() not in NO_CODES
-    }
+    likely = (word for word in words if len(word) > 3 or not word.isascii() or word.isupper() or word in ends)
+    named = {_CODES[word] for word in map(str.casefold, likely) if word in _CODES and word not in NO_CODES}
     return named.pop() if len(named) == 1 else None
 
 
@@ -113,11 +108,8 @@ def main_script(texts: Iterable[str]) -> str | None:
     return next((script for script, count in counts.items() if count >= 0.8 * counts.total()), None)
 
 
-def is_unspaced(texts: Iterable[str]) -> bool:
+def is_unspaced(texts: Sequence[str]) -> bool:
     """Return whether texts are in a script without spaces between words, and have none where words are."""
-    counts, spaces = Counter[str](), 0
-    for text in texts:
-        counts.update(_letters_by_script(text))
-        spaces += text.strip().count(" ")
+    counts, spaces = _letters_by_script("".join(texts)), sum(text.strip().count(" ") for text in texts)
     letters = sum(counts[script] for script in UNSPACED)
     return 2 * letters > counts.total() and 4 * spaces <= letters

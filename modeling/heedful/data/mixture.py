@@ -50,9 +50,8 @@ class AugmentationRules:
 
     def __post_init__(self) -> None:
         if self.neighbours and not self.joined:
-            raise ValueError(
-                "`data.augmentation.joined` must be above 0 where `neighbours` is true, but is 0 instead."
-            )
+            must = "above 0 where `neighbours` is true"
+            raise ValueError(f"`data.augmentation.joined` must be {must}, but is 0 instead.")
         for name, share in asdict(self).items():
             if not 0 <= share <= 1:
                 raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")

@@ -71,9 +71,8 @@ check_order = _unchanged_by("order of a batch", Variation(is_reversed=True), (1,
 check_right_padding = _unchanged_by("right padding", Variation(samples.EXTRA_PADDING), (), f"{_MORE} right")
 check_left_padding = _unchanged_by("left padding", Variation(samples.EXTRA_PADDING, "left"), (1,), f"{_MORE} left")
 # Logits of every step beside one pass over the whole target; generation with a cache beside `use_cache=False`.
-check_cache = _unchanged_by(
-    "cache", Variation(uses_other_cache=True), (1, BEAMS), f"step by step with a cache and in one pass, {_SEARCHES}"
-)
+_STEPS = f"step by step with a cache and in one pass, {_SEARCHES}"
+check_cache = _unchanged_by("cache", Variation(uses_other_cache=True), (1, BEAMS), _STEPS)
 check_determinism = _unchanged_by("determinism", samples.PLAIN, (1,), "two calls, to the bit", to_the_bit=True)
 
 

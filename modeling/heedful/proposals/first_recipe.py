@@ -46,10 +46,6 @@ REASONS = {
     "word": "few different symbols between spaces; another one will be an error",
     "character": "single words, also with tags, or texts in which only spaces change",
 }
-JOINT = {
-    True: "one vocabulary, which all exports but web take; pages need byte pairs",
-    False: "a vocabulary for each side, which of the exports onnx and ctranslate2 take",
-}
 
 
 def write_first_recipe(
@@ -158,12 +154,13 @@ def _tokenizer_notes(settings: Mapping[str, Any], algorithms: tuple[str, str]) -
         return {"tokenizer.vocab_size": "byte pairs of both sides, which `heedful page` and every export take"}
     source, target = (REASONS[algorithm] for algorithm in algorithms)
     sides = "source" if "tokenizer.target_algorithm" in settings else "source and target"
+    joint, separate = "one vocabulary, which all exports take", "two vocabularies, which onnx and ctranslate2 take"
     return {
         "tokenizer.algorithm": f"of the {sides}: {source}",
         "tokenizer.target_algorithm": f"of the target: {target}",
         "tokenizer.vocab_size": "null: all of the texts",
         "tokenizer.target_vocab_size": "null: all of the texts",
-        "tokenizer.joint": JOINT[settings["tokenizer.joint"]],
+        "tokenizer.joint": f"{joint if settings['tokenizer.joint'] else separate}; pages need one of byte pairs",
     }
 
 

@@ -112,10 +112,9 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator
 
 def check_targets(pairs: Pairs) -> Iterator[RecipeFinding]:
     """Find sources that come with several targets, as a word does where a column that says which form is left out."""
-    targets: dict[str, set[str]] = {}
-    for pair in pairs:
-        targets.setdefault(pair["source"].strip(), set()).add(pair["target"].strip())
-    found = [number for number, source in enumerate(pairs.sources) if len(targets[source.strip()]) > 1]
+    different = {(pair["source"].strip(), pair["target"].strip()) for pair in pairs}
+    targets = Counter(source for source, _ in different)
+    found = [number for number, source in enumerate(pairs.sources) if targets[source.strip()] > 1]
     message = PAIRS_THAT + "have a source that comes with other targets too: which is meant, it does not say."
     advice = "If another column says it, `data.source: [lemma, features]` joins both; or drop all but one."
     check = RowCheck("several_targets", message, advice, 0.3)
@@ -265,16 +264,8 @@ IS_IN: dict[str, Callable[[str], object]] = {
 # What such texts have, what to do about it, and from which shares on it is grave.
 DEFECTS: dict[str, tuple[Any, ...]] = {
     "control_characters": ("control characters.", "Remove them: the model learns to write them.", 0.001),
-    "replacement_characters": (
-        "the character U+FFFD, the mark of a lost letter.",
-        "Decode the original files again, with the encoding they are in.",
-        *(0.001, 0.1),
-    ),
-    "mojibake": (
-        "letters that were UTF-8 and read as Latin-1 or Windows-1252.",
-        "Decode the original files as UTF-8.",
-        *(0.001, 0.1),
-    ),
+    "replacement_characters": ("U+FFFD for lost letters.", "Decode the files in their own encoding.", 0.001, 0.1),
+    "mojibake": ("UTF-8 that was read as Latin-1 or Windows-1252.", "Decode the files as UTF-8.", 0.001, 0.1),
     "html": ("HTML entities or tags.", "Python's `html.unescape` makes text of entities; take tags out.", 0.01),
     "decomposed": (
         "text that is not in Unicode's form NFC (Korean then costs 3 to 6 times the tokens), or loose jamo of it.",
@@ -297,13 +288,11 @@ def check_text(pairs: Pairs) -> Iterator[RecipeFinding]:
 
 
 WRONG_SCRIPT_SHARE = 0.05
-
+Sides = tuple[str | None, str | None]  # what is known of sources and of targets
 SWAPPED = ": source and target are swapped."
 
 
-def check_scripts(
-    train: Pairs, held_out: Sequence[Pairs], languages: tuple[str | None, str | None]
-) -> Iterator[RecipeFinding]:
+def check_scripts(train: Pairs, held_out: Sequence[Pairs], languages: Sides) -> Iterator[RecipeFinding]:
     """Find swapped languages, and targets in a script that is not theirs; codes of unknown languages say nothing."""
     train = train.chosen([number for number, part in enumerate(train.parts) if part == 0])  # others: other languages
     ours, *others = ((main_script(split.sources), main_script(split.targets)) for split in (train, *held_out))
@@ -331,9 +320,7 @@ def check_scripts(
             yield from check.findings(train, wrong, train.key, side=side, script=script)
 
 
-def _languages_against_scripts(
-    scripts: tuple[str | None, str | None], languages: tuple[str | None, str | None]
-) -> Iterator[RecipeFinding]:
+def _languages_against_scripts(scripts: Sides, languages: Sides) -> Iterator[RecipeFinding]:
     expected = tuple(SCRIPTS_OF_LANGUAGES.get(language_named(language or "") or "") for language in languages)
     wrong = [None not in (found, wanted) and found != wanted for found, wanted in zip(scripts, expected, strict=True)]
     is_swapped = all(wrong) and expected == scripts[::-1]

@@ -1,6 +1,6 @@
 """What searches for a translator: token ids in, hypotheses out.
 
-`GenerateEngine` is transformers' `generate()`; the others are loaded by name, when one is asked for. In float32
+`GenerateEngine` is transformers' `generate()`; the native one is loaded by name, when it is asked for. In float32
 what a sentence becomes does not depend on the other sentences of its batch: padding is masked.
 """
 
@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 
-from heedful.configuration_base_heed import position_limit, special_token
+from heedful.configuration_base_heed import special_token
 from heedful.generation_heed import COMPILED_DEVICES, check_logits, stopped
 from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of, end_tokens, length_penalty
 
@@ -49,24 +49,27 @@ class Hypothesis:
     finished: bool = True
 
 
-class Engine(Protocol):
-    """Searches for translations of encoded sentences with one model."""
+def native_engine() -> Any:
+    """Return the module of the native decoder."""
+    return importlib.import_module(NATIVE)
 
-    model: Any
+
+class GenerateEngine:
+    """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches.
+
+    The mean of the probabilities of an `ensemble` of further models chooses each token; `tokenizer` is the target's.
+    """
+
+    def __init__(self, model: Any, ensemble: Sequence[Any] = (), tokenizer: Any = None):
+        self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
 
     @property
     def is_current(self) -> bool:
         """Whether it still computes what the model does."""
         return True
 
-    @property
-    def positions(self) -> int | None:
-        """The most tokens that a sequence may have; `None` is any number."""
-        return position_limit(self.model.config)
-
     def check(self, config: Any) -> None:
         """Raise a `ValueError` that names a setting of a generation config which the engine cannot follow."""
-        return
 
     def search(
         self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
@@ -76,26 +79,6 @@ class Engine(Protocol):
         The padded source tokens of a batch × rows per sentence keep within the budget. `processors` are `Processors`,
         and `progress` gets the number of sentences that are done since its last call.
         """
-
-
-def native_engine() -> Any:
-    """Return the module of the native decoder."""
-    return importlib.import_module(NATIVE)
-
-
-class GenerateEngine(Engine):
-    """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches.
-
-    The mean of the probabilities of an `ensemble` of further models chooses each token; `tokenizer` is the target's.
-    """
-
-    def __init__(self, model: Any, ensemble: Sequence[Any] = (), tokenizer: Any = None):
-        self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
-
-    def search(
-        self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
-    ) -> list[list[Hypothesis]]:
-        """Translate batch by batch."""
         settings = copy.deepcopy(config)
         if self.model.generation_config.max_new_tokens is None:  # or `generate()` would warn of two lengths
             settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token

@@ -18,7 +18,7 @@ from heedful.configuration_base_heed import TEXT_TASK, position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
-from heedful.inference.engines import Engine, EngineName, GenerateEngine, Hypothesis, Progress, ignored, native_engine
+from heedful.inference.engines import EngineName, GenerateEngine, Hypothesis, Progress, ignored, native_engine
 from heedful.inference.loading import load_model, load_tokenizers, model_folder, resolve_device
 from heedful.inference.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
 from heedful.symbols_heed import UNKNOWN_OUTPUT, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
@@ -140,14 +140,16 @@ class Translator:
             raise ValueError(f"`engine` must be generate for an `ensemble`, but is {engine} instead.")
         if ensemble:
             engine = "generate"
+        elif engine == "auto" and precision != "float32":
+            engine = "native"
         if engine == "generate" and precision != "float32":
             must = "`precision` must be float32 with the engine generate, which computes as the model is"
             raise ValueError(f"{must}, but is {precision!r} instead.")
         self.model: Any = model
         self.tokenizers, self.engine, self.precision, self.ensemble = tokenizers, engine, precision, ensemble
-        self._engines: dict[str, Engine] = {}
-        if engine != "auto" or precision != "float32":
-            self._current("native" if engine == "auto" else engine)
+        self._engines: dict[str, GenerateEngine] = {}
+        if engine != "auto":
+            self._current(engine)
 
     @classmethod
     def from_pretrained(
@@ -354,11 +356,9 @@ class Translator:
             config.early_stopping = early_stopping
         if (sampling := options.get("sampling")) is not None:
             sampling.prepare(config, options["split"])
-        positions = position_limit(self.model.config)
         if self.engine != "auto":
-            engine = self._current(self.engine)
-            engine.check(config)
-            positions = engine.positions
+            self._current(self.engine).check(config)
+        positions = position_limit(self.model.config)
         config.max_new_tokens, config.max_length = self._length_bound(max_new_tokens, positions), None
         return Search(config, positions=positions, trained=self._longest_trained(), **options)
 
@@ -377,12 +377,10 @@ class Translator:
         trained = getattr(self.model.generation_config, LONGEST_SOURCE, None)
         return trained or getattr(self.model.config, "max_position_embeddings", None)
 
-    def _engine(self, config: "GenerationConfig") -> Engine:
+    def _engine(self, config: "GenerationConfig") -> GenerateEngine:
         """Return the engine of this call, with the model's present weights."""
         if self.engine != "auto":
             return self._current(self.engine)
-        if self.precision != "float32":
-            return self._current("native")
         if native_engine().may_replace(self.model, config):
             try:
                 return self._current("native")
@@ -391,7 +389,7 @@ class Translator:
                 self.engine = "generate"
         return self._current("generate")
 
-    def _current(self, name: str) -> Engine:
+    def _current(self, name: str) -> GenerateEngine:
         engine = self._engines.get(name)
         if engine is None or not engine.is_current:
             self._engines.pop(name, None)

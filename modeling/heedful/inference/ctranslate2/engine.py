@@ -12,7 +12,7 @@ import torch
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.ctranslate2 import specification
-from heedful.inference.engines import Engine, Hypothesis, Progress, Sources, ignored, rows_per_sentence
+from heedful.inference.engines import Hypothesis, Sources, rows_per_sentence
 from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of, require
 
@@ -24,7 +24,7 @@ ALMOST_ZERO = 1e-30
 CTRANSLATE2_SETTINGS = frozenset((*GREEDY_SETTINGS, *BEAM_SETTINGS))
 
 
-class CTranslate2Engine(Engine):
+class CTranslate2Engine:
     """Greedy and beam search by CTranslate2 over an exported folder of a model, which is on the same device."""
 
     def __init__(self, folder: Path, model: Any, tokenizers: TokenizerPair, compute_type: ComputeType):
@@ -36,10 +36,8 @@ class CTranslate2Engine(Engine):
         options = {"device_index": index, "compute_type": compute_type, "intra_threads": torch.get_num_threads()}
         self._translator = specification.import_ctranslate2().Translator(str(folder), kind, **options)
 
-    def search(
-        self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
-    ) -> list[list[Hypothesis]]:
-        """Translate as `Engine.search` says, without logits processors: CTranslate2 sorts and batches sentences."""
+    def search(self, sources: Sources, config: Any, token_budget: int) -> list[list[Hypothesis]]:
+        """Return hypotheses as `GenerateEngine.search`, without scores: CTranslate2 sorts and batches sentences."""
         words = [[self._source_tokens[token] for token in source] for source in sources]
         results = self._translator.translate_batch(
             words,
@@ -50,7 +48,6 @@ class CTranslate2Engine(Engine):
             **self._search_options(config),
         )
         ids = self._target_ids
-        progress(len(sources))
         return [[Hypothesis(tuple(map(ids.__getitem__, row))) for row in result.hypotheses] for result in results]
 
     def _search_options(self, config: Any) -> dict[str, Any]:

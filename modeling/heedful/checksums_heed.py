@@ -66,6 +66,17 @@ def settle_target(folder: str | Path, is_joint: bool) -> None:
             path.unlink(missing_ok=True)
 
 
+def load_tokenizer(loader: Any, name: str | Path, way: str, **options: Any) -> Any:
+    """Load a tokenizer; if it needs code that is not trusted, the `ValueError` names the way to load it with that."""
+    try:
+        return loader.from_pretrained(name, **options)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        fault = f"The tokenizer in {name} needs code of its own (`auto_map` of tokenizer_config.json)"
+        raise ValueError(f"{fault}, which does not run unasked. If you trust it, load it {way}.") from error
+
+
 def has_tokenizer(folder: str | Path) -> bool:
     """Return whether a folder holds the files of a tokenizer, of whatever class."""
     return (Path(folder) / "tokenizer_config.json").is_file() or bool(_files(Path(folder), "tokenizer"))

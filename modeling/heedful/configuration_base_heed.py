@@ -59,13 +59,11 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     }.items()
     for others in names.split()
 }
+TASK, TEXT_TASK = "heed-translation", "heed-text2text"  # of the pipelines
 FORMAT_VERSION = 1
 IGNORED_LABEL = -100  # of positions where nothing is to be predicted, as everywhere in transformers
 
 _is_generating = ContextVar("_is_generating", default=False)
-
-
-TASK, TEXT_TASK = "heed-translation", "heed-text2text"  # of the pipelines
 
 
 class OfferedPipelines(dict[str, dict[str, Any]]):

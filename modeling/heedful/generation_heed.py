@@ -3,7 +3,6 @@
 import copy
 import functools
 import warnings
-from collections.abc import Iterator
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -15,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, runs_known_code
+from .symbols_heed import listed
 from .versions_heed import CACHE, cache_of, cached_signature, given_cache, rename_cache
 
 # The longest translation where neither the call nor the model's generation config sets a bound: transformers' own, 20
@@ -27,7 +27,7 @@ COMPILED_DEVICES = ("cuda",)  # where a step over a static cache is compiled
 _is_users_strategy: ContextVar[bool] = ContextVar("_is_users_strategy", default=False)
 
 
-def check_strategy_arguments(arguments: dict[str, Any]) -> None:
+def check_strategy(arguments: dict[str, Any]) -> None:
     """Raise a `ValueError` for arguments beside a callable `custom_generate`, which would not get them."""
     for name in KEPT_FROM_STRATEGIES if callable(arguments.get("custom_generate")) else ():
         if (given := arguments.get(name)) is not None:
@@ -41,7 +41,7 @@ def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     if isinstance(strategy, type):
         must = f"`custom_generate` must be an object such as {strategy.__name__}(…)"
         raise ValueError(f"{must}, but is the class itself instead.")
-    check_strategy_arguments(kwargs)
+    check_strategy(kwargs)
     sources = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     sources.append(getattr(kwargs.get("encoder_outputs"), "last_hidden_state", None))
     source: Any = next((given for given in sources if given is not None), None)
@@ -90,8 +90,9 @@ def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
         warnings.warn(f"{found}: {cure}.", stacklevel=4)
 
 
-def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
-    """Name the parameters of a model that hold infinity or not-a-number, which make every output worthless."""
+def check_weights(model: Any, place: str = "") -> None:
+    """Raise a `ValueError` that names weights that are infinite or no numbers, which make each output worthless."""
+    broken = []
     for name, parameter in model.named_parameters():
         weights = parameter.detach()
         # Quantized weights, those spread over processes, and those on disk cannot be looked at.
@@ -99,7 +100,9 @@ def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
         if is_plain and weights.numel() and not weights.is_meta:
             extremes = torch.stack(torch.aminmax(weights))
             if not extremes.isfinite().all():
-                yield name
+                broken.append(name)
+    if broken:
+        raise ValueError(f"The weights{place} must be finite numbers, but are not in {listed(broken)}.")
 
 
 def check_logits(values: torch.Tensor, dtype: torch.dtype) -> None:

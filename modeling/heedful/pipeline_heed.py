@@ -27,17 +27,18 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.pipelines.base import ChunkPipeline
 
-from .checksums_heed import TARGET_FOLDER, check_no_target, settle_target, write_checksums
+from .checksums_heed import TARGET_FOLDER, check_no_target, load_tokenizer, settle_target, write_checksums
 from .configuration_base_heed import HEED_TYPES, TASK, TEXT_TASK, position_limit
-from .generation_heed import (
-    DEFAULT_MAX_NEW_TOKENS,
-    check_logits,
-    check_strategy_arguments,
-    stopped,
-    weights_that_are_no_numbers,
-    with_check,
+from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_logits, check_strategy, check_weights, stopped, with_check
+from .symbols_heed import (
+    UNKNOWN_OUTPUT,
+    check_are_several,
+    checked_texts,
+    decoded,
+    trimmed,
+    unknown_id,
+    unknown_symbol,
 )
-from .symbols_heed import UNKNOWN_OUTPUT, check_are_several, decoded, listed, trimmed, unknown_id, unknown_symbol
 
 # Arguments of a call for the source; the target's language is needed to generate too.
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
@@ -233,8 +234,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         if not (model.config.is_encoder_decoder and model.can_generate()):
             must = "`model` must be an encoder-decoder with `generate()`"
             raise ValueError(f"{must}, but is {type(model).__name__} instead.")
-        if broken := sorted(weights_that_are_no_numbers(model)):
-            raise ValueError(f"The model's weights must be finite numbers, but are not in {listed(broken)}.")
+        check_weights(model)
         self.target_tokenizer = _target_tokenizer(model, tokenizer, target_tokenizer)
         _check_tokenizers(model, tokenizer, self.target_tokenizer)
         self.languages = Languages(tokenizer, model)
@@ -271,16 +271,16 @@ class HeedTranslationPipeline(ChunkPipeline):
         """
         if isinstance(inputs, str):
             return super().__call__(inputs, **kwargs)
-        check_are_several(inputs, "inputs")
         if isinstance(inputs, list | tuple):
-            texts, order = [_checked(text) for text in inputs], list(range(len(inputs)))
+            texts, order = checked_texts(inputs, "inputs"), list(range(len(inputs)))
             if not ROW_ARGUMENTS & {*self.defaults, *kwargs}:  # texts of similar length share a batch
                 order.sort(key=lambda number: -len(texts[number]))
             translated = super().__call__([texts[number] for number in order], **kwargs) if texts else []
             results = dict(zip(order, map(_one_or_all, translated), strict=True))
             return [results[number] for number in range(len(texts))]
         # A generator, and with it read lazily, whatever kind of iterator it was.
-        stream = inputs if isinstance(inputs, Dataset) else (_checked(text) for text in inputs)
+        check_are_several(inputs, "inputs")
+        stream = inputs if isinstance(inputs, Dataset) else (text for text in inputs)
         return map(_one_or_all, super().__call__(stream, **kwargs))
 
     def _sanitize_parameters(self, **parameters: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -295,7 +295,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             nearest = get_close_matches(name, known, n=1)
             hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
             raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
-        check_strategy_arguments(parameters)
+        check_strategy(parameters)
         source = {name: value for name, value in parameters.items() if name in SOURCE_ARGUMENTS}
         target = {name: value for name, value in parameters.items() if name == "tgt_lang" or name not in source}
         return source, target, {name: value for name, value in parameters.items() if name == "return_scores"}
@@ -317,7 +317,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         hard = min(filter(None, (max_source_tokens, position_limit(self.model.config))), default=None)
         # Beyond it a model has seldom seen a text, even if its positions go on.
         soft = hard or getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
-        whole = [Piece(trimmed(_checked(text)))]
+        whole = [Piece(*map(trimmed, checked_texts([text], "inputs")))]
         pieces = whole if split_sentences is False else self._pieces(text, encode, split_sentences, soft)
         for number, piece in enumerate(pieces):
             ids = encode(piece.text)
@@ -520,16 +520,12 @@ def _one_or_all(result: list[dict[str, Any]]) -> Any:
     return result[0] if len(result) == 1 else result
 
 
-def _checked(text: Any) -> str:
-    if not isinstance(text, str):
-        raise ValueError(f"A text must be a string, but is {type(text).__name__} instead.")
-    return text
-
-
 def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     """Return the target's tokenizer: as given, as the model's folder or repository has it, or the source's."""
+    way = "with `AutoTokenizer.from_pretrained(…, trust_remote_code=True)` and pass it as `target_tokenizer`"
     if given is not None:
-        return _load_tokenizer(AutoTokenizer, given) if isinstance(given, str | Path) else given
+        is_name = isinstance(given, str | Path)
+        return load_tokenizer(AutoTokenizer, given, way, trust_remote_code=False) if is_name else given
     name = model.config.name_or_path or tokenizer.name_or_path
     if model.config.model_type not in HEED_TYPES or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         return tokenizer
@@ -546,21 +542,7 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     # Named directly, because AutoTokenizer would first ask what model lies in the folder.
     ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
     loader: Any = PreTrainedTokenizerFast if ours else AutoTokenizer
-    return _load_tokenizer(loader, name, **options)
-
-
-def _load_tokenizer(loader: Any, name: str | Path, **options: Any) -> Any:
-    """Load a tokenizer, but run no code that it brings along."""
-    try:
-        return loader.from_pretrained(name, trust_remote_code=False, **options)
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        cure = (
-            "load it with `AutoTokenizer.from_pretrained(…, trust_remote_code=True)` and pass it as `target_tokenizer`"
-        )
-        fault = f"The target's tokenizer in {name} needs code of its own, which does not run unasked"
-        raise ValueError(f"{fault}: {cure}.") from error
+    return load_tokenizer(loader, name, way, trust_remote_code=False, **options)
 
 
 def _check_tokenizers(model: Any, source: Any, target: Any) -> None:

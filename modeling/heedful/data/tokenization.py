@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful.checksums_heed import TARGET_FOLDER, changed_files, check_no_target, write_checksums
+from heedful.checksums_heed import TARGET_FOLDER, changed_files, check_no_target, load_tokenizer, write_checksums
 from heedful.files import ENDLESS, check_inside, check_name_inside, first_line, listed, read_object, write_text
 from heedful.symbols_heed import UnknownSymbol, checked_texts, decoded, symbols_of, trimmed, unknown_symbol
 
@@ -348,14 +348,6 @@ def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     # AutoTokenizer would first look for a model in the folder.
     is_ours = read_object(path).get("tokenizer_class") in ("PreTrainedTokenizerFast", SOURCE_CLASS)
     loader: Any = PreTrainedTokenizerFast if is_ours else AutoTokenizer
-    try:
-        with tokenizing("be loaded"):
-            return loader.from_pretrained(folder, **options)
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise ValueError(
-            f"The tokenizer in {folder} needs code of its own (`auto_map` of {path.name}), which does not run unasked."
-            " Who trusts it loads it with `TokenizerPair.from_pretrained(…, trust_remote_code=True)` and gives it to "
-            "`Translator(model, tokenizers)`; Heed's own tokenizers need no code."
-        ) from error
+    way = "with `TokenizerPair.from_pretrained(…, trust_remote_code=True)`; Heed's own need no code"
+    with tokenizing("be loaded"):
+        return load_tokenizer(loader, folder, way, **options)

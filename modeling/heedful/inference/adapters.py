@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.files import ENDLESS, check_inside, import_extra, read_object, shortened
+from heedful.generation_heed import check_weights
 from heedful.inference import loading
 from heedful.inference.loading import ADAPTER_FILE, MOST_PARTS, is_adapter, load_model
 
@@ -59,7 +60,7 @@ def merged(folder: Path) -> Any:
     model = load_model(base)
     # Without memory for more than the file holds, whatever rank is named; methods of their own look at the weights.
     is_small = isinstance(read_object(folder / ADAPTER_FILE).get("init_lora_weights", True), bool)
-    try:
+    with loading.reading(folder, "adapter"):
         settings = peft.PeftConfig.from_pretrained(str(folder))
         adapted: Any = None
         if not settings.is_prompt_learning:
@@ -68,9 +69,6 @@ def merged(folder: Path) -> Any:
                 adapted = peft.PeftModel.from_pretrained(model, str(folder), low_cpu_mem_usage=is_small)
             wanted = peft.get_peft_model_state_dict(adapted).keys()
             saved = peft.load_peft_weights(str(folder), device="cpu").keys()
-    # As in `load_model`, broken files raise all kinds of errors.
-    except Exception as error:
-        raise ValueError(f"The adapter in {folder} cannot be loaded: {loading.why_not_loaded(error)}") from error
     if adapted is None:
         must = f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's"
         cure = "load it with `PeftModel.from_pretrained` and call its `generate()`"
@@ -78,5 +76,5 @@ def merged(folder: Path) -> Any:
     known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings beside its weights
     loading.check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
     whole = adapted.merge_and_unload().eval()
-    loading.check_numbers(folder, whole)
+    check_weights(whole, f" in {folder}")
     return whole

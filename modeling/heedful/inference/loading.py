@@ -2,8 +2,9 @@
 
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,16 +99,10 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
 
     import heedful  # noqa: F401
 
-    try:
-        # Other shapes are named below; the error of transformers does not name them.
-        settings: Any = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
-        model, report = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, **settings)
-    # The libraries raise all kinds of errors for a broken file, also SafetensorError, which is just an Exception.
-    except Exception as error:
-        raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
-    check_report(folder, report)
-    check_numbers(folder, model)
-    check_unchanged(folder, changed.result())  # last, because the errors above say more
+    model: Any = load_weights(folder, AutoModelForSeq2SeqLM, local_files_only=True)
+    if names := changed.result():  # last, because the errors above say more
+        must = f"The model in {folder} must be the one that was saved there, but {listed(names)} changed since"
+        raise ValueError(f"{must}. If that is meant, delete {CHECKSUMS_FILE}, which remembers them.")
     saved = read_object(folder / "generation_config.json")
     if saved.keys() & SEARCH_SETTINGS:  # which transformers drops where the config began as one made of config.json
         known = {name: value for name, value in saved.items() if name[0] != "_"}
@@ -115,6 +110,31 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     if model.config.model_type.startswith("heed"):
         check_ids(model.generation_config, model.config.target_vocab_size)
     return model.eval()
+
+
+@contextmanager
+def reading(place: str | Path, part: str = "model") -> Iterator[None]:
+    """Make a `ValueError` of whatever safetensors, pickle, torch and transformers raise for broken files."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and not Path(place).is_dir():  # what is not on the Hub
+            raise
+        raise ValueError(f"The {part} in {place} cannot be loaded: {why_not_loaded(error)}") from error
+
+
+def load_weights(place: str | Path, kind: Any, read: str = "", may_lack: str = "", **options: Any) -> Any:
+    """Load a model by an Auto class; weights that it lacks, or does not know and are to be `read`, are errors."""
+    from heedful.generation_heed import check_weights
+
+    # Other shapes are named below; the error of transformers does not name them.
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
+    with reading(place):
+        model, report = kind.from_pretrained(place, **options)
+    unknown = [name for name in report["unexpected_keys"] if re.search(read, name)]
+    check_report(place, report | {"unexpected_keys": unknown}, may_lack)
+    check_weights(model, f" in {place}")
+    return model
 
 
 def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = "") -> None:
@@ -127,22 +147,6 @@ def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = 
     shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in wrong]
     if shapes:
         raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
-
-
-def check_numbers(folder: str | Path, model: "PreTrainedModel") -> None:
-    """Raise a `ValueError` that names the weights of a loaded model which are infinite or not numbers."""
-    from heedful.generation_heed import weights_that_are_no_numbers
-
-    broken = list(weights_that_are_no_numbers(model))
-    if broken:
-        raise ValueError(f"The weights in {folder} must be finite numbers, but are not in {listed(broken)}.")
-
-
-def check_unchanged(folder: Path, changed: list[str] | None) -> None:
-    """Raise a `ValueError` that names the files of a folder's weights which are not those that were saved."""
-    if changed:
-        must = f"The model in {folder} must be the one that was saved there, but {listed(changed)} changed since"
-        raise ValueError(f"{must}. If that is meant, delete {CHECKSUMS_FILE}, which remembers them.")
 
 
 def is_adapter(folder: Path) -> bool:

@@ -5,8 +5,6 @@ compared on random sentences.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -23,7 +21,7 @@ from heedful.configuration_heed import HeedConfig
 from heedful.data.languages import code_of
 from heedful.data.tokenization import tokenizing
 from heedful.files import check_is_new, new_folder, read_object, write_text
-from heedful.inference.loading import HUB_ID, check_files, check_numbers, check_report, why_not_loaded
+from heedful.inference.loading import HUB_ID, check_files, load_weights, reading
 from heedful.inference.search_settings import check_ids
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.conversion.families import EMBEDDINGS, ENCODERS, FAMILIES, exact_sinusoids, field_faults
@@ -182,28 +180,17 @@ def _check_expressible(config: PreTrainedConfig) -> None:
         raise ValueError("The model cannot be converted: " + " ".join(faults))
 
 
-@contextmanager
-def _reading(source: str) -> Iterator[None]:
-    """Make a `ValueError` of whatever safetensors, pickle, torch and transformers raise for a checkpoint's files."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(f"The model in {source} cannot be loaded: {why_not_loaded(error)}") from error
-
-
 def read_config(source: str) -> Any:
     """Read a checkpoint's config; code in its folder is never run, for the classes are transformers' own."""
     if Path(source).is_dir():
         check_files(Path(source))
-    with _reading(source):
+    with reading(source):
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
 
 
-def load_weights(source: str, kind: Any, config: Any, read: str = "", **options: Any) -> PreTrainedModel:
-    """Load a checkpoint by an Auto class; weights that it lacks, or does not know and are to be `read`, are errors."""
-    with _reading(source):
+def load_checkpoint(source: str, kind: Any, config: Any, read: str = "", **options: Any) -> PreTrainedModel:
+    """Load a checkpoint as `load_weights` does, if it is no smaller than its config says."""
+    with reading(source):
         with torch.device("meta"), init.no_init_weights():
             shape = kind.from_config(config)
             shape.tie_weights()
@@ -211,12 +198,7 @@ def load_weights(source: str, kind: Any, config: Any, read: str = "", **options:
         held = sum(path.stat().st_size for path in Path(source).glob("*") if path.suffix in (".safetensors", ".bin"))
         if Path(source).is_dir() and asked > held:  # each takes a byte at least
             raise ValueError(f"its config asks for {asked:,} parameters, but its weights have {held:,} bytes")
-        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
-        model, report = kind.from_pretrained(source, **options)
-    unknown = [name for name in report["unexpected_keys"] if re.search(read, name)]
-    check_report(source, report | {"unexpected_keys": unknown}, may_lack="final_logits_bias")  # which is zero then
-    check_numbers(source, model)
-    return model
+    return load_weights(source, kind, read, may_lack="final_logits_bias", **options)  # which is zero then
 
 
 def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
@@ -225,7 +207,7 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     _check_expressible(config)
     # Under sdpa the decoder of umT5 looks ahead in transformers 5.17.
     options = {"attn_implementation": "eager"} if config.model_type == "umt5" else {}
-    model = load_weights(source, AutoModelForSeq2SeqLM, config, **options)
+    model = load_checkpoint(source, AutoModelForSeq2SeqLM, config, **options)
     dtype, ours = model.dtype, convert_config(config)
     model = model.float().eval()
     if ours.position_encoding == "sinusoidal" and dtype != torch.float32:

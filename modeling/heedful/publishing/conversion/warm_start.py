@@ -18,7 +18,7 @@ from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.conversion.families import ENCODERS, field_faults
 from heedful.publishing.conversion.model_conversion import (
     Conversion,
-    load_weights,
+    load_checkpoint,
     padded,
     random_ids,
     read_config,
@@ -63,7 +63,7 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
     faults += ["`pad_token_id` must be set, but is None instead."] * (config.pad_token_id is None)
     if faults:
         raise ValueError("The encoder cannot be converted: " + " ".join(faults))
-    theirs = load_weights(source, AutoModel, config, READ, add_pooling_layer=False).float().eval()
+    theirs = load_checkpoint(source, AutoModel, config, READ, add_pooling_layer=False).float().eval()
     with tokenizing("be converted"):
         tokenizer = load_tokenizer(source)
         if tokenizer is None:

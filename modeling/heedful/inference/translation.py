@@ -195,10 +195,9 @@ class Translator:
 
         An empty or blank sentence gives empty translations. Each line of a text of several lines is translated on its
         own, as in the pipelines, and the line breaks stay; a model of the task `heed-text2text` gets the whole text.
-        One warning says how many sentences reached the length
-        limit before </s>; their `Translation.finished` is False. Another one says how many were longer than any source
-        that the model has learned from, by its generation config, else by `max_position_embeddings`. With `do_sample`
-        in the model's generation config, results are random and depend on the batch.
+        One warning says how many sentences reached the length limit before </s>; their `Translation.finished` is
+        False. Another one says how many were longer than any source that the model has learned from, by its generation
+        config, else by `max_position_embeddings`. With `do_sample` there, results are random and depend on the batch.
 
         Args:
             texts: Sentences.

@@ -85,10 +85,8 @@ class CardFacts:
         for field in fields(self):
             value = getattr(self, field.name)
             may_be_empty = field.default is None or (field.name == "scores" and self.run is None)
-            if not may_be_empty and value in (None, "", (), [], {}):
+            if value == "" or (not may_be_empty and value in (None, (), [], {})):
                 raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
-        if self.base_model == "":
-            raise ValueError(f"`base_model` must not be empty, but is {self.base_model!r} instead.")
         for name in ("source_language", "target_language"):
             code = getattr(self, name)
             if not LANGUAGE_CODE.fullmatch(code):

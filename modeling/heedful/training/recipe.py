@@ -158,14 +158,7 @@ class OptimizationRecipe:
         _at_least(0, "optimization", self, "warmup_updates", "weight_decay", "skip_nonfinite_updates")
         _at_least(1, "optimization", self, "max_updates", "max_epochs", "buckets_per_update", "token_budget")
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
-        positive = (
-            "learning_rate",
-            "muon_learning_rate",
-            "epsilon",
-            "max_grad_norm",
-            "max_minutes",
-            "r_drop",
-        )
+        positive = ("learning_rate", "muon_learning_rate", "epsilon", "max_grad_norm", "max_minutes", "r_drop")
         for name in positive:
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise mistake(f"optimization.{name}", "above 0 and finite", getattr(self, name))
@@ -175,7 +168,11 @@ class OptimizationRecipe:
         if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
             must = "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given"
             raise ValueError(f"{must}, but none is.")
-        self._check_objective()
+        if not 0 < self.distillation_weight <= 1:
+            raise mistake("optimization.distillation_weight", "above 0 and at most 1", self.distillation_weight)
+        if self.distillation is None and self.distillation_weight != 0.5:
+            must = "0.5 where `optimization.distillation` is empty and there is no teacher"
+            raise mistake("optimization.distillation_weight", must, self.distillation_weight)
         if self.schedule in ("cosine", "linear") and self.max_updates is None:
             must = f"given for the {self.schedule} schedule, which ends there"
             raise mistake("optimization.max_updates", must, "empty")
@@ -183,14 +180,6 @@ class OptimizationRecipe:
             must = "0 with adam, which would mix it into the gradient (choose adamw)"
             raise mistake("optimization.weight_decay", must, self.weight_decay)
         self._check_optimizer()
-
-    def _check_objective(self) -> None:
-        """Refuse what excludes another, and what nothing would read."""
-        if not 0 < self.distillation_weight <= 1:
-            raise mistake("optimization.distillation_weight", "above 0 and at most 1", self.distillation_weight)
-        if self.distillation is None and self.distillation_weight != 0.5:
-            must = "0.5 where `optimization.distillation` is empty and there is no teacher"
-            raise mistake("optimization.distillation_weight", must, self.distillation_weight)
 
     def _check_optimizer(self) -> None:
         """Refuse what the optimizer would not read."""

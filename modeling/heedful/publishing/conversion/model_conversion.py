@@ -171,9 +171,8 @@ def _check_expressible(config: PreTrainedConfig) -> None:
     faults = [f"`architectures` must be {family.model_class}, but is {name} instead." for name in sorted(others)]
     choices = {"is_encoder_decoder": (True,), "is_decoder": (False,), **family.read_choices(config)}
     faults += field_faults(config, choices)
-    faults += [
-        f"`{name}` must be set, but is None instead." for name in SPECIAL_IDS if getattr(config, name, None) is None
-    ]
+    missing = (name for name in SPECIAL_IDS if getattr(config, name, None) is None)
+    faults += [f"`{name}` must be set, but is None instead." for name in missing]
     if (quantized := getattr(config, "quantization_config", None)) is not None:
         faults.append(f"`quantization_config` must be absent, but is {quantized} instead.")
     if faults:

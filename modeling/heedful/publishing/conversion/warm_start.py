@@ -15,15 +15,8 @@ from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import TokenizerPair, tokenizing
 from heedful.files import check_at_least, check_is_new, new_folder
 from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.publishing.conversion import model_conversion as models
 from heedful.publishing.conversion.families import ENCODERS, field_faults
-from heedful.publishing.conversion.model_conversion import (
-    Conversion,
-    load_checkpoint,
-    padded,
-    random_ids,
-    read_config,
-    relative_difference,
-)
 from heedful.publishing.conversion.tokenizer_conversion import load_tokenizer, plain_fast
 
 WHY_NOT = {
@@ -45,7 +38,7 @@ READ = r"encoder\.layer|embeddings\.(?!position_ids)"  # in names of weights tha
 TOLERANCE = 1e-5  # the largest allowed difference of an encoder's state; relative where states are above 1
 
 
-def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
+def warm_start(source: str, target: Path, decoder_layers: int) -> models.Conversion:
     """Write a Heed model with a checkpoint's encoder, tokenizer and embeddings, and a decoder that is drawn anew.
 
     The decoder has as many heads and as wide networks as the encoder; source, target and output share the embeddings.
@@ -54,7 +47,7 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
     """
     check_is_new(target)
     check_at_least(1, **{"--decoder-layers": decoder_layers})
-    config = read_config(source)
+    config = models.read_config(source)
     if config.model_type not in ENCODERS:
         why = f": {WHY_NOT[config.model_type]}" if config.model_type in WHY_NOT else ""
         found = f"is {config.model_type} instead{why}"
@@ -63,7 +56,7 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
     faults += ["`pad_token_id` must be set, but is None instead."] * (config.pad_token_id is None)
     if faults:
         raise ValueError("The encoder cannot be converted: " + " ".join(faults))
-    theirs = load_checkpoint(source, AutoModel, config, READ, add_pooling_layer=False).float().eval()
+    theirs = models.load_checkpoint(source, AutoModel, config, READ, add_pooling_layer=False).float().eval()
     with tokenizing("be converted"):
         tokenizer = load_tokenizer(source)
         if tokenizer is None:
@@ -71,14 +64,14 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> Conversion:
         ours = _model_of(theirs, tokenizer, decoder_layers)
         pair = _pair_of(tokenizer, ours.config)
     pad, length = config.pad_token_id, min(12, ours.config.max_position_embeddings)
-    given = padded(random_ids(config.vocab_size, length, pad, torch.Generator().manual_seed(0)), pad)
+    given = models.padded(models.random_ids(config.vocab_size, length, pad, torch.Generator().manual_seed(0)), pad)
     mask = given["attention_mask"].bool()
     with torch.no_grad():
-        difference = relative_difference(theirs(**given)[0][mask], ours.get_encoder()(**given)[0][mask])
+        difference = models.relative_difference(theirs(**given)[0][mask], ours.get_encoder()(**given)[0][mask])
     if not difference <= TOLERANCE:
         raise ValueError(f"The converted encoder's states differ by {difference:.1e} from those in {source}.")
     notes = ("The decoder is new: the model has to be trained before it is of use.",)
-    conversion = Conversion(source, target, config.model_type, ours.num_parameters(), difference, (), notes)
+    conversion = models.Conversion(source, target, config.model_type, ours.num_parameters(), difference, (), notes)
     with new_folder(target) as folder:  # without a card, for it is not to be published
         ours.save_pretrained(folder)
         pair.save_pretrained(folder)

@@ -154,8 +154,7 @@ def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:
     tokenizers = TokenizerPair.from_pretrained(tokenizer_folder(folder))
     tokenizers.check_config(loaded.config)
     check_settings(loaded.generation_config, form)
-    is_copied = form in COPIES and loaded.config.model_type == "heed"
-    if is_copied and (reason := obstacle_to_copies(loaded, form)) is not None:
+    if form in COPIES and loaded.config.model_type == "heed" and (reason := obstacle_to_copies(loaded, form)):
         raise ValueError(reason)
     if form in COPIES and not tokenizers.is_joint:
         why = "source and target have a tokenizer each, and the folder has one"

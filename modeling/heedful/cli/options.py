@@ -36,10 +36,8 @@ Beams = Annotated[int | None, Option("--num-beams", help="Beam width; 1 is greed
 MaxNewTokens = Annotated[int | None, Option(help="Longest output in tokens. Default: the model's own.")]
 TargetLanguage = Annotated[str | None, Option("--to", help="Target language, of a model that knows several.")]
 TokenBudget = Annotated[int, Option(help="Padded source tokens times beams in one batch.")]
-Engine = Annotated[
-    Literal["auto", "native", "generate"],
-    Option(help="What decodes: `native` is Heed's own decoder for the CPU; `auto` takes it where it can do it."),
-]
+Decoders = Literal["auto", "native", "generate"]
+Engine = Annotated[Decoders, Option(help="`native` is Heed's own, for the CPU; `auto` takes it where it can do it.")]
 WeightType = Literal[
     "float32", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"
 ]
@@ -218,11 +216,10 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
     if len(data) == 1 and source.isdigit() and target.isdigit():
         from heedful.proposals.first_recipe import find_text_column
 
-        given, (place, *_) = (source, target), data
-        source, target = (find_text_column(place, number, "--source") for number in given)
-        if given != (source, target):
-            numbers = " and ".join(dict.fromkeys(given))
-            report(f"{place}: {numbers} by number, {source!r}, {target!r} by the first line")
+        one, other = (find_text_column(data[0], number, "--source") for number in (source, target))
+        if (one, other) != (source, target):
+            report(f"{data[0]}: {source} and {target} by number, {one!r}, {other!r} by the first line")
+        source, target = one, other
     return read(data[0] if len(data) == 1 else data, source, target, **settings)
 
 

@@ -76,10 +76,7 @@ def tune(
     if search.has_unfinished:
         print("The last trial is not at its end: the same command goes on with it.", file=sys.stderr)
     if search.trials:
-        lines += [
-            f"picture: {folder / tuning.PICTURE}",
-            f"recipe: {search.recipe}",
-            f"Now: heedful train {search.recipe}",
-        ]
+        lines += [f"picture: {folder / tuning.PICTURE}", f"recipe: {search.recipe}"]
+        lines.append(f"Now: heedful train {search.recipe}")
     found = {"recipe": str(search.recipe), "trials": [asdict(trial) for trial in search.trials]}
     options.print_result(found, "\n".join(lines), as_json)

@@ -81,11 +81,7 @@ def _script_of_letter(letter: str) -> str:
 
 
 def _letters_by_script(text: str) -> Counter[str]:
-    counts = Counter[str]()
-    for letter, count in Counter(text).items():
-        if letter.isalpha():
-            counts[_script_of_letter(letter)] += count
-    return counts
+    return Counter(map(_script_of_letter, filter(str.isalpha, text)))
 
 
 def script_of(text: str) -> str | None:

@@ -33,11 +33,7 @@ LARGEST_JSON = 2**31  # bytes; an array may be one line
 BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
 KINDS = "(.jsonl, .json, .csv, .tsv or .txt, each also with .gz, or .parquet)"
 # By which words `datasets` knows the file of a split.
-SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "dev", "val"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
+SPLITS = {"train": "train training", "validation": "validation valid dev val", "test": "test testing eval evaluation"}
 # What files are that are no plain text, by their first line or one line in five, and what makes texts of them.
 MARKUP = {
     "WMT's SGML": (r"<(srcset|refset|tstset|set|doc|seg)\b", r"`sed -n 's/.*<seg[^>]*> *\(.*\)<\/seg>.*/\1/p'`"),
@@ -273,8 +269,8 @@ def _folder(folder: Path, columns: Columns, split: str) -> Reader:
     # A recipe for `.` writes its run into the folder of its data.
     runs = {path.parent for path in folder.rglob("log.jsonl") if path.with_name("recipe.yaml").is_file()} - {folder}
     files = [path for path in files if not runs & {*path.parents}]
-    words = {path: re.findall(r"[a-z]+", path.relative_to(folder).as_posix().lower()) for path in files}
-    splits = {path: next((name for name in SPLITS if {*SPLITS[name]} & {*words[path]}), None) for path in files}
+    words = {path: {*re.findall(r"[a-z]+", path.relative_to(folder).as_posix().lower())} for path in files}
+    splits = {path: next((name for name in SPLITS if {*SPLITS[name].split()} & words[path]), None) for path in files}
     chosen = [path for path in files if splits[path] == split or (split not in SPLITS and path.name.startswith(split))]
     if not chosen and split == "train" and not any(splits.values()):
         chosen = files  # as `datasets` takes them
@@ -334,13 +330,12 @@ def _aligned_lines(source_file: str, target_file: str) -> Iterator[Record]:
 
 
 def _file_rows(files: Sequence[Path], columns: Columns) -> Iterator[Record]:
-    def table(file: str) -> Iterator[Mapping[str, Any]]:
-        return (cells for _, cells in tables.table_rows(file, columns))
-
-    readers = {"jsonl": _json_rows, "json": _json_rows, "parquet": _parquet_rows} | dict.fromkeys(tables.TABLES, table)
-    for file in files:
+    readers = {"jsonl": _json_rows, "json": _json_rows, "parquet": _parquet_rows}
+    for file in map(str, files):
+        read = readers.get(str(kind_of_file(file)))
+        rows = read(file) if read else (cells for _, cells in tables.table_rows(file, columns))
         try:
-            yield from _numbered(str(file), readers[str(kind_of_file(file))], str(file))
+            yield from _numbered(file, iter, rows)
         except MemoryError as error:
             raise MemoryError(f"{file} has a line, a cell or a block that does not fit in memory. {error}") from error
 

@@ -95,9 +95,8 @@ class Comet:
         if layer != "mix" and layer not in range(layers):
             raise ValueError(f"`layer` of hparams.yaml must be mix or below {layers}, but is {layer} instead.")
         names = [f"layerwise_attention.scalar_parameters.{number}" for number in range(layers)]
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-            ["layerwise_attention.gamma", *names] if layer == "mix" else [], (1,)
-        )
+        names = ["layerwise_attention.gamma", *names] if layer == "mix" else []
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (1,))
         width *= 6 if KINDS[self.settings["class_identifier"]] else 4
         for number in (numbers := self._estimator() or [0]):
             key = f"estimator.ff.{number}.weight"
@@ -143,14 +142,12 @@ class Comet:
         inputs = inputs.to(self.device)
         layers = self.encoder(**inputs, output_hidden_states=True).hidden_states  # each (batch, length, width)
         if (layer := self.settings["layer"]) == "mix":
-            scalars = torch.cat(
-                [self.weights[f"layerwise_attention.scalar_parameters.{n}"] for n in range(len(layers))]
-            )
+            names = (f"layerwise_attention.scalar_parameters.{number}" for number in range(len(layers)))
+            scalars = torch.cat([self.weights[name] for name in names])
             is_sparse = self.settings.get("layer_transformation") == "sparsemax"
             shares = sparsemax(scalars) if is_sparse else scalars.softmax(dim=0)
-            mixed = (
-                torch.einsum("n,nblw->blw", shares, torch.stack(layers)) * self.weights["layerwise_attention.gamma"]
-            )
+            mixed = torch.einsum("n,nblw->blw", shares, torch.stack(layers))
+            mixed *= self.weights["layerwise_attention.gamma"]
         else:
             mixed = layers[layer]
         if self.settings.get("pool", "avg") == "cls":

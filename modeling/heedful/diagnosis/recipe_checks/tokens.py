@@ -21,14 +21,9 @@ RARE = 5  # types that are seen fewer times than this are hardly learnt
 LOOKED_AT_FOR_UNKNOWN_WORDS = 200  # pairs
 SHORTER_VOCABULARY = 0.4  # share of rare types from which on the vocabulary is called too large
 
-UNKNOWN = RowCheck(
-    "unknown_tokens",
-    "{unknown:,} of {tokens:,} {side} tokens of the {split} pairs ({share}, in {count} of {total} rows) are "
-    "unknown{words}.",
-    "Every algorithm but word knows every text; word needs a larger vocabulary or more sentences.",
-    warning=0.005,
-    error=0.1,
-)
+OF_TOKENS = "{unknown:,} of {tokens:,} {side} tokens of the {split} pairs ({share}, in {count} of {total} rows) are "
+ADVICE = "Every algorithm but word knows every text; word needs a larger vocabulary or more sentences."
+UNKNOWN = RowCheck("unknown_tokens", OF_TOKENS + "unknown{words}.", ADVICE, warning=0.005, error=0.1)
 
 
 def check_special_ids(config: Any, generation_config: Any, key: str) -> Iterator[RecipeFinding]:

@@ -137,8 +137,7 @@ def compare(
     compared = {}
     for into in pairs:
         translated = {name: [texts[into, place] for place in seeds] for name, seeds in named.items()}
-        given = translated, accepted[into], sources[into], settings
-        compared[into] = comparison.compare_translations(*given)
+        compared[into] = comparison.compare_translations(translated, accepted[into], sources[into], settings)
     is_one = directions.keys() == {to}
     result = compared[to] if is_one else {"directions": compared}
     if output is not None:

@@ -19,7 +19,6 @@ from heedful.files import bounded_lines, is_pipe, json_line, one_line, other_enc
 FORMATS = {"score": ".4f", "confidence": ".1f"}
 CHUNK = 1024  # lines by which a bar moves
 MOST = 4096  # lines that are read and translated together
-STANDARD_INPUT = Path("-"), Path("/dev/stdin")
 
 
 def translate(
@@ -99,7 +98,7 @@ def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> I
 
     Bytes or lines in no UTF-8 are left out, with a warning.
     """
-    if path is None or path in STANDARD_INPUT:
+    if path is None or str(path) in ("-", "/dev/stdin"):
         return _lists_of(nullcontext(sys.stdin.buffer), "Standard input", left_out)
     return _lists_of(gzip.open(path) if path.suffix == ".gz" else path.open("rb"), path, left_out)
 

@@ -149,8 +149,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
     yield from texts.check_scripts(pairs, held_out, languages) if pairs else ()
     if UNDETERMINED in language_codes(recipe, kept.validation):
         message = "Neither names nor texts say both languages: the model will count as one from text to text."
-        advice = "Where it translates, name them, such as ko or Korean."
-        yield RecipeFinding("card", "note", message, "card.source_language", advice)
+        yield RecipeFinding("card", "note", message, "card.source_language", "If it translates, name both.")
     with refusal("installed", "decoding.bleu_tokenizer"):
         check_installed(recipe)
     yield from _check_tokens(recipe, splits, kept, [train, *held_out])

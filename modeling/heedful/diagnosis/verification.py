@@ -30,7 +30,7 @@ from heedful.diagnosis.findings import Measured, ModelFinding, SkippedError, che
 from heedful.diagnosis.samples import Sample, Variation, difference, labels_of, loss_of, make_sample, tolerance_of
 from heedful.files import check_inside, listed, read_object
 from heedful.inference.engines import evaluation_mode
-from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, resolve_device, why_not_loaded
+from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, reading, resolve_device
 from heedful.symbols_heed import symbols_of
 from heedful.versions_heed import NEWEST_TRANSFORMERS
 
@@ -466,14 +466,11 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[An
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     # Weights of other shapes are in the report; transformers' error names none of them.
     options: dict[str, Any] = local | {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    try:
+    with reading(folder):
         config = AutoConfig.from_pretrained(folder, **local)
         if not config.is_encoder_decoder:
             raise ValueError(f"an encoder-decoder is needed, but {config.model_type!r} is none")
         return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, **options)
-    # The libraries below raise whatever they like for a broken file.
-    except Exception as error:
-        raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
 
 
 def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPair | None, str, bool]:

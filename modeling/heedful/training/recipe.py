@@ -328,8 +328,7 @@ class Recipe:
         if not 0 <= self.seed < 2**32:
             raise mistake("seed", "at least 0 and below 2^32", self.seed)
         if self.resume and self.overwrite:
-            must = "`resume` and `overwrite` must not both be true"
-            raise ValueError(f"{must}: one goes on with the run, one moves it aside.")
+            raise ValueError("`resume` and `overwrite` must not both be true: one goes on, one moves the run aside.")
         if self.allow_changes and not self.resume:
             raise ValueError("`allow_changes` must be false where `resume` is: there is no run that could differ.")
         if (self.data.mixture or self.data.denoise) and self.tokenizer.sentences is not None:

@@ -55,10 +55,16 @@ def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         raise ValueError(f"{must}, but have {len(prompt)} instead.")
 
 
-def stopped(
-    generated: torch.Tensor, counts: torch.Tensor, ended: torch.Tensor, stop_strings: str | list[str], tokenizer: Any
+def counted(
+    generated: torch.Tensor, ends: int | list[int] | None, stop_strings: str | list[str] | None, tokenizer: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many tokens generated rows have, and which have ended, `(rows)`, where `stop_strings` end some."""
+    """Return how many tokens generated rows have, their end included, and which have ended, `(rows)`."""
+    is_end = torch.isin(generated, torch.tensor([] if ends is None else ends, device=generated.device))
+    ended = is_end.any(dim=1)
+    # argmax finds the first end; a row without one is as long as the longest.
+    counts = torch.where(ended, is_end.int().argmax(dim=1) + 1, generated.shape[1])
+    if stop_strings is None:
+        return counts, ended
     stops = [stop_strings] if isinstance(stop_strings, str) else stop_strings
     texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
     is_stopped = torch.tensor([any(stop in text for stop in stops) for text in texts], device=ended.device)

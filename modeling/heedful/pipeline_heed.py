@@ -23,22 +23,13 @@ from torch.utils.data import Dataset
 from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedTokenizerFast, TextStreamer
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
-from transformers.generation.streamers import BaseStreamer
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.pipelines.base import ChunkPipeline
 
 from .checksums_heed import TARGET_FOLDER, check_no_target, load_tokenizer, settle_target, write_checksums
 from .configuration_base_heed import HEED_TYPES, TASK, TEXT_TASK, position_limit
-from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_logits, check_strategy, check_weights, stopped, with_check
-from .symbols_heed import (
-    UNKNOWN_OUTPUT,
-    check_are_several,
-    checked_texts,
-    decoded,
-    trimmed,
-    unknown_id,
-    unknown_symbol,
-)
+from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_logits, check_strategy, check_weights, counted, with_check
+from .symbols_heed import UNKNOWN, check_are_several, checked_texts, decoded, trimmed, unknown_id, unknown_symbol
 
 # Arguments of a call for the source; the target's language is needed to generate too.
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
@@ -47,9 +38,6 @@ ROW_ARGUMENTS = {"streamer", "prefix_allowed_tokens_fn", "custom_generate", "log
 # What `generate()` takes beside fields of a config. Its other arguments, and these fields, the pipeline sets.
 GENERATE_ARGUMENTS = set(signature(GenerationMixin.generate).parameters) - {"self", "inputs", "synced_gpus", "kwargs"}
 OWN_FIELDS = {"output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"}
-
-# Sentences and languages
-
 
 # A sentence ends at these, and whatever closes a quotation or bracket belongs to it ...
 SENTENCE_END = re.compile(r"""(?<![.!?…])[.!?…]+["'”’»)\]]*(?=\s)|[。！？｡]+["'”’»」』）)\]]*""")
@@ -60,7 +48,6 @@ ABBREVIATION = re.compile(
 )
 # ... or the sentence goes on: with the next number of a date, or behind what somebody said in Korean.
 KOREAN_PARTICLE = re.compile(r"이?라[고며는]|하[고며]")
-LONGEST_ABBREVIATION = 40
 SEEN = re.compile(r"\S")
 FULL_WIDTH_END = tuple("。！？｡」』）")
 CODE = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # of a language and its script or country
@@ -112,13 +99,11 @@ def split_sentences(line: str, keeps_markup: bool = False) -> list[tuple[str, st
 
 def _sentences(line: str, start: int) -> list[tuple[str, str]]:
     """Split the text that starts at a place, of which what is before is the first pair."""
-    pieces = []
-    if start:
-        pieces.append(("", line[:start]))
+    pieces = [("", line[:start])] * bool(start)
     for match in SENTENCE_END.finditer(line, start):
         end = match.end()
         follower = len(line) if (found := SEEN.search(line, end)) is None else found.start()
-        last = line[max(start, end - LONGEST_ABBREVIATION) : end]
+        last = line[max(start, end - 40) : end]  # longer than any abbreviation
         if ABBREVIATION.search(last) or _goes_on(last, line[follower : follower + 4]):
             continue
         pieces.append((line[start:end], line[end:follower]))
@@ -199,9 +184,6 @@ class Languages:
 def _languages_in(vocabulary: dict[str, int], pattern: str) -> dict[str, int]:
     """Return the ids of the tokens that a pattern matches, by the language that is its first group."""
     return {match[1]: number for token, number in vocabulary.items() if (match := re.fullmatch(pattern, token))}
-
-
-# The pipeline
 
 
 class HeedTranslationPipeline(ChunkPipeline):
@@ -377,10 +359,10 @@ class HeedTranslationPipeline(ChunkPipeline):
             is_ours = str(getattr(options.get("custom_generate"), "__module__", None)).startswith("heedful.")
             options |= {"return_dict_in_generate": True, "output_scores": return_scores and not is_ours}
             options["logits_processor"] = with_check(self.model, options.get("logits_processor"))
-            generate: Any = self.model.generate
-            output = generate(**inputs, **options)
+            output: Any = self.model.generate(**inputs, **options)  # type: ignore[operator]
             generated = output.sequences[:, 1:]  # (B·N, T)
-            counts, finished = self._counts(generated, options, stops)
+            ends = self._setting(options, "eos_token_id")
+            counts, finished = counted(generated, ends, stops, self.target_tokenizer)
             filled = {"sequences": generated, "counts": counts, "finished": finished}
             if return_scores:
                 filled["scores"] = _log_probabilities(output, counts, penalty)
@@ -400,14 +382,6 @@ class HeedTranslationPipeline(ChunkPipeline):
         own = options[name] if name in options else getattr(options.get("generation_config"), name, None)
         return getattr(self.model.generation_config, name, None) if own is None and name not in options else own
 
-    def _counts(self, generated: torch.Tensor, options: Any, stops: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count the tokens of sequences (B·N, T), their end included, and say which of them have ended."""
-        ends = self._setting(options, "eos_token_id")
-        is_end = torch.isin(generated, torch.tensor([] if ends is None else ends, device=generated.device))
-        ended = is_end.any(dim=1)
-        counts = torch.where(ended, is_end.int().argmax(dim=1) + 1, generated.shape[1])
-        return (counts, ended) if stops is None else stopped(generated, counts, ended, stops, self.target_tokenizer)
-
     def postprocess(self, model_outputs: Any, return_scores: bool = False) -> list[dict[str, Any]]:
         """Join the translations of one text's pieces."""
         results, unknown = [], 0
@@ -425,7 +399,7 @@ class HeedTranslationPipeline(ChunkPipeline):
                 total = sum(float(output["scores"][0, rank]) for output in model_outputs)
                 results[-1]["score"] = total / tokens ** float(model_outputs[0]["penalty"]) if tokens else None
         if unknown:
-            warnings.warn(f"{unknown} of this text's outputs have {UNKNOWN_OUTPUT}.", stacklevel=2)
+            warnings.warn(f"{unknown} of this text's outputs have {UNKNOWN}.", stacklevel=2)
         unfinished = sum(not bool(output["finished"].all()) for output in model_outputs)
         if unfinished:
             longest = max(int(output["counts"].max()) for output in model_outputs)
@@ -467,16 +441,12 @@ def pipelines_of_folder(task: str | None) -> dict[str, Any]:
     return {pipeline.task_id: {"impl": f"pipeline_heed.{pipeline.__name__}", "pt": ["AutoModelForSeq2SeqLM"]}}
 
 
-class _OneStream(BaseStreamer):
+class _OneStream:
     """Hands the sentences of one text to a streamer as one stream, with the white space between them."""
 
-    def __init__(self, streamer: BaseStreamer, space: str, is_last: bool):
-        self.streamer: Any = streamer
-        self.space, self.is_last = space, is_last
-
-    def put(self, value: torch.Tensor) -> None:
-        """Hand on the ids of new tokens."""
-        self.streamer.put(value)
+    def __init__(self, streamer: Any, space: str, is_last: bool):
+        self.streamer, self.space, self.is_last = streamer, space, is_last
+        self.put = streamer.put  # which gets the ids of new tokens
 
     def end(self) -> None:
         """End the stream behind the last sentence; behind the others, let a `TextStreamer` out with what it holds."""
@@ -550,12 +520,11 @@ def _check_tokenizers(model: Any, source: Any, target: Any) -> None:
     config, wrong = model.config, []
     sizes = (config.vocab_size, config.decoder_vocab_size) if config.model_type in HEED_TYPES else (None, None)
     for side, tokenizer, size in zip(("tokenizer", "target_tokenizer"), (source, target), sizes, strict=True):
-        for name in ("pad_token_id", "eos_token_id"):
-            expected, found = getattr(config, name), getattr(tokenizer, name)
-            fits = found in expected if isinstance(expected, list) else found == expected
-            if expected is not None and not fits:
-                wrong.append(f"`{name}` of the `{side}` must be {expected}, but is {found} instead.")
-        if size is not None and len(tokenizer) != size:
-            wrong.append(f"The `{side}` must have {size} tokens, but has {len(tokenizer)} instead.")
+        facts = [
+            (f"`{name}`", getattr(config, name), getattr(tokenizer, name)) for name in ("pad_token_id", "eos_token_id")
+        ]
+        for what, expected, found in [*facts, ("number of tokens", size, len(tokenizer))]:
+            if expected is not None and found not in (expected if isinstance(expected, list) else [expected]):
+                wrong.append(f"The {what} of the `{side}` must be {expected}, but is {found} instead.")
     if wrong:
         raise ValueError("The tokenizers do not fit the model's config: " + " ".join(wrong))

@@ -49,7 +49,7 @@ def checked_texts(texts: Any, name: str = "texts", first: int = 0) -> list[str]:
     return texts
 
 
-UNKNOWN_OUTPUT = "the token of unknown words, for something that the target's vocabulary lacks"
+UNKNOWN = "the token of unknown words, for something that the target's vocabulary lacks"
 
 
 def unknown_id(tokenizer: Any) -> int | None:

@@ -500,8 +500,8 @@ def test_settings_and_a_generation_config_are_defaults_of_a_call(model, tokenize
 def test_tokenizers_that_do_not_fit_are_named(model, tokenizers):
     other = train_tokenizers(KOREAN, ENGLISH, vocab_size=270)
     cases = [
-        ((other.source, None), "`tokenizer` must have 272 tokens, but has 270"),
-        ((tokenizers.source, other.target), "`target_tokenizer` must have 272 tokens, but has 270"),
+        ((other.source, None), "number of tokens of the `tokenizer` must be 272, but is 270"),
+        ((tokenizers.source, other.target), "number of tokens of the `target_tokenizer` must be 272, but is 270"),
         ((word_tokenizer(WORDS), None), "`pad_token_id` of the `tokenizer` must be 0, but is 1"),
     ]
     given = {"model": model, "device": "cpu"}

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from heedful.configuration_base_heed import special_token
-from heedful.generation_heed import COMPILED_DEVICES, check_logits, stopped
-from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of, end_tokens, length_penalty
+from heedful.generation_heed import COMPILED_DEVICES, check_logits, counted
+from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of, length_penalty
 
 EngineName = Literal["auto", "native", "generate"]
 NATIVE = "heedful.inference.native.engine"  # the module of the native decoder, which is loaded by its name
@@ -117,9 +117,7 @@ class GenerateEngine:
     def _search_batch(self, sources: Sources, settings: Any, config: Any, processor: Any) -> Iterator[Hypothesis]:
         inputs = pad_sources(sources, special_token(self.model, "pad_token_id"), device_of(self.model))
         sequences, scores = self.generate(inputs, settings, processor)
-        counts, finished = count_tokens(sequences, inputs["attention_mask"], config)
-        if config.stop_strings is not None:
-            counts, finished = stopped(sequences[:, 1:], counts, finished, config.stop_strings, self.tokenizer)
+        counts, finished = count_tokens(sequences, inputs["attention_mask"], config, self.tokenizer)
         if scores is None:
             scores = score_sequences(self.model, inputs, sequences, counts, config)
         # The first token is the decoder's start, and padding follows </s>.
@@ -176,16 +174,14 @@ def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: tor
 LOGITS_BUDGET = 2**25  # logits held at once while scores are computed: of float32, 128 MiB
 
 
-def count_tokens(sequences: torch.Tensor, source_mask: torch.Tensor, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def count_tokens(
+    sequences: torch.Tensor, source_mask: torch.Tensor, config: Any, tokenizer: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many tokens were generated in each of `(rows, length)` sequences, and whether each ended in </s>.
 
     </s> is counted, the decoder's start token is not. The `(sentences, source_length)` mask is 0 at padding.
     """
-    generated = sequences[:, 1:]
-    ends = torch.isin(generated, torch.tensor(end_tokens(config), dtype=torch.long, device=generated.device))
-    ended = ends.any(dim=1)
-    # argmax finds the first </s>; a sequence without one is as long as the longest.
-    counts = torch.where(ended, ends.int().argmax(dim=1) + 1, generated.shape[1])
+    counts, ended = counted(sequences[:, 1:], config.eos_token_id, config.stop_strings, tokenizer)
     if config.forced_eos_token_id is not None:
         ended &= counts < config.max_new_tokens  # an </s> in the last possible position was forced
     beyond = getattr(config, "tokens_beyond_source", None)

@@ -21,7 +21,7 @@ from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.engines import EngineName, GenerateEngine, Hypothesis, Progress, ignored, native_engine
 from heedful.inference.loading import load_model, load_tokenizers, model_folder, resolve_device
 from heedful.inference.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
-from heedful.symbols_heed import UNKNOWN_OUTPUT, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
+from heedful.symbols_heed import UNKNOWN, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -90,7 +90,7 @@ class Tally:
             warnings.warn(f"{self.unfinished} {were} cut off at {at} before </s>: {cure}.", stacklevel=3)
         if self.unknown:
             have = "output has" if self.unknown == 1 else "outputs have"
-            warnings.warn(f"{self.unknown} {have} {UNKNOWN_OUTPUT}.", stacklevel=3)
+            warnings.warn(f"{self.unknown} {have} {UNKNOWN}.", stacklevel=3)
         if self.long:
             result = "scored too low" if done == "scored" else "translated in part or wrongly"
             if done == "translated" and not self.search.split:

@@ -159,7 +159,7 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
                 raise ValueError(f"The exported tokenizer must give the {side} {sentence!r} {wrong}.")
     outputs: comparison.Outputs = {name: [()] * len(sources) for name in searches}
     for (name, numbers), (_, batch), tokens in zip(batches, asked, answer["tokens"], strict=True):
-        counts, _ = count_tokens(tokens, batch["attention_mask"], searches[name])
+        counts, _ = count_tokens(tokens, batch["attention_mask"], searches[name], draft.tokenizers.target)
         for number, row, count in zip(numbers, tokens.tolist(), counts.tolist(), strict=True):
             outputs[name][number] = tuple(row[1 : count + 1])
     comparisons = draft.compare(outputs, searches, limit, "transformers", "float32")

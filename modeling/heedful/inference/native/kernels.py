@@ -206,18 +206,15 @@ def _loaded(flags: list[str]) -> ctypes.CDLL:
 
 def _library_at(path: Path, flags: list[str]) -> ctypes.CDLL:
     """Load the compiled kernels at a path in a folder of the user's, or compile them there."""
-    # None that is cut, which would end Python; and what a whole one needs may have gone since.
+    # None that is a link or that others can change; none that is cut, which would end Python; and what a whole one
+    # needs may have gone since.
     with suppress(OSError):
-        if _is_mine(path) and path.with_suffix(".sha256").read_text("utf-8") == checksum(path):
+        found = path.lstat()
+        is_mine = os.name != "posix" or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+        if is_mine and S_ISREG(found.st_mode) and path.with_suffix(".sha256").read_text("utf-8") == checksum(path):
             return ctypes.CDLL(str(path))
     _compile(path, flags)
     return ctypes.CDLL(str(path))
-
-
-def _is_mine(path: Path) -> bool:
-    """Return whether a file belongs to the user, is no link, and can be changed by nobody else."""
-    found = path.lstat()
-    return os.name != "posix" or (found.st_uid == os.getuid() and S_ISREG(found.st_mode) and not found.st_mode & 0o022)
 
 
 def _compile(path: Path, flags: list[str]) -> None:

@@ -134,7 +134,7 @@ def largest_difference(
     config: Any = ours.config
     length, pad = config.max_position_embeddings, config.pad_token_id
     generator = torch.Generator().manual_seed(0)
-    inputs: dict[str, Any] = padded(random_ids(tokens or config.vocab_size, min(12, length), pad, generator), pad)
+    inputs: dict[str, Any] = random_sources(tokens or config.vocab_size, min(12, length), pad, generator)
     target = random_ids(tokens or config.decoder_vocab_size, min(7, length), pad, generator)
     target[:, 0] = config.decoder_start_token_id
     inputs |= {"decoder_input_ids": target, "use_cache": False}
@@ -148,10 +148,10 @@ def random_ids(tokens: int, length: int, pad: int, generator: torch.Generator) -
     return allowed[torch.randint(len(allowed), (3, length), generator=generator)]
 
 
-def padded(ids: torch.Tensor, pad: int) -> dict[str, torch.Tensor]:
-    """Return sentences of which each is three tokens shorter than the one before, with their mask."""
-    rows, length = ids.shape
-    mask = torch.arange(length) < length - 3 * torch.arange(rows)[:, None]
+def random_sources(tokens: int, length: int, pad: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Return such sentences, of which each is three tokens shorter than the one before, with their mask."""
+    ids = random_ids(tokens, length, pad, generator)
+    mask = torch.arange(length) < length - 3 * torch.arange(len(ids))[:, None]
     return {"input_ids": ids.masked_fill(~mask, pad), "attention_mask": mask.long()}
 
 

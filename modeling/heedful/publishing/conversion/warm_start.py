@@ -64,7 +64,7 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> models.Convers
         ours = _model_of(theirs, tokenizer, decoder_layers)
         pair = _pair_of(tokenizer, ours.config)
     pad, length = config.pad_token_id, min(12, ours.config.max_position_embeddings)
-    given = models.padded(models.random_ids(config.vocab_size, length, pad, torch.Generator().manual_seed(0)), pad)
+    given = models.random_sources(config.vocab_size, length, pad, torch.Generator().manual_seed(0))
     mask = given["attention_mask"].bool()
     with torch.no_grad():
         difference = models.relative_difference(theirs(**given)[0][mask], ours.get_encoder()(**given)[0][mask])

@@ -333,8 +333,8 @@ def _file_rows(files: Sequence[Path], columns: Columns) -> Iterator[Record]:
     readers = {"jsonl": _json_rows, "json": _json_rows, "parquet": _parquet_rows}
     for file in map(str, files):
         read = readers.get(str(kind_of_file(file)))
-        rows = read(file) if read else (cells for _, cells in tables.table_rows(file, columns))
         try:
+            rows = read(file) if read else (cells for _, cells in tables.table_rows(file, columns))
             yield from _numbered(file, iter, rows)
         except MemoryError as error:
             raise MemoryError(f"{file} has a line, a cell or a block that does not fit in memory. {error}") from error

@@ -12,7 +12,7 @@ from heedful import HeedForConditionalGeneration, attention_maps
 from heedful.inference.attention import drawing
 from heedful.inference.attention.maps import AttentionMap, AttentionSteps
 from heedful.inference.attention.measures import steps_lines
-from heedful.inference.attention.recording import record_attention, recorded_heads
+from heedful.inference.attention.recording import record_weights, recorded_heads
 from heedful.studies.attention.single_heads import attention_modules
 from helpers import assert_error, tiny_config, tiny_rnn
 
@@ -105,9 +105,9 @@ def test_models_whose_scores_are_not_told_show_the_weights_of_every_layer(tokeni
     assert [len(maps.weights[kind]) for kind in ("encoder", "decoder", "cross")] == [2, 2, 2]
     assert np.abs(maps.weights["encoder"][0] - maps.weights["encoder"][-1]).max() > 1e-6
     with recorded_heads(model, ["encoder"], 1) as states:
-        found = record_attention(model, [5, 6, 7], [1, 5], ["encoder"], 1)
+        found = record_weights(model, [5, 6, 7], [1, 5], ["encoder"], 1)
     assert not states
-    expected = record_attention(model, [5, 6, 7], [1, 5], ["encoder"])["encoder"][1]
+    expected = record_weights(model, [5, 6, 7], [1, 5], ["encoder"])["encoder"][1]
     assert torch.equal(found["encoder"][0], expected)
     assert_error(r"to show its scores, but .* has relative positions .* shared layers", maps.steps, "encoder")
 

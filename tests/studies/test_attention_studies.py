@@ -14,7 +14,7 @@ from heedful.data.encoding import EncodedPairs
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.inference.attention.recording import record_attention
+from heedful.inference.attention.recording import record_weights
 from heedful.studies.attention import dilution, homonyms, masking, questions, scaling
 from heedful.studies.attention.homonyms import WORDS, Meaning, sentences, separation, split_meanings
 from heedful.studies.attention.single_heads import attention_modules, head_importance, heads_of, look_of, without_heads
@@ -232,7 +232,7 @@ def test_minus_infinity_before_the_softmax_keeps_the_sum_and_zeros_after_it_do_n
 
 def test_the_scores_masked_by_minus_infinity_give_the_models_own_weights(model):
     fed = [model.config.decoder_start_token_id, *TARGET[:-1]]
-    own = torch.stack(record_attention(model, SOURCE, fed, ["decoder"])["decoder"])
+    own = torch.stack(record_weights(model, SOURCE, fed, ["decoder"])["decoder"])
     found = masking.scores_of(model, SOURCE, fed)
     torch.testing.assert_close(masking.WAYS["−∞ before"](found), own, atol=1e-6, rtol=1e-5)
     sums = masking.WAYS["0 after"](found).sum(-1)

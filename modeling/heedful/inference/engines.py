@@ -20,7 +20,6 @@ from heedful.generation_heed import COMPILED_DEVICES, check_logits, counted
 from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of, length_penalty
 
 EngineName = Literal["auto", "native", "generate"]
-NATIVE = "heedful.inference.native.engine"  # the module of the native decoder, which is loaded by its name
 
 # Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
 Processors = Callable[[Sequence[int]], Any]
@@ -50,8 +49,8 @@ class Hypothesis:
 
 
 def native_engine() -> Any:
-    """Return the module of the native decoder."""
-    return importlib.import_module(NATIVE)
+    """Return the module of the native decoder, loaded by its name, which imports this one."""
+    return importlib.import_module("heedful.inference.native.engine")
 
 
 class GenerateEngine:

@@ -10,7 +10,7 @@ import torch
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import score_translations
-from heedful.inference.attention.recording import KINDS, Kind, record_attention
+from heedful.inference.attention.recording import KINDS, Kind, record_weights
 from heedful.inference.translation import Translator
 from heedful.studies.pairs import Pair, corpus_pairs
 from heedful.studies.study import Lab
@@ -75,7 +75,7 @@ def attention_by_head(
     model, tokenizers = translator.model, translator.tokenizers
     for source, target in pairs:
         source_ids, target_ids = tokenizers.encode_source([source])[0], tokenizers.encode_target([target])[0]
-        found = record_attention(model, source_ids, [model.config.decoder_start_token_id, *target_ids[:-1]], kinds)
+        found = record_weights(model, source_ids, [model.config.decoder_start_token_id, *target_ids[:-1]], kinds)
         yield {
             Head(kind, layer, number): weights
             for kind, layers in found.items()

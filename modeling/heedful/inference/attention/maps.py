@@ -14,14 +14,7 @@ import torch
 from heedful.configuration_base_heed import position_limit, special_token
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.attention.labels import Words, shown_words, token_labels, token_words
-from heedful.inference.attention.recording import (
-    KINDS,
-    HeadStates,
-    Kind,
-    check_number,
-    record_attention,
-    recorded_heads,
-)
+from heedful.inference.attention.recording import KINDS, HeadStates, Kind, check_number, record_weights, recorded_heads
 from heedful.inference.translation import Translator
 from heedful.symbols_heed import trimmed
 
@@ -220,7 +213,7 @@ def attention_maps_of_ids(
         raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
     fed_ids = [special_token(plain, "decoder_start_token_id"), *target_ids[:-1]]
     with recorded_heads(plain, asked, layer) as states:
-        found = record_attention(plain, source_ids, fed_ids, asked, layer)
+        found = record_weights(plain, source_ids, fed_ids, asked, layer)
     if not found and len(asked) == len(KINDS):
         raise ValueError("`model` must give its attention weights, but gives none.")
     for kind in kinds or ():

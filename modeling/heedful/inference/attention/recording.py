@@ -43,7 +43,7 @@ class HeadStates(NamedTuple):
     scaling: float  # what scores are multiplied by before the softmax: 1/√d_k, or 1
 
 
-def record_attention(
+def record_weights(
     model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None = None
 ) -> dict[Kind, list[torch.Tensor]]:
     """Return for each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
@@ -66,7 +66,7 @@ def recorded_heads(
 ) -> Iterator[dict[Kind, list[HeadStates]]]:
     """Yield what the heads compute while a Heed Transformer runs on one pair: of each kind its layers, or the one.
 
-    A run such as `record_attention`'s fills it, but not of other models, relative positions or shared layers.
+    A run such as `record_weights`'s fills it, but not of other models, relative positions or shared layers.
     """
     found: dict[Kind, list[HeadStates]] = {}
     is_relative = getattr(model.config, "position_encoding", None) in RELATIVE_ENCODINGS

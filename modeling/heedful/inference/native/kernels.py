@@ -186,8 +186,7 @@ def _loaded(flags: list[str]) -> ctypes.CDLL:
     folder = (cache if cache.is_absolute() else Path.home().absolute() / ".cache") / "heedful"
     name = f"kernels-{key.hexdigest()[:16]}.so"
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
     if os.name != "posix":
         return _library_at(folder / name, flags)
     if folder.is_symlink():

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from heedful.data.encoding import EncodedPairs
 from heedful.figures import lines
-from heedful.inference.attention.recording import record_attention, recorded_heads
+from heedful.inference.attention.recording import record_weights, recorded_heads
 from heedful.modeling_heed import HeedDecoderLayer
 from heedful.studies import measures
 from heedful.studies.pairs import held_out_pairs
@@ -65,7 +65,7 @@ def _show_all(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any,
 def scores_of(model: Any, source_ids: Sequence[int], fed_ids: Sequence[int]) -> torch.Tensor:
     """Return a decoder's scaled scores before any mask, `(layers, heads, length, length)`."""
     with recorded_heads(model, ["decoder"]) as heads:
-        record_attention(model, source_ids, fed_ids, ["decoder"])
+        record_weights(model, source_ids, fed_ids, ["decoder"])
     return torch.stack([one.query @ one.key.transpose(1, 2) * one.scaling for one in heads["decoder"]])
 
 

@@ -129,16 +129,14 @@ def are_wrapped(file: str, delimiter: str) -> bool:
     """
     if not any('"' in line for _, line in numbered_lines(file)):
         return False
-    ways, done = WRAPPED, 0
+    ways, done, joined = WRAPPED, 0, delimiter.join
     lines, copies = tee(line for _, line in numbered_lines(file))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         for cells in reader:
             text, done = without_end("".join(islice(copies, reader.line_num - done))), reader.line_num
             pairs = [(cell, '"' + cell.replace('"', '""') + '"') for cell in cells]
-            ways = [
-                way for way in ways if text == delimiter.join(pair[bool(re.search(way, pair[0]))] for pair in pairs)
-            ]
+            ways = [way for way in ways if text == joined(pair[bool(re.search(way, pair[0]))] for pair in pairs)]
             if not ways:
                 return False
     except csv.Error:

@@ -257,10 +257,9 @@ def tokenizing(task: str) -> Iterator[None]:
     """Make a `ValueError` of whatever a broken tokenizer raises, also of a panic of the library `tokenizers`."""
     try:
         yield
-    except (OSError, ValueError, ImportError):
-        raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # which has no module
+        is_panic = type(error).__name__ == "PanicException"  # which has no module, and is no `Exception`
+        if isinstance(error, OSError | ValueError | ImportError) or not (is_panic or isinstance(error, Exception)):
             raise
         raise ValueError(f"The tokenizer cannot {task}: {first_line(error)}") from error
 

@@ -134,8 +134,9 @@ class FiniteLogits(LogitsProcessor):
 
 
 def with_check(model: Any, processors: Any) -> LogitsProcessorList:
-    """Return logits processors, perhaps `None`, behind a check of the model's logits."""
-    return LogitsProcessorList([FiniteLogits(model), *(processors or ())])
+    """Return logits processors, perhaps `None`, behind one check of the model's logits."""
+    others = [each for each in processors or () if not isinstance(each, FiniteLogits)]
+    return LogitsProcessorList([FiniteLogits(model), *others])
 
 
 def give_each_row_its_source(cache: Any) -> None:

@@ -29,6 +29,7 @@ from transformers.pipelines.base import ChunkPipeline
 from .checksums_heed import TARGET_FOLDER, check_no_target, load_tokenizer, settle_target, write_checksums
 from .configuration_base_heed import HEED_TYPES, TASK, TEXT_TASK, position_limit
 from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_logits, check_strategy, check_weights, counted, with_check
+from .sentences_heed import LINE_BREAK, joined_sentences, split_sentences
 from .symbols_heed import UNKNOWN, check_are_several, checked_texts, decoded, trimmed, unknown_id, unknown_symbol
 
 # Arguments of a call for the source; the target's language is needed to generate too.
@@ -39,86 +40,7 @@ ROW_ARGUMENTS = {"streamer", "prefix_allowed_tokens_fn", "custom_generate", "log
 GENERATE_ARGUMENTS = set(signature(GenerationMixin.generate).parameters) - {"self", "inputs", "synced_gpus", "kwargs"}
 OWN_FIELDS = {"output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"}
 
-# A sentence ends at these, and whatever closes a quotation or bracket belongs to it ...
-SENTENCE_END = re.compile(r"""(?<![.!?…])[.!?…]+["'”’»)\]]*(?=\s)|[。！？｡]+["'”’»」』）)\]]*""")
-# ... unless the full stop belongs to one of these, to an initial, to a list's number, or to a Korean date ...
-ABBREVIATION = re.compile(
-    r"(?:^\d{1,3}|(?:^|[\s(\"'“‘])(?:[A-ZА-ЯΑ-Ω]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|approx|No|Nr|Fig|Eq|cf|Inc|Ltd|Co|ca|"
-    r"bzw|usw|Mme|Mlle|pp|vol|(?:[A-Za-z]\.)+[A-Za-z])|\d{4}\. ?\d{1,2}(?:\. ?\d{1,2})?)\.$"
-)
-# ... or the sentence goes on: with the next number of a date, or behind what somebody said in Korean.
-KOREAN_PARTICLE = re.compile(r"이?라[고며는]|하[고며]")
-SEEN = re.compile(r"\S")
-FULL_WIDTH_END = tuple("。！？｡」』）")
 CODE = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # of a language and its script or country
-LINE_BREAK = re.compile(r"(\r?\n|\r)")
-# What begins a line of a list, a heading or a quotation, and a line without text: tags, rules, a fence of code, a
-# subtitle's time, a link's definition, a formula.
-MARKER = re.compile(
-    r"\s*(?:(?:[-*+•·▪◦]|#{1,6}|>|\(?\d{1,3}[.)]|\[[ xX]\]|\[\^\w+\]:|[A-Za-z]\)|"
-    r"[가나다라마바사아자차카타파하]\.)\s+|[①-⑳]\s*)+"
-)
-MARKUP = re.compile(
-    r"\s*(?:(?:</?[A-Za-z!][^<>]*>\s*)+|`{3,}[^`]*|~{3,}.*|(?:[-=*_|:+#]\s*){3,}|WEBVTT.*|[\d:.,]+ --> .*|"
-    r"\[[^\]]{1,99}\]:\s+<?(?:\w+://|[./#]).*|\$\$.*\$\$\s*|\\\[.*\\\]\s*)$"
-)
-# What within a line is no text: an image, where a link leads, an address.
-KEPT = (
-    r"!\[[^\]]{0,300}\]\([^()]{0,2000}\)|"
-    r"(?<=\])\([^()\s]{1,2000}(?:\([^()\s]*\)[^()\s]*)?(?:\s+\"[^\"]{0,300}\")?\)|"
-    r"<?(?:https?|ftp)://[^\s<>|]*[^\s<>|.,;:!?)\]}\"']>?|\bwww\.[^\s<>|]*\w|(?<![\w.+-])(?:mailto:)?[\w.+-]+@[\w-]+(?:\.\w+)+"
-)
-BEHIND = re.compile(r"[\s.,;:!?)\]}]*")  # what ends a sentence or a bracket that holds it
-BARS = r"|(?<=\s)\|(?=\s|$)", r"|(?<!\\)\|"  # between the cells of a table, and in a line that begins with one
-TAGS = "|</?[A-Za-z][^<>]{0,500}>"
-
-
-def split_sentences(line: str, keeps_markup: bool = False) -> list[tuple[str, str]]:
-    """Split a text, in time that grows with its length, into pairs of a sentence and the white space behind it.
-
-    Together they are the text. White space at its beginning is a first pair with an empty sentence; if markup is
-    kept, so is what holds no letters, a list's bullet or number, a line of tags or rules, the bar between two cells of
-    a table, tags that are closed, an image, where a link leads, and an address.
-    """
-    if not keeps_markup:
-        return _sentences(line, len(line) - len(line.lstrip()))
-    if MARKUP.match(line):
-        return [("", line)]
-    pieces, start = [], 0
-    kept = KEPT + BARS[line.lstrip().startswith("|")] + TAGS * ("</" in line)
-    for end, behind in [*(each.span() for each in re.finditer(kept, line)), (len(line), len(line))]:
-        part = line[start:end]
-        found = MARKER.match(part) or (BEHIND.match(part) if start else None)
-        text = found.end() if found else len(part) - len(part.lstrip())
-        has_letters = any(map(str.isalpha, part[text:]))
-        pieces += _sentences(part, text) if has_letters else [("", part)] * bool(part)
-        pieces += [("", line[end:behind])] * (behind > end)
-        start = behind
-    return pieces
-
-
-def _sentences(line: str, start: int) -> list[tuple[str, str]]:
-    """Split the text that starts at a place, of which what is before is the first pair."""
-    pieces = [("", line[:start])] * bool(start)
-    for match in SENTENCE_END.finditer(line, start):
-        end = match.end()
-        follower = len(line) if (found := SEEN.search(line, end)) is None else found.start()
-        last = line[max(start, end - 40) : end]  # longer than any abbreviation
-        if ABBREVIATION.search(last) or _goes_on(last, line[follower : follower + 4]):
-            continue
-        pieces.append((line[start:end], line[end:follower]))
-        start = follower
-    if start < len(line):
-        sentence = line[start:].rstrip()
-        pieces.append((sentence, line[start + len(sentence) :]))
-    return pieces
-
-
-def _goes_on(last: str, behind: str) -> bool:
-    """Tell whether what is behind a sentence's end belongs to the sentence."""
-    is_date = behind[:1].isdigit() and last[-2:-1].isdigit() and last.endswith(".")
-    is_quoted = last[-1:] in "\"'”’»」』" and KOREAN_PARTICLE.match(behind) is not None
-    return behind[:1].islower() or is_date or is_quoted
 
 
 @dataclass(frozen=True)
@@ -471,19 +393,6 @@ def _log_probabilities(output: Any, counts: torch.Tensor, penalty: float) -> tor
         step_scores = scores.float().log_softmax(dim=-1).gather(1, chosen)[:, 0]
         total += step_scores.masked_fill(step >= counts, 0.0)
     return total
-
-
-def joined_sentences(text: str, more: str, between: str = "") -> str:
-    """Join sentences, with a space between them where the target's script has one and the source's has not.
-
-    `between` is what the source has there, with which `text` ends.
-    """
-    if between.strip():
-        return text + more
-    if text.endswith(tuple(f"{end} " for end in FULL_WIDTH_END)):
-        return text[:-1] + more
-    needs_space = text and more and not text[-1].isspace() and not text.endswith(FULL_WIDTH_END)
-    return f"{text} {more}" if needs_space else text + more
 
 
 def _one_or_all(result: list[dict[str, Any]]) -> Any:

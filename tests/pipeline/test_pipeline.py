@@ -19,7 +19,8 @@ from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.strategies.minimum_bayes_risk import MinimumBayesRisk
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder, split_sentences
+from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
+from heedful.sentences_heed import joined_sentences, split_sentences
 from heedful.symbols_heed import decoded
 from helpers import assert_error, assert_refused, closure_of, shake, tiny_model
 from memorised import PAIRS, memorised_model, saved_in, saved_model
@@ -286,7 +287,7 @@ def test_sentences_end_where_a_reader_ends_them_in_linear_time_with_the_spaces_o
             pieces = split_sentences(text, keeps_markup=True)
             assert time.process_time() - begun < 5
             assert "".join(sentence + space for sentence, space in pieces) == text
-    join = pipeline_heed.joined_sentences
+    join = joined_sentences
     assert join("It rains.", "Yes.") == join("It rains. ", "Yes.") == "It rains. Yes."
     assert join("雨だ。 ", "はい。") == join("雨だ。", "はい。") == "雨だ。はい。"
     assert join("雨だ。\n", "はい。") == "雨だ。\nはい。"

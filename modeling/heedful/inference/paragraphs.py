@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from heedful.pipeline_heed import LINE_BREAK, joined_sentences, split_sentences
+from heedful.sentences_heed import LINE_BREAK, joined_sentences, split_sentences
 from heedful.symbols_heed import trimmed
 
 Ranked = list[Any]  # the `Translation`s of a sentence or a line, best first

@@ -21,6 +21,7 @@ from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.engines import EngineName, GenerateEngine, Hypothesis, Progress, ignored, native_engine
 from heedful.inference.loading import load_model, load_tokenizers, model_folder, resolve_device
 from heedful.inference.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
+from heedful.sentences_heed import LINE_BREAK
 from heedful.symbols_heed import UNKNOWN, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
 
 if TYPE_CHECKING:
@@ -402,7 +403,7 @@ class Translator:
 
     def _translate(self, texts: list[str], tally: Tally, first_number: int) -> list[list[Translation]]:
         search = tally.search
-        is_apart = search.split or (search.split is None and any({*"\r\n"} & {*trimmed(text)} for text in texts))
+        is_apart = search.split or (search.split is None and any(map(LINE_BREAK.search, map(trimmed, texts))))
         if tally.paragraphs is None and is_apart:
             from heedful.inference.paragraphs import Paragraphs
 

@@ -106,7 +106,7 @@ def write_first_recipe(
         f"vocabulary {chosen['tokenizer.vocab_size'] or 'of all symbols'}, d_model "
         f"{chosen['model.options']['d_model']}, {chosen['optimization.max_updates']:,} updates: {about} here",
         f"languages: {' → '.join(code or '?' for code in languages)}"
-        + ", and of a translation both must be in `card` of the recipe" * (None in languages),
+        + "; if the model translates, name both in `card` of the recipe" * (None in languages),
     ]
 
 
@@ -168,9 +168,10 @@ def find_text_column(location: str, wanted: str | None, option: str) -> str:
     """Return the `wanted` column of a corpus as it is called, or the only one; a `ValueError` asks by `option`."""
     if kind_of_file(location) == "txt" and delimiters_of(location, ("1", "1"))[0] == "\n":
         return wanted or "1"  # lines of plain text
-    cells, _, names, _ = _looked_at(location)
+    cells, _, names, has_names = _looked_at(location)
     if wanted is None and len(names) != 1:
-        found = f"{quoted(names.values())}, in the first row {quoted(column[0] for column in cells.values())}"
+        row = quoted(column[-1 if has_names else 0] for column in cells.values())
+        found = f"{quoted(names.values())}, in one row {row}"
         raise ValueError(f"`{option}` must say which column of {location} to read: it has {found}.")
     parts = [*names] if wanted is None else parts_of(wanted, names.values())
     return name_of([part if part in names.values() else names.get(part, part) for part in parts])

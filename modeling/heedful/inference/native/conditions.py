@@ -90,10 +90,10 @@ def obstacle_to_copies(model: Any, engine: str) -> str | None:
     if not runs_known_functions(model):
         return f"`F.linear` and the attention function must be torch's or transformers' for {engine}, but one is not."
     if (name := foreign_code(model.modules())) is not None:
-        return f"The model's classes and methods must be Heed's for {engine}, but {name} is another."
+        return f"The model's classes and methods must be Heed's for {engine}, but {name} is not."
     known = FIELDS | PreTrainedConfig.__dataclass_fields__.keys()
     if unread := sorted(type(model.config).__dataclass_fields__.keys() - known):
-        return f"The fields of the config must be those that {engine} reads, but `{unread[0]}` is another."
+        return f"The fields of the config must be those that {engine} reads, but `{unread[0]}` is unknown to it."
     for name, module in model.named_modules():
         # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
         kind: Any = type(module)
@@ -111,7 +111,7 @@ def obstacle_to_copies(model: Any, engine: str) -> str | None:
             found = f"{name} is a {type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
             return f"The model's weights must be floating-point numbers in memory for {engine}, but {found}"
     if unread := [name for name in model.state_dict() if not WEIGHTS.fullmatch(name)]:
-        return f"The model's weights must be those that {engine} reads, but {unread[0]} is another."
+        return f"The model's weights must be those that {engine} reads, but {unread[0]} is unknown to it."
     return None
 
 

@@ -112,3 +112,20 @@ def test_a_field_by_its_other_name_is_understood_and_checked_as_well_and_those_o
     config.decoder_attention_heads = 5
     cases = [(tmp_path, "decoder_attention_heads")]  # what was assigned is checked before it is saved
     assert_refused(cases, config.save_pretrained, (ValueError, StrictDataclassError))
+
+
+def test_the_names_of_other_models_set_both_stacks_or_the_one_that_they_name():
+    sizes = {"num_heads": 4, "d_ff": 256, "num_layers": 2, "d_kv": 16, "dropout_rate": 0.2}
+    config = HeedConfig(**sizes, num_decoder_layers=1)
+    assert (config.encoder_attention_heads, config.decoder_attention_heads) == (4, 4)
+    assert (config.encoder_ffn_dim, config.decoder_ffn_dim, config.d_k, config.d_v) == (256, 256, 16, 16)
+    assert (config.encoder_layers, config.decoder_layers, config.dropout) == (2, 1, 0.2)
+    config = HeedConfig(num_attention_heads=4, num_hidden_layers=3, decoder_layers=2)
+    assert (config.encoder_attention_heads, config.decoder_attention_heads) == (4, 4)
+    assert (config.encoder_layers, config.decoder_layers) == (3, 2)
+    config.num_heads = 2
+    assert (config.encoder_attention_heads, config.decoder_attention_heads) == (2, 2)
+    assert HeedConfig(**config.to_dict()).to_dict() == config.to_dict()
+    cases = [({"num_heds": 3}, "did you mean `num_heads`"), ({"feed_forward_proj": "relu"}, "`activation_function`")]
+    cases += [({"dropout_rate": 0.3, "dropout": 0.2}, "`dropout_rate` must be left out beside `dropout`")]
+    assert_refused(cases, lambda options: HeedConfig(**options))

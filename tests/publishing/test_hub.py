@@ -15,8 +15,6 @@ from helpers import CODE, assert_error, assert_refused, run_python
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model, saved_in
 
-pytestmark = pytest.mark.slow
-
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
 LOUD = {source: target.upper() for source, target in PAIRS.items()}
 
@@ -173,6 +171,7 @@ def files_at(pushed, revision, repository="me/tiny"):
     return pushed.hub.repositories[repository].commits[revision]
 
 
+@pytest.mark.slow
 def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, folders):
     commits = [request for request in pushed.requests if "/commit/" in request]
     assert commits == ["POST /api/models/me/tiny/commit/main"]
@@ -192,6 +191,7 @@ def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, fold
     assert pushed.said[1] == f"{pushed.hub.url}/me/tiny/commit/{pushed.revisions[0]}"
 
 
+@pytest.mark.slow
 def test_pushes_leave_nothing_of_the_one_before_and_send_a_model_its_tokenizer_or_a_whole_pipeline(pushed):
     first, separate, sharded, again = (set(files_at(pushed, revision)) for revision in pushed.revisions)
     assert "target_tokenizer/tokenizer.json" in separate
@@ -209,6 +209,7 @@ def test_pushes_leave_nothing_of_the_one_before_and_send_a_model_its_tokenizer_o
     assert CODE | {"model.safetensors", "tokenizer.json", "target_tokenizer/tokenizer.json"} <= files
 
 
+@pytest.mark.slow
 def test_each_revision_loads_with_heed_without_it_without_the_network_and_with_a_token_of_its_own(pushed):
     assert pushed.loaded[-1:] == pushed.with_heed[-1:] == ["done"]
     assert run(pushed.offline, "-c", LOAD, pushed.answers)[-1:] == ["done"]

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from transformers.configuration_utils import strict
 
 from .configuration_base_heed import HeedBaseConfig
+from .messages_heed import wrong
 
 GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "geglu_new": "gelu_new", "reglu": "relu"}
 RELATIVE_ENCODINGS = ("shaw", "t5")
@@ -14,8 +15,7 @@ RELATIVE_ENCODINGS = ("shaw", "t5")
 def check_one_kernel(attn_implementation: str | dict | None) -> None:
     """Raise a `ValueError` if attention functions are named for parts of a model, which would be ignored."""
     if isinstance(attn_implementation, dict) and set(attn_implementation) - {""}:
-        must = "`attn_implementation` must be one name for encoder and decoder"
-        raise ValueError(f"{must}, but is {attn_implementation} instead.")
+        raise wrong("attn_implementation", "be one name for encoder and decoder", attn_implementation)
 
 
 @strict

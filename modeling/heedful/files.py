@@ -15,7 +15,8 @@ from stat import S_IMODE, S_ISREG
 from typing import Any
 
 from heedful.checksums_heed import read_object as read_object
-from heedful.symbols_heed import listed as listed
+from heedful.messages_heed import listed as listed
+from heedful.messages_heed import wrong
 
 LONGEST_LINE = 2**26  # bytes of a text file
 # What `str.splitlines` ends a line at. In the texts and files that we read, \n and \r\n alone do.
@@ -287,7 +288,7 @@ def check_at_least(minimum: int, **numbers: float | None) -> None:
     """Raise a `ValueError` that names the first of some numbers below a minimum; `None` is none."""
     for name, number in numbers.items():
         if number is not None and not number >= minimum:
-            raise ValueError(f"`{name}` must be at least {minimum}, but is {number} instead.")
+            raise wrong(name, f"be at least {minimum}", number)
 
 
 def import_extra(name: str, extra: str) -> Any:

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, runs_known_code
-from .symbols_heed import listed
+from .messages_heed import listed
 from .versions_heed import CACHE, cache_of, cached_signature, given_cache, rename_cache
 
 # The longest translation where neither the call nor the model's generation config sets a bound: transformers' own, 20

@@ -20,8 +20,8 @@ from transformers.utils.quantization_config import QuantizationMethod
 from .checksums_heed import write_checksums
 from .configuration_base_heed import CHANGED_CODE, HeedBaseConfig
 from .fast_paths_heed import foreign_code, is_eager, is_known, is_ours, method_of_one
+from .messages_heed import listed
 from .processor_heed import multiplies_bytes_exactly
-from .symbols_heed import listed
 from .versions_heed import check_peft
 
 PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")  # of `push_to_hub`

@@ -1,4 +1,4 @@
-"""What a text is, what of it counts, the symbols of closed vocabularies (phonemes, commands), names in messages."""
+"""What a text is, what of it counts, the symbols of closed vocabularies (phonemes, commands)."""
 
 import re
 import unicodedata
@@ -12,11 +12,6 @@ UNSEEN = ("Cc", "Cf", "Zl", "Zp", "Zs")
 # A character as a reader sees it (an "extended grapheme cluster"), or several that a tie bar of IPA makes one sound.
 CHARACTER = r"(?:\X(?<=[\u035c\u0361]))*\X"
 HANGUL_FILLERS = "\u115f\u1160\u3164\uffa0"  # letters by their category
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first three of some names in alphabetical order, and how many more there are."""
-    return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def trimmed(text: str) -> str:

@@ -91,11 +91,8 @@ def test_the_attention_function_does_not_matter_and_stays(model, tokenizers, ker
 
 @pytest.mark.parametrize("config", [MarianConfig, BartConfig])
 def test_other_models_are_set_to_eager_for_the_duration(tokenizers, config):
-    model = other_model(config, tokenizers, attn_implementation="sdpa").train()
-    model.get_encoder().eval()  # every part keeps its mode
-    modes = {name: module.training for name, module in model.named_modules()}
+    model = other_model(config, tokenizers, attn_implementation="sdpa")
     found = attention_maps(model, tokenizers, SOURCE, TARGET)
-    assert {name: module.training for name, module in model.named_modules()} == modes
     parts = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
     assert set(parts) == {"sdpa"}
     model.set_attn_implementation("eager")
@@ -114,18 +111,10 @@ def test_translators_native_decoders_and_prepared_models_have_the_models_attenti
         np.testing.assert_allclose(cross.weights["cross"], expected.weights["cross"], atol=1e-6)
 
 
-def test_only_what_is_asked_is_computed_and_kept(model, tokenizers, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("The decoder has nothing to do.")
-
-    dropped, drop = [], recording._without_weights
-    monkeypatch.setattr(recording, "_without_weights", lambda *given: dropped.append(given[0]) or drop(*given))
-    maps = attention_maps_of_ids(model, tokenizers, [5, 6, 2], [5, 2], ["cross"], 0)
-    assert maps.layers("cross") == 1
-    assert len(dropped) == 3  # two layers' self-attention, and the other layer's cross-attention
-    monkeypatch.setattr(model.get_decoder(), "forward", refuse)
+def test_only_what_is_asked_is_computed(model, tokenizers, monkeypatch):
+    assert attention_maps_of_ids(model, tokenizers, [5, 6, 2], [5, 2], ["cross"], 0).layers("cross") == 1
+    monkeypatch.setattr(model.get_decoder(), "forward", lambda *_, **__: pytest.fail("The decoder has nothing to do."))
     assert attention_maps_of_ids(model, tokenizers, [5, 6, 2], [5, 2], ["encoder"], 0).layers("encoder") == 1
-    assert len(dropped) == 4
 
 
 def test_a_restricted_neighbourhood_counts_in_the_share_of_entropy(tokenizers):
@@ -157,20 +146,17 @@ def test_a_pass_that_fails_leaves_no_hook_and_the_former_attention_function(mode
     assert recording._without_weights not in hooks
 
 
-def test_kinds_are_those_asked_for_and_empty_sequences_are_named(model, tokenizers):
-    assert attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["decoder", "cross"]).kinds == ["cross", "decoder"]
-    maps = attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross"])
+def test_kinds_layers_and_heads_that_are_not_there_and_empty_sequences_are_named(model, tokenizers):
+    look = partial(attention_maps, model, tokenizers)
+    assert look(SOURCE, TARGET, kinds=["decoder", "cross"]).kinds == ["cross", "decoder"]
+    maps = look(SOURCE, TARGET, kinds=["cross"])
     assert_error("`kind` must be one of cross, but is 'encoder'", maps.map, "encoder")
-    with pytest.raises(ValueError, match="`kind` must be cross, encoder or decoder, but is 'self'"):
-        attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["self"])
-    assert_error("`kinds` must name at least one", attention_maps, model, tokenizers, SOURCE, TARGET, kinds=[])
+    assert_error("`kind` must be cross, encoder or decoder, but is 'self'", look, SOURCE, TARGET, kinds=["self"])
+    assert_error("`kinds` must name at least one", look, SOURCE, TARGET, kinds=[])
     for ids, side in ((([], [5, 2]), "source"), (([5, 2], []), "target")):
         assert_error(f"{side} must have at least one token", attention_maps_of_ids, model, tokenizers, *ids)
-    assert_error("`source` must be a sentence, but is ' '", attention_maps, model, tokenizers, " ")
-
-
-def test_a_layer_or_head_that_does_not_exist_is_an_error(model, tokenizers):
-    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
+    assert_error("`source` must be a sentence, but is ' '", look, " ")
+    maps = look(SOURCE, TARGET)
     wrong = [({"layer": layer}, f"`layer` must be between -2 and 1, but is {layer}") for layer in (2, -3)]
     wrong += [({"head": head}, f"`head` must be between 0 and 3, but is {head}") for head in (4, -1)]
     for kind in KINDS:
@@ -256,17 +242,6 @@ def test_weights_of_windows_blocks_and_streams_are_refused_by_their_shape(tokeni
         assert look(kinds=["cross"]).weights["cross"].shape == (2, 2, 4, size)
 
 
-def test_words_are_what_stands_between_spaces(tokenizers):
-    (ids,) = tokenizers.encode_source(["고양이가  잔다. a"])
-    words, pieces = token_words(tokenizers.source, ids), {}
-    for id_, word in zip(ids, words, strict=True):
-        pieces.setdefault(word, []).append(id_)
-    texts = [tokenizers.source.decode(pieces[word]).strip() for word in (0, 1, 2)]
-    assert (texts, words[-1], len(pieces)) == (["고양이가", "잔다.", "a"], None, 4)
-    pair = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=100, algorithm="word")
-    assert token_words(pair.target, pair.encode_target(["the cat runs"])[0]) == [0, 1, 2, None]
-
-
 def test_words_are_shown_whole_and_scripts_without_spaces_by_their_tokens(tokenizers):
     words_of = {"고양이가  잔다. a": ["고양이가", "잔다.", "a"], "a\tb … 😀": ["a", "b", "…", "😀"]}
     words_of["猫が眠る。 cat"] = ["猫", "が", "眠", "る", "。", "cat"]
@@ -280,6 +255,8 @@ def test_words_are_shown_whole_and_scripts_without_spaces_by_their_tokens(tokeni
     assert shown_words(tokenizers.source, [broken, 2]) == (["‹EB›", "</s>"], [0, 1])
     assert shown_words(ByT5Tokenizer(), [0xEB + 3, 1]) == (["‹EB›", "</s>"], [0, 1])
     assert token_labels(ByT5Tokenizer(), ByT5Tokenizer()("네 a").input_ids) == ["네", "…", "…", "▁", "a", "</s>"]
+    pair = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=100, algorithm="word")
+    assert token_words(pair.target, pair.encode_target(["the cat runs"])[0]) == [0, 1, 2, None]
 
 
 def test_words_are_shown_without_the_marks_of_sentencepiece_tags_and_characters_letter_by_letter(tmp_path):

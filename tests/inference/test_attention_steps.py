@@ -1,6 +1,5 @@
 """Attention step by step: the numbers are the model's own, and the terminal and the pictures show them."""
 
-import math
 from itertools import product
 
 import numpy as np
@@ -55,20 +54,12 @@ def test_the_steps_are_what_the_model_computes(tokenizers, options):
             np.testing.assert_array_equal(steps.attention.weights, weights)
             np.testing.assert_allclose(softmax(steps.scaled), weights, atol=1e-6)
             np.testing.assert_allclose(steps.output, before[kind, layer][:, head], atol=1e-5)
+            np.testing.assert_allclose(weights @ steps.value, steps.output, atol=1e-5)
             assert steps.scaling == (module.d_k**-0.5 if module.config.attention_scoring == "scaled_dot" else 1)
             np.testing.assert_array_equal(steps.scores, maps.scores(kind)[layer, head])
             if module.additive_score is None:
                 seen = np.isfinite(steps.scores)
                 np.testing.assert_allclose((steps.query @ steps.key.T)[seen], steps.scores[seen], atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_query_at_a_time_gives_the_same_as_all_at_once(model, tokenizers, kind):
-    steps = attention_maps(model, tokenizers, SOURCE, TARGET).steps(kind, 0, 2)
-    for row, query in enumerate(steps.query):
-        end = row + 1 if kind == "decoder" else len(steps.key)
-        weights = softmax(steps.key[:end] @ query / math.sqrt(len(query)))
-        np.testing.assert_allclose(weights @ steps.value[:end], steps.output[row], atol=1e-5)
 
 
 def test_one_layer_is_recorded_where_it_is_asked_for_and_later_tokens_have_minus_infinity(model, tokenizers):
@@ -122,12 +113,15 @@ def test_columns_stand_below_each_other_beside_korean_letters():
 
 
 @pytest.mark.parametrize("layer", [None, 1])
-def test_the_grid_draws_scores_as_dots_below_the_weights(model, tokenizers, tmp_path, drawn, layer):
+def test_the_grid_draws_scores_as_dots_below_the_weights_and_writes_them_where_there_is_room(
+    model, tokenizers, tmp_path, drawn, layer, monkeypatch
+):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
-    drawing.draw_attention_grid(maps, tmp_path / "a.png", "decoder", layer, tokens=True, scores=True)
-    (figure,) = drawn
+    for room in (len(maps.target_tokens), len(maps.target_tokens) - 1):
+        monkeypatch.setattr(drawing, "NUMBERED", room)
+        drawing.draw_attention_grid(maps, tmp_path / "a.png", "decoder", layer, tokens=True, scores=True)
     layers = [0, 1] if layer is None else [layer]
-    axes = np.array(figure.axes).reshape(len(layers), 2, 4)
+    numbered, axes = (np.array(figure.axes).reshape(len(layers), 2, 4) for figure in drawn)
     for (row, number), head in product(enumerate(layers), range(4)):
         image, dots = axes[row, 0, head].images[0], axes[row, 1, head].collections[0]
         np.testing.assert_array_equal(image.get_array(), maps.weights["decoder"][number, head])
@@ -137,15 +131,6 @@ def test_the_grid_draws_scores_as_dots_below_the_weights(model, tokenizers, tmp_
         sizes = np.abs(scores[seen]) / np.abs(scores[seen]).max()
         np.testing.assert_allclose(dots.get_sizes() / dots.get_sizes().max(), sizes, rtol=1e-5)
         np.testing.assert_array_equal(dots.get_offsets(), np.argwhere(seen)[:, ::-1])
-
-
-def test_scores_are_written_where_there_is_room(model, tokenizers, tmp_path, monkeypatch, drawn):
-    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
-    count = len(maps.target_tokens)
-    for room in (count, count - 1):
-        monkeypatch.setattr(drawing, "NUMBERED", room)
-        drawing.draw_attention_grid(maps, tmp_path / "a.png", "decoder", 0, tokens=True, scores=True)
-    small, large = ([text.get_text() for text in figure.axes[4].texts] for figure in drawn)
-    expected = [f"{score:.1f}".replace("-inf", "−∞") for score in maps.scores("decoder")[0, 0].flat]
-    assert small == expected
-    assert large == []
+        written = [f"{score:.1f}".replace("-inf", "−∞") for score in scores.flat]
+        assert [text.get_text() for text in numbered[row, 1, head].texts] == written
+        assert list(axes[row, 1, head].texts) == []

@@ -48,8 +48,3 @@ def test_the_python_of_the_guide_runs_and_keeps_its_promises(folders, capsys):
     assert tokenizer.decode(woman) == " woman"
     for row in names["found"].sequences.tolist():
         assert any(row[start : start + len(woman)] == woman for start in range(len(row)))
-    import heedful
-
-    homes = [name for name, home in heedful._HOMES.items() if home.startswith("heedful.inference.strategies")]
-    assert len(homes) == 3
-    assert all(name in GUIDE for name in homes)

@@ -30,14 +30,12 @@ DOCUMENTS = [ROOT / "README.md", KOREAN, ROOT / "AGENTS.md", *sorted((ROOT / "sk
 DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "scripts").rglob("*.md")]
 OTHERS += sorted((ROOT / "configuration").rglob("*.[my]*"))
-COMMANDS = sorted(
-    {
-        line.strip().removeprefix("$ ")
-        for document in DOCUMENTS
-        for line in document.read_text(encoding="utf-8").splitlines()
-        if re.match(r"(\$ )?(heedful |accelerate launch |torchrun |srun |python scripts/)", line.strip())
-    }
-)
+COMMANDS = {
+    line.strip().removeprefix("$ ")
+    for document in DOCUMENTS
+    for line in document.read_text(encoding="utf-8").splitlines()
+    if re.match(r"(\$ )?(heedful |accelerate launch |torchrun |srun |python scripts/)", line.strip())
+}
 # Those within a sentence or a table, of which some are only begun.
 SPOKEN = {
     " ".join(each.split())
@@ -57,7 +55,6 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
 
 def test_the_korean_readme_shows_what_the_english_one_shows():
     shown = re.findall(r"```.*?\n(.*?)```", KOREAN.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(shown) == 5
     assert [line for block in shown for line in block.splitlines() if line not in README] == []
 
 
@@ -68,8 +65,7 @@ def test_the_figures_of_both_readmes_are_those_of_the_benchmarks():
     found = []
     for text, head in ((README, "## Figures"), (KOREAN.read_text(encoding="utf-8"), "## 수치")):
         found.append(re.findall(r"\d+\.\d+", text.partition(head)[2].partition("\n## ")[0]))
-    assert found[0] == found[1]
-    assert len(found[0]) == 14
+    assert found[0] == found[1] != []
     rounded = {f"{each:.{digits}f}" for each in known for digits in (1, 2)}
     assert [number for number in found[0] if number not in rounded] == []
 
@@ -124,31 +120,26 @@ def check_command(command: str, is_begun: bool = False) -> None:
 
 def test_every_command_of_the_documents_has_known_options_and_recipes():
     wrong = {}
-    for command in COMMANDS:
+    for command in SPOKEN.union(COMMANDS):
         try:
-            check_command(command)
+            check_command(command, is_begun=command not in COMMANDS)
         except Exception as error:
             wrong[command] = repr(error)
-    for command in SPOKEN - {*COMMANDS}:
-        try:
-            check_command(command, is_begun=True)
-        except Exception as error:
-            wrong[command] = repr(error)
+    assert COMMANDS
     assert not wrong
-    assert len(COMMANDS) >= 100
-    assert len(SPOKEN) >= 90
 
 
-@pytest.mark.parametrize("readme", [README, KOREAN.read_text(encoding="utf-8")], ids=["en", "ko"])
-def test_every_command_of_the_readmes_runs(readme, printed, tmp_path, monkeypatch):
+def test_every_command_of_the_readmes_runs(printed, tmp_path, monkeypatch):
     """All but what trains, what asks the Hub, and what starts processes, whose words are parsed above."""
     monkeypatch.chdir(tmp_path)
     saved_model(Path("runs/quickstart/model"), SHOWN, vocab_size=300)
     write_model_card(Path("runs/quickstart/model"), card_facts())
     rows = "".join(f"{pair['ko']}\t{pair['en']}\n" for pair in korean_english_pairs("train", 200))
     Path("pairs.tsv").write_text(f"ko\ten\n{rows}", encoding="utf-8")
-    ran = []
-    for command in re.findall(r"(?:^\$ |`)((?:echo .* \| )?heedful [^`\n]+)", readme, re.MULTILINE):
+    both = README + KOREAN.read_text(encoding="utf-8")
+    commands = re.findall(r"(?:^\$ |`)((?:echo .* \| )?heedful [^`\n]+)", both, re.MULTILINE)
+    assert commands
+    for command in dict.fromkeys(commands):
         before, _, words = command.partition("heedful ")
         given = shlex.split(before[:-3])[1] if before else None
         first, *rest = shlex.split(
@@ -157,35 +148,29 @@ def test_every_command_of_the_readmes_runs(readme, printed, tmp_path, monkeypatc
         if first == "study":
             find_study(rest[0])
         elif rest and first != "convert":
-            ran.append(first)
             printed(first, *rest, *["--dry-run"] * (first in ("train", "push")), stdin=given)
-    assert {*ran} >= {"init", "train", "push", "translate"}
 
 
 def test_every_make_target_of_the_documents_exists():
     texts = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^make (\w+)", texts, flags=re.MULTILINE))
-    assert {"quickstart", "test", "check"} <= targets
-    assert targets <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.MULTILINE))
+    assert set(re.findall(r"^make (\w+)", texts, flags=re.MULTILINE)) <= set(
+        re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.MULTILINE)
+    )
 
 
 def test_the_quickstart_installs_what_it_uses_and_the_tests_the_rest(tmp_path):
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-oldest.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    for environment in (".venv", ".venv-oldest"):
-        installed = []
-        for target in ("quickstart", "test", "check"):
-            command = ["make", "--dry-run", target, f"VENV={environment}"]
-            planned = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-            installed.append(re.findall(rf"^{environment}/bin/python -m pip install .* (\S+)$", planned, re.MULTILINE))
-        assert installed == [["torch", '".[plots]"'], *[["torch", '".[plots]"', '".[dev,all]"']] * 2]
+    for target, more in (("quickstart", []), ("test", ['".[dev,all]"']), ("check", ['".[dev,all]"'])):
+        command = ["make", "--dry-run", target]
+        planned = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        installed = re.findall(r"^\.venv/bin/python -m pip install .* (\S+)$", planned, re.MULTILINE)
+        assert installed == ["torch", '".[plots]"', *more]
 
 
 def test_every_test_that_a_document_names_exists():
     texts = "".join(map(Path.read_text, [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]))
     named = sorted(set(re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", texts)))
-    assert len(named) > 100
-    assert (ROOT / "docs" / "contract.md").read_text("utf-8").count(".py::test_") > 30
     assert [file for file, _ in named if not (ROOT / file).is_file()] == []
     assert [name for file, name in named if name and f"\ndef {name}(" not in (ROOT / file).read_text("utf-8")] == []
 
@@ -215,7 +200,6 @@ def test_the_page_of_installation_says_what_every_extra_is_for_and_no_other_is_n
     assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in README
     texts = "".join(map(Path.read_text, [*DOCUMENTS, *(ROOT / "modeling").rglob("*.py")]))
     named = re.findall(r"(?:heedful|pip install [\"']\.)\[([\w,]+)\]", texts)
-    assert len(named) >= 10
     assert {extra for names in named for extra in names.split(",")} <= set(project["optional-dependencies"])
 
 
@@ -240,8 +224,6 @@ def examples():
 
 
 def test_every_translation_that_a_document_shows_is_of_a_sentence_whose_translation_is_known():
-    names = {document.name for document, *_ in examples()}
-    assert names >= {"README.md", "publish.md", "load_and_generate.md", "serve.md"}
     for document, code, shown in examples():
         if re.search("[A-Z][a-z]+ ", shown):  # more than numbers and types
             for sentence in SENTENCE.findall(code):
@@ -254,13 +236,8 @@ def test_the_quickstarts_model_says_what_the_documents_show():
     if not MODEL.is_dir():
         pytest.skip("`make quickstart` has not been run here")
     translations = Translator.from_pretrained(MODEL).translate(list(SHOWN))
-    said = {source: best.text for source, (best, *_) in zip(SHOWN, translations, strict=True)}
-    wrong = [
-        f"{document.name}: {sentence} is {said[sentence]!r}, but the document shows {shown!r}"
-        for document, code, shown in examples()
-        for sentence in SENTENCE.findall(code)
-        if said.get(sentence, SHOWN.get(sentence)) != SHOWN.get(sentence)
-    ]
+    assert [best.text for best, *_ in translations] == list(SHOWN.values())
+    wrong = []
     for document, command, shown in examples():
         if "heedful translate" in command:
             *before, words = command.replace("runs/quickstart/model", str(MODEL)).split("heedful ")

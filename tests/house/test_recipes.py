@@ -48,11 +48,8 @@ def keys_of(kind, prefix=""):
 
 
 def test_every_recipe_and_size_is_listed_with_a_sentence_and_printed(printed):
-    names = {path.stem for path in RECIPES} | {path.parent.name for path in MODELS}
-    assert names >= {"quickstart", "multi30k-de-en", "base", "big", "small"}
     lines = dict(re.findall(r"^  (\S+) {2,}(\S.{20,})$", printed("recipes"), flags=re.MULTILINE))
-    assert set(lines) == names
-    assert lines["quickstart"].startswith("Korean to English on the built-in corpus")
+    assert set(lines) == {path.stem for path in RECIPES} | {path.parent.name for path in MODELS}
     assert printed("recipes", "quickstart").startswith("# Korean to English on the built-in")
     assert json.loads(printed("recipes", "paper-C-N2"))["encoder_layers"] == 2
 
@@ -141,19 +138,13 @@ def test_every_model_config_loads_and_builds():
     for path in MODELS:
         config = AutoConfig.from_pretrained(path.parent)
         with torch.device("meta"):
-            model = AutoModelForSeq2SeqLM.from_config(config)
-        assert type(model).__name__ == kinds[config.model_type]
-        assert next(model.parameters()).is_meta
+            assert type(AutoModelForSeq2SeqLM.from_config(config)).__name__ == kinds[config.model_type]
         written = read_config(path)
         assert {name: getattr(config, name) for name in written} == written
 
 
 def test_one_recipe_mentions_every_key_there_is_with_a_comment():
-    assert {"seed", "data.cleaning.drop_overlap", "optimization.beta1", "card.limits"} <= {*keys_of(Recipe)}
     beside = comments_of(FULL)
-    assert beside["seed"] == "of weights, dropout and order of the data"
-    assert "glob" in beside["data.train"]
-    assert beside["card"]
     assert [key for key in keys_of(Recipe) if not beside[key]] == []
 
 
@@ -203,10 +194,6 @@ GUIDED = re.findall(r"^heedful (?:pairs|train) .+$", GUIDE, re.MULTILINE)
 def test_the_guide_to_other_tasks_names_recipes_and_their_first_lines():
     cells = re.findall(r"^\| (`[^|]+`) \|", GUIDE, re.MULTILINE)
     assert {name for cell in cells for name in re.findall("`(.+?)`", cell)} == set(TASK_RECIPES)
-    recipe = (CONFIGURATION / "recipes" / "numbers.yaml").read_text(encoding="utf-8")
-    others = [line for line in GUIDED if f"#   {line}\n" not in recipe]
-    assert sum("scan" in line for line in others) == 3
-    assert read_recipe("cmudict-g2p").data.references == "alternatives"
 
 
 def test_cutoffs_of_length_in_the_guide_part_the_tasks_of_scan(tmp_path, monkeypatch, printed):

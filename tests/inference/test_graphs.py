@@ -22,9 +22,8 @@ from heedful.inference.engines import GenerateEngine, pad_sources, token_batches
 from heedful.inference.native.engine import prepare_for_inference
 from heedful.inference.strategies import graphs
 from heedful.inference.strategies.sampling import SeededSampling
-from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
-from helpers import VARIANTS, assert_error, padded, sentences, tiny_model, tiny_rnn
+from helpers import VARIANTS, assert_error, each_once, padded, sentences, tiny_model, tiny_rnn
 from plain_strategies import model_of
 from row_lengths import natural_lengths
 
@@ -78,33 +77,17 @@ def check_same(found, expected):
         assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-5)
 
 
-@pytest.mark.parametrize(("search", "batch"), itertools.product(SEARCHES, BATCHES))
-def test_graphs_find_the_tokens_of_plain_steps(on_gpu, search, batch):
+@pytest.mark.parametrize(
+    ("variant", "case"), each_once(VARIANTS, list(itertools.product(SEARCHES, BATCHES)), ["default"])
+)
+def test_graphs_find_the_tokens_of_plain_steps_in_every_variant_of_the_model(on_gpu, variant, case):
     torch.manual_seed(2)
-    model = tiny_model()
+    (search, batch), model = case, tiny_model(**VARIANTS[variant])
     sources, settings = [row.tolist() for row in sentences(*BATCHES[batch])], settings_of(model, **SEARCHES[search])
     found = GenerateEngine(model).search(sources, settings, 4096)
     assert on_gpu
     assert all(config == graphs.COMPILING for config in on_gpu)
     check_same(found, plainly(model, sources, settings))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_graphs_find_them_in_every_variant_of_the_model(on_gpu, variant):
-    torch.manual_seed(2)
-    model = tiny_model(**VARIANTS[variant])
-    sources = [row.tolist() for row in sentences(11, 4, 1)]
-    for changes in ({}, {"num_beams": 3, "num_return_sequences": 2}):
-        settings = settings_of(model, **changes)
-        found = GenerateEngine(model).search(sources, settings, 4096)
-        check_same(found, plainly(model, sources, settings))
-    assert len(on_gpu) == 2
-
-
-def test_a_trained_models_translations_are_those_of_plain_steps(on_gpu, model, tokenizers, pairs):
-    found = Translator(copy.deepcopy(model), tokenizers, engine="generate").translate(list(pairs), num_beams=2)
-    assert [best.text for best, *_ in found] == list(pairs.values())
-    assert on_gpu
 
 
 def test_batches_of_sentences_as_they_come_have_few_shapes_within_the_models_positions(monkeypatch):
@@ -178,25 +161,21 @@ def test_graphs_step_aside_for_what_is_done_to_a_model_and_for_settings_that_a_u
         assert not graphs.may_use_graphs(model, inputs, settings_of(model, **changes)), name
     with prepare_for_inference(model):
         assert not graphs.may_use_graphs(model, inputs, settings_of(model))
+    others = {name: tiny_model() for name in CHANGES}
     for name, change in CHANGES.items():
-        other = tiny_model()
-        change(other)
+        change(others[name])
+    for name, other in (others | {"recurrent": tiny_rnn(), "bart": model_of("bart")}).items():
         assert not graphs.may_use_graphs(other, inputs, settings_of(other)), name
 
 
-def test_graphs_step_aside_for_ensembles_drawn_tokens_other_models_and_on_the_cpu(on_gpu, monkeypatch):
+def test_graphs_step_aside_for_ensembles_drawn_tokens_and_on_the_cpu(on_gpu, monkeypatch):
     model, sources = tiny_model(), [[5, 6, 7]]
     settings = settings_of(model)
     GenerateEngine(model, [tiny_model(seed=1)]).search(sources, settings, 4096)
     GenerateEngine(model).search(sources, settings, 4096, SeededSampling(seed=1).processors)
-    for other in (tiny_rnn(), model_of("bart")):
-        inputs = pad_sources(sources, 0, other.device)
-        assert not graphs.may_use_graphs(other, inputs, settings_of(other))
-    assert not on_gpu
     for module in (generation_heed, engines):
         monkeypatch.setattr(module, "COMPILED_DEVICES", ("cuda",))
-    model = tiny_model()
-    GenerateEngine(model).search([[5, 6, 7]], settings_of(model), 4096)
+    GenerateEngine(model).search(sources, settings, 4096)
     assert not on_gpu
 
 

@@ -1,5 +1,6 @@
 """The native decoder's own kernels compute what torch does, and are done without where they cannot be compiled."""
 
+import itertools
 import os
 import shutil
 import stat
@@ -74,26 +75,36 @@ def test_long_sources_are_encoded_as_by_the_model():
     torch.testing.assert_close(ours[tokens_of], expected[tokens_of], atol=1e-4, rtol=1e-4)
 
 
-@compiled
-def test_threads_share_a_large_product_and_change_nothing():
-    product, states = kernels.CompiledProduct(torch.randn(300, 256), None, False, False), torch.randn(9, 256)
-    before, found = torch.get_num_threads(), []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        found.append(product(states))
+@pytest.fixture
+def threads():
+    """Set the number of torch's threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@compiled
+def test_padding_may_stand_anywhere_and_threads_which_share_a_large_product_change_nothing(threads):
+    product, states, found = (
+        kernels.CompiledProduct(torch.randn(300, 256), None, False, False),
+        torch.randn(9, 256),
+        [],
+    )
+    for number in (1, 2, 3):
+        threads(number)
+        found.append(product(states))
     assert all(torch.equal(found[0], each) for each in found[1:])
+    model, batch = make_model({}), make_batch(4)
+    batch["attention_mask"][:, 1::3] = 0
+    for number, beams in ((1, 3), (2, 1), (2, 3)):
+        threads(1)
+        expected = model.generate(**batch, num_beams=beams)
+        threads(number)
+        with prepare_for_inference(model):
+            assert torch.equal(model.generate(**batch, num_beams=beams), expected)
 
 
 OTHERS = [{"position_encoding": "rotary"}, {"activation_function": "gelu"}, {"decoder_neighbourhood": 3}]
-
-
-@compiled
-def test_a_model_like_the_papers_is_compiled_and_others_are_not():
-    assert type(NativeDecoder(make_model({})).network) is CompiledNetwork
-    assert NativeDecoder(make_model({})).kernel == "kernels.cpp"
-    for options in OTHERS:
-        assert type(NativeDecoder(make_model(options)).network) is NativeNetwork
 
 
 def test_without_kernels_it_decodes_too_and_int8_is_float32_with_one_warning(monkeypatch):
@@ -111,9 +122,12 @@ def test_without_kernels_it_decodes_too_and_int8_is_float32_with_one_warning(mon
 
 
 @compiled
-def test_a_model_that_kernels_compute_in_part_alone_is_never_int8(monkeypatch):
+def test_a_model_like_the_papers_is_compiled_and_one_that_kernels_compute_in_part_alone_is_never_int8(monkeypatch):
+    assert type(NativeDecoder(make_model({})).network) is CompiledNetwork
+    assert NativeDecoder(make_model({})).kernel == "kernels.cpp"
     for options in OTHERS:
         (name, value), model = *options.items(), make_model(options)
+        assert type(NativeDecoder(model).network) is NativeNetwork
         reason = f"`{name}` of {value}" if has_bytes else "VNNI"
         with pytest.warns(UserWarning, match=f"in place of int8, which only Heedful's own kernels .*{reason}"):
             assert torch.equal(*both(model, make_batch(1), "int8"))
@@ -141,26 +155,10 @@ def test_in_int8_a_sentence_gets_the_same_tokens_alone_and_in_a_batch(width):
 
 
 @compiled
-def test_padding_may_stand_anywhere_and_threads_change_nothing():
-    model, batch = make_model({}), make_batch(4)
-    batch["attention_mask"][:, 1::3] = 0
-    threads = torch.get_num_threads()
-    for number, beams in ((1, 3), (2, 1), (2, 3)):
-        expected = model.generate(**batch, num_beams=beams)
-        torch.set_num_threads(number)
-        try:
-            with prepare_for_inference(model):
-                assert torch.equal(model.generate(**batch, num_beams=beams), expected)
-        finally:
-            torch.set_num_threads(threads)
-
-
-@compiled
 def test_what_they_cannot_read_is_refused_before_they_do():
     model = make_model({})
-    network = NativeDecoder(model).network
+    network, limit = NativeDecoder(model).network, model.config.target_vocab_size
     source, prompt = torch.randn(3, 4, model.config.d_model), torch.full((3, 1), 1)
-    limit = model.config.target_vocab_size
 
     def step(tokens, **changes):
         state = network.start(source, None, prompt, 1)
@@ -174,9 +172,8 @@ def test_what_they_cannot_read_is_refused_before_they_do():
     assert_error("Each source must have a token", step, good, counts=number * 0)
     for wrong in (good[:2], good.int(), good.double(), good[None]):
         assert_error(r"must be \(3,\) of torch.int64", step, wrong)
-    for name in ("starts", "counts"):
-        for wrong in (number.long(), number[:2], torch.ones(3, 2, dtype=torch.int32)[:, 0]):
-            assert_error(r"must be \(3,\) of torch.int32", step, good, **{name: wrong})
+    for name, wrong in itertools.product(("starts", "counts"), (number.long(), number[:2], number.repeat(2)[::2])):
+        assert_error(r"must be \(3,\) of torch.int32", step, good, **{name: wrong})
     product, states, _ = product_of(2, 5, 7, False)
     for wrong in (states[:, :6], states.double(), states[0], states[None]):
         assert_error(r"must be \(\d, 7\) of torch.float32", product, wrong)
@@ -189,13 +186,20 @@ def test_what_they_cannot_read_is_refused_before_they_do():
 
 
 @compiled
-def test_they_are_compiled_once_into_the_users_cache_which_is_the_users_alone(cache, monkeypatch):
+def test_they_are_compiled_once_into_the_users_cache_which_is_the_users_alone(cache, monkeypatch, tmp_path):
     cache.mkdir(parents=True, mode=0o777)
     assert load() is not None
     assert sorted(each.suffix for each in cache.iterdir()) == [".sha256", ".so"]
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "which", lambda name: None)
+        assert load() is not None
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")  # which is relative, and ignored
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert load() is not None
+    assert (list((tmp_path / "work").iterdir()), (tmp_path / "home").is_dir()) == ([], True)
 
 
 # In another process, which a cut file ends; each is what happened to the file.
@@ -273,15 +277,6 @@ def test_a_link_in_the_place_of_the_cache_is_not_followed_and_one_that_comes_lat
     monkeypatch.setattr(kernels, "_library_at", swapped)
     assert load() is not None
     assert (len([*site.iterdir()]), len([*other.iterdir()])) == (0, 2)
-
-
-@compiled
-def test_a_relative_cache_is_ignored(cache, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert load() is not None
-    assert [each.name for each in tmp_path.iterdir()] == ["home"]
 
 
 def test_a_missing_or_broken_compiler_is_warned_of_and_another_processor_is_not(cache, monkeypatch, tmp_path, recwarn):

@@ -4,7 +4,6 @@ import copy
 import io
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from itertools import product
 from types import SimpleNamespace
 
@@ -94,22 +93,23 @@ CALLS_FOR_GENERATE = {
 
 
 def test_what_the_native_decoder_cannot_do_is_done_as_before(model, steps):
+    def found(batch, **arguments):
+        torch.manual_seed(7)
+        result = model.generate(**batch, **arguments)
+        return result if isinstance(result, torch.Tensor) else result.sequences
+
     for name, arguments in CALLS_FOR_GENERATE.items():
-        found = []
-        for preparation in (nullcontext(), prepare_for_inference(model)):
-            with preparation:
-                torch.manual_seed(7)
-                result = model.generate(**make_batch(4), **arguments)
-            found.append(result if isinstance(result, torch.Tensor) else result.sequences)
-        assert torch.equal(*found), name
+        before = found(make_batch(4), **arguments)
+        with prepare_for_inference(model):
+            assert torch.equal(found(make_batch(4), **arguments), before), name
         assert "step" not in steps, name
     batch = make_batch(4)
     batch["attention_mask"][2] = 0
-    before = model.generate(**batch)
+    before = found(batch)
     steps.clear()
     with prepare_for_inference(model):
-        assert torch.equal(model.generate(**batch), before)
-        alone = model.generate(batch["input_ids"][2:3], attention_mask=batch["attention_mask"][2:3])[0]
+        assert torch.equal(found(batch), before)
+        alone = found({name: rows[2:3] for name, rows in batch.items()})[0]
     assert alone.tolist() == before[2, : len(alone)].tolist()
     assert not steps
 
@@ -128,14 +128,18 @@ def test_a_streamer_is_fed_token_by_token_and_a_cache_that_is_handed_in_is_fille
 
 
 def test_generate_takes_what_it_took_before(model, steps):
-    batch = make_batch(5)
+    batch, embeddings = make_batch(5), model.get_input_embeddings()
+    mask, embedded = {"attention_mask": batch["attention_mask"]}, embeddings(batch["input_ids"])
     processors = transformers.LogitsProcessorList([transformers.MinLengthLogitsProcessor(6, [2], device="cpu")])
+    marked = transformers.SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3)  # which knows its rows
+    marked = {**batch, "watermarking_config": marked, "eos_token_id": [2, *range(5, 40)]}
     calls = [
         {"inputs": batch["input_ids"]},
         {**batch, "logits_processor": processors, "num_beams": 3, "num_return_sequences": 2},
-        {"encoder_outputs": model.model.encoder(**batch), "attention_mask": batch["attention_mask"]},
-        {"inputs_embeds": model.get_input_embeddings()(batch["input_ids"]), "attention_mask": batch["attention_mask"]},
+        {"encoder_outputs": model.model.encoder(**batch), **mask},
+        {"inputs_embeds": embedded, **mask},
         {**batch, "use_cache": False},
+        *({**marked, "num_beams": beams} for beams in (1, 3)),
     ]
     before = [model.generate(**call) for call in calls]
     prepare_for_inference(model)
@@ -143,9 +147,8 @@ def test_generate_takes_what_it_took_before(model, steps):
         steps.clear()
         assert torch.equal(model.generate(**call), expected)
         assert "step" in steps
-    embeddings = model.model.decoder.embed_tokens(torch.tensor([[1]] * 7))
-    with pytest.raises(ValueError, match="Exactly one of `input_ids` and `inputs_embeds`"):
-        model.generate(**make_batch(1), decoder_inputs_embeds=embeddings)
+    message = "Exactly one of `input_ids` and `inputs_embeds`"
+    assert_error(message, model.generate, **make_batch(1), decoder_inputs_embeds=embeddings(torch.tensor([[1]] * 7)))
 
 
 @torch.no_grad()
@@ -161,20 +164,19 @@ def test_the_encoder_takes_and_gives_what_its_modules_do(model):
 
 def test_gradients_attentions_and_training_use_the_modules_and_states_can_be_differentiated_later(model, steps):
     prepare_for_inference(model)
-    batch = make_batch(6)
-    model.get_encoder()(**batch).last_hidden_state.sum().backward()
+    encoder, batch = model.get_encoder(), make_batch(6)
+    encoder(**batch).last_hidden_state.sum().backward()
     assert model.get_input_embeddings().weight.grad is not None
     with torch.no_grad():
-        assert model.get_encoder()(**batch, output_attentions=True).attentions
+        assert encoder(**batch, output_attentions=True).attentions
         model.train()
         model.generate(**batch)
     assert not steps
-    assert list(model.get_encoder().named_parameters()) == list(model.model.encoder.named_parameters())
+    assert list(encoder.named_parameters()) == list(model.model.encoder.named_parameters())
     tokens = model.eval().generate(**batch, num_beams=2)
     with torch.no_grad():
-        encoded = model.get_encoder()(**batch)
-    loss = model(attention_mask=batch["attention_mask"], encoder_outputs=encoded, labels=tokens).loss
-    loss.backward()
+        encoded = encoder(**batch)
+    model(attention_mask=batch["attention_mask"], encoder_outputs=encoded, labels=tokens).loss.backward()
     assert model.lm_head.weight.grad.abs().sum() > 0
 
 
@@ -246,10 +248,8 @@ def test_threads_may_generate_at_the_same_time(model):
 def test_models_of_other_types_or_without_version_counters_go_on_with_what_was_encoded():
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         model, batch = make_model({}).to(dtype), make_batch(10)
-        torch.manual_seed(3)
-        before = model.generate(**batch, do_sample=True, top_k=1)
         prepare_for_inference(model)
-        assert model.generate(**batch, do_sample=True, top_k=1).shape[0] == before.shape[0]
+        assert model.generate(**batch, do_sample=True, top_k=1).shape[0] == len(batch["input_ids"])
         with torch.no_grad():
             assert model.get_encoder()(**batch).last_hidden_state.dtype == dtype
             assert model(**batch, labels=batch["input_ids"]).loss.isfinite()
@@ -273,13 +273,3 @@ def test_a_prefix_of_peft_is_not_left_out(model):
     before = adapted.generate(**batch, do_sample=False)
     with prepare_for_inference(model):
         assert torch.equal(adapted.generate(**batch, do_sample=False), before)
-
-
-def test_a_watermark_that_knows_its_rows_is_set_in_each(model):
-    settings = {"watermarking_config": transformers.SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3)}
-    settings |= {"eos_token_id": [2, *range(5, 40)]}
-    batch = make_batch(1)
-    before = [model.generate(**batch, **settings, num_beams=beams) for beams in (1, 3)]
-    with prepare_for_inference(model):
-        found = [model.generate(**batch, **settings, num_beams=beams) for beams in (1, 3)]
-    assert all(map(torch.equal, found, before))

@@ -14,7 +14,7 @@ from guides import assert_named, commands_of, run_commands, text_of
 from heedful import Translator
 from heedful.data.sources import read_pairs
 from heedful.inference.teaching.candidates import CandidateChoice, read_candidates
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 from memorised import saved_in
 from tiny_runs import SIZES
 
@@ -30,46 +30,32 @@ def written(path: Path, *rows: dict) -> str:
 
 def chosen(candidates: list[str], source: str = SOURCE, **settings) -> tuple[list[str], dict[str, int]]:
     """Return the target chosen for a source, and what was left out."""
-    choice = CandidateChoice(**settings)
-    scored = [(text, 0.0) for text in candidates]
+    choice, scored = CandidateChoice(**settings), [(text, 0.0) for text in candidates]
     # A second source, so that there is a pair whatever becomes of the first.
     found = list(choice.pairs([(source, scored), ("x", [("y", 0.0)])]))
-    return [pair["target"] for pair in found if pair["source"] == source], {
-        k: n for k, n in choice.left_out.items() if n
-    }
+    left_out = {reason: count for reason, count in choice.left_out.items() if count}
+    return [pair["target"] for pair in found if pair["source"] == source], left_out
 
 
 def test_every_form_of_a_file_gives_the_same_candidates(tmp_path):
-    expected = [("a", [("b", 1.0), ("c\n d", 2.5)]), ("é", [("b", -3.0)])]
-    lines = [("a", "b", 1), ("a", " c\n d", 2.5), ("e\u0301", "b", -3)]
+    names, rows = ("source", "candidate", "score"), [("a", "b", 1), ("a", " c\n d", 2.5), ("e\u0301", "b", -3)]
+    lines = [dict(zip(names, row, strict=True)) for row in rows]
     whole = [{"source": "a", "candidates": ["b", " c\n d"], "scores": [1, 2.5]}]
     whole.append({"source": "e\u0301", "candidates": ["b"], "scores": [-3]})
-    names = ("source", "candidate", "score")
-    places = [
-        written(tmp_path / "whole.jsonl", *whole),
-        written(tmp_path / "lines.jsonl", *(dict(zip(names, line, strict=True)) for line in lines)),
-        written(
-            tmp_path / "mixed.jsonl",
-            dict(zip(names, lines[0], strict=True)),
-            dict(zip(names, lines[1], strict=True)),
-            whole[1],
-        ),
-    ]
-    table = {name: [line[place] for line in lines] for place, name in enumerate(names)}
-    for name, rows in (
-        ("whole", whole),
-        ("lines", pa.table(table).rename_columns(["source", "target", "score"]).to_pylist()),
-    ):
-        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
-        places.append(str(tmp_path / f"{name}.parquet"))
-    (tmp_path / "lines.tsv").write_text(
-        "source\ttarget\tscore\na\tb\t1\na\t c  d\t2.5\ne\u0301\tb\t-3\n", encoding="utf-8"
-    )
-    for place in places:
+    expected = [("a", [("b", 1.0), ("c\n d", 2.5)]), ("é", [("b", -3.0)])]
+    for number, form in enumerate((whole, lines, [*lines[:2], whole[1]])):
+        place = written(tmp_path / f"{number}.jsonl", *form)
+        assert list(read_candidates(place, "source", "target", with_scores=True)) == expected, form
+    columns = [{"source": source, "target": text, "score": score} for source, text, score in rows]
+    for name, form in (("whole", whole), ("lines", columns)):
+        parquet.write_table(pa.Table.from_pylist(form), tmp_path / f"{name}.parquet")
+        place = str(tmp_path / f"{name}.parquet")
         assert list(read_candidates(place, "source", "target", with_scores=True)) == expected, place
     expected[0][1][1] = ("c  d", 2.5)
+    table = [("source", "target", "score"), ("a", "b", "1"), ("a", " c  d", "2.5"), ("e\u0301", "b", "-3")]
+    (tmp_path / "lines.tsv").write_text("".join("\t".join(row) + "\n" for row in table), encoding="utf-8")
     assert list(read_candidates(str(tmp_path / "lines.tsv"), "source", "target", with_scores=True)) == expected
-    (tmp_path / "bare.tsv").write_text("a\tb\na\tc  d\ne\u0301\tb\n", encoding="utf-8")
+    (tmp_path / "bare.tsv").write_text("".join(f"{a}\t{b}\n" for a, b, _ in table[1:]), encoding="utf-8")
     without = [(source, [(text, 0.0) for text, _ in candidates]) for source, candidates in expected]
     assert list(read_candidates(str(tmp_path / "bare.tsv"), "1", "2")) == without
     # Two whole rows of one source are two choices.
@@ -107,13 +93,9 @@ def test_candidates_are_left_out_before_the_choice_and_counted_under_the_first_r
 
 def test_a_copy_of_the_source_is_left_out_whatever_its_spaces(tmp_path):
     copied = {"source": "A  cat\nsleeps.", "candidates": ["A  cat\nsleeps.", "A cat sleeps.", "고양이가  잔다."]}
-    rows = read_candidates(written(tmp_path / "copied.jsonl", copied), "source", "target")
-    choice = CandidateChoice()
-    assert list(choice.pairs(rows)) == [{"source": copied["source"], "target": "고양이가  잔다."}]
-    assert choice.left_out == {"identical": 2}
-    wide = f"A{' ' * 30}cat."
-    choice = CandidateChoice(max_ratio=2.0)
-    assert list(choice.pairs([(wide, [("A dog.", 0.0)])])) == [{"source": wide, "target": "A dog."}]
+    ((source, candidates),) = read_candidates(written(tmp_path / "copied.jsonl", copied), "source", "target")
+    assert chosen([text for text, _ in candidates], source) == (["고양이가  잔다."], {"identical": 2})
+    assert chosen(["A dog."], f"A{' ' * 30}cat.", max_ratio=2.0) == (["A dog."], {})
 
 
 def test_the_highest_score_is_chosen_also_of_a_candidate_that_is_repeated():
@@ -167,31 +149,23 @@ def test_pairs_come_before_the_rest_is_read(backward, tmp_path):
 
 
 def test_what_is_wrong_in_a_file_or_a_setting_is_named_with_its_row(tmp_path, backward):
-    good = {"source": "a", "candidates": ["b", "c"]}
+    good, one = {"source": "a", "candidates": ["b", "c"]}, {"source": "a", "candidate": "b"}
+    columns, texts = "Row 2 of .+ must have the columns 'source' and ", "must hold one text or more, but is"
+    numbers = "'scores' must be a list of one number for each candidate, but is "
     cases = [
-        (
-            {"candidates": ["b"]},
-            "Row 2 of .+ must have the columns 'source' and 'target', .+, but has 'candidates' inst",
-        ),
-        ({"source": "a"}, "Row 2 of .+ must have the columns 'source' and .+, but has 'source' instead"),
+        ({"candidates": ["b"]}, f"{columns}'target', .+, but has 'candidates' inst"),
+        ({"source": "a"}, f"{columns}.+, but has 'source' instead"),
         (good | {"score": [1, 2]}, "and perhaps 'scores', but has 'source', 'candidates', 'score' instead"),
-        ({"source": "a", "candidate": "b", "model": "c"}, "perhaps 'score', but has 'source', 'candidate', 'model'"),
-        ({"source": " ", "candidates": ["b"]}, "'source' must be a text, but is ' ' instead in row 2 of .+c.jsonl"),
-        ({"source": None, "candidates": ["b"]}, "'source' must be a text, but is None instead in row 2"),
-        ({"source": "a", "candidates": []}, r"'candidates' must hold one text or more, but is \[\] instead in row 2"),
-        ({"source": "a", "candidates": "bc"}, "'candidates' must hold one text or more, but is 'bc' instead in row 2"),
-        ({"source": "a", "candidate": None}, "'candidate' must hold one text or more, but is None instead in row 2"),
-        (
-            good | {"scores": [1]},
-            r"'scores' must be a list of one number for each candidate, but is \[1\] instead in row 2",
-        ),
-        (good | {"scores": [1, "high"]}, "'scores' must be a list of one number"),
-        (good | {"scores": [1, float("nan")]}, "'scores' must be a list of one number"),
-        (good | {"scores": 3}, "'scores' must be a list of one number"),
-        ({"source": "a", "candidates": ["b"], "scores": 3}, "'scores' must be a list of one number"),
-        (good | {"scores": "12"}, "'scores' must be a list of one number"),
-        (good | {"scores": {"1": 0, "2": 0}}, "'scores' must be a list of one number"),
-        (good | {"scores": [1, 10**400]}, "'scores' must be a list of one number"),
+        (one | {"model": "c"}, "perhaps 'score', but has 'source', 'candidate', 'model'"),
+        (good | {"source": " "}, "'source' must be a text, but is ' ' instead in row 2 of .+c.jsonl"),
+        (good | {"source": None}, "'source' must be a text, but is None instead in row 2"),
+        (good | {"candidates": []}, rf"'candidates' {texts} \[\] instead in row 2"),
+        (good | {"candidates": "bc"}, f"'candidates' {texts} 'bc' instead in row 2"),
+        (one | {"candidate": None}, f"'candidate' {texts} None instead in row 2"),
+        (good | {"scores": [1]}, rf"{numbers}\[1\] instead in row 2"),
+        *((good | {"scores": wrong}, numbers) for wrong in ([1, "high"], [1, float("nan")], [1, 10**400], 3, "12")),
+        ({"source": "a", "candidates": ["b"], "scores": 3}, numbers),
+        (good | {"scores": {"1": 0, "2": 0}}, numbers),
         ({"source": "a", "target": "b", "score": "high"}, "'score' must be a number, but is 'high' instead in row 2"),
     ]
 
@@ -201,10 +175,7 @@ def test_what_is_wrong_in_a_file_or_a_setting_is_named_with_its_row(tmp_path, ba
 
     assert_refused(cases, read)
     assert len(read(good)) == 2
-    cases = [
-        (good, "'scores' must be a list .+, but is None"),
-        ({"source": "a", "target": "b"}, "'score' must be a num"),
-    ]
+    cases = [(good, f"{numbers}None"), ({"source": "a", "target": "b"}, "'score' must be a num")]
     assert_refused(cases, partial(read, with_scores=True))
     cases = [
         ({"method": "best"}, "`method` must be one of chrf, bleu, reverse, score, but is 'best'"),
@@ -212,14 +183,9 @@ def test_what_is_wrong_in_a_file_or_a_setting_is_named_with_its_row(tmp_path, ba
         ({"max_ratio": 0.5}, "`max_ratio` must be at least 1, but is 0.5"),
     ]
     assert_refused(cases, lambda settings: CandidateChoice(**settings))
-    cases = [("reverse", None), ("chrf", backward), ("score", backward)]
-    assert_refused(
-        [
-            (case, f"`reverse` must be a model for reverse, .+, but is {type(case[1]).__name__} for {case[0]} instead")
-            for case in cases
-        ],
-        lambda case: list(CandidateChoice(case[0]).pairs([], case[1])),
-    )
+    for method, reverse in (("reverse", None), ("chrf", backward), ("score", backward)):
+        message = f"`reverse` must be a model for reverse, .+, but is {type(reverse).__name__} for {method} instead"
+        assert_error(message, list, CandidateChoice(method).pairs([], reverse))
 
 
 @pytest.fixture
@@ -264,40 +230,33 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
     assert errors.splitlines()[-2:] == ["1 pairs in new.jsonl.gz", f"left out: {left}"]
     written(Path("bad.jsonl"), same, {"source": "a", "candidates": []})
     written(Path("none.jsonl"), {"source": "a", "candidates": ["a"]})
-    given, out = ["--candidates", "few.jsonl"], ["-o", "out.jsonl"]
-    reverse = ["--reverse", "runs/backward/model"]
+    given, teacher = ["--candidates", "few.jsonl"], ["teacher", "--data", "few.jsonl"]
+    reverse, backward = ["--reverse", "runs/backward/model"], [*given, "--choose", "reverse"]
     cases = [
-        ([*out], "`TEACHER` must be given without --candidates"),
-        (["teacher", *out], "`--data` must be given without --candidates"),
-        (["teacher", "--data", "few.jsonl", "--choose", "chrf", *out], "`--choose` must be left out without --cand"),
-        (["teacher", "--data", "few.jsonl", *reverse, *out], "`--reverse` must be left out without --candidates"),
-        ([*given, "teacher", *out], "`TEACHER` must be left out with --candidates and --choose chrf"),
-        ([*given, "--data", "few.jsonl", *out], "`--data` must be left out with --candidates"),
-        ([*given, "--num-beams", "1", *out], "`--num-beams` must be left out with --candidates"),
-        ([*given, "--max-new-tokens", "1", *out], "`--max-new-tokens` must be left out with --candidates"),
-        ([*given, *reverse, *out], "`--reverse` must be left out with --candidates and --choose chrf"),
-        ([*given, "--to", "ko", *out], "`--to` must be left out with --candidates and --choose chrf"),
-        ([*given, "--choose", "reverse", *out], "`--reverse` must be given with --choose reverse"),
-        ([*given, "--choose", "reverse", *reverse, "--closest", "2", *out], "`--closest` must be left out with"),
-        (
-            [*given, "--choose", "reverse", *reverse, "--to", "de", *out],
-            "`--to` must be left out for a model that names none",
-        ),
-        ([*given, "--choose", "score", *out], "'scores' must be a list of one number for each candidate, but is None"),
-        ([*given, "--choose", "best", *out], "Invalid value for '--choose'"),
-        ([*given, "--language", "xx", *out], "`--language` must be a language with one script"),
-        ([*given, "--source", "ko", *out], "Row 1 of few.jsonl must have the columns 'ko' and 'target'"),
-        ([*given, "--target", "source", *out], "`--target` must be another column than `--source`, but both are"),
-        (["--candidates", "nowhere.jsonl", *out], "`--candidates` must be a file"),
+        ([], "`TEACHER` must be given without --candidates"),
+        (["teacher"], "`--data` must be given without --candidates"),
+        ([*teacher, "--choose", "chrf"], "`--choose` must be left out without --cand"),
+        ([*teacher, *reverse], "`--reverse` must be left out without --candidates"),
+        ([*given, "teacher"], "`TEACHER` must be left out with --candidates and --choose chrf"),
+        ([*given, "--data", "few.jsonl"], "`--data` must be left out with --candidates"),
+        ([*given, "--num-beams", "1"], "`--num-beams` must be left out with --candidates"),
+        ([*given, "--max-new-tokens", "1"], "`--max-new-tokens` must be left out with --candidates"),
+        ([*given, *reverse], "`--reverse` must be left out with --candidates and --choose chrf"),
+        ([*given, "--to", "ko"], "`--to` must be left out with --candidates and --choose chrf"),
+        (backward, "`--reverse` must be given with --choose reverse"),
+        ([*backward, *reverse, "--closest", "2"], "`--closest` must be left out with"),
+        ([*backward, *reverse, "--to", "de"], "`--to` must be left out for a model that names none"),
+        ([*given, "--choose", "score"], "'scores' must be a list of one number for each candidate, but is None"),
+        ([*given, "--choose", "best"], "Invalid value for '--choose'"),
+        ([*given, "--source", "ko"], "Row 1 of few.jsonl must have the columns 'ko' and 'target'"),
+        ([*given, "--target", "source"], "`--target` must be another column than `--source`, but both are"),
+        (["--candidates", "nowhere.jsonl"], "`--candidates` must be a file"),
         ([*given, "-o", "few.jsonl"], "`--output` must be another file than those that are read"),
         ([*given, "-o", "out.tsv"], "`--output` must end in .jsonl or .jsonl.gz"),
-        (["--candidates", "none.jsonl", *out], "`--candidates` must hold one that is good enough"),
+        (["--candidates", "none.jsonl"], "`--candidates` must hold one that is good enough"),
         # The last row is read before any model.
-        (
-            ["--candidates", "bad.jsonl", "--choose", "reverse", "--reverse", "no/model", *out],
-            "instead in row 2 of bad",
-        ),
+        (["--candidates", "bad.jsonl", "--choose", "reverse", "--reverse", "no/model"], "instead in row 2 of bad"),
     ]
     before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
-    assert_named(distill, cases)
+    assert_named(lambda *arguments: distill("-o", "out.jsonl", *arguments), cases)
     assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before

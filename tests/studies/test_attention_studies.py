@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator
 from heedful.data.encoding import EncodedPairs
-from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention.recording import record_weights
 from heedful.studies.attention import dilution, homonyms, masking, questions, scaling
-from heedful.studies.attention.homonyms import WORDS, Meaning, sentences, separation, split_meanings
+from heedful.studies.attention.homonyms import WORDS, sentences, separation, split_meanings
 from heedful.studies.attention.single_heads import attention_modules, head_importance, heads_of, look_of, without_heads
 from heedful.studies.catalogue import find_study
 from heedful.studies.measures import Head
@@ -38,12 +37,6 @@ def test_entropy_over_equal_scores_grows_by_one_and_of_a_sharp_head_not_at_all()
     assert dilution.growth([(n, 0.7) for n, _ in spread]) == pytest.approx(0)
     assert dilution.growth([(n, 0.25 * value) for n, value in spread]) == pytest.approx(0.25)
     assert dilution.by_length([(10, 1.0), (10, 3.0), (80, 4.0)]) == [(10, 2.0), (80, 4.0)]
-
-
-def test_joined_texts_are_sentences_one_after_the_other():
-    singles = [pair["en"] for pair in korean_english_pairs("test", 6, 2)]
-    texts = [target for _, target in dilution.texts("test", (1, 2), 4, 2)]
-    assert texts == [singles[0], " ".join(singles[1:3]), singles[3], " ".join(singles[4:6])]
 
 
 def test_entropies_are_those_of_the_weights_row_by_row(tmp_path, monkeypatch):
@@ -131,23 +124,8 @@ def test_a_head_that_looks_at_the_token_before_asks_of_all_words_alike(translato
     assert len(found) == 8
 
 
-def test_translated_adjectives_are_counted_by_their_english(translator, monkeypatch):
-    texts = ["The brave painter sleeps.", "The painter eats the big apple."]
-    monkeypatch.setattr(translator, "translate", lambda sources: [[SimpleNamespace(text=text)] for text in texts])
-    pairs = [("용감한 화가는 잔다.", ""), ("용감한 화가는 큰 사과를 먹는다.", "")]
-    assert questions.translated_adjectives(translator, pairs) == pytest.approx(200 / 3)
-
-
-def test_a_verb_or_a_modifier_decides_the_meaning():
-    word = WORDS[0]
-    pear, _, belly = (sentences(word["form"], meaning) for meaning in word["meanings"])
-    assert ("나는 배를 먹었다.", "I ate the pear.") in pear[0]
-    assert ("어제 소녀는 배를 문질렀다.", "The girl rubbed her belly yesterday.") in belly[0]
-    assert ("지난주에 의사는 잘 익은 배를 기억했다.", "The doctor remembered the ripe pear last week.") in pear[6]
-
-
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: word["form"])
-def test_nothing_else_tells_the_meanings_apart(word):
+def test_a_verb_or_a_modifier_decides_the_meaning_and_nothing_else_tells_them_apart(word):
     form, rests = f" {word['form']} ", []
     for meaning in word["meanings"]:
         rest, deciding = set(), [korean for korean, _ in (*meaning["verbs"], *meaning["modifiers"])]
@@ -159,15 +137,11 @@ def test_nothing_else_tells_the_meanings_apart(word):
     (first, one), (second, other) = rests[:2]
     assert first == second
     assert one.isdisjoint(other)
-
-
-def test_held_out_sentences_are_not_learned_from_and_meanings_have_equally_many():
-    meanings = split_meanings(WORDS[0], seed=1)
-    assert [meaning.noun for meaning in meanings] == ["pear", "ship", "belly"]
-    for meaning in meanings:
-        assert [(len(own), len(held)) for own, held in zip(meaning.train, meaning.test, strict=True)] == [(40, 10)] * 9
-        assert len({pair for some in (*meaning.train, *meaning.test) for pair in some}) == 9 * 50
-    assert split_meanings(WORDS[0], seed=1) == meanings != split_meanings(WORDS[0], seed=2)
+    meaning, other = split_meanings(word, seed=1)[:2]
+    assert not {pair for some in meaning.train for pair in some} & {pair for some in meaning.test for pair in some}
+    said = {source: target for some in (meaning.test, other.test) for pairs in some for source, target in pairs}
+    translator = SimpleNamespace(translate=lambda texts: [[SimpleNamespace(text=said[text])] for text in texts])
+    assert homonyms.translated_meanings(translator, [meaning, other]) == (1, 0)
 
 
 def test_one_vector_cannot_be_told_apart_and_two_can():
@@ -198,13 +172,6 @@ def test_what_a_meaning_has_in_common_is_told_of_unseen_words_and_what_one_word_
     near[0, 0], near[1, 0] = own[1, 1], own[0, 1]
     (layer,) = separation(near, near)
     assert layer.unseen < 1
-
-
-def test_translations_are_right_wrong_or_neither():
-    said = {"a": "I ate the pear.", "b": "I ate the ship.", "c": "I ate the pears."}
-    translator = SimpleNamespace(translate=lambda texts: [[SimpleNamespace(text=said[text])] for text in texts])
-    meanings = [Meaning("pear", [], [[("a", ""), ("b", "")], [("c", "")]]), Meaning("ship", [], [[("b", "")]])]
-    assert homonyms.translated_meanings(translator, meanings) == (2 / 4, 1 / 4)
 
 
 SOURCE, TARGET, OTHER_TOKEN = [12, 40, 7, 33, 21, 2], [50, 8, 19, 64, 31, 11, 2], 77
@@ -287,12 +254,6 @@ def uneven():
     return tiny_model(decoder_layers=3, decoder_attention_heads=2, d_v=6)
 
 
-def test_every_head_of_every_layer_is_counted_once(uneven):
-    found = heads_of(uneven)
-    assert len(found) == len(set(found)) == 2 * 4 + 3 * 2 + 3 * 2
-    assert {head.kind for head in found} == {"encoder", "decoder", "cross"}
-
-
 @pytest.mark.parametrize("head", [Head("encoder", 1, 2), Head("decoder", 2, 1), Head("cross", 0, 0)], ids=str)
 def test_a_head_that_is_left_out_adds_nothing_is_of_no_importance_and_the_others_stay(uneven, head):
     rows = some_rows(7)
@@ -314,14 +275,6 @@ def test_a_head_that_is_left_out_adds_nothing_is_of_no_importance_and_the_others
     assert head_importance(pruned, rows)[head] == 0
     assert loss_of(uneven, row) != pytest.approx(expected, rel=1e-4)
     assert all(torch.equal(value, before[name]) for name, value in uneven.state_dict().items())
-
-
-def test_without_its_cross_heads_a_model_does_not_see_the_source(uneven):
-    pruned = without_heads(uneven, [head for head in heads_of(uneven) if head.kind == "cross"])
-    first, second = some_rows(7, 7)[0], some_rows(7, 7)[1]
-    other = {"input_ids": second["input_ids"], "labels": first["labels"]}
-    assert loss_of(uneven, first) != pytest.approx(loss_of(uneven, other), rel=1e-3)
-    assert loss_of(pruned, first) == pytest.approx(loss_of(pruned, other), rel=1e-6)
 
 
 def test_importance_is_the_derivative_of_the_loss_by_the_head_and_leaves_the_model_as_it_is(uneven):

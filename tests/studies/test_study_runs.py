@@ -2,22 +2,19 @@
 
 import math
 from functools import cache
-from itertools import pairwise
 
 import pytest
 import torch
 
 from heedful.data.micro_batches import collate
 from heedful.data.sources import read_pairs
-from heedful.studies.attention import dilution, scaling
+from heedful.studies.attention import scaling
 from heedful.studies.catalogue import NAMES
 from heedful.studies.models import dependence, ladder, markov, positions
 from heedful.studies.pairs import corpus_pairs
-from heedful.studies.recurrent import cells, clue, gradients, robustness
-from heedful.studies.recurrent.equal_models import recurrent_models
-from heedful.studies.training import train_model
+from heedful.studies.recurrent import cells, clue
 from helpers import slow_but
-from small_studies import SMALL, SMALLEST, run_smallest
+from small_studies import SMALLEST, run_smallest
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +33,15 @@ def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
 
 
 @pytest.mark.slow
-def test_dilution_measures_every_head(small):
+def test_dilution_measures_no_entropy_above_that_of_equal_weights(small):
     *_, rows = small("dilution")
-    assert len(rows["heads"]) == 3 * 2 * 4
     assert {row[0] for row in rows["entropy"]} == {"encoder", "decoder", "cross"}
-    # Hardly trained, it looks everywhere alike; no row can have more entropy than that.
+    # Hardly trained, it looks everywhere alike.
     assert all(0.5 < row[4] <= 1 + 1e-6 for row in rows["entropy"])
-    assert rows["weights"][2][:2] == [10, dilution.kept_weight(3, 0, 10)]
 
 
 def test_scaling_trains_every_scoring_at_every_width(small):
-    lab, results, _ = small("scaling")
-    assert [len(table["rows"]) for table in results["tables"]] == [len(scaling.WIDTHS), 9]
+    lab, *_ = small("scaling")
     keys = ("model.options.attention_scoring", "model.options.encoder_attention_heads")
     found = {tuple(training.changes[key] for key in keys) for training in lab.trainings}
     assert found == {(scoring, heads) for scoring in scaling.SCORINGS for heads in (16, 4, 1)}
@@ -61,21 +55,15 @@ def test_masking_trains_one_recipe_twice_and_measures_both(small):
     assert masked["metrics"]["validation"]["loss"] != unmasked["metrics"]["validation"]["loss"]
     for way, row, first, *_, changed in rows["example"]:
         assert (changed == pytest.approx(first)) == (way == "−∞ before" and row < 3), (way, row)
-    assert [row[0] for row in rows["passes"]] == [3, 6]
     assert results["values"]["difference"] < 1e-4
     assert results["values"]["hidden_change"] < 1e-6 < results["values"]["zeroed_change"]
     assert all(row[3] <= row[2] < 1 for row in rows["sums"])
-    assert rows["training"][1][2] != pytest.approx(rows["training"][1][3], rel=1e-3)
-    assert len(rows["examples"]) == 3
 
 
 @pytest.mark.slow
 def test_heads_are_compared_looked_at_and_left_out(small):
     *_, rows = small("heads")
-    assert [row[0] for row in rows["quality"]] == [1, 4, 8]
     assert len({row[2] for row in rows["quality"]}) == 1  # parameters
-    assert len(rows["looks"]) == 3 * 2 * 4
-    assert [row[1] for row in rows["pruning"]] == [24, 12, 0, 48, 24, 0]
     full, half, none = (row[2:4] for row in rows["pruning"][:3])
     assert full[0] == full[1]  # nothing is left out, in any order
     assert half[0] != half[1]
@@ -92,43 +80,27 @@ def test_questions_leaves_out_each_head_of_the_encoder(small):
 
 @pytest.mark.slow
 def test_homonyms_have_one_vector_before_the_first_layer(small):
-    lab, results, rows = small("homonyms")
-    assert rows["words"][0][:3] == ["배를", "pear, ship, belly", pytest.approx(1 / 3)]
+    _, results, rows = small("homonyms")
     assert [row[0] for row in rows["layers"]] == ["embedding", "layer 0", "layer 1", "layer 2"]
     chance = results["values"]["chance"]
     assert rows["layers"][0][1:] == pytest.approx([chance, chance, 1, 1, chance, chance], abs=1e-5)
     assert rows["layers"][-1][4] < 0.999
     assert rows["layers"][-1][3] != rows["layers"][-2][3]
-    assert (lab.folder / "data").is_dir()
 
 
 @pytest.mark.slow
 def test_each_cell_has_its_score_and_each_gate_its_shares(small):
     *_, rows = small("cells")
-    assert [row[0] for row in rows["quality"]] == list(recurrent_models())
     gates = {"LSTM": ["forget", "input", "output"], "GRU": ["reset", "update"]}
     expected = [[name, gate] for name in cells.GATED for gate in gates[name.split()[0]]]
     assert [row[:2] for row in rows["gates"]] == expected
-    assert [row[:2] for row in rows["few"]] == [["LSTM", 123], ["GRU", 141], ["GRU", 123]]
     large, as_large, as_wide = (row[2] for row in rows["few"])
     assert as_wide < 0.9 * large < as_large
-    for row in rows["gates"]:
-        assert 0.2 < row[2] < 0.9
-        assert row[3] + row[4] < 1
+    assert all(0.2 < row[2] < 0.9 and row[3] + row[4] < 1 for row in rows["gates"])
     # A forget gate begins at a bias of 1, all others at 0.
     means = {(row[0], row[1]): row[2] for row in rows["gates"]}
     assert means["LSTM", "forget"] == pytest.approx(0.73, abs=0.08)
     assert means["GRU", "update"] == pytest.approx(0.5, abs=0.08)
-
-
-@pytest.mark.slow
-def test_robustness_scores_every_model_on_every_change(small):
-    _, results, _ = small("robustness")
-    names = [*recurrent_models(), "Transformer"]
-    for table in results["tables"]:
-        assert [row[0] for row in table["rows"]] == names
-        assert [f"{share:.0%}".replace("%", " %") for share in robustness.SHARES] == table["columns"][1:-1]
-    assert [one["name"] for one in results["trainings"]] == names
 
 
 def test_the_clue_scores_every_number_and_distance_and_says_which_head_looks(small):
@@ -138,17 +110,13 @@ def test_the_clue_scores_every_number_and_distance_and_says_which_head_looks(sma
     assert looking == [False, False, True, True]
     shares = [share for row in rows["distance"] for share in row[1:]] + [s for row in rows["clues"] for s in row[2:6]]
     assert all(0 <= share <= 100 for share in shares)
-    assert 0 < rows["clues"][-1][-1] < 1
 
 
-def test_gradients_has_a_row_for_every_cell_and_matrix(small):
+def test_gradients_says_where_training_without_clipping_ends(small):
     _, results, _ = small("gradients")
-    assert [len(table["rows"]) for table in results["tables"]] == [24, 6, 8, 6]
-    distance, depth, _, clipping = results["tables"]
-    assert distance["columns"][2:] == [str(distance) for distance in gradients.DISTANCES]
-    assert depth["columns"][1:] == [str(depth) for depth in gradients.DEPTHS]
-    assert [row[2] for row in clipping["rows"]] == ["no", "norm 1"] * 3
-    assert "not finite at update" in clipping["rows"][2][-1]
+    clipping = results["tables"][-1]["rows"]
+    assert [row[2] for row in clipping] == ["no", "norm 1"] * 3
+    assert "not finite at update" in clipping[2][-1]
 
 
 def test_positions_trains_every_encoding_on_both_tasks(small):
@@ -156,20 +124,9 @@ def test_positions_trains_every_encoding_on_both_tasks(small):
     assert [row[0] for row in rows["quality"]] == list(positions.ENCODINGS)
     trainings = results["trainings"]
     used = [(one["changes"]["model.options.position_encoding"], one["changes"]["data.train"]) for one in trainings]
-    assert len(set(used)) == 8
-    assert [where for _, where in used[::2]] == ["builtin:train:400"] * 4
+    assert len(set(used)) == 2 * len(positions.ENCODINGS)
+    assert {where for _, where in used[::2]} == {"builtin:train:400"}
     assert "builtin:train:400" not in [where for _, where in used[1::2]]
-
-
-@pytest.mark.slow
-def test_learned_positions_have_parameters_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("small_studies.stand_in_training", train_model)
-    scored = {name: f"builtin:{name}:4" for name in ("test", "compositional")}
-    monkeypatch.setitem(SMALL, "data.test", scored)
-    _, results, _ = run_smallest("positions", tmp_path)
-    trainings = results["trainings"][1::2]
-    sizes = {one["changes"]["model.options.position_encoding"]: one["parameters"] for one in trainings}
-    assert sizes["learned"] > sizes["sinusoidal"] == sizes["none"]
 
 
 @pytest.mark.slow
@@ -179,82 +136,51 @@ def test_sharing_adds_vocabulary_times_width_for_every_further_matrix(small):
     fewest, matrix = rows[0][2], 400 * 64
     assert [(row[2] - fewest) // matrix + 1 for row in rows] == [row[1] for row in rows] == [1, 2, 2, 3]
     assert results["values"]["saved"] == pytest.approx(2 * matrix / rows[-1][2])
-    trainings = results["trainings"]
-    assert [one["name"] for one in trainings] == [row[0] for row in rows]
-    assert len({one["metrics"]["validation"]["loss"] for one in trainings}) == 4
-    assert {one["changes"]["seed"] for one in trainings} == {1}
+    assert len({one["metrics"]["validation"]["loss"] for one in results["trainings"]}) == 4
     assert results["command"] == "heedful study sharing --seed 1 --updates 2 --data builtin:train:400"
 
 
-@pytest.fixture(scope="module")
-def held_out():
-    return corpus_pairs("builtin:test:6")
-
-
 @pytest.mark.slow
-def test_all_models_of_markov_foretell_the_same_tokens_with_the_same_tokenizer(small, held_out):
-    lab, results, rows = small("markov")
-    tokenizers = [training.translator().tokenizers for training in lab.trainings]
-    encoded = [one.encode_target([target for _, target in held_out]) for one in tokenizers]
-    assert len(lab.trainings) == 5
-    assert all(rows == encoded[0] for rows in encoded)
-    assert all(row[-1] == tokenizers[0].special_ids()["eos_token_id"] for row in encoded[0])
-    assert [row[0] for row in rows["perplexity"]] == [
-        *("unigram", "first-order Markov", "window of 2", "window of 3", "window of 4"),
-        *("GRU without the source", "Transformer without the source"),
-        *("GRU, the source through its state", "GRU with additive attention", "Transformer with the source"),
-    ]
-    kinds = [one["changes"].get("model.options", {}).get("model_type", "heed") for one in results["trainings"]]
-    assert sorted(kinds) == ["heed", "heed", "heed_rnn", "heed_rnn", "heed_rnn"]
-    first, second = (training for training in lab.trainings if "without" in training.name)
-    for training in (first, second):  # learn from the same targets
-        rows = read_pairs(training.changes["data.train"], "source", "target")
-        assert {row["source"] for row in rows} == {markov.NOTHING}
-        assert [row["target"] for row in rows] == [target for _, target in markov.training_pairs(lab)]
-
-
-@pytest.mark.slow
-def test_perplexity_is_of_all_tokens_together_and_counts_are_of_the_training_targets(small, held_out):
+def test_models_of_markov_foretell_the_same_tokens_and_perplexity_is_of_all_tokens_together(small):
     lab, _, rows = small("markov")
+    held_out = corpus_pairs("builtin:test:6")
     table = {row[0]: row for row in rows["perplexity"]}
-    sources, targets = zip(*held_out, strict=True)
-    for training, name, read in (
-        (lab.trainings[0], "Transformer with the source", sources),
-        (lab.trainings[-1], "Transformer without the source", [markov.NOTHING] * len(sources)),
+    sources, targets = map(list, zip(*held_out, strict=True))
+    translators = [training.translator() for training in lab.trainings]
+    encoded = [each.tokenizers.encode_target(targets) for each in translators]
+    assert all(rows == encoded[0] for rows in encoded)
+    for training in lab.trainings:
+        if "without" in training.name:  # learn from the same targets
+            pairs = [
+                (row["source"], row["target"])
+                for row in read_pairs(training.changes["data.train"], "source", "target")
+            ]
+            assert pairs == [(markov.NOTHING, target) for _, target in markov.training_pairs(lab)]
+    for translator, name, read in (
+        (translators[0], "Transformer with the source", sources),
+        (translators[-1], "Transformer without the source", [markov.NOTHING] * len(sources)),
     ):
-        translator = training.translator()
-        encoded = translator.tokenizers.encode_source(list(read)), translator.tokenizers.encode_target(list(targets))
-        batch = collate([{"input_ids": ids, "labels": labels} for ids, labels in zip(*encoded, strict=True)], 0)
+        columns = translator.tokenizers.encode_source(read), encoded[0]
+        batch = collate([{"input_ids": ids, "labels": labels} for ids, labels in zip(*columns, strict=True)], 0)
         with torch.no_grad():
             logits = translator.model(**batch).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
         assert table[name][4] == pytest.approx(math.exp(loss), rel=1e-5)
-    learned = translator.tokenizers.encode_target([target for _, target in markov.training_pairs(lab)])
-    assert len(learned) == 400
+    learned = translators[0].tokenizers.encode_target([target for _, target in markov.training_pairs(lab)])
     assert table["unigram"][2] == len({token for row in learned for token in row})
     assert table["first-order Markov"][3] == sum(map(len, learned))
     assert table["first-order Markov"][4] < 0.5 * table["unigram"][4]
 
 
 @pytest.mark.slow
-def test_dependence_trains_each_model_on_both_tasks_and_scores_it_by_length(small):
+def test_dependence_trains_each_model_on_both_tasks_and_tries_longer_sequences_than_it_trains_on(small):
     lab, results, _ = small("dependence")
     names = [training.name for training in lab.trainings]
     assert names == [f"{task}, {name}" for task in ("joined", "reversal") for name in dependence.MODELS]
-    bleu, gradients, reversal, reversal_gradients = results["tables"]
-    groups = dependence.GROUPS, dependence.SEQUENCE_GROUPS
-    lengths, symbols = ([f"{low + 1} to {high}" for low, high in pairwise((0, *ends))] for ends in groups)
-    assert bleu["columns"] == gradients["columns"] == ["model", *lengths]
-    assert reversal_gradients["columns"] == ["model", *symbols]
-    assert reversal["columns"] == ["model", "BLEU", *(f"exact in %, {span}" for span in symbols)]
-    for table in results["tables"]:
-        assert [row[0] for row in table["rows"]] == list(dependence.MODELS)
+    _, gradients, _, reversal_gradients = results["tables"]
     assert all(value > 0 for table in (gradients, reversal_gradients) for row in table["rows"] for value in row[1:])
-    changes = lab.trainings[-1].changes
-    for path, longest in (
-        (changes["data.train"], dependence.SEEN),
-        (changes["data.test"]["test"], dependence.LONGEST),
-    ):
+    data = lab.trainings[-1].changes
+    for path, longest in ((data["data.train"], dependence.SEEN), (data["data.test"]["test"], dependence.LONGEST)):
         assert max(len(pair["source"].split()) for pair in read_pairs(path, "source", "target")) == longest
 
 
@@ -281,7 +207,7 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
 
 @pytest.mark.slow
 def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_updates(small):
-    lab, results, rows = small("ladder")
+    lab, _, rows = small("ladder")
     assert [one.name for one in lab.trainings] == [rung["name"] for rung in ladder.RUNGS]
     own = ("model.options", "model.attn_implementation", "optimization.learning_rate")
     shared = [{key: value for key, value in one.changes.items() if key not in own} for one in lab.trainings]
@@ -291,18 +217,12 @@ def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_upda
     configs = [one.translator().model.config for one in lab.trainings]
     assert [getattr(config, "cell", config.model_type) for config in configs] == ["rnn", "lstm", "gru", "gru", "heed"]
     assert [config.attention for config in configs[:4]] == ["none", "none", "none", "additive"]
-    assert [config.bidirectional for config in configs[:4]] == [False, False, False, True]
-    rows = rows["ladder"]
-    assert [row[-1] for row in rows] == ["none", "13.8", "20.6", "28.3", "36.5"]
-    assert results["values"]["ahead"] == sum(row[3] > float(row[-1]) for row in rows[1:])
-    assert results["values"]["compared"] == 4
+    assert [row[-1] for row in rows["ladder"]] == ["none", "13.8", "20.6", "28.3", "36.5"]
 
 
 def test_paths_measures_every_model_at_every_length(small):
     *_, tables = small("paths")
     rows = tables["paths"]
-    lengths = SMALLEST["paths"].parts["LENGTHS"]
-    assert len(rows) == 5 * len(lengths)
     assert rows[0] == ["LSTM", 2, 3, 4]
     assert rows[-1] == ["Transformer", 3, 1, 1]
 
@@ -312,5 +232,4 @@ def test_complexity_has_a_row_for_every_length_of_the_command(small):
     settings = " ".join(SMALLEST["complexity"].settings)
     assert found["command"] == f"heedful study complexity --seed 1 --updates 2 {settings}"
     assert [row[0] for row in rows["time"]] == [8, 16, 32]
-    assert [row[0] for row in rows["paths"]] == ["formula", 5, 9]
     assert "n = 32, with d = 16, 2 heads, r = 4, k = 3 and the cell lstm" in found["tables"][0]["title"]

@@ -6,8 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from heedful.cli.main import app
 from heedful.data.sources import read_pairs
@@ -84,14 +82,6 @@ def test_a_study_of_the_command_leaves_results_a_report_and_its_figures(tmp_path
     assert results["seed"] == 4
 
 
-def test_the_report_tells_versions_and_what_differs_between_trainings(results):
-    report = render_report(results)
-    assert "`seed=5`" in report
-    assert "| first | `model.options.position_encoding=rotary` |" in report
-    assert "| second | no changes |" in report
-    assert f"torch {results['versions']['torch']}" in report
-
-
 def fails(lab: Lab) -> Outcome:
     raise RuntimeError("no such thing")
 
@@ -129,24 +119,10 @@ def test_a_figure_is_drawn_to_the_same_bytes_and_long_names_lie_beside_their_bar
     assert text == again
     heights = [float(re.search(rf'y="([\d.]+)"[^>]*>{name}<', text)[1]) for name in names]
     assert min(below - above for above, below in pairwise(heights)) > 10  # points, of letters of 10
-
-
-def test_a_legend_that_all_panels_share_is_drawn_once_and_others_are_kept(tmp_path):
-    pytest.importorskip("matplotlib")
-    curve = [(0, 1), (1, 2)]
-    for others, legends in ((("a", "b"), 1), (("a", "c"), 3)):
-        panels = [lines({"a": curve, name: curve}, "x", "y") for name in ("b", others[1], "b")]
+    for other, legends in (("b", 1), ("c", 3)):  # one that all panels share is drawn once
+        panels = [lines({"a": HALVES, name: HALVES}, "x", "y") for name in ("b", other, "b")]
         save_figure(panels, tmp_path / "lines.svg")
         assert (tmp_path / "lines.svg").read_text(encoding="utf-8").count(">a<") == legends
-
-
-@given(st.lists(st.tuples(st.integers(), st.floats(allow_nan=False, allow_infinity=False)), max_size=5))
-def test_a_table_has_a_line_for_every_row_and_the_same_after_json(rows):
-    table = Table("t", "T", ("n", "x"), rows, {"x": ".3e"})
-    lines = table.markdown().splitlines()
-    assert len(lines) == 2 + len(rows)
-    again = Table("t", "T", ("n", "x"), json.loads(json.dumps(rows)), {"x": ".3e"})
-    assert again.markdown() == table.markdown()
 
 
 def test_a_header_tells_columns_and_their_formats_apart_and_a_row_too_short_is_an_error():
@@ -169,12 +145,19 @@ def test_findings_quote_values_and_the_cells_of_tables_and_nothing_else():
             filled_findings(results | {"findings": [wrong]})
 
 
-def test_a_training_is_done_once_for_one_recipe(results, trainings, monkeypatch):
+def test_a_training_is_done_once_for_one_recipe_and_its_report_says_what_differs(results, trainings, monkeypatch):
     monkeypatch.setattr("heedful.training.run.train", fails)
     again = train_model("again", {**TINY, "seed": 5}, trainings)
     first = results["trainings"][1]
     assert {name: getattr(again, name) for name in ("seconds", "metrics", "parameters")}.items() <= first.items()
+    assert again.curve() == [(3, again.metrics["validation"]["loss"])]
+    assert again.translator().model.num_parameters() == again.parameters
+    assert_error("`name` must be a value that the log", again.curve, "validation/beauty")
     assert_error("no such thing", train_model, "another", {**TINY, "seed": 7}, trainings, error=RuntimeError)
+    report = render_report(results)
+    assert "`seed=5`" in report
+    assert "| first | `model.options.position_encoding=rotary` |" in report
+    assert "| second | no changes |" in report
 
 
 def test_a_training_that_was_interrupted_goes_on(trainings, results):
@@ -190,13 +173,6 @@ def test_a_training_that_was_interrupted_goes_on(trainings, results):
     assert training.updates == 3
     assert (folder / "log.jsonl").read_text(encoding="utf-8").startswith(before.strip())
     assert [update for update, _ in training.curve("train/loss")] == [1, 2, 3]
-
-
-def test_the_curve_ends_with_the_published_weights_loss(results, trainings):
-    training = train_model("again", {**TINY, "seed": 5}, trainings)
-    assert training.curve() == [(3, training.metrics["validation"]["loss"])]
-    assert training.translator().model.num_parameters() == training.parameters
-    assert_error("`name` must be a value that the log", training.curve, "validation/beauty")
 
 
 def test_another_seed_option_or_file_is_another_training(tmp_path):

@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/installed
 DEVELOPED := $(VENV)/developed
 # Each process of the tests computes on one core and takes up to 3 GB.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
-QUICK := tests/data tests/evaluation tests/house tests/inference tests/model tests/model_rnn
+QUICK := tests/data tests/evaluation tests/house tests/decoding tests/attention tests/distillation tests/model tests/model_rnn
 QUICK += $(foreach kind,guide training adapters compilation recipes offload attention strategies korean denoising forms like_any,--ignore-glob='*$(kind)*.py')
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
@@ -39,7 +39,7 @@ oldest: .venv-oldest/developed .venv/developed
 
 # A quarter of the time, and what depends on transformers the most.
 oldest-fast: .venv-oldest/developed
-	.venv-oldest/bin/python $(PYTEST) tests/model tests/model_rnn tests/inference tests/pipeline tests/house/test_versions.py
+	.venv-oldest/bin/python $(PYTEST) tests/model tests/model_rnn tests/decoding tests/attention tests/distillation tests/pipeline tests/house/test_versions.py
 
 # As a stranger installs it today: from the index, without constraints.
 newest:

@@ -1,4 +1,4 @@
-"""Which folders make the package: those of modeling/heedful, and configuration/, which it takes along as data."""
+"""Which folders make the package: those of modeling/, and configuration/, which it takes along as data."""
 
 from setuptools import find_packages, setup
 

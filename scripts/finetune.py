@@ -15,11 +15,11 @@ from transformers import Seq2SeqTrainingArguments, set_seed
 
 from heedful import HeedSeq2SeqTrainer
 from heedful.cli.main import run
-from heedful.data.encoding import PairEncoder
+from heedful.data.epochs.encoding import PairEncoder
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.loading import load_model
 from heedful.evaluation.metrics import score_translations
-from heedful.inference.loading import load_model
 
 METRICS = ("bleu", "chrf", "exact_match", "token_error_rate", "character_error_rate")
 

@@ -16,11 +16,11 @@ from typing import Annotated
 import typer
 from huggingface_hub import HfApi
 
+from heedful.cards.hub import push
+from heedful.cards.run_card import publish_run
 from heedful.cli.main import run
+from heedful.export.transformers_export import check_recipe
 from heedful.proposals.proposal import complete
-from heedful.publishing.exports.transformers_export import check_recipe
-from heedful.publishing.hub import push
-from heedful.publishing.run_card import publish_run
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 

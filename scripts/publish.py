@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from heedful.cards.hub import check_folder, push, read_card
 from heedful.cli.main import run
-from heedful.publishing.hub import check_folder, push, read_card
 
 
 def publish(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful_lab.korean_english.pairs import korean_english_pairs
 
 RECIPE = "quickstart"
 RUN = Path("runs/quickstart")

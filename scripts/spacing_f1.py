@@ -20,8 +20,8 @@ from rapidfuzz.distance import Indel
 
 from heedful import HeedForConditionalGeneration, TokenizerPair
 from heedful.data.sources import read_pairs
+from heedful.decoding.engines import pad_sources
 from heedful.evaluation.comparison import read_predictions
-from heedful.inference.engines import pad_sources
 
 BATCH = 64  # texts
 

@@ -46,17 +46,17 @@ from peers import check_losses, make_heed, make_marian
 from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
-from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.encoding import EncodedPairs
-from heedful.data.micro_batches import collate
-from heedful.inference.host_memory import keep_freed_memory
+from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.encoding import EncodedPairs
+from heedful.data.epochs.micro_batches import collate
+from heedful.host import keep_freed_memory
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.validation import validation_loss
 from heedful.training.preparation import Corpus, StoredCorpus, prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe
-from heedful.training.speed.end_to_end import laid_end_to_end
+from heedful.training.updates.packing import laid_end_to_end
 
 BUILT_IN = {"train": "builtin:train:20000", "validation": "builtin:validation:500"}
 WARM_UP = 1  # updates of a slice that are not timed

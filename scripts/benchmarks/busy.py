@@ -24,7 +24,7 @@ from typing import Annotated
 import typer
 from harness import Json, Row, report
 
-from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful_lab.korean_english.pairs import korean_english_pairs
 
 BUSY = "while True: pass"
 HEEDFUL = (sys.executable, "-m", "heedful")

@@ -23,7 +23,7 @@ from harness import Row, seconds_of, waiting
 from peers import SIZES, endless_search, make_heed, make_marian, make_pairs, make_sources
 from safetensors.torch import load_file
 
-from heedful.data.micro_batches import split_update
+from heedful.data.epochs.micro_batches import split_update
 from heedful.training.model_of_recipe import make_engine
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import OptimizationRecipe

@@ -28,9 +28,9 @@ from transformers import (
 )
 
 from heedful import Translator
+from heedful.conversion.families import COPIED_FIELDS
 from heedful.data.sources import read_pairs
-from heedful.inference.loading import load_model
-from heedful.publishing.conversion.families import COPIED_FIELDS
+from heedful.decoding.loading import load_model
 from heedful.training.loop.validation import score_pairs
 from heedful.training.preparation import Corpus
 from heedful.training.processes.devices import make_accelerator

@@ -12,8 +12,8 @@ import typer
 from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, report
 from peers import make_heed, make_marian, make_pairs
 
-from heedful.training.loop.optimizers import make_optimizer, set_learning_rate
 from heedful.training.recipe import OptimizationRecipe
+from heedful.training.updates.optimizers import make_optimizer, set_learning_rate
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "adam": {},

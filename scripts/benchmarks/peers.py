@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from heedful.inference.ctranslate2.specification import make_specification
-from heedful.inference.native.decoder import NativeDecoder
+from heedful.conversion.families import COPIED_FIELDS, RENAMINGS
+from heedful.conversion.model_conversion import convert_model
+from heedful.decoding.native.decoder import NativeDecoder
+from heedful.export.ctranslate2.specification import make_specification
 from heedful.positions_heed import sinusoids
-from heedful.publishing.conversion.families import COPIED_FIELDS, RENAMINGS
-from heedful.publishing.conversion.model_conversion import convert_model
 
 SIZES = {
     "tiny": {"layers": 1, "width": 32, "inner": 64, "heads": 2},

@@ -20,9 +20,9 @@ from peers import endless_search, make_heed, make_marian, make_pairs, make_sourc
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers.modeling_outputs import BaseModelOutput
 
-from heedful.inference.host_memory import keep_freed_memory
-from heedful.inference.native.compiled_network import CompiledNetwork
-from heedful.inference.native.decoder import NativeDecoder
+from heedful.decoding.native.compiled_network import CompiledNetwork
+from heedful.decoding.native.decoder import NativeDecoder
+from heedful.host import keep_freed_memory
 
 WHOLE = "what is profiled"
 # Parts of the names of operators, and of what calls them. The first row that fits counts.

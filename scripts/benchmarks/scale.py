@@ -21,7 +21,7 @@ import typer
 from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, report
 from peers import make_heed, make_marian, make_sources
 
-from heedful.diagnosis.memory import HeldBytes
+from heedful.checking.memory import HeldBytes
 
 RADIUS = 32
 TARGET_LENGTH = 16

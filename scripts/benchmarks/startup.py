@@ -26,9 +26,9 @@ from peers import make_heed, make_marian
 from transformers import MarianMTModel
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training.recipe_file import read_recipe
+from heedful_lab.korean_english.pairs import korean_english_pairs
 
 CLASSES = {"marian": MarianMTModel, "heed": HeedForConditionalGeneration}
 MODULES = {"marian": "transformers", "heed": "heedful"}

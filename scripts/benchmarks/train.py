@@ -15,7 +15,7 @@ import typer
 from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, ratios, report
 from peers import check_losses, make_heed, make_marian, make_pairs, training_step
 
-from heedful.inference.host_memory import keep_freed_memory
+from heedful.host import keep_freed_memory
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 

@@ -19,10 +19,10 @@ from peers import marian_like
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
 from heedful.data.sources import read_pairs
+from heedful.decoding.loading import load_model
+from heedful.decoding.translation import Translator
 from heedful.evaluation.metrics import score_translations
-from heedful.inference.host_memory import keep_freed_memory
-from heedful.inference.loading import load_model
-from heedful.inference.translation import Translator
+from heedful.host import keep_freed_memory
 from heedful.training.preparation import StoredCorpus, prepare_corpus
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.recipe import Recipe

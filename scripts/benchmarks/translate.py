@@ -22,9 +22,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from heedful import HeedForConditionalGeneration, TokenizerPair
 from heedful.data.sources import read_pairs
+from heedful.decoding.engines import pad_sources
+from heedful.decoding.native.decoder import NativeDecoder
 from heedful.evaluation.metrics import score_translations
-from heedful.inference.engines import pad_sources
-from heedful.inference.native.decoder import NativeDecoder
 
 Rows = list[list[int]]
 

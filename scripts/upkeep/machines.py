@@ -27,8 +27,8 @@ MACHINES: dict[str, tuple[dict[str, str], list[str]]] = {
     "four threads": ({}, ["--threads", "4"]),
 }
 # Where processors differ the most: products, quantized weights, kernels, exports.
-QUICK = ("tests/model", "tests/inference/test_native_kernels.py", "tests/inference/test_native_decoder.py")
-QUICK += ("tests/publishing/test_export_transformers.py",)
+QUICK = ("tests/model", "tests/decoding/test_native_kernels.py", "tests/decoding/test_native_decoder.py")
+QUICK += ("tests/export/test_export_transformers.py",)
 QUICK_MACHINES = ("no AVX", "avx2")
 
 

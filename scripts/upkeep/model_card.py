@@ -11,8 +11,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from heedful.publishing.model_card import render_model_card
-from heedful.publishing.run_card import facts_of
+from heedful.cards.model_card import render_model_card
+from heedful.cards.run_card import facts_of
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 

@@ -24,17 +24,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, pipeline
 
 from heedful import HeedForConditionalGeneration, TokenizerPair, Translator
+from heedful.cards.hub import check_folder
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
 from heedful.cli import main as cli
 from heedful.cli import options
 from heedful.data import sources
 from heedful.data.tokenization import TARGET_FOLDER, options_inside
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.verification import check_files, check_remote_code
-from heedful.inference.loading import load_model
+from heedful.decoding.loading import load_model
 from heedful.pipeline_heed import TASK
-from heedful.publishing.hub import check_folder
 from heedful.training.run_folder.checkpoints import load_state
+from heedful.verification.verification import check_files, check_remote_code
 from helpers import assert_error, assert_refused, ending_model, tiny_model
 from memorised import PAIRS
 from tiny_runs import recipe_file

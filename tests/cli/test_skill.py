@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from guides import commands_of
-from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.publishing import hub
+from heedful.cards import hub
+from heedful_lab.korean_english.pairs import korean_english_pairs
 
 ROOT = Path(__file__).parents[2]
 SKILL = (ROOT / "skills/train-with-heedful/SKILL.md").read_text(encoding="utf-8")

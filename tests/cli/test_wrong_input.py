@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, TextStreamer, pipeline
 
 from heedful import BeamSearch, HeedEncoder, HeedForConditionalGeneration, HeedModel, MinimumBayesRisk, Translator
+from heedful.cards.hub import check_folder
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.inference.loading import load_model
+from heedful.decoding.loading import load_model
 from heedful.pipeline_heed import TASK
-from heedful.publishing.hub import check_folder
 from helpers import FAMILIES, SHARINGS, assert_error, assert_refused, change_json, each_once, ending_model, tiny_model
 from memorised import PAIRS
 

@@ -15,10 +15,10 @@ import pytest
 from typer.main import get_command
 
 from heedful.cli.main import app
-from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.studies.catalogue import NAMES
 from heedful.training.recipe_file import recipes
 from heedful.training.run_folder.folder import RECIPE_KEYS
+from heedful_lab.korean_english.pairs import korean_english_pairs
+from heedful_lab.studies.catalogue import NAMES
 from helpers import load_script, slow_but, untrained_folder
 from small_studies import SMALLEST
 
@@ -126,7 +126,7 @@ def test_guides_come_in_the_order_of_use_each_once_and_a_name_in_a_table_leads_t
     assert hooks.pages("./", {"index.md"})[0] == "benchmarks.md"
     assert [
         hooks.file_of(name) for name in ("cli/main.py", "heedful.BeamSearch", "heedful.no", "configuration/x")
-    ] == [*("modeling/heedful/cli/main.py", "modeling/heedful/inference/strategies/beam_search.py", None, None)]
+    ] == [*("modeling/heedful/cli/main.py", "modeling/heedful/decoding/strategies/beam_search.py", None, None)]
     assert hooks.file_of("heedful.attention_heed.HeedAttention") == "modeling/heedful/attention_heed.py"
 
 

@@ -9,11 +9,11 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.augmentation import Augmentation, noisy
-from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.mixture import AugmentationRules
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful_lab.korean_english.pairs import korean_english_pairs
 
 PAIRS = [{"source": pair["ko"], "target": pair["en"]} for pair in korean_english_pairs("train", 200)]
 ALPHABET = "abcdeé가나다각한अिंक्ष้กÅ 12.,!?\u0301"

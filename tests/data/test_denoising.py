@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from guides import commands_of, run_commands, text_of
 from heedful import HeedConfig, TokenizerPair
-from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.checking.doctor import diagnose
+from heedful.conversion.model_conversion import convert
 from heedful.data.epochs.augmentation import drawn_numbers
 from heedful.data.epochs.denoising import Denoising, deleted, infilled, reordered, spans
-from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.mixture import MASK, SENTINELS, DenoiseRules, check_room, source_prefixes
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.doctor import diagnose
-from heedful.publishing.conversion.model_conversion import convert
 from heedful.training.preparation import corpus_of, prepare_corpus
 from heedful.training.recipe_file import make_recipe, read_recipe
 from heedful.training.run import train
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import assert_refused
 from pretrained_checkpoints import t5
 from tiny_runs import tiny_recipe, tiny_tree

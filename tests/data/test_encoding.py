@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data import encoding
-from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs import encoding
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.sampling import Sampling
 from heedful.data.mixture import MixturePart, both_ways, source_prefixes
 from heedful.data.tokenization import TokenizerPair

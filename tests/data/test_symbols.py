@@ -7,15 +7,15 @@ from transformers import AutoTokenizer
 
 from guides import printing_of, text_of
 from heedful import Translator
+from heedful.checking.doctor import diagnose
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.doctor import diagnose
-from heedful.diagnosis.samples import make_sample
-from heedful.diagnosis.verification import check_round_trip, check_special_text
+from heedful.export import comparison
 from heedful.pipeline_heed import HeedText2TextPipeline, HeedTranslationPipeline
-from heedful.publishing.exports import comparison
 from heedful.symbols_heed import UnknownSymbol, symbols_of
 from heedful.training.preparation import prepare_corpus
+from heedful.verification.samples import make_sample
+from heedful.verification.verification import check_round_trip, check_special_text
 from helpers import assert_error, assert_refused, tiny_model
 from memorised import memorised_model
 from tiny_runs import table_file, tiny_recipe

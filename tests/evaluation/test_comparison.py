@@ -16,9 +16,9 @@ from sacrebleu.significance import PairedTest
 
 from heedful import Translator, compare_translations
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.decoding.translation import Translation
 from heedful.evaluation.comparison import ComparisonSettings, comparison_table
 from heedful.evaluation.metrics import METRICS, score_translations
-from heedful.inference.translation import Translation
 from helpers import assert_refused, untrained_folder
 from memorised import PAIRS, memorised_model, saved_in
 from tiny_runs import table_file

@@ -14,8 +14,8 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 from torch.utils.flop_counter import FlopCounterMode
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.micro_batches import split_update
+from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.micro_batches import split_update
 from heedful.proposals.first_recipe import comments_of
 
 ROOT = Path(__file__).parents[2]

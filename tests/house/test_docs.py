@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from card_facts import card_facts
 from guides import python_of, text_of
 from heedful import Translator
+from heedful.cards.model_card import write_model_card
 from heedful.cli.main import app
-from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.publishing.model_card import write_model_card
-from heedful.studies.catalogue import find_study
 from heedful.training.recipe_file import read_recipe
+from heedful_lab.korean_english.pairs import korean_english_pairs
+from heedful_lab.studies.catalogue import find_study
 from helpers import untrained_folder
 from memorised import SHOWN, saved_model
 

@@ -1,14 +1,12 @@
-"""The house can be read without its annexes, its size is kept, and the tour leads along what really runs."""
+"""The sizes of what is kept, and the tour, which leads along what really runs."""
 
 import itertools
 import os
-import re
 import runpy
 import subprocess
 import sys
 import traceback
 import warnings
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,45 +18,21 @@ from helpers import WITHOUT_HEEDFUL, assert_refused, fresh_process, pairwise, ru
 from tiny_runs import tiny_recipe
 
 ROOT = Path(__file__).parents[2]
-TOOL = runpy.run_path(str(ROOT / "scripts" / "upkeep" / "house.py"))
+TOOL = runpy.run_path(str(ROOT / "scripts" / "upkeep" / "rooms.py"))
 PACKAGE = Path(heedful.__file__).resolve().parent
-ROOMS = TOOL["rooms"]()
-HOUSE = set().union(*ROOMS["The house"].values())
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 TOUR = (ROOT / "docs" / "reading.md").read_text(encoding="utf-8")
 STATIONS = [match[1] for match in TOOL["STATION"].findall(TOUR)]
 
 
-def test_every_file_is_in_one_room_all_are_small_and_the_house_imports_no_annex_when_it_is_imported():
-    rows = [paths for part in ROOMS.values() for paths in part.values()]
-    assert all(rows)
-    assert Counter(path for paths in rows for path in paths) == Counter(PACKAGE.rglob("*.py"))
-    assert TOOL["lines_of"](set(PACKAGE.rglob("*.py"))) <= TOOL["MOST"] == 33_058
-    assert TOOL["crossings"]() == []
+def test_product_and_tests_keep_their_limits_and_so_does_every_file():
+    assert {folder.name for folder, most in TOOL["MOST"].items() if TOOL["lines_of"](folder) > most} == set()
+    files = [path for top in ("modeling", "scripts", "tests") for path in (ROOT / top).rglob("*.py")]
+    assert [path for path in files if TOOL["lines_of"](path) > TOOL["MOST_OF_A_FILE"]] == []
 
 
-def test_an_import_within_a_function_or_for_annotations_does_not_count_and_any_other_does(tmp_path, monkeypatch):
-    file = tmp_path / "heedful" / "data" / "file.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(
-        "from .one import a\nimport heedful.two\nif TYPE_CHECKING:\n    import three\nelse:\n    import four\n"
-        "try:\n    import five\nexcept ImportError:\n    import six\nclass C:\n    import seven\n\n"
-        "def f():\n    import eight\n"
-    )
-    monkeypatch.setitem(TOOL["module_level_imports"].__globals__, "PACKAGE", tmp_path / "heedful")
-    found = set(TOOL["module_level_imports"](file))
-    assert found == {"heedful.data.one", "heedful.data.one.a", "heedful.two", "four", "five", "six", "seven"}
-
-
-def test_the_tour_has_todays_lines_and_tables_and_it_and_the_readme_are_short():
-    assert TOOL["with_todays_lines"](TOUR) == TOUR, "python scripts/upkeep/house.py --write"
-    assert len(TOOL["TABLE"].findall(TOUR)) == 2
-    assert len(README.splitlines()) <= 120
-    # The tour has some twenty files of the house.
-    assert 18 <= len(STATIONS) <= 22
-    assert [name for name in STATIONS if PACKAGE / name not in HOUSE] == []
-    numbers = [int(number) for number in re.findall(r"^\| (\d+) \| `", TOUR, flags=re.MULTILINE)]
-    assert numbers == list(range(1, len(STATIONS) + 1))
+def test_the_tour_has_todays_lines_and_names_files_of_the_rooms_that_a_reader_needs():
+    assert TOOL["with_todays_lines"](TOUR) == TOUR, "python scripts/upkeep/rooms.py --write"
+    assert {name.split("/")[0] for name in STATIONS if "/" in name} <= {*TOOL["NEEDED"]}
 
 
 def own_files() -> set[str]:
@@ -89,7 +63,7 @@ def test_the_tour_passes_every_file_on_the_way_from_the_command_to_backward_and_
     finally:
         hook.remove()
     assert not end.value.code
-    assert {"training/loop/loop.py", "training/loop/engine.py", "modeling_heed.py"} <= found
+    assert {"training/loop/loop.py", "training/updates/engine.py", "modeling_heed.py"} <= found
     # What begins the command and keeps its terminal in order says enough by its name.
     assert found - {"__main__.py", "cli/options.py"} <= {*STATIONS}
 

@@ -1,61 +1,48 @@
 """Who may import whom, and what importing costs."""
 
 import ast
-import functools
 import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 import heedful
+import import_graph
+from import_graph import tree_of
 
 PACKAGE = Path(heedful.__file__).parent
+ROOT = PACKAGE.parent
 SCRIPTS = PACKAGE.parents[1] / "scripts"
 FILES = sorted(PACKAGE.rglob("*.py"))
+LABORATORY = sorted((ROOT / "heedful_lab").rglob("*.py"))
 # From the ground to the roof, as in CONTRIBUTING.md; a file imports its own floor and those below.
 FLOORS = [
-    "files figures checksums_* messages_* symbols_* versions_* configuration_*",
+    "files figures host checksums_* messages_* symbols_* versions_* configuration_*",
     "*_heed",
     "modeling_* tokenization_* registration",
     "data/ evaluation/",
-    "inference/",
+    "decoding/",
     "training/",
-    "publishing/",
-    "diagnosis/",
+    "attention/ cards/ conversion/ distillation/ export/",
+    "checking/ verification/",
     "proposals/",
-    "studies/",
     "cli/",
 ]
+# Nothing below this floor needs it, or what is above it, when it is imported.
+LINE = 6
 
 
 def name_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return import_graph.name_of(path, ROOT)
 
 
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-@functools.cache
-def imports_of(path: Path) -> set[str]:
-    """Return the dotted names that a file imports, those inside functions too."""
-    found = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            base = ".".join(path.relative_to(PACKAGE.parent).parts[: -node.level])
-            found |= {f"{base}.{node.module or alias.name}" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            # `from heedful.data import batching` imports a module, `from heedful.data.batching import x` does not.
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return found
+def imports_of(path: Path) -> frozenset[str]:
+    return import_graph.imports_of(path, ROOT)
 
 
 def floor_of(name: str) -> int | None:
@@ -99,16 +86,42 @@ def test_imports_go_downwards_only():
     assert not upwards
 
 
+def test_what_a_reader_needs_is_imported_without_the_other_rooms():
+    needed = [path for path in MODULES if floor_of(name_of(path)) < LINE or room_of(name_of(path)) == "cli"]
+    crossings = [
+        f"{name_of(path)} imports {name}"
+        for path in needed
+        for name in import_graph.imports_of(path, ROOT, when_imported=True)
+        if room_of(name) not in ("", "cli") and (floor_of(name) or 0) >= LINE
+    ]
+    assert not crossings
+
+
+def test_the_product_never_imports_the_laboratory_which_names_itself_in_entry_points():
+    imported = [
+        f"{name_of(path)} imports {name}" for path in FILES for name in imports_of(path) if "heedful_lab" in name
+    ]
+    assert not imported
+    assert not [name_of(path) for path in FILES if "heedful_lab" in path.read_text(encoding="utf-8")]
+    project = tomllib.loads((SCRIPTS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for group in ("heedful.commands", "heedful.corpora"):
+        for home in project["entry-points"][group].values():
+            module, name = home.split(":")
+            assert hasattr(importlib.import_module(module), name)
+
+
 def test_a_model_file_imports_its_own_configuration_and_no_other_model():
     for path in sorted(PACKAGE.glob("modeling_*.py")):
-        own = name_of(path).replace("modeling_", "configuration_")
-        found = {name for name in imports_of(path) if room_of(name).startswith(("configuration_", "modeling_"))}
-        assert found == {own}
+        found = {room_of(name) for name in imports_of(path)}
+        own = path.stem.replace("modeling_", "configuration_")
+        assert {name for name in found if name.startswith(("configuration_", "modeling_"))} == {own}
 
 
 def test_imports_inside_the_package_have_no_circle():
-    modules = {name_of(path): path for path in MODULES}
-    edges = {name: {other for other in imports_of(path) if other in modules} for name, path in modules.items()}
+    modules = {name_of(path): path for path in [*MODULES, *LABORATORY]}
+    edges = {
+        name: {other for other in imports_of(path) if other in modules} - {name} for name, path in modules.items()
+    }
     while leaves := {name for name, targets in edges.items() if not targets & edges.keys() - {name}}:
         edges = {name: targets for name, targets in edges.items() if name not in leaves}
     assert not edges
@@ -128,7 +141,7 @@ def test_one_module_reads_yaml_only_the_command_line_parses_arguments_and_prints
 
 
 def test_room_docstrings_are_all_that_room_files_hold():
-    for path in PACKAGE.glob("*/__init__.py"):
+    for path in [*PACKAGE.glob("*/**/__init__.py"), *(path for path in LABORATORY if path.stem == "__init__")]:
         assert [type(node) for node in tree_of(path).body] == [ast.Expr], path
 
 

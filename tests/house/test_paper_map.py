@@ -13,8 +13,8 @@ from test_paper_presets import BIGS_VOCABULARIES, LARGEST_VOCABULARY, PUBLISHED,
 
 from heedful import HeedConfig
 from heedful.cli.main import app
-from heedful.studies.catalogue import NAMES as STUDIES
 from heedful.training.recipe import Recipe
+from heedful_lab.studies.catalogue import NAMES as STUDIES
 
 ROOT = Path(__file__).parents[2]
 MAP = (ROOT / "docs" / "paper_map.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.inference.translation import Translator
+from heedful.decoding.translation import Translator
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 from heedful.training.run_folder.checkpoints import list_checkpoints

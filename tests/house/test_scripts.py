@@ -14,10 +14,10 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from heedful import Translator
-from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.cards.model_card import CardFacts, write_model_card
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.publishing.model_card import CardFacts, write_model_card
 from heedful.training.recipe_file import read_recipe
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import assert_error, load_script, tiny_model, untrained_folder
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -107,7 +107,7 @@ def test_publishing_checks_the_folder_pushes_it_and_names_the_revision(model_fol
     folder = shutil.copytree(model_folder, tmp_path / "model")
     publish = load("publish").publish
     assert_error(r"README\.md", publish, folder, "me/model", error=FileNotFoundError, private=True)
-    facts = json.loads((SCRIPTS.parent / "tests/publishing/quickstart_facts.json").read_text(encoding="utf-8"))
+    facts = json.loads((SCRIPTS.parent / "tests/cards/quickstart_facts.json").read_text(encoding="utf-8"))
     write_model_card(folder, CardFacts(**facts))
     publish(folder, "me/model", private=True)
     assert asked[0] == ("me/model", True)

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from heedful import HeedForConditionalGeneration, HeedRNNForConditionalGeneration, Translator
-from heedful.diagnosis.verification import check_remote_code
+from heedful.verification.verification import check_remote_code
 from heedful.versions_heed import NEWEST_TRANSFORMERS
 from helpers import WITHOUT_HEEDFUL, assert_near, fresh_process
 

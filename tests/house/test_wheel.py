@@ -13,9 +13,11 @@ import pytest
 
 import heedful
 from helpers import load_script
+from import_graph import imports_of
 
 pytestmark = pytest.mark.multiprocess
 ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "modeling"
 # What a name that is imported comes with, where that is another distribution.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 # What transformers, torch and datasets cannot be installed without.
@@ -36,8 +38,8 @@ def files_below(folder):
 def wheel(tmp_path_factory):
     """A wheel of the working tree, built from a copy of it without a network."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in ("modeling/heedful", "configuration"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("modeling", "configuration"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
@@ -48,7 +50,7 @@ def wheel(tmp_path_factory):
 
 def test_a_wheel_holds_every_file_of_the_package_and_the_configuration_once(wheel):
     names = [name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name]
-    package = {f"heedful/{name}" for name in files_below(ROOT / "modeling" / "heedful")}
+    package = {f"{top}/{name}" for top in ("heedful", "heedful_lab") for name in files_below(SOURCES / top)}
     configuration = {f"heedful/configuration/{name}" for name in files_below(ROOT / "configuration")}
     assert configuration
     assert sorted(names) == sorted(package | configuration)
@@ -69,11 +71,13 @@ def test_what_training_evaluation_and_translation_need_is_asked_for_without_an_e
     required = message_from_string(archive.read(metadata).decode()).get_all("Requires-Dist")
     core = {re.match(r"[\w-]+", entry)[0] for entry in required if "extra ==" not in entry}
     assert core >= {"torch", "transformers", "accelerate", "datasets", "evaluate", "sacrebleu", "pyyaml", "typer"}
-    imports_of = load_script("scripts/upkeep/house.py").module_level_imports
     imported = {
-        name.split(".")[0] for path in Path(heedful.__file__).parent.rglob("*.py") for name in imports_of(path)
+        name.split(".")[0]
+        for path in SOURCES.rglob("*.py")
+        for name in imports_of(path, SOURCES, when_imported=True) - {""}
     }
-    needed = {DISTRIBUTIONS.get(name, name) for name in imported - set(sys.stdlib_module_names) - {"heedful"}}
+    ours = {"heedful", "heedful_lab"}
+    needed = {DISTRIBUTIONS.get(name, name) for name in imported - set(sys.stdlib_module_names) - ours}
     assert needed - core <= THEIRS | DRAWING
 
 

@@ -14,10 +14,10 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, pipeline
 import helpers
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.checksums_heed import CHECKSUMS_FILE
-from heedful.data.micro_batches import collate
+from heedful.data.epochs.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.loading import load_model
-from heedful.inference.translation import Translator
+from heedful.decoding.loading import load_model
+from heedful.decoding.translation import Translator
 from helpers import VARIANTS, assert_near, loss_and_gradients, matrices_of, needs_peft_of_transformers, tiny_model
 from memorised import learn_by_heart, saved_in, saved_model
 from trainer_runs import make_trainer

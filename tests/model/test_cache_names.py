@@ -123,7 +123,7 @@ import torch
 sys.path.insert(0, sys.argv[1])
 from helpers import FAMILIES, tiny_model
 from heedful import BeamSearch, prepare_for_inference
-from heedful.diagnosis.verification import check_cache
+from heedful.verification.verification import check_cache
 
 source = torch.tensor([[15, 16, 17], [18, 19, 0]])
 for family in FAMILIES:

@@ -20,15 +20,15 @@ from heedful import (
     prepare_for_inference,
 )
 from heedful.attention_heed import HeedAttention, eager_attention
-from heedful.diagnosis.engine_check import check_engines
-from heedful.diagnosis.verification import verify
-from heedful.inference.loading import load_model
-from heedful.inference.native.conditions import FIELDS, WEIGHTS
+from heedful.decoding.loading import load_model
+from heedful.decoding.native.conditions import FIELDS, WEIGHTS
+from heedful.export.ctranslate2.ctranslate2_export import export_ctranslate2
+from heedful.export.onnx.onnx_export import export_onnx
+from heedful.export.page import write_page
+from heedful.export.transformers_export import export_transformers
 from heedful.modeling_heed import HeedEncoder
-from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
-from heedful.publishing.exports.onnx_export import export_onnx
-from heedful.publishing.exports.transformers_export import export_transformers
-from heedful.publishing.web.page import write_page
+from heedful.verification.engine_check import check_engines
+from heedful.verification.verification import verify
 from helpers import shake, tiny_config
 from trainer_runs import SOURCES, joint_tokenizers, logged, trained
 

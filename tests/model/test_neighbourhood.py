@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful import masks_heed
-from heedful.inference.native.decoder import NativeDecoder
+from heedful.decoding.native.decoder import NativeDecoder
 from heedful.masks_heed import WindowedMask
 from helpers import (
     VARIANTS,

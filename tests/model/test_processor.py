@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from heedful import fast_paths_heed, processor_heed
-from heedful.inference.native import kernels
+from heedful.decoding.native import kernels
 
 AVX512 = ("avx2", "avx512_f")
 NAMES = {

@@ -17,9 +17,9 @@ from torchao.quantization import (
 from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 
 from heedful import HeedForConditionalGeneration, pretrained_heed, processor_heed
-from heedful.data.micro_batches import collate
+from heedful.data.epochs.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.translation import Translator
+from heedful.decoding.translation import Translator
 from helpers import each_once, matrices_of, slow_but, tiny_model
 from memorised import PAIRS, saved_model
 

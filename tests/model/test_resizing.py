@@ -11,8 +11,8 @@ from transformers import AutoModelForSeq2SeqLM
 import helpers
 from heedful import HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.verification import check_special_ids
-from heedful.inference.translation import Translator
+from heedful.decoding.translation import Translator
+from heedful.verification.verification import check_special_ids
 from helpers import FAMILIES, SHARINGS, assert_near, assert_refused, each_once, logits_of, matrices_of, tiny_model
 from memorised import PAIRS, learn_by_heart, memorised_model, saved_in
 

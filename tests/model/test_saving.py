@@ -18,7 +18,7 @@ import heedful
 import helpers
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNForConditionalGeneration
 from heedful.configuration_base_heed import FORMAT_VERSION
-from heedful.inference.loading import load_model
+from heedful.decoding.loading import load_model
 from helpers import FAMILIES, SOURCE, assert_near, closure_of, logits_of, matrices_of, tiny_config, tiny_model
 from memorised import PAIRS, saved_model
 

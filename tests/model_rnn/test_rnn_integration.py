@@ -7,15 +7,15 @@ import torch
 from transformers import TorchAoConfig, pipeline
 
 from heedful import HeedRNNForConditionalGeneration, Translator, prepare_for_inference
-from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.conversion.model_conversion import convert
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.verification import check_attentions, check_cache, check_special_ids, check_tied_weights
-from heedful.inference.loading import load_model
-from heedful.inference.native.decoder import NativeDecoder
-from heedful.publishing.conversion.model_conversion import convert
-from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
-from heedful.publishing.exports.onnx_export import export_onnx
+from heedful.decoding.loading import load_model
+from heedful.decoding.native.decoder import NativeDecoder
+from heedful.export.ctranslate2.ctranslate2_export import export_ctranslate2
+from heedful.export.onnx.onnx_export import export_onnx
+from heedful.verification.verification import check_attentions, check_cache, check_special_ids, check_tied_weights
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import SUTSKEVER, assert_refused, shake, tiny_rnn, tiny_rnn_config
 from memorised import saved_in
 

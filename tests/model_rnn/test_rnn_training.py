@@ -8,7 +8,7 @@ import torch
 
 import forked
 from heedful import HeedRNNForConditionalGeneration
-from heedful.publishing.run_card import write_run_card
+from heedful.cards.run_card import write_run_card
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus

@@ -14,10 +14,10 @@ from transformers.pipelines.pt_utils import KeyDataset
 from heedful import pipeline_heed
 from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER, TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.inference.native.decoder import NativeDecoder
-from heedful.inference.strategies.beam_search import BeamSearch
-from heedful.inference.strategies.minimum_bayes_risk import MinimumBayesRisk
-from heedful.inference.translation import Translator
+from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.strategies.beam_search import BeamSearch
+from heedful.decoding.strategies.minimum_bayes_risk import MinimumBayesRisk
+from heedful.decoding.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
 from heedful.sentences_heed import joined_sentences, split_sentences

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.checking.doctor import diagnose
 from heedful.data.sources import read_pairs
-from heedful.diagnosis.doctor import diagnose
 from heedful.proposals.first_recipe import find_columns, write_first_recipe
 from heedful.proposals.proposal import complete
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import assert_error
 from tiny_runs import table_file
 

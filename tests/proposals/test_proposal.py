@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from heedful import processor_heed
-from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.proposals.proposal import DataFacts, Machine, propose, survey, this_machine
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from tiny_runs import tiny_recipe
 
 LAPTOP, SERVER = Machine(cores=2, has_gpu=False), Machine(cores=16, has_gpu=True)

@@ -10,9 +10,9 @@ import torch
 
 from heedful.proposals import tuning
 from heedful.proposals.tuning import knobs_of, tune, with_values
-from heedful.training.loop.engine import TrainingEngine
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import read_recipe
+from heedful.training.updates.engine import TrainingEngine
 from helpers import assert_error, assert_refused
 from tiny_runs import tiny_recipe
 

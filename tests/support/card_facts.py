@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from heedful.cards.model_card import CardFacts
 from heedful.evaluation.metrics import score_translations
-from heedful.publishing.model_card import CardFacts
 
 PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park.", "It rains."] * 4
 REFERENCES = ["The cat sat on the mat.", "The dog runs through the park.", "It rains."] * 4

@@ -23,10 +23,9 @@ from transformers import (
 )
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
-from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.encoding import EncodedPairs
-from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.data.micro_batches import collate
+from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.encoding import EncodedPairs
+from heedful.data.epochs.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import score_translations
 from heedful.training.loop.loop import TrainingLoop
@@ -34,6 +33,7 @@ from heedful.training.loop.validation import translate_on_ranks, validation_loss
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.run_folder.checkpoints import checkpoint_path
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from tiny_runs import tiny_recipe
 
 PAIRS, EVALUATION_PAIRS = 48, 21

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from heedful.cli import main as cli
-from heedful.inference.translation import Translator
+from heedful.decoding.translation import Translator
 
 if __name__ == "__main__":
     folder = Path(sys.argv.pop(1))

@@ -21,9 +21,9 @@ from transformers.utils.import_utils import is_peft_greater_or_equal
 
 import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
-from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.versions_heed import CHECKPOINTING
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from memorised import saved_in
 
 PAD, START = 0, 1
@@ -154,7 +154,7 @@ def tiny_rnn_config(**changes) -> HeedRNNConfig:
 
 def dequantized(model):
     """Return a copy of a model with the int8 weights that a page computes with."""
-    from heedful.publishing.web.page import quantize
+    from heedful.export.page import quantize
 
     same = copy.deepcopy(model).float()
     for name, weight in same.named_parameters():

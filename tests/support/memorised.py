@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.micro_batches import collate
+from heedful.data.epochs.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 

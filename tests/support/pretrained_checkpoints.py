@@ -8,7 +8,7 @@ import torch
 import transformers
 from tokenizers import AddedToken
 
-from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import change_json, shake
 from memorised import saved_in
 

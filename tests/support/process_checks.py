@@ -20,15 +20,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
-from heedful.data.encoding import PairEncoder
+from heedful.data.epochs.encoding import PairEncoder
+from heedful.data.epochs.micro_batches import split_update
 from heedful.data.epochs.teacher import TeacherTokens
-from heedful.data.micro_batches import split_update
 from heedful.data.sources import read_pairs
-from heedful.inference.teaching.distillation import write_teacher_tokens
+from heedful.distillation.distillation import write_teacher_tokens
 from heedful.training.loop import feed, validation
 from heedful.training.loop.feed import Feed
 from heedful.training.loop.loop import TrainingLoop
-from heedful.training.loop.optimizers import make_optimizer
 from heedful.training.loop.validation import translate_on_ranks, validation_loss
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
@@ -36,6 +35,7 @@ from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run import train
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
+from heedful.training.updates.optimizers import make_optimizer
 from row_lengths import padding_share
 from tiny_runs import SIZES, around, logged, tiny_recipe
 

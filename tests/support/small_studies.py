@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from heedful.data.sources import read_pairs
-from heedful.studies import pairs
-from heedful.studies.attention import homonyms
-from heedful.studies.catalogue import ROOMS, find_study
-from heedful.studies.models import ladder
-from heedful.studies.report import figure_file, filled_findings, render_report
-from heedful.studies.study import Lab, run_study
-from heedful.studies.training import Training
+from heedful_lab.studies import pairs
+from heedful_lab.studies.attention import homonyms
+from heedful_lab.studies.catalogue import ROOMS, find_study
+from heedful_lab.studies.models import ladder
+from heedful_lab.studies.report import figure_file, filled_findings, render_report
+from heedful_lab.studies.study import Lab, run_study
+from heedful_lab.studies.training import Training
 
 SMALL = {
     "data.test": {"test": "builtin:test:4"},
@@ -92,7 +92,7 @@ def run_smallest(name: str, folder: Path) -> tuple[Lab, dict[str, Any], dict[str
     pytest.importorskip("matplotlib")
     smallest, study = SMALLEST[name], find_study(name)
     (room,) = (room for room, names in ROOMS.items() if name in names)
-    module = import_module(f"heedful.studies.{room}.{name}")
+    module = import_module(f"heedful_lab.studies.{room}.{name}")
     data = write_parallel_files(folder / "pairs") if study.data == "folder" else smallest.data
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "TEST_PAIRS", "builtin:test:6")
@@ -102,7 +102,7 @@ def run_smallest(name: str, folder: Path) -> tuple[Lab, dict[str, Any], dict[str
             else:
                 patch.setitem(getattr(module, part[0]), part[1], value)
         if not smallest.trains:
-            patch.setattr("heedful.studies.study.train_model", stand_in_training)
+            patch.setattr("heedful_lab.studies.study.train_model", stand_in_training)
         study = replace(study, changes={**study.changes, **smallest.changes})
         lab = Lab(study, 1, smallest.updates, data, folder / "trainings", changed=smallest.settings)
         written = run_study(lab, folder / "out")

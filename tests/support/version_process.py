@@ -19,8 +19,8 @@ MODELS = {"joint": "transformer", "separate": "transformer", "recurrent": "recur
 
 def write(folder: Path):
     """Save a model with one vocabulary, one with two and a recurrent one, each with its tokenizers and a batch."""
-    from heedful.data.korean_english.pairs import korean_english_pairs
     from heedful.data.tokenizer_training import train_tokenizers
+    from heedful_lab.korean_english.pairs import korean_english_pairs
     from helpers import tiny_config, tiny_model
 
     pairs = list(korean_english_pairs("train", 200))

@@ -21,9 +21,9 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 import forked
-from heedful.training.launch.heartbeat import Heartbeat
 from heedful.training.loop import validation
 from heedful.training.loop.loop import TrainingLoop
+from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run import train

@@ -9,9 +9,8 @@ import torch.distributed
 from accelerate.utils import FullyShardedDataParallelPlugin
 
 from heedful import processor_heed
-from heedful.training.launch.join import join_processes
 from heedful.training.processes import devices
-from heedful.training.processes.devices import float32_products, keep_exchange_exact, make_accelerator
+from heedful.training.processes.devices import float32_products, join_processes, keep_exchange_exact, make_accelerator
 from tiny_runs import tiny_recipe
 
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO"}

@@ -16,18 +16,17 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
 from heedful import processor_heed
-from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.micro_batches import split_update
+from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.micro_batches import split_update
 from heedful.training import model_of_recipe
 from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
-from heedful.training.loop.engine import Results
-from heedful.training.loop.feed import Feed
+from heedful.training.loop.feed import AHEAD, Feed, made_ahead
 from heedful.training.processes.signals import TrainingInterrupted
-from heedful.training.speed import compilation
-from heedful.training.speed.compilation import CompiledBody
-from heedful.training.speed.end_to_end import laid_end_to_end
-from heedful.training.speed.made_ahead import AHEAD, made_ahead
+from heedful.training.updates import compilation
+from heedful.training.updates.compilation import CompiledBody
+from heedful.training.updates.engine import Results
+from heedful.training.updates.packing import laid_end_to_end
 from process_checks import equal, spoil, weights_of
 from rows_attention import varlen_attn
 from tiny_runs import around, logged, saved_updates

@@ -18,20 +18,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from heedful import HeedConfig, HeedForConditionalGeneration, processor_heed
+from heedful.checking.doctor import diagnose
+from heedful.checking.estimate import dry_run
 from heedful.data.cleaning import sample
-from heedful.diagnosis.doctor import diagnose
-from heedful.diagnosis.estimate import dry_run
 from heedful.fast_paths_heed import runs_known_code
 from heedful.proposals.tuning import tune
-from heedful.training.loop import feed, validation
+from heedful.training.loop import feed, throughput, validation
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.monitoring import training_values
-from heedful.training.loop.optimizers import make_optimizer, set_learning_rate
-from heedful.training.loop.schedule import learning_rate
+from heedful.training.loop.throughput import operations_of_pairs
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.model_of_recipe import make_engine
-from heedful.training.objectives import optimizers
-from heedful.training.objectives.optimizers import MuonWithAdamW, averaged_weights, orthogonal
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.recipe import OptimizationRecipe
@@ -39,9 +36,16 @@ from heedful.training.run import train
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, list_checkpoints, load_progress
 from heedful.training.run_folder.progress import new_window, unfinished
-from heedful.training.speed import throughput
-from heedful.training.speed.throughput import operations_of_pairs
 from heedful.training.start_checks import check_installed
+from heedful.training.updates import optimizers
+from heedful.training.updates.optimizers import (
+    MuonWithAdamW,
+    averaged_weights,
+    make_optimizer,
+    orthogonal,
+    set_learning_rate,
+)
+from heedful.training.updates.schedule import learning_rate
 from helpers import tiny_model
 from process_checks import equal, rows_of, share_of_padding, weights_of
 from tiny_runs import around, logged, saved_updates, tiny_recipe

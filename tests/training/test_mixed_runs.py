@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from heedful import HeedConfig, TokenizerPair
+from heedful.checking.doctor import diagnose
 from heedful.data.mixture import AugmentationRules
 from heedful.data.sources import read_pairs
-from heedful.diagnosis.doctor import diagnose
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
 from heedful.training.run_folder.folder import check_output_folder

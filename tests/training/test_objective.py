@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from heedful.checking.doctor import diagnose
+from heedful.checking.estimate import dry_run
+from heedful.data.epochs.micro_batches import MicroBatch, collate
 from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
-from heedful.data.micro_batches import MicroBatch, collate
 from heedful.data.sources import read_pairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.doctor import diagnose
-from heedful.diagnosis.estimate import dry_run
 from heedful.loss_heed import OutputLoss
 from heedful.training.model_of_recipe import check_model
-from heedful.training.objectives.objective import Objective
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe, to_yaml
-from heedful.training.speed.end_to_end import laid_end_to_end
+from heedful.training.updates.objective import Objective
+from heedful.training.updates.packing import laid_end_to_end
 from helpers import assert_refused, tiny_model
 from process_checks import with_stand_in_for_dropout, write_teacher
 from tiny_runs import around, logged, tiny_recipe
@@ -97,7 +97,7 @@ def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alp
     teacher = tuple(values.repeat(passes, 1) for values in random_teacher(once, vocabulary, min(8, vocabulary)))
     objective = Objective(alpha, share, teacher if share else ())
     with pytest.MonkeyPatch.context() as patch:  # so that there are parts
-        patch.setattr("heedful.training.objectives.objective.LOGITS_AT_ONCE", 3 * vocabulary)
+        patch.setattr("heedful.training.updates.objective.LOGITS_AT_ONCE", 3 * vocabulary)
         for form in ("readable", "training"):
             states, weight, *bias = (leaf.clone().requires_grad_() for leaf in leaves)
             bias = bias[0] if has_bias else None

@@ -10,18 +10,18 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from heedful.checking.doctor import diagnose
 from heedful.data.cleaning import sample
-from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.doctor import diagnose
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
 from heedful.training.preparation import prepare_corpus, read_splits, tokenizers_of
 from heedful.training.recipe_file import read_config
 from heedful.training.run import train
-from heedful.training.speed.model_size import parameters_of
 from heedful.training.start_checks import check_start, faults_of_targets
+from heedful.training.updates.model_size import parameters_of
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import assert_refused, tiny_config
 from tiny_runs import tiny_recipe
 

@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
 from heedful.proposals import proposal as proposal_module
 from heedful.proposals.proposal import DataFacts, complete, propose, survey, this_machine
-from heedful.training.loop.schedule import learning_rate
 from heedful.training.recipe_file import make_recipe, read_recipe, recipe_of, to_yaml, yaml_text
+from heedful.training.updates.schedule import learning_rate
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import assert_error, assert_refused
 from tiny_runs import recipe_file, tiny_recipe, tiny_tree
 

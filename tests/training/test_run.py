@@ -15,9 +15,8 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.inference.translation import Translator
-from heedful.publishing.run_card import facts_in_numbers, publish_run, write_run_card
+from heedful.cards.run_card import facts_in_numbers, publish_run, write_run_card
+from heedful.decoding.translation import Translator
 from heedful.training import run
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.processes.collectives import Watch
@@ -26,6 +25,7 @@ from heedful.training.recipe_file import make_recipe, read_recipe
 from heedful.training.run import train
 from heedful.training.run_folder.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
 from heedful.training.run_folder.progress import Progress, early_end
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import assert_refused
 from process_checks import equal
 from tiny_runs import logged, tiny_recipe

@@ -16,7 +16,7 @@ import forked
 import trainer_process
 import trainer_runs
 from heedful import HeedSeq2SeqTrainer
-from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
 from heedful.training.trainer.batches import divide_update, without_padding
 from helpers import assert_refused, tiny_model
 from row_lengths import lengths, natural_lengths, padding_share, rows_of

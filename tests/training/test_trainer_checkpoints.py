@@ -20,9 +20,9 @@ from transformers.utils import logging as transformers_logging
 
 import trainer_runs
 from heedful import HeedSeq2SeqTrainer, Translator
+from heedful.cards.finetuned_card import write_finetuned_card
+from heedful.cards.hub import check_folder, read_card
 from heedful.data.tokenization import TokenizerPair
-from heedful.publishing.finetuned_card import write_finetuned_card
-from heedful.publishing.hub import check_folder, read_card
 from heedful.training.run_folder.checkpoints import MANIFEST, find_damage
 from heedful.training.trainer import saving
 from helpers import CODE

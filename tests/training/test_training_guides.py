@@ -10,7 +10,7 @@ import pytest
 from transformers.utils import logging as transformers_logging
 
 from guides import blocks_of, commands_of, run_commands, text_of
-from heedful.publishing.hub import check_folder, read_card
+from heedful.cards.hub import check_folder, read_card
 from memorised import PAIRS, SHOWN, memorised_model
 from trainer_runs import joint_tokenizers
 
@@ -31,7 +31,7 @@ def place(tmp_path, monkeypatch):
     tokenizers.save_pretrained(tmp_path / "runs" / "quickstart" / "model")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "caches")
-    monkeypatch.setattr("heedful.data.korean_english.pairs.korean_english_pairs", draw)
+    monkeypatch.setattr("heedful_lab.korean_english.pairs.korean_english_pairs", draw)
     return tmp_path
 
 

@@ -1,1 +1,1 @@
-"""The `heedful` command: what trains, and a file for each other kind of user: who uses, publishes or checks."""
+"""The `heedful` command, with a file for each subcommand."""

@@ -62,7 +62,7 @@ def evaluate(
     if recipe is not None:
         _warn_of_direction(model, recipe, source, target)
         _report_on_pairs(Path(model), recipe, pairs)
-    learned = None if metric is None else import_module("heedful.diagnosis.comet").learned_metric(metric, device)
+    learned = None if metric is None else import_module("heedful.verification.comet").learned_metric(metric, device)
     options.quieten()
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     texts = _translate_all(model, revision, device, pairs, ignore, token_budget=token_budget, **search)
@@ -87,7 +87,7 @@ def evaluate(
 def recipe_in(model: str, revision: str | None = None) -> Any:
     """Return the recipe in the folder of a model, here or on the Hub; `None` where there is none that can be read."""
     with suppress(OSError, ValueError):
-        from heedful.inference.loading import model_folder
+        from heedful.decoding.loading import model_folder
         from heedful.training.recipe_file import recipe_of
 
         return recipe_of(model_folder(model, revision))
@@ -117,7 +117,7 @@ def columns_of(
     for choice in choices if len(data) == 1 and None in (source, target) else ():
         with suppress(ValueError):
             first = next(iter(options.read_pairs(data, *choice, split="test", streaming=True)))
-            roles = import_module("heedful.diagnosis.recipe_checks.pairs").roles_of
+            roles = import_module("heedful.checking.pairs").roles_of
             if any(map(str.isalpha, choice[0])) or not all(map(roles, first.values())):  # names of columns
                 return choice
     return choices[-1 if into else 0]
@@ -153,12 +153,12 @@ def _translate_all(
     folder: str, revision: str | None, device: Any, pairs: list[Any], ignore: str | None, **settings: Any
 ) -> list[str] | None:
     """Return the best translation of each source; if several processes share the work, only in the main one."""
-    from heedful.inference.translation import Translator
+    from heedful.decoding.translation import Translator
 
     accelerator = None
     if world_size() > 1:
-        from heedful.training.launch.join import join_processes
         from heedful.training.loop.validation import translate_on_ranks
+        from heedful.training.processes.devices import join_processes
 
         accelerator = join_processes(device)
         device = accelerator.device

@@ -1,4 +1,4 @@
-"""The command itself: `heedful train`, where the other subcommands are, and what an error ends it with.
+"""The command itself: where its subcommands are, and what an error ends it with.
 
 A subcommand's module is imported when the subcommand is typed or help needs its line, and everything heavy by the
 subcommand that needs it, so that `heedful --help` answers at once.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from errno import ENOSPC
 from functools import partial
 from importlib import import_module
+from importlib.metadata import entry_points
 from io import BytesIO, TextIOWrapper
 from typing import Annotated, Any
 
@@ -22,50 +23,15 @@ from typer.main import get_group
 from heedful.cli import options
 from heedful.training.processes.launcher import rank
 
-# The subcommands by the panels of `heedful --help`, and the modules that they are in.
+# The subcommands by the panels of `heedful --help`, each in the module of its name.
 PANELS = {
-    "Train": {
-        **dict.fromkeys(("recipes", "init"), "start"),
-        **{"pairs": "teach", "doctor": "check", "train": "main", "tune": "start", "plot": "check"},
-    },
-    "Use": {
-        **{"evaluate": "evaluate", "translate": "translate"},
-        **dict.fromkeys(("score", "attention", "align", "attention-numbers", "embeddings"), "look"),
-        **dict.fromkeys(("backtranslate", "distill", "distill-tokens"), "teach"),
-    },
-    "Check": dict.fromkeys(("verify", "compare", "study"), "check"),
-    "Publish": dict.fromkeys(("card", "page", "push", "convert", "export"), "publish"),
-    "Help": {"version": "check"},
+    "Train": ("recipes", "init", "doctor", "train", "tune", "plot", "backtranslate", "distill", "distill-tokens"),
+    "Use": ("evaluate", "translate", "score", "attention", "align", "attention-numbers", "embeddings"),
+    "Check": ("verify", "compare"),
+    "Publish": ("card", "page", "push", "convert", "export"),
+    "Help": ("version",),
 }
-PLACES = {name: (module, panel) for panel, modules in PANELS.items() for name, module in modules.items()}
-
-
-def train(
-    recipe: options.RecipeFile,
-    overrides: options.Overrides = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print sizes, memory and time, and train nothing.")] = False,
-    as_json: options.AsJson = False,
-):
-    """Train a model by a recipe, test it, and save it with its tokenizer and card."""
-    from heedful.proposals.proposal import complete
-    from heedful.training.recipe_file import read_recipe
-
-    options.check_apart(dry_run=dry_run, json=as_json)
-    settings = read_recipe(recipe, overrides, complete)
-    options.quieten()
-    if dry_run:
-        estimate = import_module("heedful.diagnosis.estimate").dry_run(settings)  # by all processes together
-        if rank() == 0:
-            print(estimate)
-        return
-    from heedful.publishing.exports.transformers_export import check_recipe
-    from heedful.publishing.run_card import facts_in_numbers, publish_run
-    from heedful.training.run import train as run_recipe
-
-    check_recipe(settings)
-    result = run_recipe(settings)
-    if rank() == 0:
-        options.print_result(facts_in_numbers(result), "\n".join(publish_run(result)), as_json)
+PLUGINS = "Laboratory"  # the panel of the commands that entry points `heedful.commands` add
 
 
 class Heedful(TyperGroup):
@@ -73,15 +39,20 @@ class Heedful(TyperGroup):
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
-        self.commands = dict.fromkeys(PLACES)  # type: ignore[assignment]
+        self.panels = {name: panel for panel, names in PANELS.items() for name in names}
+        self.plugins = {each.name: each for each in entry_points(group="heedful.commands")}
+        self.commands = dict.fromkeys([*self.panels, *self.plugins])  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, name: str) -> Any:
         """Import a subcommand and return it; `None` for what is none."""
-        if name not in PLACES:
+        if name in self.panels:
+            function = name.replace("-", "_")
+            found = getattr(import_module(f"heedful.cli.{function}"), function)
+        elif name in self.plugins:
+            found = self.plugins[name].load()
+        else:
             return None
-        module, panel = PLACES[name]
-        found = getattr(import_module(f"heedful.cli.{module}"), name.replace("-", "_"))
-        alone = Typer()
+        panel, alone = self.panels.get(name, PLUGINS), Typer()
         if isinstance(found, Typer):  # with subcommands of its own
             for each in found.registered_commands:
                 each.cls = options.Command
@@ -103,7 +74,7 @@ app = Typer(
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        from heedful.cli.check import version
+        from heedful.cli.version import version
 
         version()
         raise Exit

@@ -19,7 +19,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
-from heedful.files import check_can_be_made, check_writable, written_whole
+from heedful.files import check_can_be_made, check_writable, json_line, written_whole
 
 Device = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
 Data = Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")]
@@ -48,6 +48,7 @@ Revision = Annotated[str | None, Option(help="Branch, tag or commit of a model o
 RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="A YAML file, or a name that `heedful recipes` lists.")]
 Overrides = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")]
 AsJson = Annotated[bool, Option("--json", help="Print the results as JSON.")]
+PairsFile = Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz.")]
 TextFile = Annotated[Path | None, Option("-o", "--output", help="File to write; else standard output.")]
 NewFolder = Annotated[Path, Argument(metavar="OUT", help="Folder to write; it must not exist.")]
 
@@ -94,7 +95,7 @@ def quick_start(model: str | Path) -> Iterator[None]:
 def load_translator(model: str | Path, device: str | None = None, revision: str | None = None, **settings: Any) -> Any:
     """Load a `Translator`, quickly and quietly."""
     with quick_start(model):
-        from heedful.inference.translation import Translator
+        from heedful.decoding.translation import Translator
 
         quieten()
         return Translator.from_pretrained(model, device, revision, **settings)
@@ -331,3 +332,17 @@ def print_result(values: dict[str, Any], text: object, as_json: bool) -> None:
 def writes_unicode() -> bool:
     """Return whether standard output takes every character."""
     return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+
+
+def write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = None, given: str = "") -> None:
+    """Write pairs, perhaps those that `making` yields of what is given, and print how many, and what it leaves out."""
+    count = 0
+    with progress_bar() as bar, writing(output) as stream:
+        for pair in pairs:
+            bar.update()
+            count += 1
+            print(json_line(pair), file=stream)
+        if not count and making is not None:
+            raise ValueError(f"{given} must hold sentences to translate, but all {making.left_out} are left out.")
+    left_out = f"; {making.left_out:,} lines left out: empty, not ended, or repeating themselves" if making else ""
+    print(f"{count:,} pairs in {output}{left_out}", file=sys.stderr)

@@ -56,7 +56,7 @@ def translate(
     options.check_apart(json=as_json, scores=scores)
     options.check_apart(confidence=confidence, n_best=n_best > 1)
     if confidence:
-        from heedful.inference.confidence import Confidence
+        from heedful.decoding.confidence import Confidence
 
         likely = Confidence.from_pretrained(model, revision)
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from heedful.configuration_base_heed import position_limit
-from heedful.data.encoding import CHUNK
+from heedful.data.epochs.encoding import CHUNK
 from heedful.data.sources import read_pairs, reading
 from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS

@@ -12,8 +12,10 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from importlib.metadata import entry_points
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from heedful.data import tables
 from heedful.data.tables import ANY_COLUMNS, Columns, advice_on_tables, kind_of_file, numbered_lines, parts_of
 from heedful.files import quoted, shortened
+from heedful.messages_heed import wrong
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -203,17 +206,30 @@ def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str
     return list(dict.fromkeys([target, *(unicodedata.normalize("NFC", text) for text in texts)]))
 
 
-def _builtin(location: str, columns: Columns) -> Reader:
-    from heedful.data.korean_english.pairs import BUILTIN_SPLITS, korean_english_pairs
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus that is drawn by rule, which an entry point of `heedful.corpora` names."""
 
-    match = BUILTIN_LOCATION.fullmatch(location)
-    if match is None or match["split"] not in BUILTIN_SPLITS:
-        must = f"builtin:SPLIT:COUNT with a split of {', '.join(BUILTIN_SPLITS)} and a count of at least 1"
-        raise ValueError(f"`location` must be {must}, but is {location!r} instead.")
+    draw: Callable[[str, int], Iterable[Mapping[str, str]]]  # distinct pairs of a split, so many, always the same
+    splits: Sequence[str]
+    languages: tuple[str, str]  # the columns
+
+
+def builtin_corpus() -> Corpus:
+    """Return the built-in corpus, which the laboratory adds as `builtin`."""
+    (corpus,) = entry_points(group="heedful.corpora", name="builtin")
+    return corpus.load()
+
+
+def _builtin(location: str, columns: Columns) -> Reader:
+    corpus, match = builtin_corpus(), BUILTIN_LOCATION.fullmatch(location)
+    if match is None or match["split"] not in corpus.splits:
+        must = f"be builtin:SPLIT:COUNT with a split of {', '.join(corpus.splits)} and a count of at least 1"
+        raise wrong("location", must, repr(location))
     for field, language in zip(("source", "target"), columns, strict=True):
-        if language not in ("ko", "en") and columns != ANY_COLUMNS:
-            raise ValueError(f"`{field}` must be ko or en for the built-in corpus, but is {language!r} instead.")
-    return partial(_numbered, location, korean_english_pairs, match["split"], int(match["count"]))
+        if language not in corpus.languages and columns != ANY_COLUMNS:
+            raise wrong(field, f"be {' or '.join(corpus.languages)} for the built-in corpus", repr(language))
+    return partial(_numbered, location, corpus.draw, match["split"], int(match["count"]))
 
 
 def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *arguments: Any) -> Iterator[Record]:

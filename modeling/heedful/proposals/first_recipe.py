@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from heedful.checking import pairs as looks
+from heedful.checking.findings import percent
+from heedful.checking.pairs import Pairs, kind_of, roles_of
 from heedful.data.cleaning import CleaningRules, clean_pairs, sample
 from heedful.data.languages import lacks_script, language_of, main_script
 from heedful.data.sources import first_rows, table_files
 from heedful.data.tables import delimiters_of, kind_of_file, layouts_of, name_of, parts_of
-from heedful.diagnosis.findings import percent
-from heedful.diagnosis.recipe_checks import pairs as looks
-from heedful.diagnosis.recipe_checks.pairs import Pairs, kind_of, roles_of
 from heedful.evaluation.metrics import fitting_tokenizer
 from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings

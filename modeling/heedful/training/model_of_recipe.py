@@ -10,20 +10,20 @@ from accelerate.utils import DistributedType
 import heedful
 from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
-from heedful.training.loop.engine import TrainingEngine
 from heedful.training.loop.feed import Feed, may_pack
-from heedful.training.loop.optimizers import make_optimizer
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe, mistake
 from heedful.training.recipe_file import MODEL_TYPES, read_config
+from heedful.training.updates.engine import TrainingEngine
+from heedful.training.updates.optimizers import make_optimizer
 from heedful.versions_heed import CHECKPOINTING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from heedful.configuration_base_heed import HeedBaseConfig
-    from heedful.training.objectives.objective import Objective
+    from heedful.training.updates.objective import Objective
 
 
 def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path | None = None) -> "PreTrainedModel":
@@ -35,7 +35,7 @@ def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path 
         config = config_of(recipe, tokenizers.vocabularies(), tokenizers.is_joint)
         model = _class_of(config)(config)
     else:
-        from heedful.inference.loading import load_model
+        from heedful.decoding.loading import load_model
 
         model = load_model(recipe.start_from)
         tokenizers.check_config(model.config)
@@ -64,7 +64,7 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     packs = not is_sharded and may_pack(model, accelerator)
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
-        from heedful.training.speed.compilation import body_of
+        from heedful.training.updates.compilation import body_of
 
         body = body_of(model, settings, accelerator, is_sharded, packs)
     feed = Feed(accelerator, model.config, settings.micro_batch_tokens, _objective(settings, model.config), packs)
@@ -79,7 +79,7 @@ def _objective(settings: OptimizationRecipe, config: "PreTrainedConfig") -> "Obj
     """Return what is minimized in place of the cross-entropy; R-Drop without dropout is a `ValueError`."""
     if settings.r_drop is None and settings.distillation is None:
         return None
-    from heedful.training.objectives.objective import Objective
+    from heedful.training.updates.objective import Objective
 
     return Objective.of(settings, config)
 
@@ -101,12 +101,12 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         source = vocabularies["vocab_size"] = settings.vocab_size or options.get("vocab_size", 1000)
         vocabularies["decoder_vocab_size"] = target or options.get("decoder_vocab_size", source)
     if recipe.model.start_from is None:
-        from heedful.training.speed.model_size import check_memory
+        from heedful.training.updates.model_size import check_memory
 
         config = config_of(recipe.model, vocabularies, is_joint)
         _objective(optimization, config)
         if optimization.compile is True:
-            from heedful.training.speed.compilation import check_compile
+            from heedful.training.updates.compilation import check_compile
 
             check_compile(optimization, config, recipe.model.activation_checkpointing)
         check_room(recipe.data, config)

@@ -16,9 +16,9 @@ import numpy as np
 from accelerate import Accelerator
 
 from heedful.data import mixture
-from heedful.data.batching import BatchingSettings, Row, UpdateBatches
 from heedful.data.cleaning import CleaningReport, clean_pairs, sample, source_digests, split_for_validation
-from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.languages import LOOKED_AT
 from heedful.data.sources import read_pairs, references_of, texts_of
 from heedful.data.tokenization import TokenizerPair

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from heedful.data.cleaning import SOURCES_FILE, sample
 from heedful.data.languages import LANGUAGE_CODE, code_of, language_of
 from heedful.data.sources import read_pairs
-from heedful.inference.loading import load_model
-from heedful.inference.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
-from heedful.inference.translation import Translator
+from heedful.decoding.loading import load_model
+from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
+from heedful.decoding.translation import Translator
 from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.preparation import Corpus, StoredCorpus
 from heedful.training.recipe import DecodingRecipe, Recipe

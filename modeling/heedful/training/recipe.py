@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heedful.data import mixture
-from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
+from heedful.data.epochs.batching import BatchingSettings
 from heedful.data.languages import code_of
 from heedful.data.mixture import DENOISE, OTHER_DIRECTION, AugmentationRules, DenoiseRules, MixturePart, check_mixture
 from heedful.data.tokenizer_training import SPECIAL_TOKENS, TokenizerRecipe, check_size

@@ -9,12 +9,12 @@ import numpy as np
 from accelerate.tracking import get_available_trackers
 
 from heedful.configuration_base_heed import position_limit
-from heedful.data.encoding import EncodedPairs
+from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.search_settings import MOST_SOURCE_TOKENS
 from heedful.evaluation.metrics import score_translations
 from heedful.files import import_extra, shortened
-from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.training.preparation import Corpus, StoredCorpus
 from heedful.training.recipe import Recipe, mistake
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import regex
 
-from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.mixture import AugmentationRules, numbers_of_parts
 from heedful.symbols_heed import symbols_of
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
 
-from heedful.data.batching import Row
-from heedful.data.encoding import CHUNK, EncodedPairs, PairEncoder
 from heedful.data.epochs.augmentation import Draws, drawn_numbers
+from heedful.data.epochs.batching import Row
+from heedful.data.epochs.encoding import CHUNK, EncodedPairs, PairEncoder
 from heedful.data.mixture import DENOISE, USUAL_SHARES, DenoiseRules, mark_ids
 from heedful.data.tokenization import encode_texts
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from heedful.data.encoding import EncodedPairs
+from heedful.data.epochs.encoding import EncodedPairs
 
 DRAW = 0x5A3  # tells the draws of these rows from others of the same seed and epoch
 

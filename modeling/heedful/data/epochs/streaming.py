@@ -6,8 +6,8 @@ from itertools import count, islice
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from heedful.data.batching import BatchingSettings, Row, UpdateBatches
-from heedful.data.encoding import CHUNK, PairEncoder
+from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
+from heedful.data.epochs.encoding import CHUNK, PairEncoder
 
 Pairs = Iterable[Mapping[str, str]]
 

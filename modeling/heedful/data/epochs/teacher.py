@@ -13,7 +13,7 @@ import numpy as np
 
 from heedful.checksums_heed import checksum
 from heedful.configuration_base_heed import IGNORED_LABEL
-from heedful.data.encoding import EncodedPairs
+from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import first_line, read_object
 

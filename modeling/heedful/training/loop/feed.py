@@ -1,23 +1,27 @@
 """An update's micro-batches as tensors, on the device."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
 
 from heedful.configuration_base_heed import IGNORED_LABEL
-from heedful.data.batching import Row
-from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank
+from heedful.data.epochs.batching import Row
+from heedful.data.epochs.micro_batches import MicroBatch, collate, micro_batches_of_rank
 from heedful.fast_paths_heed import Packing, runs_known_code
 from heedful.packed_rows_heed import why_padded
 
 if TYPE_CHECKING:
-    from heedful.training.objectives.objective import Objective
+    from heedful.training.updates.objective import Objective
 
 logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+AHEAD = 2  # updates that are made while the GPU computes one
 
 
 class MadeUpdate(NamedTuple):
@@ -59,7 +63,7 @@ class Feed:
         """Return the tensors of a micro-batch, on the CPU."""
         rows, budget, pad = [*rows] * self.passes, self.token_budget * self.passes, self.config.pad_token_id
         if self.packs:
-            from heedful.training.speed.end_to_end import laid_end_to_end
+            from heedful.training.updates.packing import laid_end_to_end
 
             tensors = laid_end_to_end(rows, budget, pad, self.config.decoder_start_token_id)
         else:
@@ -111,3 +115,18 @@ def _moved(batch: Mapping[str, Any], move: Callable[[torch.Tensor], torch.Tensor
         name: move(values) if name != "packing" else Packing(values.states.moved(move), values.source.moved(move))
         for name, values in batch.items()
     }
+
+
+def made_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
+    """Yield what an iterator does, which runs in another thread, `AHEAD` items before they are asked for.
+
+    An error is raised where its item would have come. Closed, it asks for no more, and waits for nothing that is made.
+    """
+    end, thread = cast(Any, object()), ThreadPoolExecutor(1)
+    coming = deque(thread.submit(next, items, end) for _ in range(AHEAD))
+    try:
+        while (item := coming.popleft().result()) is not end:
+            coming.append(thread.submit(next, items, end))
+            yield item
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)

@@ -18,11 +18,9 @@ from accelerate.utils import set_seed
 from accelerate.utils.memory import should_reduce_batch_size
 from tqdm.auto import tqdm
 
-from heedful.data.micro_batches import split_update
-from heedful.training.loop.engine import Result, Results
+from heedful.data.epochs.micro_batches import split_update
 from heedful.training.loop.feed import MadeUpdate
 from heedful.training.loop.monitoring import LOG_FILE, RunLog
-from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, StoredCorpus, Update
@@ -33,6 +31,8 @@ from heedful.training.recipe import Recipe
 from heedful.training.run_folder.checkpoints import CheckpointStore, checkpoint_to_resume
 from heedful.training.run_folder.progress import Progress, place_in_run
 from heedful.training.start_checks import check_start
+from heedful.training.updates.engine import Result, Results
+from heedful.training.updates.schedule import learning_rate
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class TrainingLoop:
         # Not where ranks read a stream together: two threads of each would talk to the others at once.
         is_safe = self.accelerator.num_processes == 1 or isinstance(self.corpus, StoredCorpus)
         if self.engine.feed.is_ahead and is_safe:
-            from heedful.training.speed.made_ahead import made_ahead
+            from heedful.training.loop.feed import made_ahead
 
             updates = made_ahead(updates)
         with closing(updates):

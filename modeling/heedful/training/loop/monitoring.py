@@ -58,7 +58,7 @@ class RunLog:
         """Write what became of the updates since the last such line, begin a new window, and return a summary."""
         values = training_values(progress.window)
         if self.accelerator.device.type == "cuda":
-            from heedful.training.speed.throughput import device_values
+            from heedful.training.loop.throughput import device_values
 
             values |= device_values(self._network, progress.window, self.accelerator)
         values |= {"train/learning_rate": rate, "train/skipped_updates": progress.skipped_updates}

@@ -9,19 +9,19 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.cleaning import sample
-from heedful.data.encoding import EncodedPairs
-from heedful.data.micro_batches import collate
+from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.encoding import EncodedPairs
+from heedful.data.epochs.micro_batches import collate
 from heedful.data.sources import references_of
+from heedful.decoding.translation import Translator
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import affordable_metrics, score_translations
 from heedful.generation_heed import COMPILED_DEVICES
-from heedful.inference.translation import Translator
-from heedful.training.loop.engine import TrainingEngine
 from heedful.training.preparation import Corpus
 from heedful.training.processes.collectives import all_reduce, is_sharded
 from heedful.training.recipe import Recipe
+from heedful.training.updates.engine import TrainingEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,9 +18,9 @@ from accelerate.utils import (
 )
 
 from heedful import processor_heed
-from heedful.inference.host_memory import keep_freed_memory
-from heedful.inference.host_threads import share_cores
+from heedful.host import keep_freed_memory, share_cores
 from heedful.training.processes.collectives import Watch
+from heedful.training.processes.launch_checks import check_launch, check_processes
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import OptimizationRecipe, mistake
 
@@ -59,8 +59,6 @@ def make_accelerator(
     settings: OptimizationRecipe, trackers: Sequence[str] = (), folder: Path | None = None
 ) -> Accelerator:
     """Set up devices, processes, precision and Accelerate's trackers, which write into the folder."""
-    from heedful.training.launch.launch_checks import check_launch
-
     on_cpu = runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision in ("tf32", "fp16"):
         raise mistake("optimization.mixed_precision", "no or bf16 on the CPU", settings.mixed_precision)
@@ -86,7 +84,7 @@ def make_watch(accelerator: Accelerator, **settings: float) -> Watch:
     """Return the watch for as many processes as there are, with settings of `Heartbeat`."""
     if accelerator.num_processes == 1:
         return Watch()
-    from heedful.training.launch.heartbeat import Heartbeat
+    from heedful.training.processes.heartbeat import Heartbeat
 
     return Heartbeat(accelerator, **settings)
 
@@ -117,3 +115,13 @@ def kind_of_machine(accelerator: Accelerator) -> str:
 def hardware_in_words(accelerator: Accelerator) -> str:
     """Name what a run runs on, for its model card."""
     return f"{accelerator.num_processes} × {kind_of_machine(accelerator)}"
+
+
+def join_processes(device: str | None) -> Accelerator:
+    """Join the processes; each takes its own device: cpu, cuda, or with `None` a GPU where there is one."""
+    if device not in (None, "cpu", "cuda"):
+        must = "cpu or cuda where several processes run, each of which takes its own"
+        raise ValueError(f"`device` must be {must}, but is {device} instead.")
+    on_cpu = runs_on_cpu(device or "auto", name="device")
+    check_processes(on_cpu)
+    return Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])

@@ -26,7 +26,7 @@ from heedful.training.run_folder.progress import Progress
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from heedful.training.loop.engine import TrainingEngine
+    from heedful.training.updates.engine import TrainingEngine
 
 logger = logging.getLogger(__name__)
 

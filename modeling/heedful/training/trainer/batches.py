@@ -12,8 +12,8 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import has_length
 
 from heedful.configuration_base_heed import IGNORED_LABEL
-from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.micro_batches import assign, by_length, sorted_lengths
+from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.micro_batches import assign, by_length, sorted_lengths
 
 
 class EmptyBatch(list):

@@ -1,0 +1,260 @@
+"""Attention maps, as in the paper's appendix: which tokens a model looks at, as numbers with readable labels.
+
+Section 3.2.3 names the three kinds: in "cross" attention every target position looks at the source, in "encoder" and
+"decoder" self-attention at its own sequence.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from heedful.attention.recording import KINDS, HeadStates, Kind, check_number, record_weights, recorded_heads
+from heedful.configuration_base_heed import position_limit, special_token
+from heedful.data.labels import Words, shown_words, token_labels, token_words
+from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.translation import Translator
+from heedful.symbols_heed import trimmed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """Attention weights between labelled tokens.
+
+    The rows look: for "cross" and "decoder" they are the tokens that are *predicted* (row i holds the attention by
+    which target token i was chosen), for "encoder" the source's. The columns are looked at: the source's, or for
+    "decoder" those that the decoder was fed, <s> first.
+    """
+
+    source_tokens: list[str]  # labels of the columns
+    target_tokens: list[str]  # labels of the rows
+    weights: np.ndarray  # float32 (rows, columns); each row sums to 1
+    kind: Kind = "cross"
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionSteps:
+    """What one head computes for one pair, step by step (equation 1), as float32 arrays: softmax(QKᵀ/√d_k) V."""
+
+    attention: AttentionMap  # its weights, with the labels of rows and columns
+    query: np.ndarray  # (rows, d_k)
+    key: np.ndarray  # (columns, d_k)
+    value: np.ndarray  # (columns, d_v)
+    scores: np.ndarray  # q·k, or vᵀ tanh(q + k), of each (rows, columns); −∞ where a mask hides the column
+    scaling: float  # what scores are multiplied by before the softmax: 1/√d_k, or 1 in a model that does not scale
+
+    @property
+    def scaled(self) -> np.ndarray:
+        """The scaled scores (rows, columns), which the softmax turns into the weights."""
+        return self.scores * self.scaling
+
+    @property
+    def output(self) -> np.ndarray:
+        """The sums of the values (rows, d_v), weighted: what the head gives to the output projection."""
+        return self.attention.weights @ self.value
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMaps:
+    """The attention weights of one pair: every kind that was asked for, every layer and head."""
+
+    source_tokens: list[str]  # labels
+    target_tokens: list[str]  # the same, </s> included
+    fed_tokens: list[str]  # of the decoder, the start token first; target token i was chosen after fed token i
+    source_words: list[int | None]  # the number from 0 of each token's word; None of control tokens and spaces
+    target_words: list[int | None]
+    weights: dict[Kind, np.ndarray]  # float32 (layers, heads, rows, columns), rows and columns as in `AttentionMap`
+    # How many positions away a row may look, for the kinds that are restricted (section 4).
+    neighbourhoods: dict[Kind, int] = field(default_factory=dict)
+    source_shown: Words | None = None  # the words that pictures show in place of tokens
+    target_shown: Words | None = None
+    # What the heads of each layer compute on the way to their weights, of Heed's Transformer.
+    states: dict[Kind, list[HeadStates]] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds that are here."""
+        return list(self.weights)
+
+    def layers(self, kind: Kind) -> int:
+        """Return the number of layers with this kind of attention; a `ValueError` if the kind is not here."""
+        return len(self._of_kind(kind))
+
+    def heads(self, kind: Kind) -> int:
+        """Return the number of heads of each layer; a `ValueError` if the kind is not here."""
+        return self._of_kind(kind).shape[1]
+
+    def layer_number(self, kind: Kind, layer: int | None) -> int:
+        """Return the number from 0 of a layer, which may be counted from -1; None is the last, none a `ValueError`."""
+        layer = -1 if layer is None else layer
+        check_number("layer", layer, self.layers(kind))
+        return layer % self.layers(kind)
+
+    def map(self, kind: Kind = "cross", layer: int | None = -1, head: int | None = None) -> AttentionMap:
+        """Return the map of a layer, from 0 or from -1 for the last, and of a head, or the mean over all heads.
+
+        A `ValueError` says if there is no such kind, layer or head.
+        """
+        heads = self._of_kind(kind)[self.layer_number(kind, layer)]
+        if head is not None:
+            check_number("head", head, len(heads))
+        return self.labelled(heads.mean(axis=0) if head is None else heads[head], kind)
+
+    def scores(self, kind: Kind) -> np.ndarray:
+        """Return the unscaled scores of a Heed Transformer's kind, (layers, heads, rows, columns), −∞ where masked."""
+        return torch.stack([one.scores for one in self._states_of(kind)]).numpy()
+
+    def steps(self, kind: Kind = "cross", layer: int | None = -1, head: int = 0) -> AttentionSteps:
+        """Return what one head computes step by step; arguments are those of `map`, errors also those of `scores`."""
+        attention = self.map(kind, layer, head)
+        *parts, scaling = self._states_of(kind)[self.layer_number(kind, layer)]
+        query, key, value, scores = (part[head].numpy() for part in parts)
+        return AttentionSteps(attention, query, key, value, scores, scaling)
+
+    def labelled(self, weights: np.ndarray, kind: Kind) -> AttentionMap:
+        """Return weights (rows, columns) with the labels of a kind."""
+        rows = self.source_tokens if kind == "encoder" else self.target_tokens
+        columns = self.fed_tokens if kind == "decoder" else self.source_tokens
+        return AttentionMap(columns, rows, weights, kind)
+
+    def shown(self, kind: Kind) -> tuple[Words, Words]:
+        """Return the words in which pictures show the rows and the columns of a kind."""
+        source = self.source_shown or Words(self.source_tokens, list(range(len(self.source_tokens))))
+        target = self.target_shown or Words(self.target_tokens, list(range(len(self.target_tokens))))
+        if kind != "decoder":
+            return source if kind == "encoder" else target, source
+        of_tokens = [0, *(number + 1 for number in target.of_tokens[:-1])]
+        return target, Words([self.fed_tokens[0], *target.labels[: of_tokens[-1]]], of_tokens)
+
+    def _states_of(self, kind: Kind) -> list[HeadStates]:
+        self._of_kind(kind)
+        if kind not in self.states:
+            must = "be a Heed Transformer, loaded after `import heedful`, to show its scores"
+            but = "is another model, or has relative positions (shaw or t5) or shared layers"
+            raise ValueError(f"The model must {must}, but {but} instead.")
+        return self.states[kind]
+
+    def _of_kind(self, kind: Kind) -> np.ndarray:
+        if kind not in self.weights:
+            raise ValueError(f"`kind` must be one of {', '.join(self.weights)}, but is {kind!r} instead.")
+        return self.weights[kind]
+
+
+def attention_maps(
+    model: "PreTrainedModel | Translator",
+    tokenizers: TokenizerPair,
+    source: str,
+    target: str | None = None,
+    *,
+    kinds: Collection[Kind] | None = None,
+    target_language: str | None = None,
+    layer: int | None = None,
+) -> AttentionMaps:
+    """Compute the attention of every head for one pair, in every layer or in one.
+
+    Args:
+        model: Heed's Transformer or recurrent model, another encoder-decoder of transformers, or what translates with
+            one, such as a `Translator`. It may use any attention function, or be prepared for inference.
+        tokenizers: Its tokenizers.
+        source: A sentence.
+        target: A translation to follow (teacher forcing); None takes the model's own.
+        kinds: Which of "cross", "encoder" and "decoder"; None takes those that the model has.
+        target_language: Language to translate into, where the tokenizers know several.
+        layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
+
+    Raises:
+        ValueError: If the source is empty, the model has no attention or none of these kinds, or a sentence is longer
+            than the model's learned positions.
+    """
+    if not trimmed(source):
+        raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
+    plain = plain_model(model)
+    source_ids = tokenizers.encode_source([source], target_language)[0]
+    if target is not None:
+        target_ids: Sequence[int] = tokenizers.encode_target([trimmed(target)])[0]
+    else:
+        translator = model if isinstance(model, Translator) else Translator(plain, tokenizers)
+        found = translator.translate_lines([source], split=False, target_language=target_language)
+        target_ids = next(found)[0].token_ids
+    return attention_maps_of_ids(plain, tokenizers, source_ids, target_ids, kinds, layer)
+
+
+def attention_maps_of_ids(
+    model: "PreTrainedModel | Translator",
+    tokenizers: TokenizerPair,
+    source_ids: Sequence[int],
+    target_ids: Sequence[int],
+    kinds: Collection[Kind] | None = None,
+    layer: int | None = None,
+) -> AttentionMaps:
+    """Compute the attention of every layer, or of one, for token ids, as `attention_maps` does.
+
+    They are those of `TokenizerPair.encode_source`, language tag included, and of `encode_target`, without <s>.
+    """
+    plain = plain_model(model)
+    for kind in {*(kinds or ())} - {*KINDS}:
+        raise ValueError(f"`kind` must be cross, encoder or decoder, but is {kind!r} instead.")
+    asked = [kind for kind in KINDS if kinds is None or kind in kinds]
+    if not asked:
+        raise ValueError("`kinds` must name at least one of cross, encoder and decoder, but is empty instead.")
+    limit = position_limit(plain.config)
+    for name, length in {"source": len(source_ids), "target": len(target_ids)}.items():
+        if not length:
+            raise ValueError(f"The {name} must have at least one token, but has none.")
+        if limit is not None and length > limit:
+            must = f"The {name} must have at most {limit} tokens, the model's number of positions"
+            raise ValueError(f"{must}, but has {length} instead.")
+    if getattr(plain.config, "attention", None) == "none":
+        raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
+    fed_ids = [special_token(plain, "decoder_start_token_id"), *target_ids[:-1]]
+    with recorded_heads(plain, asked, layer) as states:
+        found = record_weights(plain, source_ids, fed_ids, asked, layer)
+    if not found and len(asked) == len(KINDS):
+        raise ValueError("`model` must give its attention weights, but gives none.")
+    for kind in kinds or ():
+        if kind not in found:
+            hint = f"a {type(plain).__name__} of this config gives no {kind} attention."
+            raise ValueError(f"`kind` must be one that the model has, but is {kind!r} instead: {hint}")
+    radii = {kind: getattr(plain.config, f"{kind}_neighbourhood", None) for kind in KINDS}
+    return AttentionMaps(
+        source_tokens=token_labels(tokenizers.source, source_ids),
+        target_tokens=token_labels(tokenizers.target, target_ids),
+        fed_tokens=token_labels(tokenizers.target, fed_ids),
+        source_words=token_words(tokenizers.source, source_ids),
+        target_words=token_words(tokenizers.target, target_ids),
+        weights={kind: torch.stack(found[kind]).numpy() for kind in KINDS if kind in found},
+        neighbourhoods={kind: radius for kind, radius in radii.items() if radius is not None},
+        source_shown=shown_words(tokenizers.source, source_ids),
+        target_shown=shown_words(tokenizers.target, target_ids),
+        states=states,
+    )
+
+
+def attention_map(
+    model: "PreTrainedModel | Translator",
+    tokenizers: TokenizerPair,
+    source: str,
+    target: str | None = None,
+    layer: int = -1,
+    head: int | None = None,
+    kind: Kind = "cross",
+) -> AttentionMap:
+    """Compute the attention of one layer for one sentence, and of no other.
+
+    Arguments and errors are those of `attention_maps`, also for several target languages, and of `AttentionMaps.map`.
+    """
+    return attention_maps(model, tokenizers, source, target, kinds=[kind], layer=layer).map(kind, head=head)
+
+
+def plain_model(model: Any) -> Any:
+    """Return a model of transformers, also the one behind what translates with it."""
+    model = model if isinstance(model, torch.nn.Module) else getattr(model, "model", None)
+    if not isinstance(model, torch.nn.Module):
+        must = "The model must be one of transformers to be looked into"
+        raise ValueError(f"{must}, but was exported for another engine instead.")
+    return model

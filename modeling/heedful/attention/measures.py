@@ -1,0 +1,264 @@
+"""Attention in numbers: rollout, entropy, alignments and their error rate, and one head step by step."""
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from heedful.attention.maps import AttentionMap, AttentionMaps, AttentionSteps, Kind
+from heedful.data.labels import Words
+from heedful.files import read_lines
+
+Link = tuple[int, int]  # source word, target word, from 0
+LINK = re.compile(r"(\d+)([-?p])(\d+)")
+ERROR_LINE = "AER {error_rate:.4f}  precision {precision:.4f}  recall {recall:.4f}  links {links}"
+
+
+class View(NamedTuple):
+    """Which map of a pair is chosen."""
+
+    kind: Kind = "cross"
+    layer: int | None = None  # None is the last, of rollout all
+    head: int | None = None  # None is the mean over all heads
+    rollout: bool = False
+
+    def map_of(self, maps: AttentionMaps) -> AttentionMap:
+        """Return the chosen map of a pair."""
+        if self.rollout:
+            return attention_rollout(maps, self.kind, self.layer)
+        return maps.map(self.kind, self.layer, self.head)
+
+    def title_of(self, maps: AttentionMaps) -> str:
+        """Return which kind, layer and head it is."""
+        last, number = maps.layers(self.kind) - 1, maps.layer_number(self.kind, self.layer)
+        layer = f"layer {number}" + (" (the last)" if number == last else f" of 0 to {last}")
+        if self.rollout:
+            return f"rollout of {self.kind} attention, {layer}"
+        head = f"mean of {maps.heads(self.kind)} heads" if self.head is None else f"head {self.head}"
+        return f"{self.kind} attention, {layer}, {head}"
+
+
+class Entropy(NamedTuple):
+    """How widely heads look around: float arrays (layers, heads)."""
+
+    nats: np.ndarray  # −Σ a·ln a of each row, averaged over the rows
+    # Each row's entropy divided by ln n, where n is the number of positions that it may look at, averaged over the
+    # rows with n > 1: 0 looks at one position, 1 at all alike.
+    share: np.ndarray
+
+
+class AlignmentErrors(NamedTuple):
+    """How found links A compare with given ones, the sure S and the possible P ⊇ S (Och and Ney, 2003)."""
+
+    error_rate: float  # AER, 1 − (|A∩S| + |A∩P|) / (|A| + |S|); 0 is best
+    precision: float  # |A∩P| / |A|
+    recall: float  # |A∩S| / |S|
+    links: int  # |A|
+
+
+class GoldAlignment(NamedTuple):
+    """The given links of one sentence pair."""
+
+    sure: frozenset[Link]  # S
+    possible: frozenset[Link]  # P, which contains S
+
+
+def attention_rollout(maps: AttentionMaps, kind: Kind = "cross", layer: int | None = None) -> AttentionMap:
+    """Follow attention through the layers down to the tokens (Abnar and Zuidema, 2020).
+
+    Ā_l are the weights of layer l averaged over its heads. Half of a layer's output comes through its residual
+    connection: Ã_l = 0.5·Ā_l + 0.5·I. Rollout is R = Ã_L · … · Ã_2 · Ã_1, for "encoder" and "decoder". For "cross" the
+    weights of one layer, by default of the last, are followed through the encoder to the source tokens: C̄_layer ·
+    R_encoder; of the other kinds `layer` is where to stop. Every row sums to 1. A `ValueError` says if there is no
+    such kind or layer, or for "cross" if the encoder has no self-attention.
+    """
+    number = maps.layer_number(kind, layer)
+    if kind != "cross":
+        return maps.labelled(_rolled(maps.weights[kind][: number + 1]), kind)
+    if "encoder" not in maps.weights:
+        raise ValueError("Rollout to the source must have the encoder's self-attention, but there is none here.")
+    across = maps.weights["cross"][number].mean(axis=0)
+    return maps.labelled(across @ _rolled(maps.weights["encoder"]), kind)
+
+
+def _rolled(layers: np.ndarray) -> np.ndarray:
+    product = np.eye(layers.shape[-1], dtype=layers.dtype)
+    for heads in layers:
+        product = (0.5 * heads.mean(axis=0) + 0.5 * np.eye(len(product), dtype=layers.dtype)) @ product
+    return product
+
+
+def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
+    """Measure how widely each head looks around; a `ValueError` says if there is no such kind.
+
+    Row i of the decoder may look at i + 1 positions, every other row at all; restricted self-attention looks only at
+    its neighbourhood.
+    """
+    maps.layers(kind)  # raises if the kind is not there
+    weights = maps.weights[kind].astype(np.float64)
+    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+    nats = np.abs((weights * logs).sum(axis=-1))  # (layers, heads, rows); -0.0 is no entropy
+    rows, columns = weights.shape[-2:]
+    distance = np.arange(rows)[:, None] - np.arange(columns)
+    is_seen = (distance >= 0) | (kind != "decoder")
+    if kind in maps.neighbourhoods:
+        is_seen &= np.abs(distance) <= maps.neighbourhoods[kind]
+    seen = is_seen.sum(axis=1)  # positions that each row may look at
+    choosing = seen > 1
+    shares = nats[..., choosing] / np.log(seen[choosing])
+    return Entropy(nats.mean(axis=-1), shares.mean(axis=-1) if choosing.any() else np.zeros(nats.shape[:2]))
+
+
+def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -> list[Link]:
+    """Link each target word with the source word it looks at most: (source word, target word), sorted by target.
+
+    A map or rollout of cross-attention is read, by default the last layer's mean over heads; one of another kind is a
+    `ValueError`. The weights of a source word's tokens are added, and so are those of a target word's; tokens that
+    belong to no word, such as </s>, are left out. Among equal words the first is taken.
+    """
+    attention = maps.map("cross") if attention is None else attention
+    if attention.kind != "cross":
+        raise ValueError(f"An alignment must be read from cross attention, but is from {attention.kind} instead.")
+    columns, rows = _membership(maps.source_words), _membership(maps.target_words)
+    if not columns.any():
+        return []
+    by_words = rows.T @ attention.weights @ columns  # (target words, source words), each row times its tokens
+    return [(int(column), row) for row, column in enumerate(by_words.argmax(axis=1)) if rows[:, row].any()]
+
+
+def word_attention(maps: AttentionMaps, attention: AttentionMap | None = None) -> AttentionMap:
+    """Turn attention between tokens into attention between words, as pictures show it.
+
+    What is turned is a map or rollout, by default the last layer's mean over heads of cross-attention. The weights of
+    a looked-at word's tokens are added, and the rows of a looking word's tokens are averaged, so that every row still
+    sums to 1. White space separates words; </s> and other control tokens stand for themselves, and so does each token
+    of a script without spaces, such as Chinese or Japanese.
+    """
+    attention = maps.map("cross") if attention is None else attention
+    rows, columns = maps.shown(attention.kind)
+    return AttentionMap(columns.labels, rows.labels, between_words(attention.weights, rows, columns), attention.kind)
+
+
+def between_words(weights: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
+    """Average the rows and add the columns of the tokens of each word, of weights (…, rows, columns)."""
+    looking = _membership(rows.of_tokens)
+    return (looking / looking.sum(axis=0)).T @ weights @ _membership(columns.of_tokens)
+
+
+def scores_between_words(scores: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
+    """Average scores (…, rows, columns) over the tokens of each word, without those that are masked: −∞ if all are."""
+    looking, seen = _membership(rows.of_tokens).T, _membership(columns.of_tokens)
+    is_finite = np.isfinite(scores)
+    counts = looking @ is_finite.astype(np.float32) @ seen
+    sums = looking @ np.where(is_finite, scores, 0) @ seen
+    return np.where(counts > 0, sums / counts.clip(min=1), -np.inf).astype(np.float32)
+
+
+def _membership(words: Sequence[int | None]) -> np.ndarray:
+    """Return (tokens, words), 1 where a token belongs to a word."""
+    numbers = np.array([-1 if word is None else word for word in words])
+    return (numbers[:, None] == np.arange(numbers.max(initial=-1) + 1)).astype(np.float32)
+
+
+def write_links(links: Iterable[Link]) -> str:
+    """Write links in Pharaoh's format: `0-0 1-2`, source before target, sorted."""
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
+def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
+    """Read given alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, from 0."""
+    found = []
+    for number, line in enumerate(read_lines(path, "gold"), start=1):
+        sure, possible = set(), set()
+        for word in line.split():
+            match = LINK.fullmatch(word)
+            if match is None:
+                where = f"in line {number} of {path}"
+                raise ValueError(f"A link must be written as 0-1, 0?1 or 0p1, but is {word!r} instead, {where}.")
+            link = int(match[1]), int(match[3])
+            possible.add(link)
+            if match[2] == "-":
+                sure.add(link)
+        found.append(GoldAlignment(frozenset(sure), frozenset(possible)))
+    return found
+
+
+def gold_alignments_of(path: Path, pairs: Sequence[tuple[str, str | None]]) -> list[GoldAlignment]:
+    """Read the given alignments of pairs; links of missing words belong to other pairs, or count from 1."""
+    gold = read_gold_alignments(path)
+    if len(gold) != len(pairs):
+        raise ValueError(f"`--gold` must have {len(pairs)} lines, one for each pair, but has {len(gold)} instead.")
+    for line, (given, texts) in enumerate(zip(gold, pairs, strict=True), start=1):
+        sizes = [len(text.split()) for text in texts if text is not None]
+        for link in sorted(given.possible):
+            if any(word >= size for word, size in zip(link, sizes, strict=False)):
+                found = f"links {link[0]}-{link[1]} of {' and '.join(map(str, sizes))} words instead"
+                must = "`--gold` must link words of the pair, counted from 0"
+                raise ValueError(f"{must}, but {found}, in line {line} of {path}.")
+    return gold
+
+
+def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]) -> AlignmentErrors:
+    """Compare the links of sentences with given ones, over all together; none, or others, are a `ValueError`."""
+    if len(found) != len(gold):
+        must = f"`gold` must have {len(found)} sentences, as many as were aligned"
+        raise ValueError(f"{must}, but has {len(gold)} instead.")
+    links = sure = sure_found = possible_found = 0
+    for own, given in zip(map(set, found), gold, strict=True):
+        links += len(own)
+        sure += len(given.sure)
+        sure_found += len(own & given.sure)
+        possible_found += len(own & (given.possible | given.sure))
+    if links + sure == 0:
+        raise ValueError("`gold` must have links to compare with, but neither it nor the alignments have any.")
+    return AlignmentErrors(
+        1 - (sure_found + possible_found) / (links + sure),
+        possible_found / links if links else 0.0,
+        sure_found / sure if sure else 0.0,
+        links,
+    )
+
+
+def entropy_lines(entropy: Entropy) -> Iterator[str]:
+    """Write entropies as a table: a row for each layer, a column for each head."""
+    yield f"{'nats (share of log n)':<23}" + _cells(f"head {head}" for head in range(entropy.nats.shape[1]))
+    for layer, rows in enumerate(zip(entropy.nats, entropy.share, strict=True)):
+        yield f"layer {layer:<17}" + _cells(f"{nats:.2f} ({share:4.0%})" for nats, share in zip(*rows, strict=True))
+
+
+def _cells(texts: Iterable[str]) -> str:
+    return "".join(f"{text:<15}" for text in texts).rstrip()
+
+
+def steps_lines(steps: AttentionSteps) -> Iterator[str]:
+    """Write equation 1 with its numbers and shapes, rows and columns labelled by their tokens."""
+    rows, columns, weights = steps.attention.target_tokens, steps.attention.source_tokens, steps.attention.weights
+    d_k, shape = steps.key.shape[1], weights.shape
+    yield f"Q {steps.query.shape}: a query for each row; K {steps.key.shape} and V {steps.value.shape}: columns"
+    yield f"\n1. Scores q·k, Q Kᵀ {shape}; −∞ where a later token is masked"
+    yield from _table(rows, columns, steps.scores, 2)
+    divisor = f"√d_k = √{d_k} = {math.sqrt(d_k):.3f}" if steps.scaling != 1 else "1: this model does not scale"
+    yield f"\n2. Scores divided by {divisor}"
+    yield from _table(rows, columns, steps.scaled, 2)
+    yield "\n3. Weights, the softmax of each row: their sum is 1"
+    yield from _table(rows, [*columns, "sum"], np.c_[weights, weights.sum(axis=1)], 3)
+    yield f"\n4. Output, the sum of the values by these weights {steps.output.shape}: the norm of each row"
+    yield from _table(rows, ["norm"], np.linalg.norm(steps.output, axis=1, keepdims=True), 3)
+
+
+def _table(rows: Sequence[str], columns: Sequence[str], numbers: np.ndarray, digits: int) -> Iterator[str]:
+    """Yield the lines of a table, in which Korean and Chinese letters are two places wide, as in a terminal."""
+    cells = [[f"{one:.{digits}f}".replace("-inf", "−∞") for one in row] for row in numbers]
+    lines = [["", *columns], *([label, *row] for label, row in zip(rows, cells, strict=True))]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    for label, *others in lines:
+        padded = (" " * (2 + width - _width(cell)) + cell for cell, width in zip(others, widths[1:], strict=True))
+        yield f"{label}{' ' * (widths[0] - _width(label))}{''.join(padded)}"
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

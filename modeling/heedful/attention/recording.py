@@ -1,0 +1,237 @@
+"""The attention of one forward pass, its weights and what they are made of, and the gates of recurrent cells.
+
+Of attention only what is asked for is computed: for the encoder's weights no decoder is run, and the weights of other
+layers of a Heed model are dropped as soon as their layer has used them.
+"""
+
+import inspect
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+
+from heedful.attention_heed import HeedAttention
+from heedful.cells_heed import Cell, GRUCell, LSTMCell, no_state
+from heedful.configuration_base_heed import HEED_TYPES
+from heedful.configuration_heed import RELATIVE_ENCODINGS
+from heedful.decoding.engines import evaluation_mode
+from heedful.decoding.search_settings import device_of
+from heedful.modeling_heed import HeedPreTrainedModel
+
+Kind = Literal["cross", "encoder", "decoder"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SUM_ROUNDING = 0.02  # of a row's weights in bfloat16
+# Names of the attentions in a layer of Heed's encoder and decoder.
+ATTENTIONS: dict[str, dict[Kind, str]] = {
+    "encoder": {"encoder": "self_attn"},
+    "decoder": {"decoder": "self_attn", "cross": "cross_attn"},
+}
+
+
+class HeadStates(NamedTuple):
+    """What the heads of one layer compute on the way to their weights (section 3.2.1), in float32 on the CPU.
+
+    Heads that share keys and values each have their own copy of them.
+    """
+
+    query: torch.Tensor  # (heads, rows, d_k), turned by its position where positions are rotary
+    key: torch.Tensor  # (heads, columns, d_k), the same
+    value: torch.Tensor  # (heads, columns, d_v)
+    scores: torch.Tensor  # q·k, or vᵀ tanh(q + k), of each (heads, rows, columns); −∞ where a mask hides the column
+    scaling: float  # what scores are multiplied by before the softmax: 1/√d_k, or 1
+
+
+def record_weights(
+    model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None = None
+) -> dict[Kind, list[torch.Tensor]]:
+    """Return for each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
+
+    `layer`, from 0, or from -1 for the last, is the only one to return. The model computes in evaluation mode, and
+    with the attention function `eager` if its own returns no weights. Weights of windows, blocks or several streams,
+    which are no such matrix, are a `ValueError`.
+    """
+    with evaluation_mode(model), torch.no_grad():
+        found = _checked_run(model, source_ids, fed_ids, kinds, layer)
+        if len(found) < len(kinds) and getattr(model.config, "_attn_implementation", None) not in (None, "eager"):
+            with _eager(model):
+                found = _checked_run(model, source_ids, fed_ids, kinds, layer)
+    return found
+
+
+@contextmanager
+def recorded_heads(
+    model: Any, kinds: Collection[Kind], layer: int | None = None
+) -> Iterator[dict[Kind, list[HeadStates]]]:
+    """Yield what the heads compute while a Heed Transformer runs on one pair: of each kind its layers, or the one.
+
+    A run such as `record_weights`'s fills it, but not of other models, relative positions or shared layers.
+    """
+    found: dict[Kind, list[HeadStates]] = {}
+    is_relative = getattr(model.config, "position_encoding", None) in RELATIVE_ENCODINGS
+    with ExitStack() as hooks:
+        for kind, module, is_asked in _attentions(model, kinds, layer) if not is_relative else ():
+            if is_asked:
+                keep = partial(_keep_heads, found.setdefault(kind, []))
+                hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+        yield found
+
+
+def record_gates(
+    model: Any, source_ids: Sequence[int], fed_ids: Sequence[int] = ()
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return how far the gates of a recurrent model's cells open at each token of a source, and of a target.
+
+    The model computes in evaluation mode, on its own road: what is recorded is what its states were made of. Without
+    `fed_ids`, which the decoder reads, the start token first, only the encoder runs. Cells without gates are a
+    `ValueError`.
+
+    By the name of a cell, such as `encoder.layers.0.first_cell` or `decoder.layers.0`, the result has its gates by
+    their names: `forget`, `input` and `output` of an LSTM, `reset` and `update` of a GRU, from 0, closed, to 1, open,
+    and the `candidate` of both, from -1 to 1; each `(length, hidden_size)` in float32 on the CPU, in the order of the
+    tokens, also where a cell reads them from their end. A bidirectional layer has two cells of half the width.
+    """
+    cell = getattr(model.config, "cell", "none")
+    if cell not in ("lstm", "gru"):
+        raise ValueError(f"`cell` must be lstm or gru, whose gates can be recorded, but is {cell} instead.")
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    found: dict[str, list[dict[str, torch.Tensor]]] = {}
+    with evaluation_mode(model), torch.no_grad(), ExitStack() as hooks:
+        for side, stack in {"encoder": encoder, "decoder": decoder}.items():
+            for name, part in stack.named_modules():
+                if isinstance(part, Cell):
+                    kept = found.setdefault(f"{side}.{name}", [])
+                    hooks.enter_context(part.register_forward_hook(partial(_keep_gates, kept), with_kwargs=True))
+        source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
+        encoded = encoder(input_ids=source, return_dict=True)
+        if fed_ids:
+            model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False)
+    return {
+        cell: {name: torch.cat([one[name] for one in calls]).float().cpu() for name in calls[0]}
+        for cell, calls in found.items()
+        if calls
+    }
+
+
+def _keep_gates(
+    kept: list[dict[str, torch.Tensor]], cell: LSTMCell | GRUCell, given: tuple, named: dict[str, Any], result: tuple
+) -> None:
+    """Compute the gates of a cell's call, of one token or of all, from what it was given."""
+    bound = inspect.signature(cell.forward).bind(*given, **named)
+    bound.apply_defaults()
+    inputs, is_reversed = bound.arguments["inputs"], bound.arguments["is_reversed"]
+    before = (bound.arguments["state"] or no_state(cell, inputs))[0]
+    if inputs.dim() > 2:  # the state before a token is the one behind what was read before it
+        outputs, first = result[0], before[:, None]
+        before = torch.cat([outputs[:, 1:], first] if is_reversed else [first, outputs[:, :-1]], dim=1)
+    gates = cell.gates(cell.read(inputs), before)
+    kept.append({name: gate.flatten(0, -2) for name, gate in gates.items()})  # of one sequence: (length, hidden)
+
+
+def check_number(field: str, number: int, count: int) -> None:
+    """Raise a `ValueError` if there is no `layer`, which may be counted from the end, or `head` of that number."""
+    least = -count if field == "layer" else 0
+    if not least <= number < count:
+        raise ValueError(f"`{field}` must be between {least} and {count - 1}, but is {number} instead.")
+
+
+def _checked_run(
+    model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None
+) -> dict[Kind, list[torch.Tensor]]:
+    """Return what `_run` does; weights that are no matrix of all tokens, with rows that sum to 1, are an error."""
+    found = _run(model, source_ids, fed_ids, kinds, layer)
+    runs = [(found, len(source_ids), len(fed_ids))]
+    if model.config.model_type not in HEED_TYPES:  # a window, as of LED, may by chance be as wide as a source is long
+        source_ids, fed_ids = (ids[:-1] or [*ids] * 2 for ids in (source_ids, fed_ids))
+        runs.append((_run(model, source_ids, fed_ids, [*found], layer), len(source_ids), len(fed_ids)))
+    for weights_of, source, fed in runs:
+        sizes: dict[Kind, tuple[int, int]] = {"cross": (fed, source), "encoder": (source,) * 2, "decoder": (fed,) * 2}
+        for kind, weights in ((kind, weights) for kind, layers in weights_of.items() for weights in layers):
+            shape = tuple(weights.shape[1:]) if isinstance(weights, torch.Tensor) else type(weights).__name__
+            sums = weights.sum(-1).aminmax() if shape == sizes[kind] else ()
+            if not sums or not all(abs(each - 1) < SUM_ROUNDING for each in sums):
+                must = f"be of {sizes[kind]} tokens, with rows that sum to 1, to be shown"
+                but = f"sum to {sums[0]:.2f} and {sums[1]:.2f}" if sums else f"are of {shape}"
+                hint = "it looks by windows, blocks or several streams. `kinds` asks for other attention"
+                whose = f"The {kind} attention weights of a {type(model).__name__}"
+                raise ValueError(f"{whose} must {must}, but {but} instead: {hint}.")
+    return found
+
+
+def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None) -> dict[Kind, list[torch.Tensor]]:
+    asked = {"output_attentions": True, "return_dict": True}
+    source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
+    with ExitStack() as hooks:
+        for _, module, is_asked in _attentions(model, kinds, layer):
+            if not is_asked:  # drops its weights, which are large, before transformers' own hook keeps them
+                hooks.enter_context(module.register_forward_hook(_without_weights, prepend=True))
+        encoded = model.get_encoder()(input_ids=source, **(asked if "encoder" in kinds else {"return_dict": True}))
+        weights: dict[Kind, Any] = {"encoder": encoded.get("attentions")} if "encoder" in kinds else {}
+        if {*kinds} - {"encoder"}:
+            outputs = model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False, **asked)
+            weights |= {kind: outputs.get(f"{kind}_attentions") for kind in kinds if kind != "encoder"}
+    found: dict[Kind, list[torch.Tensor]] = {}
+    for kind, tensors in weights.items():
+        given = [each for each in tensors or () if each is not None]
+        layers = [each[0].float().cpu() if isinstance(each, torch.Tensor) else each for each in given]
+        if layers and layer is not None and not _has_own_layers(model):  # else the others are dropped already
+            check_number("layer", layer, len(layers))
+            layers = [layers[layer]]
+        if layers:
+            found[kind] = layers
+    return found
+
+
+def _attentions(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[tuple[Kind, HeedAttention, bool]]:
+    """Yield kind and module of each attention in the stacks of a Heed Transformer, and whether it is asked for."""
+    for stack, names in ATTENTIONS.items():
+        if not _has_own_layers(model) or names.keys().isdisjoint(kinds):
+            continue
+        layers = getattr(model, f"get_{stack}")().layers
+        if layer is not None:
+            check_number("layer", layer, len(layers))
+        for number, part in enumerate(layers):
+            for kind, name in names.items():
+                yield kind, getattr(part, name), kind in kinds and layer in (None, number, number - len(layers))
+
+
+def _has_own_layers(model: Any) -> bool:
+    """Return whether a model is a Heed Transformer whose layers share no module."""
+    return isinstance(model, HeedPreTrainedModel) and not model.config.share_layers
+
+
+def _keep_heads(
+    found: list[HeadStates], module: HeedAttention, arguments: tuple, options: dict[str, Any], _: Any
+) -> None:
+    """Keep what an attention made of its arguments, those of `HeedAttention.forward`, for a batch of one."""
+    states, mask, source = (*arguments, None)[:3]
+    if source is None:
+        query, key, value = module.project_own(states, None, options["positions"], None)
+    else:
+        query = module.split_heads(module.q_proj(states), module.d_k)
+        key, value = module.project_source(source, None, None)
+    key, value = (part.repeat_interleave(module.num_key_value_groups, dim=1) for part in (key, value))
+    additive = module.additive_score
+    scores = query @ key.transpose(2, 3) if additive is None else additive(query, key)  # (1, heads, rows, columns)
+    if mask is not None:  # 0 where a column is seen, else the smallest number there is
+        scores = scores.masked_fill(mask < 0, -torch.inf)
+    query, key, value, scores = (part[0].float().cpu() for part in (query, key, value, scores))
+    found.append(HeadStates(query, key, value, scores, module.scaling))
+
+
+def _without_weights(module: torch.nn.Module, arguments: tuple, outputs: tuple) -> tuple:
+    return outputs[0], None
+
+
+@contextmanager
+def _eager(model: Any) -> Iterator[None]:
+    """Use the attention function that returns weights, and the former ones afterwards."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    former = [(config, config._attn_implementation) for config in configs.values()]
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        for config, name in former:  # the whole model's first, because it sets those of its parts too
+            config._attn_implementation = name

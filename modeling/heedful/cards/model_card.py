@@ -1,0 +1,257 @@
+"""The model card: what a published model is, where it came from and how well it does.
+
+A card of a run is rendered from `model_card_template.md`; `model_card.md` at the top of the repository is that of the
+quickstart's model. Every number comes from `CardFacts`; nothing is left to be filled in by hand. Fine-tuned and
+converted models have templates of their own.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from huggingface_hub import EvalResult, ModelCardData
+
+from heedful.data.languages import LANGUAGE_CODE
+from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.loading import HUB_ID
+from heedful.evaluation.error_rates import ERROR_RATES
+from heedful.files import duration, first_line, private, write_text
+from heedful.training.publication import is_translation
+from heedful.training.run_folder.folder import leaves
+
+TEMPLATES = Path(__file__).parent
+CARD_FILE = "README.md"
+REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
+METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "chrf++": "chrF++", "ter": "TER", "exact_match": "Exact match"}
+METRIC_NAMES |= {name: name.replace("_", " ").capitalize() for name in ERROR_RATES}
+NO_CODE = {ord("`"): "'", ord("|"): "\\|"}  # what would end code, or the cell of a table that it is in
+OTHER_TASK = "text-generation"  # by which the Hub files what makes text of text and is no translation
+HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
+# The identifiers that the Hub knows; any other license is published as "other" with its name.
+_LICENSE_WORDS = """
+afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
+bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0
+cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0
+cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0
+creativeml-openrail-m ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 gfdl gpl gpl-2.0 gpl-3.0 isc lgpl lgpl-2.1
+lgpl-3.0 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openrail openrail++ osl-3.0 pddl postgresql unknown
+unlicense wtfpl zlib
+"""
+HUB_LICENSES = frozenset(_LICENSE_WORDS.split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """What the card of a trained or fine-tuned model says; an empty or impossible value is refused by name."""
+
+    name: str  # such as "heed-small-ko-en"
+    source_language: str  # a code, such as "ko"
+    target_language: str
+    license: str  # SPDX or Hub identifier, such as "apache-2.0"
+    datasets: Sequence[str]  # each as the recipe names it: a Hub id, a file, "builtin:train:100000"
+    parameters: int  # shared ones counted once
+    architecture: str  # a sentence or paragraph
+    vocabulary: str  # such as "8,000 byte-level BPE pieces for both languages"
+    scores: Mapping[str, Mapping[str, Any]]  # what `score_translations` gave, per name of a test set
+    versions: Mapping[str, str]  # per package; of `REQUIRED_VERSIONS` at least
+    run: Mapping[str, Any] | None = None  # that trained the model: what `facts_of` says of it
+    base_model: str | None = None  # what fine-tuning began with: an id on the Hub, or a folder; `None` is nothing
+    task: str | None = None  # of a model that does not translate, such as "answering questions"
+
+    @property
+    def is_translation(self) -> bool:
+        """Whether the model goes from a natural language into another one."""
+        return self.task is None and is_translation(self.source_language, self.target_language)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that are measured on any test set."""
+        return [name for name in METRIC_NAMES if any(name in scores for scores in self.scores.values())]
+
+    @property
+    def base_on_the_hub(self) -> str | None:
+        """The base model, if it is an id on the Hub and no folder here."""
+        name = self.base_model or ""
+        return name if HUB_ID.fullmatch(name) and not Path(name).exists() else None
+
+    def __post_init__(self):
+        """Check every field."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            may_be_empty = field.default is None or (field.name == "scores" and self.run is None)
+            if value == "" or (not may_be_empty and value in (None, (), [], {})):
+                raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
+        for name in ("source_language", "target_language"):
+            code = getattr(self, name)
+            if not LANGUAGE_CODE.fullmatch(code):
+                raise ValueError(f"`{name}` must be a language's code such as ko, but is {code!r} instead.")
+        for test_set, scores in self.scores.items():
+            try:
+                [f"{scores['count']:,}", *(_score(scores, metric) for metric in METRIC_NAMES)]
+            except (LookupError, TypeError, ValueError) as error:
+                must = "must have `count`, and numbers as `heedful evaluate --json` prints them, but has not"
+                raise ValueError(f"`scores[{test_set!r}]` {must}: {first_line(error)}.") from None
+        if self.run is None and not self.task and not self.is_translation:
+            but = f"but are {self.source_language} and {self.target_language} instead"
+            task = "for what is no translation, `task` must say what the model does"
+            raise ValueError(f"`source_language` and `target_language` must be two languages, {but}; {task}.")
+
+
+def write_model_card(folder: str | Path, facts: CardFacts) -> Path:
+    """Write a model's card, README.md, into its folder, and return its path."""
+    path = Path(folder) / CARD_FILE
+    write_text(path, render_model_card(facts))
+    return path
+
+
+def render_model_card(facts: CardFacts) -> str:
+    """Return the card of a trained or fine-tuned model: metadata between two lines of ---, then Markdown."""
+    template = "finetuned_card_template.md" if facts.run is None else "model_card_template.md"
+    metric_names = {name: METRIC_NAMES[name] for name in facts.metrics}
+    return render(template, card_metadata(facts), facts=facts, run=facts.run, metric_names=metric_names)
+
+
+def facts_of_model(model: Any, tokenizers: TokenizerPair, tokens: Sequence[str], **facts: Any) -> CardFacts:
+    """Return facts with those that a model and its tokenizers tell; `tokens` is what to call those of each side."""
+    source, target = (f"{len(each):,}" for each in (tokenizers.source, tokenizers.target))
+    vocabulary = f"{source} {tokens[0]} for both sides"
+    if not tokenizers.is_joint:
+        target += "" if tokens[0] == tokens[1] else f" {tokens[1]}"
+        vocabulary = f"{source} {tokens[0]} for the source, {target} for the target"
+    return CardFacts(
+        parameters=model.num_parameters(),
+        architecture=render("architecture_template.md", None, config=model.config).strip(),
+        vocabulary=vocabulary,
+        versions={name: version(name) for name in REQUIRED_VERSIONS},
+        **facts,
+    )
+
+
+def card_metadata(facts: CardFacts) -> ModelCardData:
+    """Make the metadata by which the Hub files a model, its scores (the model index) included."""
+    license_id = facts.license.strip().lower()
+    known = license_id in HUB_LICENSES
+    datasets = [dataset.split(":")[0] for dataset in facts.datasets if is_on_the_hub(dataset)]
+    return metadata_of_card(
+        facts.name,
+        [facts.source_language, facts.target_language],
+        is_translation=facts.is_translation,
+        base_model=facts.base_on_the_hub,
+        license=license_id if known else "other",
+        license_name=None if known else re.sub(r"[^a-z0-9.+-]+", "-", license_id),
+        datasets=datasets or None,
+        metrics=facts.metrics or None,
+        eval_results=_evaluation_results(facts) or None,
+    )
+
+
+def is_on_the_hub(dataset: str) -> bool:
+    """Tell a dataset of the Hub from local files and folders and the built-in corpus."""
+    is_file = Path(dataset).suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
+    is_here = is_file or dataset.startswith("builtin:") or Path(dataset).exists()
+    return bool(HUB_DATASET.fullmatch(dataset)) and not is_here
+
+
+def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
+    task: dict[str, Any] = {"task_type": OTHER_TASK}
+    if facts.is_translation:
+        direction = f"Translation {facts.source_language}-{facts.target_language}"
+        task = {"task_type": "translation", "task_name": direction}
+    found = []
+    for test_set, scores in facts.scores.items():
+        identifier = re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set)  # of no dataset of the Hub, which demands one
+        for metric in filter(scores.__contains__, METRIC_NAMES):
+            # How it was computed, as far as its value does not say so.
+            arguments = {"signature": scores.get(f"{metric}_signature"), "ignore": scores.get("ignore")}
+            value = round(float(scores[metric]), 2)
+            measured: Any = {"metric_type": metric, "metric_name": METRIC_NAMES[metric], "metric_value": value}
+            measured["metric_args"] = {name: one for name, one in arguments.items() if one is not None} or None
+            found.append(EvalResult(dataset_type=identifier, dataset_name=_line(test_set), **task, **measured))
+    return found
+
+
+def metadata_of_card(
+    name: str, languages: Sequence[str], tags: Sequence[str] = (), is_translation: bool = True, **others: Any
+) -> ModelCardData:
+    """Make the metadata of a model's card, with tags besides those of every Heed model; `None` leaves a field out."""
+    task = "translation" if is_translation else OTHER_TASK
+    return ModelCardData(
+        language=list(dict.fromkeys(languages)),
+        library_name="transformers",
+        pipeline_tag=task,
+        tags=["heed", task, "encoder-decoder", *tags],
+        model_name=_line(name),
+        **others,
+    )
+
+
+def render(template: str, metadata: ModelCardData | None, **facts: Any) -> str:
+    """Fill in a template beside this file: the metadata between the two `---`, if any, and all names that it has."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda value: value if isinstance(value, Markdown) else _cell(value),  # whatever a template forgets
+    )
+    environment.filters |= FILTERS
+    names = {"metadata": metadata and Markdown(metadata.to_yaml()), **facts}
+    text = environment.get_template(template).render(names)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
+
+
+def with_repository(card: str, repository: str) -> str:
+    """Return a card whose code loads the model from this repository."""
+    line = f"repository = {python_string(repository)}"
+    return re.sub(r'^repository = ".*"$', lambda _: line, card, flags=re.MULTILINE)
+
+
+class Markdown(str):
+    """A text that a template writes as it is; every other value becomes plain text on one line."""
+
+
+def python_string(text: str) -> Markdown:
+    """Write a string as Python does, in double quotes as in the rest of a card's code."""
+    return Markdown(json.dumps(text, ensure_ascii=False))
+
+
+def _score(scores: Mapping[str, Any], metric: str) -> str:
+    if metric not in scores:
+        return "–"
+    interval = scores.get(f"{metric}_interval")
+    return f"{scores[metric]:.2f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+
+
+def _line(value: Any) -> str:
+    return " ".join(str(private(value)).split())
+
+
+def _cell(value: Any) -> Markdown:
+    """Write a value as plain text in Markdown, on one line: for a heading, a sentence or a cell of a table."""
+    text = re.sub(r"([\\`|])", r"\\\1", _line(value))
+    return Markdown(text.replace("](", "]\\(").replace("<", "&lt;"))
+
+
+def code(value: Any) -> Markdown:
+    """Write a value between backticks, on one line."""
+    return Markdown(f"`{_line(value).translate(NO_CODE)}`")
+
+
+# What templates write as `{{ value | count }}`.
+FILTERS = {
+    "code": code,
+    "count": "{:,}".format,
+    "duration": duration,
+    "leaves": leaves,
+    "markdown": Markdown,
+    "perplexity": lambda loss: f"{math.exp(min(loss, 700)):,.2f}",
+    "score": _score,
+    "tojson_text": python_string,
+}

@@ -1,0 +1,174 @@
+"""The card of the model that a finished run made."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_hub.utils import yaml_dump
+
+from heedful.cards.learning_curve import CURVE_FILE, leave_learning_curve
+from heedful.cards.model_card import METRIC_NAMES, CardFacts, facts_of_model, is_on_the_hub, write_model_card
+from heedful.data.cleaning import sample
+from heedful.data.sources import references_of
+from heedful.decoding.confidence import MOST, Confidence, settings_of
+from heedful.decoding.translation import Translator
+from heedful.evaluation.metrics import comparable, references_left
+from heedful.files import write_text
+from heedful.training.preparation import StoredCorpus
+from heedful.training.publication import is_translation, language_codes
+from heedful.training.run import RunResult
+from heedful.training.start_checks import tokenizer_key
+
+BUILTIN_LICENSE = "apache-2.0"
+RESULTS_FILE = ".eval_results/heedful.yaml"
+# What a card calls the tokens of each algorithm.
+TOKENS = {
+    **{"bpe": "byte-level BPE pieces", "unigram": "byte-level Unigram pieces", "word": "words"},
+    **{"character": "characters and bytes", "jamo": "jamo, characters and bytes"},
+}
+
+
+def publish_run(result: RunResult) -> Iterator[str]:
+    """Write a run's card and what `publish.also` asks for, and yield lines about them: scores, cost, places."""
+    card = write_run_card(result)
+    for name, values in result.metrics.items():
+        scores = ", ".join(f"{key} {value:.2f}" for key, value in values.items() if isinstance(value, float))
+        yield f"{name}: {scores}"
+    done = result.progress
+    yield f"{done.update:,} updates, {done.target_tokens:,} target tokens, {done.seconds / 60:.1f} min"
+    yield f"model: {result.folder}\ncard: {card}"
+    if (curve := card.with_name(CURVE_FILE)).is_file():
+        yield f"learning curve: {curve}"
+    if result.recipe.publish.also:
+        from heedful.export.transformers_export import export_run
+
+        yield f"as a class of transformers' own: {export_run(result)}"
+    yield from result.ended
+
+
+def facts_in_numbers(result: RunResult) -> dict[str, Any]:
+    """Return what a finished run says of itself, for programs."""
+    done = result.progress
+    facts = {"model": str(result.folder), "parameters": result.parameters, "metrics": result.metrics}
+    facts |= {"ended": result.ended} if result.ended else {}
+    return facts | {"updates": done.update, "target_tokens": done.target_tokens, "minutes": done.seconds / 60}
+
+
+def write_run_card(result: RunResult) -> Path:
+    """Write the card of a run's published model into its folder, beside the weights, and return the card's path.
+
+    The run's learning curve lies beside it, if it can be drawn, and so do scores on data sets of the Hub. A fact that
+    is empty or impossible, such as a language's code, is a `ValueError`.
+    """
+    facts = facts_of(result)
+    curve = leave_learning_curve(result.recipe.folder, result.folder)
+    _leave_results(result)
+    return write_model_card(result.folder, replace(facts, run={**(facts.run or {}), "learning_curve": curve}))
+
+
+def facts_of(result: RunResult) -> CardFacts:
+    """Return what the card says of a run's model, by the run itself and by what its recipe says for the card."""
+    recipe, corpus, progress = result.recipe, result.corpus, result.progress
+    source_language, target_language = language_codes(recipe, corpus.validation_pairs)
+    scores = {
+        name: {key: value for key, value in values.items() if key not in ("loss", "perplexity")}
+        for name, values in result.metrics.items()
+        if "count" in values
+    }
+    data = recipe.data
+    files: list[Any] = [data.train, *(part.train for part in data.mixture.values()), *data.denoise.text]
+    trained = [place for each in files for place in (each if isinstance(each, list) else [each]) if place is not None]
+    is_own = recipe.model.start_from is None and all("builtin:" in each for each in trained)
+    is_trained = tokenizer_key(recipe) == "tokenizer.vocab_size"
+    tokens = [TOKENS[kind] if is_trained else "pieces of a given tokenizer" for kind, _ in recipe.tokenizer.sides]
+    source, language = sample(corpus.validation_pairs, 1)[0]["source"], corpus.target_language
+    confidence = _calibrated(result, translator := Translator.from_pretrained(result.folder))
+    columns = {"source": data.source, "target": data.target}  # of which a number says nothing
+    translation = next(translator.translate_lines([source], split=False, target_language=language))[0].text
+    pairs = {
+        "train": corpus.pairs if corpus.pairs is not None else corpus.report.kept,
+        **{f"of these {key}": count for key, count in corpus.parts.items()},
+        "validation": len(corpus.validation_pairs),
+        **{name: values["count"] for name, values in scores.items() if name != "validation"},
+    }
+    return facts_of_model(
+        translator.model,
+        translator.tokenizers,
+        tokens,
+        name=recipe.name,
+        source_language=source_language,
+        target_language=target_language,
+        license=recipe.card.license or (BUILTIN_LICENSE if is_own else "unknown"),
+        datasets=[recipe.card.dataset] if recipe.card.dataset else list(dict.fromkeys(trained)),
+        scores=scores,
+        run={
+            "recipe": _without_empty(asdict(recipe)),
+            "card": asdict(recipe.card),
+            "sides": [side if column.isdigit() else column for side, column in columns.items()],
+            "pairs": pairs,
+            "cleaning": corpus.report.to_dict(),
+            "joint_vocabulary": corpus.tokenizers.is_joint,
+            "target_tokens": progress.target_tokens,
+            "seconds": progress.seconds,
+            "updates": progress.update,
+            "ended": result.ended,
+            "hardware": result.hardware,
+            "validation_loss": result.metrics["validation"]["loss"],
+            "example": {"source": source, "translation": translation, "language": language},
+            "learning_curve": "",
+            "confidence": confidence,
+        },
+    )
+
+
+def _leave_results(result: RunResult) -> None:
+    """Write scores on data sets of the Hub as the Hub collects them for each data set (its docs, "eval results")."""
+    entries, file = [], result.folder / RESULTS_FILE
+    for test, location in result.recipe.data.located.test.items():
+        scores = result.metrics[test]
+        metric = next(filter(scores.__contains__, METRIC_NAMES), None)
+        if metric and isinstance(location, str) and is_on_the_hub(location):
+            repository, _, task = location.partition(":")
+            notes = f"{METRIC_NAMES[metric]} {scores.get(f'{metric}_signature', '')}".strip()
+            value = round(float(scores[metric]), 2)
+            benchmark = {"id": repository, "task_id": task.partition(":")[0] or "default"}
+            entries.append({"dataset": benchmark, "value": value, "notes": notes})
+    file.unlink(missing_ok=True)
+    if entries:
+        file.parent.mkdir(exist_ok=True)
+        write_text(file, yaml_dump(entries))
+
+
+def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
+    """Calibrate the confidence of a run's published model with validation pairs, and write it into the folder."""
+    held_out = result.corpus.validation_pairs
+    pairs, exact = sample(held_out, MOST), not is_translation(*language_codes(result.recipe, held_out))
+    settings: Any = {"target_language": result.corpus.target_language, "split": False}
+    with warnings.catch_warnings(action="ignore"):  # of what was cut off, the run itself has warned
+        best = [row[0] for row in translator.translate_lines([pair["source"] for pair in pairs], **settings)]
+    ignore = result.recipe.decoding.ignore
+    seen = comparable([one.text for one in best], ignore)
+    best = [replace(one, text=text) for one, text in zip(best, seen, strict=True)]
+    right = references_left(ignore, references_of(pairs), "decoding.")
+    config, corpus = translator.model.generation_config, result.corpus
+    found = Confidence.of_pairs(best, right, exact, config.num_beams or 1)
+    if found is not None:
+        held, numbers = corpus.validation, range(len(corpus.validation))
+        known = corpus.rows if isinstance(corpus, StoredCorpus) else held.chosen(np.array(numbers[::2]))
+        others = [held[number]["input_ids"] for number in numbers[1::2]]
+        found = found.for_kind(settings_of(config, corpus.target_language), known.sources, others)
+        found.save(result.folder)
+    return found
+
+
+def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what says nothing: empty keys, and where the run's files lay."""
+    kept = {}
+    for name, value in tree.items():
+        value = _without_empty(value) if isinstance(value, dict) else value
+        if value not in (None, {}, [], "") and name not in ("card", "output", "folder", "resume", "overwrite"):
+            kept[name] = value
+    return kept

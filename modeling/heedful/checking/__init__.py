@@ -1,0 +1,1 @@
+"""A recipe judged before it trains: its pairs, tokens, length, memory and time."""

@@ -1,0 +1,246 @@
+"""What would ruin a training run, found before it starts, by training's own steps with checks between them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from heedful import processor_heed
+from heedful.checking import pairs as texts
+from heedful.checking import tokens
+from heedful.checking.estimate import Rehearsal, plan_batches
+from heedful.checking.findings import Level, RecipeFinding
+from heedful.checking.pairs import Pairs
+from heedful.checking.run_length import check_run_length
+from heedful.data.mixture import both_ways, check_room
+from heedful.data.sources import table_files
+from heedful.data.tables import layouts_of, table_rows
+from heedful.decoding.loading import first_line
+from heedful.files import check_at_least
+from heedful.packed_rows_heed import why_padded
+from heedful.training import preparation
+from heedful.training.model_of_recipe import check_model, make_model
+from heedful.training.preparation import Splits, StoredCorpus, earlier_tokenizers, tokenizers_of
+from heedful.training.processes.devices import make_accelerator, runs_on_cpu
+from heedful.training.publication import UNDETERMINED, language_codes
+from heedful.training.recipe import DataRecipe, Recipe
+from heedful.training.run_folder.folder import check_output_folder
+from heedful.training.start_checks import check_installed, faults, tokenizer_key
+
+TIMED = 3  # updates
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+KEY = re.compile(r"`((?:data|decoding|logging|model|optimization|tokenizer|validation)\.[a-z_]+(?:\.\w+)*)`")
+# What is checked in a step that is named after something else.
+CHECKS = {"data.max_source_tokens": "lengths", "optimization.distillation": "distillation"}
+
+
+@dataclass
+class Diagnosis:
+    """What was found in a recipe, the worst first."""
+
+    findings: list[RecipeFinding]
+    looked_at: int  # training pairs
+    total: int | None  # training pairs in all; None for a stream whose end was not reached
+
+    def __post_init__(self) -> None:
+        self.findings = sorted(self.findings, key=lambda finding: LEVELS.index(finding.level))
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether the run would be ruined."""
+        return any(finding.level == "error" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        names = ("check", "where", "message", "advice", "examples")
+        findings = [{"severity": f.level, **{name: getattr(f, name) for name in names}} for f in self.findings]
+        return {**vars(self), "findings": findings, "has_errors": self.has_errors}
+
+    def __str__(self) -> str:
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{finding.level:<8} {finding.where}  [{finding.check}]")
+            lines += [f"         {part}" for part in (finding.message, finding.advice) if part]
+            lines += [f"           {example}" for example in finding.examples]
+        counts = Counter(finding.level for finding in self.findings)
+        found = ", ".join(f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in LEVELS)
+        scope = "all" if self.looked_at == self.total else "only the first" if self.total is None else "a sample of"
+        of_all = "" if self.total in (None, self.looked_at) else f" of {self.total:,}"
+        return "\n".join([*lines, f"{found}; {scope} {self.looked_at:,}{of_all} training pairs were looked at"])
+
+
+class RefusalError(Exception):
+    """What training refuses, with its finding: nothing behind it can be checked."""
+
+
+@contextmanager
+def refusal(check: str, where: str, level: Level = "error", advice: str = "") -> Iterator[None]:
+    """Turn the `ValueError` of a step of training into a `RefusalError`; a key in its message wins over `where`."""
+    try:
+        yield
+    except ValueError as error:
+        key = named[1] if (named := KEY.search(str(error))) else where
+        message, *rest = str(error).splitlines()
+        advice = f"{advice} Nothing behind it could be checked.".lstrip()
+        finding = RecipeFinding(CHECKS.get(key, check), level, message, key, advice, tuple(rest))
+        raise RefusalError(finding) from error
+
+
+def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
+    """Run every check on a recipe, its vocabulary trained on `limit` drawn training pairs, which are looked at."""
+    check_at_least(1, **{"--pairs": limit})
+    splits, findings = preparation.read_splits(recipe.data, limit), []
+    try:
+        for finding in _check(recipe, splits):
+            findings.append(finding)
+    except RefusalError as refused:
+        findings.append(refused.args[0])
+    return Diagnosis(findings, len(splits.train), splits.total)
+
+
+def lines_of(data: DataRecipe, count: int) -> list[int]:
+    """Return the line of each of the first training pairs, if one table holds them all."""
+    files = table_files(data.located.train) if len(data.parts) == 1 else []
+    rows = table_rows(files[0], (data.source, data.target)) if len(files) == 1 else iter(())
+    return [line for line, _ in islice(rows, count)]
+
+
+def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
+    """Prepare the run, with the checks of what each step gives behind it."""
+    try:
+        check_output_folder(recipe)
+    except ValueError as error:
+        yield RecipeFinding("output", "warning", str(error), "output")
+    if recipe.card.license is None and "builtin:" not in (recipe.data.train or ""):
+        message = "The model card will say that the license is unknown, and without one the model may not be used."
+        yield RecipeFinding("card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0.")
+    for key, part in recipe.data.parts.items():
+        for said in layouts_of(table_files(part.train)):
+            yield RecipeFinding("layout", "note", f"{said[0].upper()}{said[1:]}.", key)
+    lines = lines_of(recipe.data, max(splits.train["row"][:], default=0))
+    read = Pairs.of("train", "data.train", splits.train, lines)
+    if pairs := read.without(recipe.data.denoised):
+        yield from texts.check_pointless_pairs(pairs, recipe.data.cleaning)
+        yield from texts.check_sides(pairs)
+    with refusal("references", "decoding.ignore"):
+        preparation.check_references(splits, recipe.decoding)
+    with refusal("cleaning", "data.cleaning"):
+        kept = preparation.clean(splits, recipe.data)
+    yield from texts.check_cleaning(read, kept)
+    train = Pairs.of("train", "data.train", kept.train, lines)
+    place = "data.train" if kept.is_held_out else "data.validation"
+    held_out = [Pairs.of("validation", place, kept.validation, lines if kept.is_held_out else ())]
+    held_out += [Pairs.of(key.removeprefix("data.test."), key, pairs) for key, pairs in kept.tests.items()]
+    yield from texts.check_overlap(read, recipe.data.cleaning, held_out)
+    for split in held_out:
+        yield from texts.check_pointless_pairs(split, None)
+    pairs = train.without(recipe.data.denoised)
+    yield from texts.check_targets(pairs)
+    for split in (pairs, *held_out):
+        yield from texts.check_length_ratios(split)
+    for split in (train, *held_out):
+        yield from texts.check_text(split)
+    languages = recipe.card.source_language or recipe.data.source, recipe.card.target_language or recipe.data.target
+    yield from texts.check_scripts(pairs, held_out, languages) if pairs else ()
+    if UNDETERMINED in language_codes(recipe, kept.validation):
+        message = "Neither names nor texts say both languages: the model will count as one from text to text."
+        yield RecipeFinding("card", "note", message, "card.source_language", "If it translates, name both.")
+    with refusal("installed", "decoding.bleu_tokenizer"):
+        check_installed(recipe)
+    yield from _check_tokens(recipe, splits, kept, [train, *held_out])
+
+
+def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
+    """Run the checks of what the tokenizers make of pairs, the first for training, then those of model and run."""
+    key, looked_at = tokenizer_key(recipe), len(splits.train)
+    is_whole, model_key = looked_at == splits.total, "model" if recipe.model.start_from is None else "model.start_from"
+    with refusal("tokenizer", key):
+        given = earlier_tokenizers(recipe)
+    with refusal("model", model_key):
+        check_model(recipe, given)
+    with refusal("tokenizer", key):
+        tokenizers = given or tokenizers_of(recipe, kept)
+    wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
+    if given is None and wanted is not None and size < wanted:
+        message = f"The pairs that were looked at allow {size:,} tokens, to which the {wanted:,} wanted are lowered."
+        level: Level = "warning" if is_whole else "note"
+        yield RecipeFinding("tokenizer", level, message, key, f"Set it to {size // 2:,} or so.")
+    with refusal("unknown_tokens", key, "error" if is_whole or given else "warning"):
+        preparation.check_symbols(tokenizers, kept, recipe.decoding.ignore)
+    yield from tokens.check_tokenizer_ids(tokenizers, key)
+    yield from tokens.check_normalization(pairs[0], tokenizers, key)
+    for split in pairs:
+        yield from tokens.check_unknown_tokens(split, tokenizers, key)
+    with refusal("model", model_key, advice="Give the model the tokenizer it was made with."):
+        check_model(recipe, tokenizers)
+    with refusal("tokenizer", key, advice="Take a tokenizer of these languages, or let one be trained."):
+        corpus = preparation.encode(recipe, kept, tokenizers)
+    assert isinstance(corpus, StoredCorpus)  # of a stream the beginning was read
+    yield from tokens.check_vocabulary_use(corpus.rows, tokenizers, key, None if is_whole else looked_at)
+    with refusal("model", model_key), torch.device("meta") if model_key == "model" else nullcontext():
+        model = make_model(recipe.model, tokenizers)  # fresh weights take no memory
+        check_room(recipe.data, model.config)
+    findings = [*tokens.check_special_ids(model.config, model.generation_config, model_key)]
+    findings += _check_faults(recipe, corpus, model.config, pairs)
+    yield from findings
+    if all(finding.level != "error" or finding.check == "decoding_lengths" for finding in findings):
+        # Else the model cannot be run. The pairs that were not read are taken to be like the others.
+        share = None if splits.total is None else splits.total / looked_at
+        yield from _check_run(recipe, corpus, model.config, share)
+
+
+def _check_faults(recipe: Recipe, corpus: StoredCorpus, config: Any, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
+    """Find what training finds before its first update, and show the pairs."""
+    splits = dict(zip(("data.train", "data.validation", *corpus.tests), pairs, strict=True))
+    encoded = {"data.train": corpus.rows, **corpus.tests}
+    for fault in faults(recipe, corpus, config):
+        if fault.check == "unknown_tokens":  # `check_unknown_tokens` names the words
+            continue
+        split, rows = splits.get(fault.key, pairs[1]), encoded.get(fault.key, corpus.validation)
+        ways = both_ways if recipe.data.both_directions and fault.key not in corpus.tests else iter
+        order = [pair["number"] for pair in ways({**pair, "number": n} for n, pair in enumerate(split))]
+        examples = split.examples(dict.fromkeys(order[rows.numbers[row]] for row in fault.rows))
+        yield RecipeFinding(fault.check, fault.level, fault.message, fault.key, examples=examples)
+
+
+def _check_run(recipe: Recipe, corpus: StoredCorpus, config: Any, share: float | None) -> Iterator[RecipeFinding]:
+    """Run the checks of speed and length of a run, whose data are `share` times the corpus."""
+    yield from check_speed(recipe, config)
+    plan, seconds = plan_batches(corpus, recipe.optimization.micro_batch_tokens), None
+    if recipe.optimization.max_minutes is not None:
+        try:
+            model = make_model(recipe.model, corpus.tokenizers)
+            rehearsal = Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
+            seconds = rehearsal.speed(plan.first[:TIMED]).seconds(plan.padded_tokens)
+        except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine than this one
+            message = f"How far the run comes in its time could not be measured here: {first_line(error)}"
+            yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
+    per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
+    yield from check_run_length(recipe, config.d_model, per_epoch, seconds)
+
+
+def check_speed(recipe: Recipe, config: Any) -> Iterator[RecipeFinding]:
+    """Find a precision that is not here, and what is slow on a GPU: an H200, base size (docs/benchmarks.md)."""
+    settings, kernel = recipe.optimization, recipe.model.attn_implementation or "sdpa"
+    on_cpu = not torch.cuda.is_available() or runs_on_cpu(settings.device)
+    if on_cpu and settings.mixed_precision == "bf16" and not processor_heed.has_bfloat16():
+        message = "This processor has no instructions for bf16: training here computes in float32."
+        yield RecipeFinding("speed", "note", message, "optimization.mixed_precision")
+    if on_cpu or config.model_type != "heed":
+        return
+    reason = why_padded(config, kernel)
+    if kernel == "eager":
+        message = "On a GPU `eager` attention takes a quarter more time for an update than `sdpa`, and more memory."
+        yield RecipeFinding("speed", "warning", message, "model.attn_implementation", "Leave it empty.")
+    elif reason is not None and settings.mixed_precision == "bf16":
+        message = f"Rows are padded to one length, because {reason}: a GPU computes padding too."
+        yield RecipeFinding("speed", "note", message, "model.options")
+    if settings.mixed_precision == "no":
+        message = "On a GPU products in float32 take four times as long as in bf16."
+        advice = "Set it to bf16, or to tf32, whose products keep three digits and all else float32."
+        yield RecipeFinding("speed", "warning", message, "optimization.mixed_precision", advice)

@@ -1,0 +1,112 @@
+"""Checks of the length of a run: what its updates, its data and its clock make of each other."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from heedful.checking.findings import Level, RecipeFinding
+from heedful.training.recipe import Recipe
+from heedful.training.updates.schedule import learning_rate
+
+MANY_EPOCHS = 200
+
+
+class RunEnd(NamedTuple):
+    """What ends a run first; as text, the recipe's key and how the number of updates is known."""
+
+    key: str
+    updates: float
+    error: Level = "error"  # the level of what ruins such a run
+    source: str = ""  # how the number is known, unless the recipe says it
+
+    @property
+    def last(self) -> int:
+        """Number of the last update."""
+        return max(1, int(self.updates))
+
+    def __str__(self) -> str:
+        return f"`{self.key}`{self.source}"
+
+
+def run_end(recipe: Recipe, updates_per_epoch: float | None, seconds_per_update: float | None) -> RunEnd | None:
+    """Return what ends a run first by what is known of it on this machine, None where that is not enough."""
+    settings = recipe.optimization
+    ends = []
+    if settings.max_updates is not None:
+        ends.append(RunEnd("optimization.max_updates", settings.max_updates))
+    if settings.max_epochs is not None and updates_per_epoch is not None:
+        ends.append(RunEnd("optimization.max_epochs", settings.max_epochs * updates_per_epoch))
+    if settings.max_minutes is not None and seconds_per_update:
+        updates = math.ceil(settings.max_minutes * 60 / seconds_per_update)
+        # Another machine may be faster.
+        ends.append(RunEnd("optimization.max_minutes", updates, "warning", ", by the speed measured here"))
+    return min(ends, key=lambda end: end.updates, default=None)
+
+
+def check_run_length(
+    recipe: Recipe, d_model: int, updates_per_epoch: float | None = None, seconds_per_update: float | None = None
+) -> Iterator[RecipeFinding]:
+    """Run all checks of this file on a model of width `d_model`, which the paper's schedule depends on."""
+    end = run_end(recipe, updates_per_epoch, seconds_per_update)
+    if updates_per_epoch is not None:
+        yield from _check_epochs(recipe, updates_per_epoch, end)
+    if end is not None:
+        yield from _check_schedule(recipe, end, d_model)
+        yield from _check_intervals(recipe, end)
+
+
+def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[RecipeFinding]:
+    """Find learning rates that never reach their peak, or never come down, before the run ends."""
+    settings, warmup = recipe.optimization, recipe.optimization.warmup_updates
+    ended = f"the run ends after {end.last:,} updates ({end})"
+    key, rises = "optimization.warmup_updates", f"The learning rate rises over {warmup:,} updates"
+    tenth = f"Set it to a tenth of the run, about {max(1, end.last // 10):,}"
+    last_rate = learning_rate(end.last, settings, d_model)
+    if 1 < warmup >= end.last:
+        peak = learning_rate(warmup, settings, d_model)
+        message = f"{rises}, but {ended}, at {100 * last_rate / peak if peak else 0.0:.0f} % of its peak."
+        yield RecipeFinding("schedule", end.error, message, key, f"{tenth}, or train longer.")
+    elif warmup > 0.5 * end.last:
+        yield RecipeFinding("schedule", "warning", f"{rises}, more than half of the run: {ended}.", key, f"{tenth}.")
+    elif settings.schedule in ("linear", "cosine") and end.last < 0.95 * (settings.max_updates or 0):
+        message = f"The {settings.schedule} schedule reaches 0 after {settings.max_updates:,} updates, but {ended}, "
+        message += f"with the learning rate still at {100 * last_rate / settings.learning_rate:.0f} % of its peak."
+        advice = f"Set `optimization.max_updates` to {end.last:,}, or raise `{end.key}`."
+        yield RecipeFinding("schedule", "warning", message, "optimization.max_updates", advice)
+
+
+def _check_epochs(recipe: Recipe, per_epoch: float, end: RunEnd | None) -> Iterator[RecipeFinding]:
+    """Find updates larger than the data, and runs that repeat the data hundreds of times."""
+    if per_epoch <= 1:
+        size, advice = recipe.optimization.tokens_per_update, "Lower it so that an epoch has tens of updates at least."
+        message = f"One update takes {size:,} padded tokens, all training pairs at once: it always sees the same."
+        yield RecipeFinding("epochs", "warning", message, "optimization.tokens_per_update", advice)
+    if end is not None and end.updates > MANY_EPOCHS * per_epoch:
+        message = f"The run passes {end.updates / per_epoch:,.0f} times over the training pairs ({per_epoch:,.0f} "
+        message += f"updates each{end.source}): it will know them by heart."
+        advice = "Shorten it, set `validation.patience`, or find more pairs."
+        yield RecipeFinding("epochs", "warning", message, end.key, advice)
+
+
+def _check_intervals(recipe: Recipe, end: RunEnd) -> Iterator[RecipeFinding]:
+    """Find validations, checkpoints and early stopping that never happen before the run ends."""
+    validation, checkpoints = recipe.validation, recipe.checkpoints
+    ended = f"the run ends after {end.last:,} ({end})"
+    advice = f"Set it to {max(1, end.last // 10):,} or so."
+    if validation.every_updates > end.last:
+        needed = checkpoints.publish in ("best", "average_best") or validation.patience is not None
+        level = end.error if needed else "warning"
+        message = f"The model is first validated after {validation.every_updates:,} updates, but {ended}"
+        message += f": `checkpoints.publish: {checkpoints.publish}` and patience have nothing to go by" * needed + "."
+        yield RecipeFinding("intervals", level, message, "validation.every_updates", advice)
+    if checkpoints.every_updates > end.last:
+        averages = checkpoints.publish == "average" and checkpoints.keep_last > 1
+        message = f"The run is first saved after {checkpoints.every_updates:,} updates, but {ended}: "
+        message += "there is one checkpoint, so nothing is averaged." if averages else "a crash loses all of it."
+        yield RecipeFinding("intervals", "warning", message, "checkpoints.every_updates", advice)
+    validations = end.last // validation.every_updates
+    if validation.patience is not None and 0 < validations <= validation.patience:
+        message = f"Training stops early after {validation.patience} validations without improvement, but there are "
+        message += f"only {validations} in all: {ended} updates."
+        advice = "Lower it, or validate more often."
+        yield RecipeFinding("intervals", "warning", message, "validation.patience", advice)

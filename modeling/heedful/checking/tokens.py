@@ -1,0 +1,143 @@
+"""Checks of tokenizers, of what they make of the pairs, and of the model's config that has to agree with them."""
+
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from heedful.checking.findings import EXAMPLES, RecipeFinding, RowCheck, graded, percent
+from heedful.checking.pairs import Pairs
+from heedful.data.cleaning import sample
+from heedful.data.epochs.encoding import EncodedPairs
+from heedful.data.labels import FALLBACK_BYTE
+from heedful.data.tokenization import TokenizerPair, encode_texts
+from heedful.files import shortened
+from heedful.verification.samples import id_set
+
+RARE = 5  # types that are seen fewer times than this are hardly learnt
+LOOKED_AT_FOR_UNKNOWN_WORDS = 200  # pairs
+SHORTER_VOCABULARY = 0.4  # share of rare types from which on the vocabulary is called too large
+
+OF_TOKENS = "{unknown:,} of {tokens:,} {side} tokens of the {split} pairs ({share}, in {count} of {total} rows) are "
+ADVICE = "Every algorithm but word knows every text; word needs a larger vocabulary or more sentences."
+UNKNOWN = RowCheck("unknown_tokens", OF_TOKENS + "unknown{words}.", ADVICE, warning=0.005, error=0.1)
+
+
+def check_special_ids(config: Any, generation_config: Any, key: str) -> Iterator[RecipeFinding]:
+    """Compare the special ids of config and generation config of the model that `key` names."""
+
+    def problem(message: str, advice: str, level: Any = "error") -> RecipeFinding:
+        return RecipeFinding("special_ids", level, message, key, advice)
+
+    ours, theirs = config.eos_token_id, generation_config.eos_token_id
+    if id_set(ours) - id_set(theirs):
+        message = f"The generation config's `eos_token_id` is {theirs}, without the config's {ours}: sentences would "
+        yield problem(message + "never end.", f"Set `eos_token_id` to {ours} in generation_config.json.")
+    for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
+        ours, theirs = getattr(config, name, None), getattr(generation_config, name, None)
+        if None not in (ours, theirs) and ours != theirs:
+            message = f"`{name}` is {ours} in the config and {theirs} in the generation config."
+            level = "error" if name == "decoder_start_token_id" else "warning"
+            yield problem(message, f"Set it to {ours} in generation_config.json.", level)
+    if generation_config.decoder_start_token_id is None and generation_config.bos_token_id is None:
+        yield problem("The generation config has no `decoder_start_token_id`: it cannot start.", "Add it.")
+    size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        forced = getattr(generation_config, name, None)
+        if any(not 0 <= id_ < size for id_ in id_set(forced)):
+            message = f"The generation config's `{name}` is {forced}, outside the {size} target tokens."
+            yield problem(message, "Set it to an id of the target vocabulary.")
+
+
+def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
+    """Find ids that collide inside a tokenizer: two tokens with one id, ids beyond its size, equal special ids."""
+    for side, tokenizer in _sides(tokenizers):
+        vocabulary = tokenizer.get_vocab()
+        counts = np.bincount(np.fromiter(vocabulary.values(), dtype=np.int64))
+        doubled = np.flatnonzero(counts > 1)
+        if len(doubled):
+            names = " and ".join(repr(token) for token, id_ in vocabulary.items() if id_ == doubled[0])
+            message = f"{len(doubled):,} ids of the {side} tokenizer belong to several tokens, such as {doubled[0]} "
+            yield RecipeFinding("tokenizer_ids", "warning", f"{message}to {names}.", key, "Train the tokenizer anew.")
+        if len(counts) > len(tokenizer):
+            message = f"The {side} tokenizer has {len(tokenizer):,} tokens, but ids up to {len(counts) - 1:,}: an "
+            message += "embedding of its size lacks the last ones."
+            yield RecipeFinding("tokenizer_ids", "error", message, key, "Fill the holes in its vocabulary.")
+        for name in ("pad_token_id", "unk_token_id"):
+            if getattr(tokenizer, name) is not None and getattr(tokenizer, name) == tokenizer.eos_token_id:
+                message = f"`{name}` and `eos_token_id` of the {side} tokenizer are both {tokenizer.eos_token_id}."
+                yield RecipeFinding("tokenizer_ids", "warning", message, key, "Give each a token of its own.")
+
+
+def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
+    """Measure how much of each side is unknown to the tokenizer, with the words and pairs."""
+    for side, name, texts in (("source", "text", pairs.sources), ("target", "text_target", pairs.targets)):
+        tokenizer = getattr(tokenizers, side)
+        if tokenizer.unk_token_id is None:
+            continue
+        rows = encode_texts(tokenizer, name, texts)
+        counts = [ids.count(tokenizer.unk_token_id) for ids in rows]
+        found, tokens = [number for number, count in enumerate(counts) if count], sum(map(len, rows))
+        some = [texts[number] for number in sample(found, LOOKED_AT_FOR_UNKNOWN_WORDS)]
+        words = ", ".join(map(shortened, unknown_words(tokenizer, some)[: 2 * EXAMPLES]))
+        fields: Any = {"side": side, "tokens": tokens, "unknown": sum(counts), "share": sum(counts) / max(1, tokens)}
+        yield from UNKNOWN.findings(pairs, found, key, words=f", such as {words}" if words else "", **fields)
+
+
+def unknown_words(tokenizer: Any, texts: Sequence[str]) -> list[str]:
+    """List the words, or pieces of them, that a tokenizer does not know, the most frequent first."""
+    if not tokenizer.is_fast:  # it does not know where in the text its tokens are
+        return []
+    counts: Counter[str] = Counter()
+    for text in texts:
+        encoded = tokenizer(text, return_offsets_mapping=True, truncation=False, verbose=False)
+        places = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        counts.update(text[start:end].strip() for id_, (start, end) in places if id_ == tokenizer.unk_token_id)
+    return [word for word, _ in counts.most_common() if word]
+
+
+def check_vocabulary_use(
+    rows: EncodedPairs, tokenizers: TokenizerPair, key: str, looked_at: int | None = None
+) -> Iterator[RecipeFinding]:
+    """Count the types that rows (of so many pairs, or of all) show never, or fewer than 5 times: hardly learnt."""
+    seen_on = {"source": [rows.sources], "target": [rows.targets], "joint": [rows.sources, rows.targets]}
+    for side, tokenizer in _sides(tokenizers):
+        known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
+        seen = np.bincount(np.concatenate(seen_on[side]), minlength=len(tokenizer))
+        used = {token for token, id_ in known if seen[id_] >= RARE}
+        state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {"model": {}}
+        for left, right in reversed(state["model"].get("merges") or ()):  # of byte pairs
+            used |= {left, right} if left + right in used else set()
+        # Neither special tokens nor single characters, which every text needs.
+        of_several = ((token, id_, FALLBACK_BYTE.sub("", token).lstrip("▁ ")) for token, id_ in known)
+        types = [(token, id_) for token, id_, text in of_several if len(text) > 1 and id_ not in added]
+        unused = [int(seen[id_]) for token, id_ in types if token not in used]
+        never, rare = unused.count(0), len(unused)
+        share = rare / max(1, len(types))
+        if share < 0.02:
+            continue
+        message = f"{never:,} of {len(types):,} entries of the {side} vocabulary never occur in training; "
+        message += f"{rare:,} ({percent(share)}) occur fewer than {RARE} times, parts of others left out."
+        message += "" if looked_at is None else f" (Looked at: {looked_at:,} pairs.)"
+        enough = f"About {len(tokenizer) - rare:,} tokens would do for these data."
+        level = graded(share, SHORTER_VOCABULARY) if looked_at is None else "note"
+        yield RecipeFinding("vocabulary_use", level, message, key, enough if share >= SHORTER_VOCABULARY else "")
+
+
+def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
+    """Look whether the source tokenizer makes more tokens of a decomposed text (NFD) than of the same in NFC."""
+    texts = [text for text in sample(pairs.sources, 200) if not unicodedata.is_normalized("NFD", text)]
+    forms = ([unicodedata.normalize(form, text) for text in texts] for form in ("NFC", "NFD"))
+    composed, decomposed = (sum(map(len, encode_texts(tokenizers.source, "text", form))) for form in forms)
+    if decomposed > composed:
+        message = f"Decomposed text (NFD, as some systems write it) costs {decomposed / composed:.1f} times the "
+        message += "tokens of NFC here. Training reads everything as NFC; whoever uses the model must do so too."
+        yield RecipeFinding("normalization", "note", message, key, "Add the normalizer NFC to the tokenizer.")
+
+
+def _sides(tokenizers: TokenizerPair) -> list[tuple[str, Any]]:
+    sides = [("source", tokenizers.source), ("target", tokenizers.target)]
+    return [("joint", tokenizers.source)] if tokenizers.is_joint else sides

@@ -1,0 +1,38 @@
+"""`heedful push`: a model sent to the Hub."""
+
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from typer import Argument, Option
+
+from heedful.cli import options
+
+Form = Literal["heed", "transformers"]
+
+
+def push(
+    model: options.Model,
+    repository: Annotated[str, Argument(metavar="REPO", help="Its id on the Hub, such as name/model.")],
+    private: Annotated[bool | None, Option("--private/--public", help="If it is new. Default: its owner's.")] = None,
+    revision: Annotated[str | None, Option(help="Branch, made if it is not there.")] = None,
+    message: Annotated[str | None, Option(help="Of the commit.")] = None,
+    form: Annotated[Form, Option("--as", help="With our code, or as `heedful export transformers` does.")] = "heed",
+    dry_run: Annotated[bool, Option("--dry-run", help="Check all, list what is sent, and send nothing.")] = False,
+    as_json: options.AsJson = False,
+):
+    """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
+    from heedful.cards import hub
+
+    in_form: Any = nullcontext
+    if form == "transformers":
+        from heedful.export.transformers_export import stock_form as in_form
+    options.quieten()
+    with in_form(model) as folder:
+        if dry_run:
+            files = hub.checked_files(Path(folder), repository)
+            return options.print_result({"repository": repository, "files": files}, "\n".join(files), as_json)
+        pushed = hub.push(folder, repository, private=private, revision=revision, message=message)
+    text = f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}"
+    return options.print_result(asdict(pushed), text, as_json)

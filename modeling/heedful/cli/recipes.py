@@ -1,0 +1,25 @@
+"""`heedful recipes`: the recipes and sizes that come with the package."""
+
+from typing import Annotated
+
+from typer import Argument
+
+from heedful.cli import options
+
+
+def recipes(
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="Of a recipe or a size, to print its file.")] = None,
+    as_json: options.AsJson = False,
+):
+    """List the recipes and model sizes that come with Heedful, or print one."""
+    from heedful.training import recipe_file
+
+    if name is not None:
+        text = recipe_file.find_known(name).read_text(encoding="utf-8").rstrip("\n")
+        options.print_result({"name": name, "text": text}, text, as_json)
+        return
+    recipes, sizes = recipe_file.recipes(), recipe_file.sizes()
+    width, lines = max(map(len, recipes | sizes)) + 2, []
+    for title, names in (("recipes, for `heedful train NAME`", recipes), ("sizes, for `model.config`", sizes)):
+        lines += [f"{title}:", *(f"  {entry:<{width}}{sentence}" for entry, sentence in names.items())]
+    options.print_result({"recipes": recipes, "sizes": sizes}, "\n".join(lines), as_json)

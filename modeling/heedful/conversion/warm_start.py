@@ -1,0 +1,125 @@
+"""A trained BERT, RoBERTa or XLM-R as the encoder of a Heed model, whose decoder is new and has to be trained.
+
+Rothe et al., "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks", 2020 ("BERT2RND", with shared
+embeddings).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import processors
+from transformers import AutoModel
+
+from heedful.configuration_heed import HeedConfig
+from heedful.conversion import model_conversion as models
+from heedful.conversion.families import ENCODERS, field_faults
+from heedful.conversion.tokenizer_conversion import load_tokenizer, plain_fast
+from heedful.data.tokenization import TokenizerPair, tokenizing
+from heedful.files import check_at_least, check_is_new, new_folder
+from heedful.modeling_heed import HeedForConditionalGeneration
+
+WHY_NOT = {
+    "modernbert": "its layers turn queries by two kinds of rotary positions, and only some of them see everything",
+    "deberta-v2": "its scores add what positions say of contents",
+    "electra": "its embeddings are projected",
+}
+OPTIONS: dict[str, Any] = {"position_encoding": "learned", "embedding_norm": True, "attention_bias": True}
+OPTIONS |= {"scale_embedding": False, "norm_placement": "post", "bos_token_id": None}
+NAMES = {
+    **{f"attention.self.{part}": f"self_attn.{part[0]}_proj" for part in ("query", "key", "value")},
+    "attention.output.dense": "self_attn.out_proj",
+    "attention.output.LayerNorm": "self_attn_residual.norm",
+    "intermediate.dense": "feed_forward.fc1",
+    "output.dense": "feed_forward.fc2",
+    "output.LayerNorm": "feed_forward_residual.norm",
+}
+READ = r"encoder\.layer|embeddings\.(?!position_ids)"  # in names of weights that are no head's
+TOLERANCE = 1e-5  # the largest allowed difference of an encoder's state; relative where states are above 1
+
+
+def warm_start(source: str, target: Path, decoder_layers: int) -> models.Conversion:
+    """Write a Heed model with a checkpoint's encoder, tokenizer and embeddings, and a decoder that is drawn anew.
+
+    The decoder has as many heads and as wide networks as the encoder; source, target and output share the embeddings.
+    It starts with the token that begins a source, and ends with the one that ends it. `source` and `target` are those
+    of `convert`, whose errors it raises.
+    """
+    check_is_new(target)
+    check_at_least(1, **{"--decoder-layers": decoder_layers})
+    config = models.read_config(source)
+    if config.model_type not in ENCODERS:
+        why = f": {WHY_NOT[config.model_type]}" if config.model_type in WHY_NOT else ""
+        found = f"is {config.model_type} instead{why}"
+        raise ValueError(f"`model_type` must be one of {', '.join(ENCODERS)} for `--decoder-layers`, but {found}.")
+    faults = list(field_faults(config, {"is_decoder": (False,), "position_embedding_type": ("absolute",)}))
+    faults += ["`pad_token_id` must be set, but is None instead."] * (config.pad_token_id is None)
+    if faults:
+        raise ValueError("The encoder cannot be converted: " + " ".join(faults))
+    theirs = models.load_checkpoint(source, AutoModel, config, READ, add_pooling_layer=False).float().eval()
+    with tokenizing("be converted"):
+        tokenizer = load_tokenizer(source)
+        if tokenizer is None:
+            raise ValueError(f"{source} must hold a tokenizer for `--decoder-layers`, but has none.")
+        ours = _model_of(theirs, tokenizer, decoder_layers)
+        pair = _pair_of(tokenizer, ours.config)
+    pad, length = config.pad_token_id, min(12, ours.config.max_position_embeddings)
+    given = models.random_sources(config.vocab_size, length, pad, torch.Generator().manual_seed(0))
+    mask = given["attention_mask"].bool()
+    with torch.no_grad():
+        difference = models.relative_difference(theirs(**given)[0][mask], ours.get_encoder()(**given)[0][mask])
+    if not difference <= TOLERANCE:
+        raise ValueError(f"The converted encoder's states differ by {difference:.1e} from those in {source}.")
+    notes = ("The decoder is new: the model has to be trained before it is of use.",)
+    conversion = models.Conversion(source, target, config.model_type, ours.num_parameters(), difference, (), notes)
+    with new_folder(target) as folder:  # without a card, for it is not to be published
+        ours.save_pretrained(folder)
+        pair.save_pretrained(folder)
+    return conversion
+
+
+def _model_of(theirs: Any, tokenizer: Any, decoder_layers: int) -> HeedForConditionalGeneration:
+    config = theirs.config
+    first = 0 if config.model_type == "bert" else config.pad_token_id + 1  # row of the first position
+    both = {"attention_heads": config.num_attention_heads, "ffn_dim": config.intermediate_size}
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in both.items()}
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        ours = HeedForConditionalGeneration(
+            HeedConfig(
+                **OPTIONS, **sizes, d_model=config.hidden_size, encoder_layers=config.num_hidden_layers,
+                decoder_layers=decoder_layers, vocab_size=config.vocab_size, layer_norm_eps=config.layer_norm_eps,
+                max_position_embeddings=config.max_position_embeddings - first, activation_function=config.hidden_act,
+                dropout=config.hidden_dropout_prob, attention_dropout=config.attention_probs_dropout_prob,
+                pad_token_id=config.pad_token_id, eos_token_id=tokenizer.sep_token_id,
+                decoder_start_token_id=tokenizer.cls_token_id,
+            )
+        )  # fmt: skip
+        weights, state = ours.get_encoder().state_dict(), theirs.state_dict()
+        weights["embed_tokens.weight"].copy_(state["embeddings.word_embeddings.weight"])
+        # All tokens are of the first type, whose vector is added to each position's.
+        kind = state["embeddings.token_type_embeddings.weight"][0]
+        weights["embed_positions.weight"].copy_(state["embeddings.position_embeddings.weight"][first:] + kind)
+        for part in ("weight", "bias"):
+            weights[f"embedding_norm.{part}"].copy_(state[f"embeddings.LayerNorm.{part}"])
+            for number in range(config.num_hidden_layers):
+                for name, own in NAMES.items():
+                    weights[f"layers.{number}.{own}.{part}"].copy_(state[f"encoder.layer.{number}.{name}.{part}"])
+    return ours.eval()
+
+
+def _pair_of(tokenizer: Any, config: Any) -> TokenizerPair:
+    """Return the checkpoint's tokenizer for sources, and for targets one that writes no token before them."""
+    if not tokenizer.is_fast:
+        must = "a fast one (of the library `tokenizers`) for `--decoder-layers`"
+        raise ValueError(f"The tokenizer must be {must}, but is a {type(tokenizer).__name__} instead.")
+    tokenizer.eos_token = tokenizer.sep_token
+    source, target = (plain_fast(tokenizer, config.vocab_size, tokenizer.cls_token) for _ in range(2))
+    end = tokenizer.sep_token
+    target.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, tokenizer.sep_token_id)]
+    )
+    pair = TokenizerPair(source, target)
+    config.bos_token_id = pair.special_ids()["bos_token_id"]
+    pair.check_config(config)
+    return pair

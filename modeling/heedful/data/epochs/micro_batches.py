@@ -1,0 +1,140 @@
+"""An update divided: among ranks, into micro-batches that fit in memory, and into tensors."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from heedful.configuration_base_heed import IGNORED_LABEL
+from heedful.data.epochs.batching import Row, TokenCounts
+from heedful.files import check_at_least
+
+if TYPE_CHECKING:
+    import torch
+
+WORTHWHILE_LOAD = 0.85  # what an extra micro-batch must leave of the busiest rank's load
+RankBatches = list[list[Row]]  # the rows of each micro-batch of a rank
+Lengths = tuple[int, int, int]  # source length, target length, number of the row
+
+
+class MicroBatch(NamedTuple):
+    """What one forward and backward pass computes."""
+
+    tensors: dict[str, Any]  # what `collate` or `laid_end_to_end` made of the rows
+    # Whether the rows belong to the update; a row that does not lets a rank without rows take part in the all-reduce.
+    counts: bool = True
+
+    @property
+    def padded_tokens(self) -> int:
+        """The tokens of both sides, padding included; 0 if the rows do not count."""
+        return self.counts * (self.tensors["input_ids"].numel() + self.tensors["labels"].numel())
+
+
+def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size: int) -> list[RankBatches]:
+    """Divide an update's buckets among ranks, and return for every rank the rows of its micro-batches.
+
+    A micro-batch has at most `token_budget` padded tokens; only a single row may exceed it. All ranks get the same
+    number of micro-batches (where rows are too few, some are empty lists) and, as far as rows can be divided, the same
+    padded tokens; together they hold exactly the update's rows. The same arguments give the same answer on every rank.
+    """
+    check_at_least(1, token_budget=token_budget, world_size=world_size)
+    rows = [row for bucket in update for row in bucket]
+    lengths = ([len(row[name]) for row in rows] for name in ("input_ids", "labels"))
+    numbers = iter(range(len(rows)))
+    buckets = sorted_lengths([[next(numbers) for _ in bucket] for bucket in update], *lengths)
+    needed = [len(_fill(bucket, token_budget)) for bucket in buckets]
+    rounds = -(-sum(needed) // world_size)
+    assigned = assign(buckets, needed, rounds, world_size)
+    if world_size > 1 and buckets:
+        # One round more costs a little, and is worth it where it takes a good part off the busiest rank.
+        finer = assign(buckets, needed, rounds + 1, world_size)
+        if _largest_load(finer) < WORTHWHILE_LOAD * _largest_load(assigned):
+            assigned = finer
+    return [[[rows[number] for _, _, number in part] for part in parts] for parts in assigned]
+
+
+def micro_batches_of_rank(parts: list[RankBatches], rank: int, make: Callable[..., Any]) -> list[MicroBatch]:
+    """Make the tensors of a rank's part of a split update; where it has no rows, one of another rank's fills in."""
+    filler = next(row for part in parts for rows in part for row in rows)
+    return [MicroBatch(make(rows or [filler]), counts=bool(rows)) for rows in parts[rank]]
+
+
+def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "dict[str, torch.Tensor]":
+    """Make right-padded int64 tensors `(batch, length)`: `input_ids`, `attention_mask`, `labels` (padded by -100)."""
+    import torch
+
+    def padded(sequences: list[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+        is_token = np.arange(max(1, lengths.max())) < lengths[:, None]  # (batch, length)
+        tokens = np.full(is_token.shape, padding, np.int64)
+        tokens[is_token] = np.fromiter(chain.from_iterable(sequences), np.int64, int(lengths.sum()))
+        return torch.from_numpy(tokens), torch.from_numpy(is_token.astype(np.int64))
+
+    input_ids, attention_mask = padded([row["input_ids"] for row in rows], pad_token_id)
+    labels, _ = padded([row["labels"] for row in rows], IGNORED_LABEL)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def sorted_lengths(
+    batches: Iterable[Sequence[int]], source_lengths: TokenCounts, target_lengths: TokenCounts
+) -> list[list[Lengths]]:
+    """Return the lengths of the rows of each batch that is not empty, the shortest first."""
+    lengths = (((int(source_lengths[row]), int(target_lengths[row]), row) for row in batch) for batch in batches)
+    return [batch for batch in (sorted(rows, key=by_length) for rows in lengths) if batch]
+
+
+def by_length(row: Lengths) -> tuple[int, Lengths]:
+    """Return what rows are sorted by: the tokens of both sides; ties are broken by source and number."""
+    return row[0] + row[1], row
+
+
+def _padded_tokens(rows: Sequence[Lengths]) -> int:
+    return len(rows) * (max(row[0] for row in rows) + max(row[1] for row in rows)) if rows else 0
+
+
+def _fill(rows: list[Lengths], budget: int) -> list[list[Lengths]]:
+    """Cut greedily into parts of at most `budget` padded tokens, or of one row."""
+    parts = []
+    start = longest_source = longest_target = 0
+    for position, (source, target, _) in enumerate(rows):
+        longest_source, longest_target = max(longest_source, source), max(longest_target, target)
+        if position > start and (position + 1 - start) * (longest_source + longest_target) > budget:
+            parts.append(rows[start:position])
+            start, longest_source, longest_target = position, source, target
+    parts.append(rows[start:])
+    return parts
+
+
+def _divide(rows: list[Lengths], parts: int) -> list[list[Lengths]]:
+    """Cut into at most `parts` parts, the costliest of which is as cheap as possible."""
+    if parts == 1:
+        return [rows]
+    budgets = range(1, _padded_tokens(rows))
+    return _fill(rows, 1 + bisect_left(budgets, True, key=lambda budget: len(_fill(rows, budget)) <= parts))
+
+
+def assign(buckets: list[list[Lengths]], needed: list[int], rounds: int, world_size: int) -> list[list[list[Lengths]]]:
+    """Cut the buckets into `rounds` × `world_size` parts, more parts for the costlier, and deal them out to ranks."""
+    parts_of = list(needed)
+    costs = [_padded_tokens(bucket) for bucket in buckets]
+    for _ in range(rounds * world_size - sum(needed)):
+        divisible = [i for i, bucket in enumerate(buckets) if parts_of[i] < len(bucket)]
+        if divisible:
+            parts_of[max(divisible, key=lambda i: costs[i] / parts_of[i])] += 1
+    parts = [part for bucket, number in zip(buckets, parts_of, strict=True) for part in _divide(bucket, number)]
+    ranks: list[list[list[Lengths]]] = [[] for _ in range(world_size)]
+    loads = [0] * world_size
+    for part in sorted(parts, key=_padded_tokens, reverse=True):
+        free = [rank for rank in range(world_size) if len(ranks[rank]) < rounds]
+        chosen = min(free, key=lambda rank: loads[rank])
+        ranks[chosen].append(part)
+        loads[chosen] += _padded_tokens(part)
+    for assigned in ranks:
+        assigned.extend([] for _ in range(rounds - len(assigned)))
+    return ranks
+
+
+def _largest_load(ranks: list[list[list[Lengths]]]) -> int:
+    return max(sum(map(_padded_tokens, parts)) for parts in ranks)

@@ -1,0 +1,142 @@
+"""How good a translation is likely to be, by its score: a curve that validation pairs calibrate."""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from heedful.decoding.loading import model_folder
+from heedful.decoding.strategies.steps import asked_of
+from heedful.files import read_object, write_text
+
+CONFIDENCE_FILE = "confidence.json"
+MOST, FEWEST = 500, 100  # sentences to calibrate with
+STEPS = 20  # of the curve, at most
+BINS = 5  # of the reliability curve
+UNFAMILIAR = 0.01  # the share of held-out sources that are taken for texts of another kind
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """A curve from the score of a translation to its likely quality, for one way of decoding and one kind of text.
+
+    It never falls (isotonic regression: Zadrozny and Elkan, 2002), and is straight between two of its `scores`. Below
+    them, where it has seen nothing, it falls to 0 as exp(1 - score / lowest score) does.
+    """
+
+    measure: Literal["chrf", "exact_match"]  # of the sentence, from 0 to 100; the probability that it is right
+    num_beams: int
+    scores: list[float]
+    values: list[float]  # of the measure, in percent
+    # By halves of the sentences, each with the curve of the other half: what was said on average of the sentences of a
+    # bin, what they had, and how many they are.
+    reliability: list[tuple[float, float, int]]
+    # What it holds for.
+    settings: dict[str, Any] = field(default_factory=dict)  # of the search, all that change an output
+    tokens: str = ""  # a character for each of the source's vocabulary: "0" + the bits of its count in the training
+    familiarity: float = 0.0  # the least that sources like those of the training have
+
+    def __post_init__(self) -> None:
+        numbers = all(isinstance(each, int | float) for each in (*self.scores, *self.values, self.familiarity))
+        if not (numbers and isinstance(self.tokens, str) and isinstance(self.settings, dict)):
+            raise TypeError("a field has another type")
+        if len(self.scores) != len(self.values) or not self.scores or self.scores != sorted(self.scores):
+            raise ValueError(f"`scores` of {CONFIDENCE_FILE} must rise, with a value each, but are {self.scores}.")
+
+    @classmethod
+    def of_pairs(
+        cls, translations: Sequence[Any], accepted: Sequence[Sequence[str]], exact: bool, num_beams: int
+    ) -> Self | None:
+        """Calibrate with translations (`text` and `score`) and all that is right; `None` where they are too few."""
+        if len(translations) < FEWEST:
+            return None
+        given = np.array([each.score or 0.0 for each in translations])  # none of a blank line
+        found = np.array([quality(one.text, right, exact) for one, right in zip(translations, accepted, strict=True)])
+        half = np.arange(len(given)) % 2 == 0
+        said = np.where(half, *(_read(given, *_curve(given[one], found[one])) for one in (~half, half)))
+        bins = np.array_split(np.argsort(said, kind="stable"), BINS)
+        reliability = [(round(said[each].mean(), 2), round(found[each].mean(), 2), len(each)) for each in bins]
+        xs, ys = ([round(float(value), 4) for value in side] for side in _curve(given, found))
+        return cls("exact_match" if exact else "chrf", num_beams, xs, ys, reliability)
+
+    def for_kind(self, settings: dict[str, Any], tokens: np.ndarray, held_out: Sequence[Sequence[int]]) -> Self:
+        """Return it with a search's settings, all source tokens of training, and the ids of other sources."""
+        digits = "".join(chr(ord("0") + int(count).bit_length()) for count in np.bincount(tokens))
+        found = replace(self, settings=settings, tokens=digits)
+        least = np.quantile([found.familiarity_of(ids) for ids in held_out], UNFAMILIAR)
+        return replace(found, familiarity=round(float(least), 4))
+
+    @classmethod
+    def from_pretrained(cls, model: str | Path, revision: str | None = None) -> Self:
+        """Read that of a model, in a folder or on the Hub; a `ValueError` says that it has none."""
+        place = Path(model_folder(model, revision)) / CONFIDENCE_FILE
+        if not place.is_file():
+            which = f"a model that `heedful train` calibrated with {FEWEST} validation pairs or more"
+            raise ValueError(f"`--confidence` must be asked of {which}, but {place} does not exist.")
+        try:
+            return cls(**read_object(place))
+        except TypeError as error:
+            raise ValueError(f"{place} must be as `heedful train` writes it: {error}.") from None
+
+    def check(self, generation_config: Any, target_language: str | None = None, **given: Any) -> None:
+        """Raise a `ValueError` that names a setting of a search, or one given in its place, that is not its own."""
+        config = copy.deepcopy(generation_config)
+        config.update(**{name: value for name, value in given.items() if value is not None})
+        now, own = settings_of(config, target_language), {"num_beams": self.num_beams, **self.settings}
+        for name in sorted({*now, *own}):
+            if now.get(name) != own.get(name):
+                must = f"{own.get(name, 'left out')} with `--confidence`, which is not calibrated for another value"
+                raise ValueError(f"`{name}` must be {must}, but is {now.get(name, 'left out')} instead.")
+
+    def save(self, folder: Path) -> None:
+        """Write it into a model's folder."""
+        write_text(folder / CONFIDENCE_FILE, json.dumps(asdict(self), indent=2) + "\n")
+
+    def of(self, score: float) -> float:
+        """Return the likely quality of a translation with this score, in percent."""
+        return float(_read(score, self.scores, self.values))
+
+    def of_translation(self, translation: Any, ids: Sequence[int]) -> float | None:
+        """Return the same; `None` if it was cut off, or its source, by its ids, is unlike those of the training."""
+        is_alike = not self.tokens or self.familiarity_of(ids) >= self.familiarity
+        return self.of(translation.score) if translation.finished and is_alike else None
+
+    def familiarity_of(self, ids: Sequence[int]) -> float:
+        """Return how often training had the tokens of a source, in bits, on average."""
+        return float(np.mean([ord(self.tokens[token : token + 1] or "0") - ord("0") for token in ids]))
+
+
+def settings_of(generation_config: Any, target_language: str | None) -> dict[str, Any]:
+    """Return all settings of a search that change an output, `num_beams` always among them."""
+    language = {} if target_language is None else {"target_language": target_language}
+    return asked_of(generation_config) | {"num_beams": generation_config.num_beams or 1} | language
+
+
+def quality(text: str, accepted: Sequence[str], exact: bool) -> float:
+    """Return chrF of a text, or 100 and 0 for right and wrong, against all that is right."""
+    if exact:
+        return 100.0 * (text.strip() in (each.strip() for each in accepted))
+    from sacrebleu.metrics import CHRF
+
+    return CHRF().sentence_score(text, accepted).score
+
+
+def _read(scores: Any, xs: Any, ys: Any) -> np.ndarray:
+    """Return the values of a curve at scores, of which the best is 0: how far the lowest is from it is the scale."""
+    return np.interp(scores, xs, ys) * np.exp(np.minimum(0.0, 1 - np.asarray(scores) / min(xs[0], -1e-9)))
+
+
+def _curve(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Average neighbours by score, and pool those that fall (pool adjacent violators)."""
+    steps = np.array_split(np.argsort(scores, kind="stable"), min(STEPS, len(scores) // 10))
+    pools: list[list[np.ndarray]] = []
+    for step in steps:
+        pools.append([step])
+        while len(pools) > 1 and values[np.concatenate(pools[-2])].mean() >= values[np.concatenate(pools[-1])].mean():
+            pools[-2:] = [pools[-2] + pools[-1]]
+    joined = [np.concatenate(pool) for pool in pools]
+    return np.array([scores[pool].mean() for pool in joined]), np.array([values[pool].mean() for pool in joined])

@@ -1,0 +1,221 @@
+"""What searches for a translator: token ids in, hypotheses out.
+
+`GenerateEngine` is transformers' `generate()`; the native one is loaded by name, when it is asked for. In float32
+what a sentence becomes does not depend on the other sentences of its batch: padding is masked.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+
+from heedful.configuration_base_heed import special_token
+from heedful.decoding.search_settings import SEARCH_SETTINGS, active_settings, device_of, length_penalty
+from heedful.generation_heed import COMPILED_DEVICES, check_logits, counted
+
+EngineName = Literal["auto", "native", "generate"]
+
+# Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
+Processors = Callable[[Sequence[int]], Any]
+Progress = Callable[[int], Any]  # gets how many more sentences or lines are done
+Sources = Sequence[Sequence[int]]  # token ids of sentences
+
+
+def ignored(count: int) -> None:
+    """Take the progress of a search that nothing shows."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What a search found for a sentence.
+
+    Attributes:
+        token_ids: The generated tokens, </s> included; they need not be those that `encode_target(text)` gives.
+        score: Log-probability of the tokens, divided by their number to the power of the generation config's
+            `length_penalty`, or by GNMT's penalty if that is its `length_penalty_form`; `None` where nothing was
+            translated: an empty line, markup, or what is too long.
+        finished: Whether the model ended the sentence itself; `False` if the length limit did.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    score: float | None = None
+    finished: bool = True
+
+
+class GenerateEngine:
+    """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches.
+
+    The mean of the probabilities of an `ensemble` of further models chooses each token; `tokenizer` is the target's.
+    """
+
+    def __init__(self, model: Any, ensemble: Sequence[Any] = (), tokenizer: Any = None):
+        self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it still computes what the model does."""
+        return True
+
+    def check(self, config: Any) -> None:
+        """Raise a `ValueError` that names a setting of a generation config which the engine cannot follow."""
+
+    def search(
+        self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
+    ) -> list[list[Hypothesis]]:
+        """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
+
+        The padded source tokens of a batch × rows per sentence keep within the budget. `processors` are `Processors`,
+        and `progress` gets the number of sentences that are done since its last call.
+        """
+        settings = copy.deepcopy(config)
+        if self.model.generation_config.max_new_tokens is None:  # or `generate()` would warn of two lengths
+            settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
+        costs = {number: len(source) * rows_per_sentence(config) for number, source in enumerate(sources)}
+        results: list[list[Hypothesis]] = [[] for _ in sources]
+        with evaluation_mode(self.model), torch.no_grad():  # `generate()` goes further where it may
+            for batch in token_batches(costs, token_budget):
+                processor = None if processors is None else processors(batch)
+                found = self._search_batch([sources[number] for number in batch], settings, config, processor)
+                for number in batch:
+                    results[number] = [next(found) for _ in range(config.num_return_sequences)]
+                progress(len(batch))
+        return results
+
+    def generate(
+        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the `(rows, length)` tokens of a batch, and their scores if the search has computed them."""
+        if self.model.device.type in COMPILED_DEVICES and not self.ensemble and processor is None:
+            from heedful.decoding.strategies import graphs
+
+            if graphs.may_use_graphs(self.model, inputs, settings):
+                return graphs.generate(self.model, inputs, settings), None
+        search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
+        if self.ensemble or active_settings(settings, SEARCH_SETTINGS):
+            from heedful.decoding.strategies.beam_search import BeamSearch
+
+            search["custom_generate"] = BeamSearch(models=self.ensemble)
+        if settings.stop_strings is not None:
+            search["tokenizer"] = self.tokenizer
+        if not self.ensemble:
+            return self.model.generate(**inputs, **search), None
+        found = self.model.generate(**inputs, **search, return_dict_in_generate=True)
+        return found.sequences, found.sequences_scores
+
+    def _search_batch(self, sources: Sources, settings: Any, config: Any, processor: Any) -> Iterator[Hypothesis]:
+        inputs = pad_sources(sources, special_token(self.model, "pad_token_id"), device_of(self.model))
+        sequences, scores = self.generate(inputs, settings, processor)
+        counts, finished = count_tokens(sequences, inputs["attention_mask"], config, self.tokenizer)
+        if scores is None:
+            scores = score_sequences(self.model, inputs, sequences, counts, config)
+        # The first token is the decoder's start, and padding follows </s>.
+        rows = (tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True))
+        yield from map(Hypothesis, rows, scores.tolist(), finished.tolist())
+
+
+def rows_per_sentence(config: Any) -> int:
+    """Return how many rows of a batch one sentence takes."""
+    return max(config.num_beams, config.num_return_sequences)
+
+
+# One thread at a time translates with a model: another would bring dropout back while it is at work.
+_LOCKS: "WeakKeyDictionary[torch.nn.Module, threading.RLock]" = WeakKeyDictionary()
+
+
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switch dropout off for a while, and leave each module in the mode that it was in."""
+    with _LOCKS.setdefault(model, threading.RLock()):
+        training = [module for module in model.modules() if module.training]
+        if training:
+            model.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:
+    """Yield groups of numbers of sentences of similar cost, their tokens × rows, that keep padded within the budget.
+
+    A sentence above it is a group of its own. The longest come first: what does not fit into memory fails at once.
+    """
+    batch: list[int] = []
+    for number in sorted(lengths, key=lambda number: -lengths[number]):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > token_budget:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return `input_ids` and `attention_mask` of a batch, both `(batch, longest source)` and padded on the right."""
+    longest = max(map(len, sources))
+    filled = [[*source, *[pad_token_id] * (longest - len(source))] for source in sources]
+    mask = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
+    return {"input_ids": torch.tensor(filled, device=device), "attention_mask": torch.tensor(mask, device=device)}
+
+
+LOGITS_BUDGET = 2**25  # logits held at once while scores are computed: of float32, 128 MiB
+
+
+def count_tokens(
+    sequences: torch.Tensor, source_mask: torch.Tensor, config: Any, tokenizer: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many tokens were generated in each of `(rows, length)` sequences, and whether each ended in </s>.
+
+    </s> is counted, the decoder's start token is not. The `(sentences, source_length)` mask is 0 at padding.
+    """
+    counts, ended = counted(sequences[:, 1:], config.eos_token_id, config.stop_strings, tokenizer)
+    if config.forced_eos_token_id is not None:
+        ended &= counts < config.max_new_tokens  # an </s> in the last possible position was forced
+    beyond = getattr(config, "tokens_beyond_source", None)
+    if beyond is not None:  # each sentence has a limit of its own, and padding follows it
+        limits = source_mask.sum(dim=1) + beyond
+        counts = torch.minimum(counts, limits.repeat_interleave(config.num_return_sequences))
+    return counts, ended
+
+
+def score_sequences(
+    model: Any, inputs: dict[str, torch.Tensor], sequences: torch.Tensor, counts: torch.Tensor, config: Any
+) -> torch.Tensor:
+    """Return the log-probabilities, in nats, of `(rows, length)` sequences, divided by the length penalty: `(rows)`.
+
+    One pass of the model computes them: `generate()` returns scores of beams only together with every step's scores of
+    the whole vocabulary, which take more memory than the model does, and none at all for greedy search.
+    """
+    inputs = {name: tensor.repeat_interleave(config.num_return_sequences, dim=0) for name, tensor in inputs.items()}
+    log_probabilities = token_log_probabilities(model, inputs, sequences[:, :-1], sequences[:, 1:])
+    places = torch.arange(sequences.shape[1] - 1, device=sequences.device)
+    totals = log_probabilities.masked_fill(places >= counts[:, None], 0.0).sum(dim=1)
+    alpha = 1.0 if config.length_penalty is None else config.length_penalty
+    return totals / length_penalty(counts, alpha, getattr(config, "length_penalty_form", None))
+
+
+def token_log_probabilities(
+    model: Any, inputs: dict[str, torch.Tensor], decoder_inputs: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """Return the log-probability of each label in nats, `(rows, length)`; 0 where the label is -100."""
+    score, parts = torch.nn.functional.cross_entropy, logits_in_parts(model, inputs, decoder_inputs)
+    found = torch.cat([-score(logits.transpose(1, 2), labels[part], reduction="none") for part, logits in parts])
+    check_logits(found, model.dtype)
+    return found
+
+
+def logits_in_parts(
+    model: Any, inputs: dict[str, torch.Tensor], decoder_inputs: torch.Tensor
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield some rows of a batch at a time, and their float32 logits `(rows, length, V)`."""
+    rows = max(1, LOGITS_BUDGET // (decoder_inputs.shape[1] * model.get_output_embeddings().weight.shape[0]))
+    for start in range(0, len(decoder_inputs), rows):
+        part = slice(start, start + rows)
+        encoder_inputs = {name: tensor[part] for name, tensor in inputs.items()}
+        yield part, model(**encoder_inputs, decoder_input_ids=decoder_inputs[part], use_cache=False).logits.float()

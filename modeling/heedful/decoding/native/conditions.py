@@ -1,0 +1,215 @@
+"""When packed weights may compute in place of a model: what of the model and of a call allows it, and until when."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from heedful.configuration_base_heed import position_limit
+from heedful.configuration_heed import RELATIVE_ENCODINGS
+from heedful.decoding.engines import evaluation_mode
+from heedful.decoding.native import kernels
+from heedful.decoding.search_settings import SEARCH_SETTINGS
+from heedful.decoding.strategies.steps import HUB_MODES, OTHER_MODES, asked_of
+from heedful.fast_paths_heed import foreign_code, foreign_hooks, method_of_one, runs_known_functions
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.versions_heed import CACHE
+
+NAME = "the native decoder"
+COMPARED = 4  # numbers of each weight: a fused optimizer leaves no other trace; and tokens whose logits are compared
+# The largest difference of these logits, relative, by what the weights are kept or computed in.
+LIMITS = {"int8": 0.3, "bfloat16": 0.1, "float16": 0.02, "float32": 1e-4, "float64": 1e-4}
+# Settings of other ways of decoding; the last two read the source's tokens, of which only the encoding is left.
+UNREAD = (
+    *OTHER_MODES, *HUB_MODES, *SEARCH_SETTINGS, "force_words_ids", "do_sample", "max_time", "stop_strings",
+    "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+)  # fmt: skip
+# What a step does not keep.
+RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+UNREAD_ARGUMENTS = ("streamer", "synced_gpus", "decoder_attention_mask", "decoder_inputs_embeds")
+# The fields of a config and the weights that engines read, or refuse: if you add one, decide what each engine does.
+FIELDS = {
+    "activation_dropout", "activation_function", "attention_bias", "attention_dropout", "attention_scoring",
+    "bos_token_id", "d_k", "d_model", "d_v", "decoder_attention_heads", "decoder_ffn_dim", "decoder_key_value_heads",
+    "decoder_layers", "decoder_neighbourhood", "decoder_start_token_id", "decoder_vocab_size", "depth_scaled_init",
+    "dropout", "embedding_norm", "encoder_attention_heads", "encoder_ffn_dim", "encoder_key_value_heads",
+    "encoder_layers", "encoder_neighbourhood", "eos_token_id", "feed_forward_bias", "format_version",
+    "is_encoder_decoder", "label_smoothing", "layer_norm_eps", "max_position_embeddings", "norm_placement",
+    "norm_type", "output_bias", "pad_token_id", "position_encoding", "position_offset",
+    "relative_attention_max_distance", "relative_bias_in_each_layer", "scale_embedding",
+    "share_encoder_decoder_embeddings", "share_layers", "sinusoid_layout", "source_word_dropout",
+    "target_word_dropout", "tie_output_embeddings", "tie_word_embeddings", "use_cache", "vocab_size",
+}  # fmt: skip
+WEIGHTS = re.compile(
+    r"lm_head\.(weight|bias)|model\.(en|de)coder\.((embed_tokens|embed_positions|embedding_norm|norm)\.(weight|bias)|"
+    r"relative_positions\..+|layers\.\d+\.((self|cross)_attn\.([qkv]|out)_proj|feed_forward\.(fc1|fc_gate|fc2)|"
+    r"(self_attn|cross_attn|feed_forward)_residual\.norm)\.(weight|bias)|"
+    r"layers\.\d+\.(self|cross)_attn\.(additive_score|relative_(keys|values))\..+)"
+)
+NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
+# What `kernels.cpp` computes: models much like the paper's, whose heads part their states evenly.
+COMPILED: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("relu",),
+    "norm_type": ("layernorm",),
+    "embedding_norm": (False,),
+    "encoder_neighbourhood": (None,),
+    "decoder_neighbourhood": (None,),
+    "position_encoding": ("sinusoidal", "learned", "none"),
+}
+
+
+def model_obstacle(model: Any) -> str | None:
+    """Return why the native decoder cannot take a model's place, or `None` if it can."""
+    if (reason := obstacle_to_copies(model, NAME)) is not None:
+        return reason
+    if model.config.attention_scoring == "additive":
+        return f"`attention_scoring` must be scaled_dot or dot for {NAME}, but is additive instead."
+    if model.config.position_encoding in RELATIVE_ENCODINGS:
+        must = f"`position_encoding` must be sinusoidal, learned, rotary or none for {NAME}"
+        return f"{must}, but is {model.config.position_encoding} instead."
+    for name, weight in model.named_parameters():
+        if weight.device.type != "cpu":
+            return f"The model's weights must be on the CPU for {NAME}, but {name} is on {weight.device} instead."
+    return None
+
+
+def obstacle_to_copies(model: Any, engine: str) -> str | None:
+    """Return why weights copied into an engine would not compute what a model does, or `None` where they would.
+
+    Of a model all classes, methods, weights and fields of its config must be those that the engines were written for.
+    """
+    if not isinstance(model, HeedForConditionalGeneration):
+        found = type(model).__name__
+        if type(model).__module__.startswith("transformers_modules."):
+            found += " of the code in its folder (to have Heedful's, load it after `import heedful`)"
+        return f"The model must be a HeedForConditionalGeneration, but is a {found} instead."
+    if not runs_known_functions(model):
+        return f"`F.linear` and the attention function must be torch's or transformers' for {engine}, but one is not."
+    if (name := foreign_code(model.modules())) is not None:
+        return f"The model's classes and methods must be Heed's for {engine}, but {name} is not."
+    known = FIELDS | PreTrainedConfig.__dataclass_fields__.keys()
+    if unread := sorted(type(model.config).__dataclass_fields__.keys() - known):
+        return f"The fields of the config must be those that {engine} reads, but `{unread[0]}` is unknown to it."
+    for name, module in model.named_modules():
+        # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
+        kind: Any = type(module)
+        has_weights = kind.__module__.startswith("torch.") and any(True for _ in module.parameters(recurse=False))
+        has_none = kind is nn.Identity and name.endswith("embedding_norm")
+        is_other_norm = name.endswith("norm") and kind is not NORMS[model.config.norm_type] and not has_none
+        if is_other_norm or (has_weights and kind not in (nn.Linear, nn.Embedding, *NORMS.values())):
+            return f"The model's modules must be Heed's for {engine}, but {name} is a {kind} instead."
+        if foreign_hooks(module) or method_of_one(module):
+            name = name or "the model itself"
+            return f"The model must have no forward hooks and no methods of its own for {engine}, but {name} has one."
+    for name, parameter in model.named_parameters():
+        is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
+        if not is_plain or parameter.is_meta or not parameter.is_floating_point():
+            found = f"{name} is a {type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
+            return f"The model's weights must be floating-point numbers in memory for {engine}, but {found}"
+    if unread := [name for name in model.state_dict() if not WEIGHTS.fullmatch(name)]:
+        return f"The model's weights must be those that {engine} reads, but {unread[0]} is unknown to it."
+    return None
+
+
+def kernels_obstacle(config: Any, precision: str) -> str | None:
+    """Return why `kernels.cpp` cannot compute the steps of a model here, or `None` if it can."""
+    library = kernels.library()
+    if library is None:
+        return "they could not be compiled here"
+    if precision == "int8" and not library.has_bytes:
+        return "the processor lacks AVX-512 VNNI"
+    head = config.d_model / config.decoder_attention_heads
+    for name, known in {**COMPILED, "d_k": (None, head), "d_v": (None, head)}.items():
+        if getattr(config, name) not in known:
+            return f"they know no `{name}` of {getattr(config, name)}"
+    return None
+
+
+def settings_obstacle(config: Any, stopping_criteria: Iterable[Any] = (), **model_kwargs: Any) -> str | None:
+    """Return why the native decoder cannot follow a call of `generate()`, or its config alone; `None` if it can."""
+    for name, value in asked_of(config, UNREAD).items():
+        why = ", which reads no source tokens" * name.startswith("encoder_")
+        return f"`{name}` must not be set with {NAME}{why}, but is {value!r} instead."
+    for name in RECORDS:
+        if config.return_dict_in_generate and getattr(config, name, None):
+            return f"`{name}` must be False with {NAME}, which keeps none, but is True instead."
+    for each in stopping_criteria:
+        if type(each) not in (MaxLengthCriteria, EosTokenCriteria):  # which the native search applies itself
+            kind = type(each).__name__
+            return f"`stopping_criteria` must be lengths and end tokens with {NAME}, but one is a {kind} instead."
+    for name in UNREAD_ARGUMENTS:
+        if model_kwargs.get(name) is not None and model_kwargs[name] is not False:
+            return f"`{name}` must be None with {NAME}, but is given instead."
+    # `HeedGenerationMixin.generate` marks it so.
+    if getattr(model_kwargs.get(CACHE), "is_the_users", False):
+        return f"`{CACHE}` must be None with {NAME}, which fills none, but is given instead."
+    return padding_obstacle(model_kwargs.get("attention_mask"))
+
+
+def padding_obstacle(attention_mask: torch.Tensor | None) -> str | None:
+    """Return what is wrong with a `(batch, source_length)` mask that hides a source: attention functions differ."""
+    if attention_mask is None or bool(attention_mask.any(dim=1).all()):
+        return None
+    return "`attention_mask` must leave a token of each source, but one is padding alone instead."
+
+
+@torch.no_grad()
+def difference(model: Any, network: Any, precision: str) -> str | None:
+    """Return how far the logits of packed weights are from the model's, whose code may be changed; `None` if equal.
+
+    A few tokens of source and target are compared, and the limits leave room for rounding alone.
+    """
+    config = model.config
+    tokens = torch.arange(min(COMPARED, position_limit(config) or COMPARED))[None]
+    prompt = tokens % config.target_vocab_size
+    prompt[0, 0] = config.decoder_start_token_id or 0
+    with evaluation_mode(model), torch.autocast("cpu", enabled=False):
+        expected = model(tokens % config.vocab_size, decoder_input_ids=prompt, use_cache=False).logits[:, -1].float()
+    state = network.start(network.encode(tokens % config.vocab_size, None), None, prompt, 1)
+    distance = (network.step(prompt[:, -1], state) - expected).norm() / expected.norm().clamp(min=1e-6)
+    limit = LIMITS["int8" if precision == "int8" else str(model.dtype).removeprefix("torch.")]
+    if not distance > limit:  # what is no number is found where it is searched
+        return None
+    must = f"The model's logits must be computed by {NAME} as by its own code"
+    return f"{must}, but differ by {distance:.1%}: its classes, or functions that they call, were changed."
+
+
+class Fingerprint:
+    """What a model's weights and hooks were when a copy was made."""
+
+    def __init__(self, model: nn.Module):
+        self._model: Any = model
+        self._traces = _traces(model)
+        # Views of the weights, for what writes to `.data`, or is fused, changes no version.
+        flat = [parameter.detach().flatten() for parameter in model.parameters()]
+        self._samples = [numbers[:: max(1, len(numbers) // COMPARED)] for numbers in flat]
+        self._values = _bits(self._samples)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the model has other weights, other numbers in them, or other hooks of others."""
+        # First where the weights lie: if elsewhere, the samples are of those before.
+        return _traces(self._model) != self._traces or not torch.equal(_bits(self._samples), self._values)
+
+
+def _traces(model: Any) -> list[tuple[int, int]]:
+    """Return what changes whenever a weight is replaced or written to, or code of others comes between modules."""
+    modules = list(model.modules())
+    kinds: list[Any] = list(dict.fromkeys(map(type, modules)))
+    found = [(0, int(runs_known_functions(model))), *((id(kind), id(kind.forward)) for kind in kinds)]
+    for module in modules:
+        found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
+        own = (parameter for parameter in module._parameters.values() if parameter is not None)
+        found += [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in own]
+    return found
+
+
+def _bits(samples: list[torch.Tensor]) -> torch.Tensor:
+    places = {(sample.dtype, sample.device) for sample in samples}
+    if len(places) > 1:
+        samples = [sample.float().cpu() for sample in samples]
+    return torch.cat(samples).float().view(torch.int32)  # NaN equals itself so

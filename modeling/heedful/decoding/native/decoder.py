@@ -1,0 +1,112 @@
+"""What decodes in place of a model's modules: packed weights, and greedy and beam search over them."""
+
+import warnings
+from typing import Any, get_args
+
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from heedful.decoding.native import conditions
+from heedful.decoding.native.compiled_network import CompiledNetwork
+from heedful.decoding.native.kernels import Precision, kernel_name
+from heedful.decoding.native.network import NativeNetwork
+from heedful.decoding.native.search import SearchSettings, beam_search, greedy_search
+from heedful.decoding.strategies.steps import once_per_sentence
+from heedful.generation_heed import check_logits
+from heedful.host import keep_freed_memory, share_cores
+
+
+class NativeDecoder:
+    """Greedy and beam search over a packed copy of a model's weights, with the tokens of `generate()` in float32.
+
+    It computes only what a step needs; finished sentences leave the batch. Arguments and errors are those of
+    `prepare_for_inference`.
+    """
+
+    def __init__(self, model: Any, precision: Precision = "float32"):
+        if precision not in get_args(Precision):
+            _raise(f"`precision` must be one of {', '.join(get_args(Precision))}, but is {precision!r} instead.")
+        _raise(conditions.model_obstacle(model))
+        keep_freed_memory()
+        share_cores()
+        if precision == "int8" and (missing := conditions.kernels_obstacle(model.config, precision)) is not None:
+            message = f"`precision` is float32 in place of int8, which only Heedful's own kernels compute: {missing}."
+            warnings.warn(message, stacklevel=3)
+            precision = "float32"
+        self.model, self.precision = model, precision
+        self.kernel = kernel_name()  # what does the matrix products: kernels.cpp, or a library of torch
+        is_compiled = conditions.kernels_obstacle(model.config, precision) is None
+        self.network: NativeNetwork = CompiledNetwork(model, precision) if is_compiled else NativeNetwork(model)
+        _raise(conditions.difference(model, self.network, precision))
+        self._fingerprint = conditions.Fingerprint(model)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the model still has the weights that were packed, and no new hooks."""
+        return not self._fingerprint.has_changed
+
+    def encoded(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, Any]:
+        """Return arguments of `generate()` with the encoded source, from what `encode` takes."""
+        states = self.encode(input_ids, attention_mask)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        # The search has a cache of its own: to make transformers' takes a tenth of the time of one short sentence.
+        output = BaseModelOutput(last_hidden_state=states)
+        return {"encoder_outputs": output, "attention_mask": mask, "use_cache": False}
+
+    def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Encode `(batch, source_length)` ids, with a mask that is 0 at padding: `(batch, source_length, d_model)`.
+
+        A `ValueError` says what of them the model's encoder would refuse, or that a source is padding alone.
+        """
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            must = f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}"
+            _raise(f"{must}, but has {tuple(attention_mask.shape)} instead.")
+        self.model.model.encoder.check_token_ids(input_ids)
+        _raise(conditions.padding_obstacle(attention_mask))
+        with torch.inference_mode(), torch.autocast("cpu", enabled=False):
+            states = self.network.encode(input_ids, attention_mask)
+        return states.clone()  # a tensor of inference mode could not be read where gradients are computed
+
+    def __call__(self, model: Any, input_ids: torch.Tensor, generation_config: Any, **given: Any) -> Any:
+        """Decode as a strategy of `generate(custom_generate=…)`; greedy search returns `sequences_scores` too.
+
+        A `ValueError` says what only `generate()` itself can do, or that the model is not as it was packed.
+        """
+        if model is not self.model:
+            _raise("The model must be the one that the NativeDecoder was made of, but is another one instead.")
+        if not self.is_current:
+            _raise("The model must be as it was packed, but its weights or modules have changed since.")
+        _raise(conditions.settings_obstacle(generation_config, **given))
+        tokens, scores = self.search(input_ids, generation_config, **given)
+        if not generation_config.return_dict_in_generate:
+            return tokens
+        from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
+
+        return GenerateBeamEncoderDecoderOutput(sequences=tokens, sequences_scores=scores)  # type: ignore[arg-type]
+
+    def search(
+        self, input_ids: torch.Tensor, generation_config: Any, logits_processor: Any, **given: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Search, without a check that all settings can be followed, from `(batch · beams, length)` prompts on.
+
+        Returns tokens, and their scores, in greedy search only if `return_dict_in_generate` asks for them.
+        """
+        self.model.model.decoder.check_token_ids(input_ids)
+        settings = SearchSettings(generation_config, logits_processor, input_ids.shape[1])
+        if not 0 <= settings.fill < (limit := self.model.config.target_vocab_size):
+            _raise(f"`pad_token_id` must be at least 0 and below {limit}, but is {settings.fill} instead.")
+        prompt = input_ids[:: settings.beams]
+        source, mask = once_per_sentence(given["encoder_outputs"][0], len(prompt)), given.get("attention_mask")
+        mask = None if mask is None else once_per_sentence(mask, len(prompt))
+        with torch.inference_mode(), torch.autocast("cpu", enabled=False):
+            state = self.network.start(source, mask, prompt, settings.beams)
+            search = greedy_search if settings.beams == 1 else beam_search
+            tokens, scores = search(self.network, state, prompt, settings)
+        if scores is not None and settings.processor is None:  # with which they may be -inf
+            check_logits(-scores, torch.float32)
+        return tokens.clone(), None if scores is None else scores.clone()  # as in `encode`
+
+
+def _raise(obstacle: str | None) -> None:
+    if obstacle is not None:
+        raise ValueError(obstacle)

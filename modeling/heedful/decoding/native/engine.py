@@ -1,0 +1,170 @@
+"""The two doors to the native decoder: `prepare_for_inference` for `generate()`, and the engine of a `Translator`."""
+
+import warnings
+from contextlib import AbstractContextManager
+from operator import itemgetter
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from heedful.decoding.engines import GenerateEngine
+from heedful.decoding.native.conditions import model_obstacle, padding_obstacle, settings_obstacle
+from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.kernels import Precision
+from heedful.fast_paths_heed import runs_known_code
+from heedful.generation_heed import FiniteLogits
+
+ENCODER_ARGUMENTS = ("input_ids", "attention_mask", "inputs_embeds", "packing")  # of `HeedEncoder.forward`, in order
+
+
+def may_replace(model: Any, config: Any) -> bool:
+    """Return whether the native decoder gives the tokens of `generate()` with a generation config."""
+    return model.dtype == torch.float32 and settings_obstacle(config) is None and model_obstacle(model) is None
+
+
+class NativeEngine(GenerateEngine):
+    """`generate()` by the native decoder; a `ValueError` if that cannot take the model's place."""
+
+    def __init__(self, model: Any, precision: Precision = "float32"):
+        super().__init__(model)
+        self.decoder = NativeDecoder(model, precision)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the packed weights are still the model's."""
+        return self.decoder.is_current
+
+    def check(self, config: Any) -> None:
+        """Raise a `ValueError` that names what the native decoder cannot follow of a generation config."""
+        if (reason := settings_obstacle(config)) is not None:
+            raise ValueError(reason)
+
+    def generate(
+        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the `(rows, length)` tokens of a batch, and their scores unless logits processors changed them."""
+        settings.return_dict_in_generate = True
+        search = {"generation_config": settings, "logits_processor": processor, "custom_generate": self._decode}
+        return self.model.generate(**self.decoder.encoded(**inputs), **search)
+
+    def _decode(self, *call: Any, logits_processor: Any, **given: Any) -> Any:
+        output = self.decoder(*call, logits_processor=logits_processor, **given)
+        is_changed = any(not isinstance(each, FiniteLogits) for each in logits_processor)
+        return output.sequences, None if is_changed else output.sequences_scores
+
+
+def prepare_for_inference(model: Any, precision: Precision = "float32") -> "PreparedModel":
+    """Let `generate()` of a model on the CPU run over packed weights, with the same tokens in float32.
+
+    Greedy search and beam search are then those of the native decoder, and so is the encoder that `get_encoder()`
+    returns, wherever no gradient is computed. What the native decoder cannot do (sampling, streaming, recorded scores
+    and attentions, other caches, …) runs as before. Weights that change are packed again. A change that is written to
+    a few numbers through `.data` or numpy may go unnoticed; one under `torch.no_grad()` does not. The packed copies
+    are not saved, copied or pickled with the model, and `undo` of what is returned frees them, or the end of `with
+    prepare_for_inference(model): …`. On Linux the C library is asked to keep freed memory for the next step.
+
+    Args:
+        model: A Heed model on the CPU, in evaluation mode.
+        precision: `float32`, or `int8` weights with the input of each product quantized row by row, the smallest and
+            fastest. Where `kernels.cpp` cannot compute the model in int8, a warning says why, and it is float32.
+
+    Raises:
+        ValueError: If the model is in training mode or already prepared, the precision is unknown, or the native
+            decoder cannot take the model's place.
+    """
+    decoder = NativeDecoder(model, precision)
+    if model.training:
+        raise ValueError("The model must be in evaluation mode to be prepared, but is training: call `eval()`.")
+    if model.prepared is not None:
+        raise ValueError("The model must not be prepared already, but is: `undo()` the earlier preparation first.")
+    return PreparedModel(decoder)
+
+
+class PreparedModel(AbstractContextManager):
+    """A model whose `generate()` runs over packed weights; made by `prepare_for_inference`.
+
+    `kernel` names what multiplies: kernels.cpp, or a library of torch; `precision` is what the weights are kept in.
+    """
+
+    def __init__(self, decoder: NativeDecoder):
+        self.model, self.precision, self.kernel = decoder.model, decoder.precision, decoder.kernel
+        self._decoder, self._is_blocked = decoder, False
+        self.encoder = PreparedEncoder(self)
+        self.model.prepared = self
+
+    def __reduce__(self):
+        # A copy of the model is not prepared, neither here nor in another process.
+        return type(None), ()
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def undo(self) -> None:
+        """Let `generate()` use the model's own modules again. A second call does nothing."""
+        if self.model.prepared is self:
+            self.model.prepared = None
+
+    def encode(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> BaseModelOutput | None:
+        """Encode as `HeedEncoder.forward` does, or return `None` where its modules must."""
+        is_plain = options.pop("return_dict", None) is not False
+        is_plain = is_plain and all(value is None or value is False for value in options.values())
+        if not is_plain or input_ids is None or input_ids.numel() == 0 or not self._may_compute():
+            return None
+        is_other = attention_mask is not None and (attention_mask.dim() != 2 or padding_obstacle(attention_mask))
+        if is_other or (decoder := self._current_decoder()) is None:
+            return None
+        # The decoder's modules may have to go on with it.
+        states = decoder.encode(input_ids, attention_mask).to(self.model.get_input_embeddings().weight.dtype)
+        return BaseModelOutput(last_hidden_state=states)
+
+    def decode(self, input_ids: torch.Tensor, generation_config: Any, **given: Any) -> torch.Tensor | None:
+        """Return the tokens as a strategy does, or `None` if the loops of `generate()` itself must find them."""
+        is_ours = (
+            self._may_compute()
+            and not generation_config.return_dict_in_generate
+            and generation_config.cache_implementation is None
+            and settings_obstacle(generation_config, **given) is None
+            and runs_known_code(self.model)  # prefix tuning of peft, for one, sets a method of its own
+        )
+        if not is_ours or (decoder := self._current_decoder()) is None:
+            return None
+        return decoder.search(input_ids, generation_config, **given)[0]
+
+    def _may_compute(self) -> bool:
+        is_other = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+        return not (self.model.training or is_other)
+
+    def _current_decoder(self) -> NativeDecoder | None:
+        """Return the decoder with the present weights, or `None`, with one warning, if there is an obstacle."""
+        if not self._decoder.is_current:
+            if (reason := model_obstacle(self.model)) is not None:
+                if not self._is_blocked:
+                    warnings.warn(f"`generate()` runs as if the model was not prepared. {reason}", stacklevel=2)
+                self._is_blocked = True
+                return None
+            self._decoder = NativeDecoder(self.model, self.precision)
+        self._is_blocked = False
+        return self._decoder
+
+
+class PreparedEncoder:
+    """The encoder of a prepared model as `generate()` calls it; what else is asked of it is the encoder's own."""
+
+    def __init__(self, prepared: PreparedModel):
+        self._prepared, self._encoder = prepared, prepared.model.model.encoder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy is one of the encoder.
+        return itemgetter(0), ((self._encoder,),)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode by the packed weights, or by the modules where those do not."""
+        given = dict(zip(ENCODER_ARGUMENTS, args, strict=False)) | kwargs
+        config = self._encoder.config
+        is_other = config.output_hidden_states or config.output_attentions or not config.return_dict
+        found = None if is_other else self._prepared.encode(**given)
+        return self._encoder(*args, **kwargs) if found is None else found

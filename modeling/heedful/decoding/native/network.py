@@ -1,0 +1,396 @@
+"""A Heed model's weights and its decoding step, laid out for the CPU: the readable reference of `kernels.cpp`.
+
+`NativeNetwork` computes every model in torch; `CompiledNetwork` computes the same step of the paper's in one call.
+
+What makes a step cheap:
+
+- Query, key and value come from one matrix product, the source's keys and values of all layers from another.
+- The source's keys and values exist once per sentence, and all its hypotheses query them in one product.
+- Hypotheses never move. Each writes its newest key and value into a slot of its own, and knows the slots of its
+  ancestors. Beam search reorders those numbers and not the cache.
+
+Letters in shape comments: N sentences, K hypotheses per sentence, R = N·K rows, S source length, T room for target
+tokens, t target tokens so far, H heads, D = d_model, V target tokens, C candidates.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from heedful.attention_heed import HeedAttention
+from heedful.decoding.native.kernels import Precision, Product, packed_linear
+from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
+from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
+from heedful.positions_heed import positions_of
+
+SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
+CHUNK = 64  # tokens: `best_tokens` sorts only the best chunks of a row
+FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it is full
+
+
+class NativeNetwork:
+    """Encoder, decoder step and output layer of a Heed model, with packed copies of its weights.
+
+    Later changes of the model's weights do not change the copies. Between the products everything is float32; `int8`
+    needs `kernels.cpp`.
+    """
+
+    def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
+        self.config: Any = model.config
+        encoder, decoder = model.model.encoder, model.model.decoder
+        self.embed_source = _Embedding(encoder)
+        self.embed_target = _Embedding(decoder)
+        self.encoder_layers = [_EncoderLayer(layer, precision) for layer in encoder.layers] * encoder.rounds
+        self.decoder_layers = [_DecoderLayer(layer, precision) for layer in decoder.layers] * decoder.rounds
+        self.encoder_norm, self.decoder_norm = _norm(encoder.norm), _norm(decoder.norm)
+        cross = [layer.cross_attn for layer in decoder.layers] * decoder.rounds
+        self.project_source = _joined([each for one in cross for each in _key_values(one)], precision)
+        self.output = packed_linear(model.lm_head.weight, model.lm_head.bias, precision)
+
+    def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Encode `(N, S)` source tokens with a mask that is 0 at padding: `(N, S, D)`."""
+        if attention_mask is not None and bool(attention_mask.all()):
+            attention_mask = None
+        positions = positions_of(input_ids.shape[1], 0, attention_mask, input_ids.device)
+        mask = self._encoder_mask(input_ids, attention_mask)
+        return self.encode_groups(input_ids, positions, [input_ids.shape], mask).view(*input_ids.shape, -1)
+
+    def encode_groups(self, input_ids: torch.Tensor, positions: torch.Tensor, groups: Any, mask: Any) -> torch.Tensor:
+        """Encode tokens of one group after the other, each of (sentences, length): `(tokens, D)`."""
+        states = self.embed_source(input_ids, positions).view(input_ids.numel(), -1)
+        for layer in self.encoder_layers:
+            states = layer(states, groups, mask, positions)
+        return self.encoder_norm(states)
+
+    def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None):
+        """Return what self-attention of `(N, S)` tokens adds to its scores, in windows if faster, or `None`."""
+        radius, length = self.config.encoder_neighbourhood, input_ids.shape[1]
+        if radius is None:
+            return _source_mask(attention_mask)
+        if pays_in_windows(length, radius):
+            tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            return windowed_mask(tokens, radius, False, torch.float32)
+        places = torch.arange(length)
+        near = (places[:, None] - places).abs() <= radius
+        return _additive(near if attention_mask is None else near & attention_mask.bool()[:, None, None])
+
+    def start(
+        self, source: torch.Tensor, attention_mask: torch.Tensor | None, prompt: torch.Tensor, beams: int
+    ) -> "DecodingState":
+        """Begin to decode `(N, S, D)` encoded sentences with `beams` hypotheses each.
+
+        Of the `(N, length)` prompts all is read but the newest tokens, with which the first step begins.
+        """
+        state = self.state(source, attention_mask, beams)
+        for tokens in prompt[:, :-1].T:
+            self.step(tokens.repeat_interleave(beams), state)
+        return state
+
+    def state(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "DecodingState":
+        """Return the cache of a search in which nothing was read yet."""
+        return SourceState(self, source, attention_mask, beams)
+
+    def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
+        """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones."""
+        state.make_room()
+        states = self.embed_target(tokens, torch.tensor([state.length]))  # (R, D)
+        for number, layer in enumerate(self.decoder_layers):
+            states = layer(states, state, number)
+        state.length += 1
+        return self.output(self.decoder_norm(states))
+
+    def continuations(
+        self, logits: torch.Tensor, scores: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the best continuations of hypotheses with `(N, K)` scores, as `best_tokens` does, of their logits."""
+        if count == 1:
+            best, tokens = logits.max(-1, keepdim=True)
+            return best - logits.logsumexp(-1, keepdim=True) + scores, torch.zeros_like(tokens), tokens
+        return best_tokens(logits.log_softmax(-1, dtype=torch.float32), scores, count)
+
+
+class DecodingState:
+    """The cache of the target tokens of N sentences with K hypotheses each: R `rows`."""
+
+    def __init__(self, layers: int, rows: int, beams: int, width: int):
+        self.rows, self.beams = rows, beams  # R at the beginning: later there are fewer
+        self.length = 0  # target tokens that were read
+        # (R, T): where the keys and values of a row's tokens lie. Those of later positions are the row's own.
+        self.slots = torch.empty(rows, 0, dtype=torch.int32)
+        self.target = torch.empty(layers, 0, width)  # (layers, slots, width), `width` of keys and values together
+
+    def make_room(self) -> None:
+        """Double the cache if it has no room for the next token's keys and values."""
+        room = self.slots.shape[1]
+        if self.length < room:
+            return
+        added = max(FIRST_ROOM, room)
+        slots = (room + torch.arange(added)) * self.rows + torch.arange(len(self.slots))[:, None]
+        self.slots = torch.cat([self.slots, slots.int()], 1)
+        self.target = F.pad(self.target, (0, 0, 0, added * self.rows))
+
+    def follow(self, parents: torch.Tensor) -> None:
+        """Let hypothesis j of each sentence go on from hypothesis `parents[n, j]`; `(N, K)`."""
+        rows = torch.arange(len(parents))[:, None] * self.beams + parents
+        self.slots[:, : self.length] = self.slots[rows.flatten(), : self.length]
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Drop all sentences except those with the given numbers, `(n)`."""
+        self.slots = self.slots[self.rows_of(sentences)]
+
+    def rows_of(self, sentences: torch.Tensor) -> torch.Tensor:
+        """Return the rows of `(n)` sentences, `(n·K)`."""
+        return (sentences[:, None] * self.beams + torch.arange(self.beams)).flatten()
+
+
+class SourceState(DecodingState):
+    """The cache with the keys and values of all sources, padding included."""
+
+    def __init__(self, network: NativeNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int):
+        first, layers = network.decoder_layers[0], len(network.decoder_layers)
+        super().__init__(layers, len(source) * beams, beams, sum(first.self_attn.widths[1:]))
+        projected = network.project_source(source.float().flatten(0, 1))  # (N·S, layers·H·(d_k + d_v))
+        parts = projected.view(*source.shape[:2], layers, -1).unbind(2)
+        self.source = [_by_head(part, first.cross_attn) for part in parts]
+        self.source_mask = _source_mask(attention_mask)
+        self.radius = network.config.decoder_neighbourhood
+
+    def extend(self, number: int, newest: torch.Tensor) -> torch.Tensor:
+        """Write the `(R, width)` newest keys and values of a layer, and return all that are seen, `(R, t, width)`."""
+        self.target[number, self.slots[:, self.length]] = newest
+        first = 0 if self.radius is None else max(0, self.length - self.radius)
+        return self.target[number, self.slots[:, first : self.length + 1]]
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Drop them as `DecodingState.keep`, and their sources."""
+        super().keep(sentences)
+        self.source = [(key[sentences], value[sentences]) for key, value in self.source]
+        self.source_mask = None if self.source_mask is None else self.source_mask[sentences]
+
+
+class _Embedding:
+    """Token embeddings, scaled, plus positions (sections 3.4 and 3.5 of the paper)."""
+
+    def __init__(self, stack: Any):
+        self.weight = stack.embed_tokens.weight.detach()
+        self.scale = stack.embedding_scale
+        self.norm = _norm(stack.embedding_norm)
+        self.encode_positions = stack.embed_positions
+        self.known_positions: torch.Tensor | None = None  # (number, D), the encodings of the first positions
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Embed `(…, length)` tokens at positions of a shape that broadcasts to theirs: `(…, length, D)`."""
+        states = F.embedding(tokens, self.weight).float() * self.scale
+        if self.encode_positions is not None:
+            states = states + F.embedding(positions, self._table(int(positions.max()) + 1))
+        return self.norm(states)
+
+    def encoding(self, position: int) -> torch.Tensor | None:
+        """Return the `(D)` encoding of one position; `None` where there are none."""
+        return None if self.encode_positions is None else self._table(position + 1)[position]
+
+    def _table(self, needed: int) -> torch.Tensor:
+        """Return the encodings of at least so many positions: to compute them takes longer than a small layer."""
+        known = self.known_positions
+        if known is None or len(known) < needed:
+            is_table = isinstance(self.encode_positions, nn.Embedding)
+            number = self.encode_positions.num_embeddings if is_table else max(FIRST_ROOM, 2 * needed)
+            if needed > number:
+                must = f"have at most {number} tokens (`max_position_embeddings` of learned positions)"
+                raise ValueError(f"A sequence must {must}, but it has {needed} instead.")
+            # The local name, because another thread may replace the attribute by a shorter table.
+            known = self.known_positions = self.encode_positions(torch.arange(number)).float()
+        return known
+
+
+class _Attention:
+    """The sizes and packed projections of one attention; the query's weights are multiplied by 1/√d_k."""
+
+    def __init__(self, module: HeedAttention, precision: Precision, is_cross_attention: bool):
+        self.d_k, self.d_v = module.d_k, module.d_v
+        self.heads = module.q_proj.out_features // module.d_k
+        self.widths = [self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v]
+        self.rotary = None if is_cross_attention else module.rotary
+        bias = module.q_proj.bias
+        query = module.q_proj.weight * module.scaling, None if bias is None else bias * module.scaling
+        self.project = _joined([query] if is_cross_attention else [query, *_key_values(module)], precision)
+        self.project_output = packed_linear(module.out_proj.weight, module.out_proj.bias, precision)
+
+
+class _FeedForward:
+    """FFN(x) (section 3.3 of the paper) of `(rows, D)` states with packed weights."""
+
+    def __init__(self, module: HeedFeedForward, precision: Precision):
+        is_relu = isinstance(module.activation, nn.ReLU) and module.fc_gate is None
+        self.inner = packed_linear(module.fc1.weight, module.fc1.bias, precision, relu=is_relu)
+        self.outer = packed_linear(module.fc2.weight, module.fc2.bias, precision)
+        self.activation: Any = None if is_relu else module.activation
+        gate = module.fc_gate
+        self.gate = None if gate is None else packed_linear(gate.weight, gate.bias, precision)
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        inner = self.inner(states)
+        if self.gate is not None:
+            inner = self.activation(self.gate(states)) * inner
+        elif self.activation is not None:
+            inner = self.activation(inner)
+        return self.outer(inner)
+
+
+class _Layer:
+    """Packed weights of a layer of either stack, and its residual connections (section 3.1)."""
+
+    def __init__(self, layer: Any, precision: Precision):
+        self.self_attn = _Attention(layer.self_attn, precision, is_cross_attention=False)
+        self.feed_forward = _FeedForward(layer.feed_forward, precision)
+        residuals = {name: getattr(layer, f"{name}_residual") for name in SUBLAYERS if hasattr(layer, name)}
+        self.is_post_norm = residuals["self_attn"].is_post_norm
+        self.norm_modules = {name: residual.norm for name, residual in residuals.items()}
+        self.norms = {name: _norm(residual.norm) for name, residual in residuals.items()}
+
+    def connect(self, name: str, states: torch.Tensor, sublayer: Product) -> torch.Tensor:
+        if self.is_post_norm:
+            return self.norms[name](states + sublayer(states))
+        return states + sublayer(self.norms[name](states))
+
+
+class _EncoderLayer(_Layer):
+    """Self-attention and a feed-forward network, over the rows of all sentences."""
+
+    def __call__(self, states: torch.Tensor, groups: Any, mask: Any, positions: torch.Tensor):
+        """Transform the `(tokens, D)` states of groups of (sentences, length); with more than one there is no mask."""
+
+        def attend(states: torch.Tensor) -> torch.Tensor:
+            attention, found = self.self_attn, []
+            projected = attention.project(states).split([count * length for count, length in groups])
+            for group, shape in zip(projected, groups, strict=True):
+                parts = group.split(attention.widths, dim=-1)
+                query, key, value = (part.view(*shape, attention.heads, -1).transpose(1, 2) for part in parts)
+                if attention.rotary is not None:
+                    query, key = attention.rotary(query, positions), attention.rotary(key, positions)
+                if isinstance(mask, WindowedMask):
+                    output, _ = neighbourhood_attention(_kernel, None, query, key, value, mask)
+                else:
+                    output, _ = _kernel(None, query, key, value, mask)
+                found.append(output.reshape(len(group), -1))
+            return attention.project_output(torch.cat(found))
+
+        states = self.connect("self_attn", states, attend)
+        return self.connect("feed_forward", states, self.feed_forward)
+
+
+class _DecoderLayer(_Layer):
+    """One step of self-attention, attention to the source and a feed-forward network, for R rows."""
+
+    def __init__(self, layer: Any, precision: Precision):
+        super().__init__(layer, precision)
+        self.cross_attn = _Attention(layer.cross_attn, precision, is_cross_attention=True)
+
+    def __call__(self, states: torch.Tensor, state: SourceState, number: int):
+        """Transform the `(R, D)` states of the newest tokens."""
+
+        def attend_to_target(states: torch.Tensor) -> torch.Tensor:
+            attention = self.self_attn
+            width = attention.widths[0]
+            projected = attention.project(states)
+            if attention.rotary is not None:
+                turned = projected[:, : 2 * width].unflatten(1, (-1, 1, attention.d_k))  # (R, 2 H, 1, d)
+                turned = attention.rotary(turned, torch.tensor([[state.length]])).flatten(1)
+                projected = torch.cat([turned, projected[:, 2 * width :]], 1)
+            query = projected[:, None, :width].unflatten(2, (attention.heads, -1)).transpose(1, 2)
+            key, value = _by_head(state.extend(number, projected[:, width:]), attention)
+            output, _ = _kernel(None, query, key, value)  # (R, 1, H, d_v)
+            return attention.project_output(output.reshape(len(states), -1))
+
+        def attend_to_source(states: torch.Tensor) -> torch.Tensor:
+            attention = self.cross_attn
+            query = attention.project(states).view(-1, state.beams, attention.heads, attention.d_k).transpose(1, 2)
+            output, _ = _kernel(None, query, *state.source[number], state.source_mask)  # (N, K, H, d_v)
+            return attention.project_output(output.reshape(len(states), -1))
+
+        states = self.connect("self_attn", states, attend_to_target)
+        states = self.connect("cross_attn", states, attend_to_source)
+        return self.connect("feed_forward", states, self.feed_forward)
+
+
+def _kernel(module: None, query: Any, key: Any, value: Any, mask: Any = None) -> tuple[torch.Tensor, None]:
+    """Attend from `(N, H, S, d_k)` scaled queries, with the signature of transformers: `(N, S, H, d_v)`."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0).transpose(1, 2), None
+
+
+def _norm(module: nn.Module | None) -> Product:
+    """Return a norm over the last dimension, where there is one."""
+    if module is None or isinstance(module, nn.Identity):
+        return lambda states: states
+    norm: Any = module
+    weight, shape, epsilon = norm.weight.detach().float(), norm.weight.shape, norm.eps
+    if isinstance(module, nn.RMSNorm):
+        return lambda states: F.rms_norm(states, shape, weight, epsilon)
+    bias = norm.bias.detach().float()
+    return lambda states: torch.layer_norm(states, shape, weight, bias, epsilon)
+
+
+def _key_values(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Return weight and bias of the key and value projections, repeated for the heads that share them."""
+
+    def repeated(parameter: Any, width: int) -> Any:
+        if parameter is None:
+            return None
+        by_head = parameter.view(-1, width, *parameter.shape[1:])
+        return by_head.repeat_interleave(module.num_key_value_groups, dim=0).flatten(0, 1)
+
+    sides = (module.k_proj, module.d_k), (module.v_proj, module.d_v)
+    return [(repeated(linear.weight, width), repeated(linear.bias, width)) for linear, width in sides]
+
+
+def _joined(projections: list[Any], precision: Precision) -> Product:
+    """Return one matrix product in place of several with the same input."""
+    weights, biases = zip(*projections, strict=True)
+    return packed_linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases), precision)
+
+
+def _by_head(states: torch.Tensor, attention: _Attention) -> tuple[torch.Tensor, torch.Tensor]:
+    """Part `(rows, length, H·(d_k + d_v))` keys and values: `(rows, H, length, d)` of each."""
+    parts = states.split(attention.widths[-2:], dim=-1)
+    return tuple(each.unflatten(2, (attention.heads, -1)).transpose(1, 2) for each in parts)  # type: ignore[return-value]
+
+
+def _additive(allowed: torch.Tensor) -> torch.Tensor:
+    """Return 0 where a score is allowed, and else a finite minimum, or a row that sees nothing would become NaN."""
+    return torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+
+
+def _source_mask(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return `(N, 1, 1, S)` from an `(N, S)` mask, or `None` where nothing is padding."""
+    if attention_mask is None or bool(attention_mask.all()):
+        return None
+    return _additive(attention_mask.bool())[:, None, None]
+
+
+def best_tokens(
+    log_probabilities: torch.Tensor, scores: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the most likely continuations of each sentence's hypotheses, best first: scores, hypotheses and tokens.
+
+    Each is `(N, C)` with C = `count`, or `(N, K·V)` if that is less, from `(N·K, V)` log-probabilities of the next
+    token and `(N, K)` scores. To sort all is slow: the C best lie in the C chunks with the highest maxima.
+    """
+    (sentences, beams), vocabulary = scores.shape, log_probabilities.shape[-1]
+    whole = vocabulary // CHUNK
+    chunks = [log_probabilities[:, : whole * CHUNK].unflatten(1, (whole, CHUNK)).amax(-1)] if whole else []
+    if vocabulary % CHUNK:
+        chunks.append(log_probabilities[:, whole * CHUNK :].amax(-1, keepdim=True))
+    maxima = torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0]
+    number = maxima.shape[1]  # chunks of a row
+    maxima = (maxima.view(sentences, beams, number) + scores[..., None]).flatten(1)
+    best = maxima.topk(min(count, maxima.shape[1])).indices  # (N, chunks looked at)
+    parents = best // number
+    tokens = (best % number)[..., None] * CHUNK + torch.arange(CHUNK)  # (N, chunks looked at, CHUNK)
+    is_beyond, tokens = tokens >= vocabulary, tokens.clamp(max=vocabulary - 1)
+    places = parents[..., None] * vocabulary + tokens
+    found = log_probabilities.reshape(sentences, -1).gather(1, places.flatten(1)).view(places.shape)
+    found = (found + scores.gather(1, parents)[..., None]).masked_fill(is_beyond, -torch.inf)
+    totals, order = found.flatten(1).topk(min(count, beams * vocabulary))
+    return totals, parents.gather(1, order // CHUNK), tokens.flatten(1).gather(1, order)

@@ -1,0 +1,107 @@
+"""How probable a model finds given pairs, token by token."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from heedful.configuration_base_heed import special_token
+from heedful.data.epochs.batching import BatchingSettings, TokenCounts, UpdateBatches
+from heedful.data.epochs.micro_batches import collate
+from heedful.data.labels import token_labels
+from heedful.decoding.engines import evaluation_mode, token_log_probabilities
+from heedful.decoding.search_settings import device_of
+from heedful.symbols_heed import checked_texts, naming_the_line, trimmed
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """How probable a model finds the target of a given pair, token by token, in nats.
+
+    Attributes:
+        token_ids: The target as `TokenizerPair.encode_target` gives it, </s> included.
+        tokens: Readable labels of these tokens, in which ▁ is a space.
+        token_scores: The log-probability of each token, given the source and the target's tokens before it.
+    """
+
+    token_ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    token_scores: tuple[float, ...]
+
+    @property
+    def log_probability(self) -> float:
+        """The log-probability of the whole target: the sum of its tokens'."""
+        return math.fsum(self.token_scores)
+
+    @property
+    def per_token(self) -> float:
+        """The mean of the tokens' log-probabilities, which is the negative cross-entropy."""
+        return self.log_probability / len(self.token_scores)
+
+
+def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
+    """Return the dual conditional cross-entropy of a pair, in nats: the lower, the better a translation it is.
+
+    That is |h1 - h2| + (h1 + h2) / 2, where h1 and h2 are the cross-entropies per token, by models of both directions
+    (Junczys-Dowmunt, 2018, arXiv 1809.00197, which filters by exp of its negative).
+    """
+    first, second = -forward.per_token, -backward.per_token
+    return abs(first - second) + (first + second) / 2
+
+
+def score_rows(model: Any, rows: Sequence[Mapping[str, list[int]]], token_budget: int) -> list[list[float]]:
+    """Return the log-probabilities of each row's `labels`, given its `input_ids`, in batches of padded tokens."""
+    lengths = [len(row["input_ids"]) for row in rows], [len(row["labels"]) for row in rows]
+    results: list[list[float]] = [[] for _ in rows]
+    for numbers, inputs, decoder_inputs, labels in forced_batches(model, rows, lengths, token_budget):
+        found = token_log_probabilities(model, inputs, decoder_inputs, labels).tolist()
+        for number, scores in zip(numbers, found, strict=True):
+            results[number] = scores[: lengths[1][number]]
+    return results
+
+
+def forced_batches(
+    model: Any, rows: Any, lengths: tuple[TokenCounts, TokenCounts], token_budget: int
+) -> Iterator[tuple[list[int], dict[str, torch.Tensor], torch.Tensor, torch.Tensor]]:
+    """Yield the rows, of such sources and targets, in batches: numbers, the inputs of encoder and decoder, labels."""
+    pad, start = (special_token(model, name) for name in ("pad_token_id", "decoder_start_token_id"))
+    for (numbers,) in UpdateBatches(*lengths, BatchingSettings(token_budget)).epoch(0):
+        batch = collate([rows[number] for number in numbers], pad)
+        inputs = {name: values.to(device_of(model)) for name, values in batch.items()}
+        labels = inputs.pop("labels")
+        decoder_inputs = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
+        yield numbers, inputs, decoder_inputs.masked_fill(decoder_inputs < 0, pad), labels
+
+
+def score_stream(
+    translator: Any, pairs: Iterable[tuple[str, str]], chunk_size: int, tally: Any
+) -> Iterator[PairScore | None]:
+    """Score as `Translator.score_pairs`, whose checks are made and whose `Tally` is given, does."""
+    tokenizers, search = translator.tokenizers, tally.search
+    stream, first_number = iter(pairs), 1
+    while chunk := list(islice(stream, chunk_size)):
+        _check_pairs(chunk, first_number)
+        with naming_the_line(range(first_number, first_number + len(chunk))):
+            sources = tokenizers.encode_source([source for source, _ in chunk], search.target_language)
+            targets = tokenizers.encode_target([trimmed(target) for _, target in chunk])
+        sides = enumerate(zip(sources, targets, strict=True))
+        kept = [index for index, both in sides if tally.keeps(first_number + index, *both)]
+        rows = [{"input_ids": sources[index], "labels": targets[index]} for index in kept]
+        with evaluation_mode(translator.model), torch.no_grad():
+            found = dict(zip(kept, score_rows(translator.model, rows, search.token_budget), strict=True))
+        for index, ids in enumerate(targets):
+            labels = token_labels(tokenizers.target, ids)
+            yield PairScore(tuple(ids), tuple(labels), tuple(found[index])) if index in found else None
+        first_number += len(chunk)
+    tally.warn("scored")
+
+
+def _check_pairs(pairs: Sequence[tuple[str, str]], first_number: int) -> None:
+    for number, pair in enumerate(pairs, start=first_number):
+        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) for text in pair):
+            raise ValueError(f"Pair {number} must be a source and a target text, but is {pair!r} instead.")
+        checked_texts(pair, f"pairs[{number - 1}]")

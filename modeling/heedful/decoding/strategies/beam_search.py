@@ -1,0 +1,272 @@
+"""One beam search for `generate(custom_generate=BeamSearch(…))`, whose parts can be combined.
+
+Without options it gives the tokens and scores of transformers' own. Options: words that must occur, several models,
+GNMT's length and coverage penalties, and a length limit relative to the source.
+
+Letters in shape comments: B sentences, K hypotheses and M candidates of each, V target tokens, S source and L target
+length.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+import torch
+
+from heedful.decoding.search_settings import LengthPenaltyForm, end_tokens
+from heedful.decoding.strategies import steps
+from heedful.decoding.strategies.beams import NEVER, Beam, check_found, coverage_penalty
+from heedful.decoding.strategies.constraints import ForcedWords, Progress, read_constraints
+from heedful.files import check_at_least
+from heedful.generation_heed import check_logits
+from heedful.versions_heed import CACHE, by_name
+
+# Settings of the strategy that generate()'s config may have in its place.
+SHARED = ("force_words_ids", "length_penalty_form", "tokens_beyond_source")
+
+
+@dataclass(frozen=True, eq=False)
+class BeamSearch:
+    """Beam search as a callable for `model.generate(…, custom_generate=BeamSearch(…))`.
+
+    `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, lengths, logits processors and stopping
+    criteria are generate()'s own and mean what they mean there; with `num_beams=1` a search ends with its first
+    hypothesis, as greedy search does. Processors see log-probabilities, as in transformers' beam search.
+    `output_scores`, `output_attentions` (of the first model) and so on add to the result what they say.
+
+    transformers hands no `streamer` and no `assistant_model` to a callable: Heed's models refuse them, with other
+    models do not give them.
+
+    Args:
+        force_words_ids: Words that every output contains: for each a list of token ids, or a list of such lists of
+            which one must occur (Hokamp and Liu, 2017; Post and Vilar, 2018). `None` takes generate()'s.
+        sentence_force_words_ids: The same for each sentence of the batch by itself, in place of `force_words_ids`;
+            an empty list where nothing is forced.
+        length_penalty_form: `power` divides a hypothesis' log-probability by length^α, as transformers does; `gnmt`
+            by ((5 + length) / 6)^α (Wu et al., 2016), as *Attention Is All You Need* does with α = 0.6. α is
+            generate()'s `length_penalty`. `None` takes the generation config's form, `power` where it has none.
+        coverage_penalty: β of Wu et al. (2016, equation 14): hypotheses that leave source tokens unattended are
+            ranked lower. The weights are the last layer's, averaged over heads (and models).
+        tokens_beyond_source: Longest output, in tokens more than the sentence's own source has; 50 in *Attention Is
+            All You Need* (section 6.1). `max_length` or `max_new_tokens` hold too: the smaller one counts. `None`
+            takes the generation config's, no limit where it has none.
+        models: Further models that choose each token together with the one that generates (an ensemble). They must
+            share its vocabulary.
+        weights: Of the model that generates and of each of `models`, positive; brought to sum 1. `None` is equal.
+        averaging: Whether `probabilities` or `log_probabilities` of the models are averaged.
+
+    Raises:
+        ValueError: If, when it is called, a setting is out of range or cannot be combined with another, constraints
+            do not fit into the length or cannot be met, or no token may follow a hypothesis.
+    """
+
+    force_words_ids: Sequence[Any] | None = None
+    sentence_force_words_ids: Sequence[Sequence[Any]] | None = None
+    length_penalty_form: LengthPenaltyForm | None = None
+    coverage_penalty: float = 0.0
+    tokens_beyond_source: int | None = None
+    models: Sequence[Any] = field(default=(), repr=False)
+    weights: Sequence[float] | None = None
+    averaging: steps.Averaging = "probabilities"
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        inputs_tensor: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode from the `(B · K, L)` prompts of `generate()`, which prepares the arguments, as of every strategy.
+
+        `inputs_tensor` are the `(B, S)` source tokens, `model_kwargs` the encoded source, its mask and the cache.
+        Return `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` a
+        `GenerateBeamEncoderDecoderOutput`.
+        """
+        steps.check_request("BeamSearch", model, generation_config, model_kwargs, steps.HUB_MODES)
+        config = generation_config
+        strategy = replace(self, **{name: steps.single_source_of(self, config, name) for name in SHARED})
+        _check_settings(strategy, config)
+        steps.check_members(model, self.models)
+        prompts = input_ids.view(-1, config.num_beams or 1, input_ids.shape[1])  # (B, K, L)
+        ensemble = _Ensemble(strategy, prompts, model, inputs_tensor, model_kwargs)
+        search = _Search(strategy, config, ensemble, prompts, logits_processor, stopping_criteria)
+        while not bool(search.beam.done.all()):
+            search.step()
+        return search.result(model_kwargs["encoder_outputs"])
+
+
+def _check_settings(strategy: BeamSearch, config: Any) -> None:
+    """Raise a `ValueError` if a setting is out of range, or two cannot be combined."""
+    beams, returned = config.num_beams or 1, config.num_return_sequences or 1
+    steps.require(not config.do_sample, "do_sample", "be False with BeamSearch", True)
+    steps.require(returned <= beams, "num_return_sequences", f"be at most `num_beams` ({beams})", returned)
+    check_at_least(0, coverage_penalty=strategy.coverage_penalty)
+    check_at_least(1, tokens_beyond_source=strategy.tokens_beyond_source)
+    has_shared, has_own = strategy.force_words_ids is not None, strategy.sentence_force_words_ids is not None
+    steps.require(not (has_shared and has_own), "sentence_force_words_ids", "be None with `force_words_ids`", "a list")
+    steps.require(beams > 1 or not (has_shared or has_own), "num_beams", "be at least 2 with forced words", beams)
+    form, averaging = strategy.length_penalty_form, strategy.averaging
+    steps.require(form in (None, "power", "gnmt"), "length_penalty_form", "be 'power' or 'gnmt'", repr(form))
+    is_known = averaging in get_args(steps.Averaging)
+    steps.require(is_known, "averaging", "be 'probabilities' or 'log_probabilities'", repr(averaging))
+    models, weights = strategy.models, strategy.weights
+    is_list = isinstance(models, Sequence) and not isinstance(models, str)
+    steps.require(is_list, "models", "be a list of models", f"a {type(models).__name__}")
+    count = 1 + len(models)
+    fit = weights is None or (len(weights) == count > 1 and all(0 < weight < math.inf for weight in weights))
+    steps.require(fit, "weights", f"hold a positive number for each of the {count} models, two or more", weights)
+    has_logits = bool(models) and config.output_logits
+    steps.require(not has_logits, "output_logits", "be False with several models (ask for scores)", True)
+
+
+class _Ensemble:
+    """The model or models that say how likely each next token is."""
+
+    def __init__(self, strategy: BeamSearch, prompts: torch.Tensor, model: Any, source: Any, model_kwargs: dict):
+        sentences, beams, _ = prompts.shape
+        self.averaging = strategy.averaging
+        weights = strategy.weights or [1.0] * (1 + len(strategy.models))
+        self.weights = [weight / sum(weights) for weight in weights]
+        encoded, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
+        mask = encoded.new_ones(encoded.shape[:2]) if mask is None else mask
+        self.source_mask = steps.once_per_sentence(mask, sentences)  # (B, S)
+        if strategy.models and (source is None or source.is_floating_point() or (source < 0).any()):
+            must = "be given to generate() with several models, each of which encodes the source"
+            raise ValueError(f"`input_ids` must {must}, but `inputs_embeds` or `encoder_outputs` are given instead.")
+        first = steps.ModelSteps(model, model_kwargs)
+        self.members = [first, *(steps.member_steps(member, source, first, beams) for member in strategy.models)]
+        self.needs_attention = strategy.coverage_penalty > 0
+        for each in self.members:
+            each.model_kwargs["output_attentions"] = self.needs_attention or each.model_kwargs.get("output_attentions")
+
+    def next(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
+        """Return `(B * K, V)` log-probabilities, `(B * K, S)` attention where needed, and the first model's output."""
+        outputs, device = [member.next(tokens) for member in self.members], tokens.device
+        each = [output.logits[:, -1].to(device, torch.float32).log_softmax(-1) for output in outputs]
+        log_probabilities = each[0] if len(each) == 1 else steps.average(each, self.weights, self.averaging)
+        if not self.needs_attention:
+            return log_probabilities, None, outputs[0]
+        pairs = zip(self.weights, map(steps.source_attention, outputs), strict=True)
+        attention = torch.stack([weight * each.to(device) for weight, each in pairs]).sum(0)
+        return log_probabilities, attention, outputs[0]
+
+
+class _Search:
+    """The state of one beam search and its step."""
+
+    def __init__(
+        self, strategy: BeamSearch, config: Any, ensemble: _Ensemble, prompts: Any, processor: Any, criteria: Any
+    ):
+        self.strategy, self.config, self.ensemble = strategy, config, ensemble
+        self.processor, self.criteria = processor, criteria
+        self.ends, self.fill = end_tokens(config), steps.filler(config)
+        self.batch, self.beams, self.prompt_length = prompts.shape
+        self.limits = prompts.new_full((self.batch,), config.max_length - self.prompt_length)  # (B)
+        if strategy.tokens_beyond_source is not None:
+            lengths = ensemble.source_mask.sum(1).to(self.limits)
+            self.limits = torch.minimum(self.limits, lengths + strategy.tokens_beyond_source)
+        self.words = self._read_words()
+        self.beam = Beam(config, prompts, self.limits, self.fill, strategy.length_penalty_form)
+        if ensemble.needs_attention:
+            shape = self.batch, self.beams, ensemble.source_mask.shape[1]
+            self.beam.running.coverage = self.beam.running.scores.new_zeros(shape)
+        if self.words is not None:
+            self.beam.running.progress = [[Progress()] * self.beams for _ in self.words]
+        self.records = steps.Records(config)
+
+    def _read_words(self) -> list[ForcedWords] | None:
+        shared, each = self.strategy.force_words_ids, self.strategy.sentence_force_words_ids
+        if each is not None:
+            if len(each) != self.batch:
+                must = f"hold a list for each of the {self.batch} sentences"
+                raise ValueError(f"`sentence_force_words_ids` must {must}, but holds {len(each)} instead.")
+            given = [(f"sentence_force_words_ids[{number}]", own) for number, own in enumerate(each)]
+        elif shared is not None:
+            steps.require(bool(shared), "force_words_ids", "hold at least one constraint", "empty")
+            given = [("force_words_ids", shared)] * self.batch
+        else:
+            return None
+        vocabulary = self.ensemble.members[0].model.get_output_embeddings().weight.shape[0]
+        words = [read_constraints(constraints, vocabulary, self.ends, name) for name, constraints in given]
+        for (name, _), wanted, limit in zip(given, words, self.limits.tolist(), strict=True):
+            if (needed := wanted.remaining(Progress())) > limit:
+                must = f"`{name}` must fit into the longest output, {limit} tokens"
+                raise ValueError(f"{must}, but needs {needed} tokens instead.")
+        return words
+
+    def step(self) -> None:
+        """Choose the next token of each hypothesis, and go on with the best."""
+        tokens = self.beam.running.tokens.flatten(0, 1)  # (B * K, L)
+        log_probabilities, attention, outputs = self.ensemble.next(tokens)
+        log_probabilities = self.processor(tokens, log_probabilities)  # (B * K, V)
+        self.records.add(log_probabilities, outputs)
+        running = self.beam.running
+        if attention is not None and running.coverage is not None:
+            running.coverage = running.coverage + attention.view(running.coverage.shape)
+        totals = running.scores[..., None] + log_probabilities.view(self.batch, self.beams, -1)  # (B, K, V)
+        self._advance(totals)
+        if not bool(self.beam.done.all()):
+            for member in self.ensemble.members:
+                member.reorder(self.beam.running.parents[..., -1].flatten())
+
+    def _advance(self, totals: torch.Tensor) -> None:
+        """Choose candidates by the log-probabilities of hypotheses with one more token, and go on with the best."""
+        scores, places, tokens, progress = self._candidates(totals)  # (B, M)
+        first = torch.arange(self.batch, device=tokens.device)[:, None] * self.beams
+        candidates = self.beam.running.extended(places, tokens, scores, first)
+        ended = self.criteria(candidates.tokens.flatten(0, 1), self.records.scores).view(tokens.shape)
+        ended |= (candidates.parents.shape[-1] >= self.limits)[:, None]
+        conditions: dict[str, Any] = {}
+        if self.words is not None and progress is not None:
+            candidates.progress = progress
+            pairs = zip(self.words, progress, strict=True)
+            complete = [[words.remaining(each) == 0 for each in row] for words, row in pairs]
+            conditions["is_complete"] = torch.tensor(complete, device=tokens.device)
+        if candidates.coverage is not None:
+            mask = self.ensemble.source_mask[:, None]
+            conditions["bonus"] = coverage_penalty(candidates.coverage, mask, self.strategy.coverage_penalty)
+        self.beam.advance(candidates, ended, **conditions)
+
+    def _candidates(self, totals: torch.Tensor) -> tuple[Any, Any, Any, Any]:
+        """Return score, hypothesis and token of M candidates, best first, and their progress with forced words.
+
+        They are so many that K go on even if each of the others ends, with each end token.
+        """
+        count, vocabulary = max(2, 1 + len(self.ends)) * self.beams, totals.shape[-1]
+        running, flat = self.beam.running, totals.flatten(1)
+        if self.words is None or running.progress is None:
+            scores, best = flat.topk(min(count, flat.shape[1]))
+            return scores, best // vocabulary, best % vocabulary, None
+        room = (self.limits - running.parents.shape[-1] - 1).tolist()
+        rows = [
+            words.order(scores, progress, count, self.ends, left)
+            for words, scores, progress, left in zip(self.words, totals, running.progress, room, strict=True)
+        ]
+        # At least K, so that K always go on, even if some of them are empty candidates, which are never chosen.
+        longest = max(self.beams, *map(len, rows))
+        filled = [row + [(0, 0, Progress())] * (longest - len(row)) for row in rows]
+        best = torch.tensor([[place * vocabulary + token for place, token, _ in row] for row in filled])
+        is_empty = torch.arange(longest) >= torch.tensor([[len(row)] for row in rows])
+        best, is_empty = best.to(totals.device), is_empty.to(totals.device)
+        scores = flat.gather(1, best).masked_fill(is_empty, NEVER)
+        return scores, best // vocabulary, best % vocabulary, [[progress for _, _, progress in row] for row in filled]
+
+    def result(self, encoded: Any) -> Any:
+        """Return the best hypotheses, as generate() does."""
+        best = self.beam.finished.of((slice(None), slice(self.config.num_return_sequences or 1)))
+        check_logits(best.scores, self.ensemble.members[0].model.dtype)
+        check_found(best.scores, None if self.words is None else self.limits)
+        generated = int((best.parents >= 0).sum(-1).max())
+        tokens = best.tokens[..., : self.prompt_length + generated].flatten(0, 1)
+        if not self.config.return_dict_in_generate:
+            return tokens
+        from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
+
+        found: dict[str, Any] = {"sequences": tokens, "sequences_scores": best.scores.flatten()}
+        found["beam_indices"] = best.parents[..., :generated].flatten(0, 1)
+        found |= by_name(self.ensemble.members[0].model_kwargs.get(CACHE)) | self.records.fields(encoded, self.batch)
+        return GenerateBeamEncoderDecoderOutput(**found)

@@ -1,0 +1,146 @@
+"""What every beam search keeps: the hypotheses that go on, the best finished ones, and which sentences are done.
+
+Letters in shape comments: N sentences, K hypotheses of each, M candidates, S source length, L target length.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from heedful.decoding.search_settings import LengthPenaltyForm, length_penalty
+from heedful.decoding.strategies.constraints import Progress
+
+NEVER = float("-inf")
+
+
+def coverage_penalty(coverage: torch.Tensor, source_mask: torch.Tensor, beta: float) -> torch.Tensor:
+    """Return cp(X; Y) = β Σ_i log(min(Σ_j p_ij, 1)) (Wu et al., 2016, equation 14), 0 where all was attended to.
+
+    `coverage`, `(…, S)`, sums the attention weights on each source token over the target's; the mask is 0 at padding.
+    """
+    smallest = torch.finfo(coverage.dtype).tiny
+    return beta * (coverage.clamp(min=smallest, max=1.0).log() * source_mask).sum(-1)
+
+
+@dataclass
+class Hypotheses:
+    """Some hypotheses of each sentence, best first."""
+
+    tokens: torch.Tensor  # (N, K, L)
+    parents: torch.Tensor  # (N, K, generated): the row that each token was chosen from, -1 after the end
+    scores: torch.Tensor  # (N, K): log-probabilities of running hypotheses, final scores of finished ones
+    coverage: torch.Tensor | None = None  # (N, K, S)
+    progress: list[list[Progress]] | None = None  # (N, K)
+
+    def pick(self, places: torch.Tensor) -> "Hypotheses":
+        """Return the hypotheses at `(N, n)` places."""
+        coverage = None if self.coverage is None else _picked(self.coverage, places)
+        progress = self.progress and [
+            [row[place] for place in chosen] for row, chosen in zip(self.progress, places.tolist(), strict=True)
+        ]
+        tokens, parents = _picked(self.tokens, places), _picked(self.parents, places)
+        return Hypotheses(tokens, parents, self.scores.gather(1, places), coverage, progress)
+
+    def extended(self, places: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, row: Any = 0) -> "Hypotheses":
+        """Return the hypotheses at `(N, M)` places with a token more and new scores; rows are counted from `row`."""
+        longer = self.pick(places)
+        longer.scores = scores
+        longer.tokens = torch.cat([longer.tokens, tokens[..., None]], -1)
+        longer.parents = torch.cat([longer.parents, (places + row)[..., None]], -1)
+        return longer
+
+    def of(self, some: Any) -> "Hypotheses":
+        """Return tokens, parents and scores of some sentences, or of an index into `(N, K)`."""
+        return Hypotheses(self.tokens[some], self.parents[some], self.scores[some])
+
+
+def _picked(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return those of `(N, K, …)` states at `(N, n)` places: `(N, n, …)`."""
+    return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def _best_of(finished: Hypotheses, ending: Hypotheses, count: int, fill: int) -> Hypotheses:
+    """Return the best of finished hypotheses and of longer ones, with `fill` behind the ends of the shorter."""
+    room = 0, ending.parents.shape[-1] - finished.parents.shape[-1]
+    merged = Hypotheses(
+        torch.cat([F.pad(finished.tokens, room, value=fill), ending.tokens], 1),
+        torch.cat([F.pad(finished.parents, room, value=-1), ending.parents], 1),
+        torch.cat([finished.scores, ending.scores], 1),
+    )
+    return merged.pick(merged.scores.topk(count).indices)
+
+
+class Beam:
+    """The K hypotheses of each sentence that go on, and the K best finished ones, by the rules of transformers.
+
+    A sentence is done when none of its hypotheses goes on, or when K have finished and no better one can come:
+    `early_stopping` of the generation config says what counts as that. With K = 1 it is done with its first.
+    """
+
+    def __init__(
+        self, config: Any, prompts: torch.Tensor, limits: Any, fill: int, form: LengthPenaltyForm | None = None
+    ):
+        """Begin with `(N, K, L)` prompts, of which at most `limits` tokens, `(N)` or one for all, follow."""
+        self.config, self.limits, self.fill, self.form = config, limits, fill, form
+        self.size = prompts.shape[1]  # K
+        parents = prompts.new_zeros((*prompts.shape[:2], 0))
+        scores = torch.full(prompts.shape[:2], NEVER, device=prompts.device)
+        self.finished = Hypotheses(prompts, parents, scores)
+        self.running = Hypotheses(prompts, parents, scores.clone())
+        self.running.scores[:, 0] = 0.0  # otherwise all hypotheses of the first step would be alike
+        self.done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)  # (N)
+
+    def advance(self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Any = True, bonus: Any = 0.0) -> None:
+        """Store the ended ones of the K best candidates, if better than those stored, and go on with the best others.
+
+        Of `(N, M)` those that are not `is_complete` are not stored; `bonus` adds to the normalised log-probability.
+        """
+        places = torch.arange(ended.shape[1], device=ended.device)
+        if bool(ended.any()):
+            counted = ended & is_complete & (places < self.size) & ~self.done[:, None]
+            final = candidates.scores / self._penalty(candidates.parents.shape[-1]) + bonus
+            ending = Hypotheses(candidates.tokens, candidates.parents, final.masked_fill(~counted, NEVER))
+            self.finished = _best_of(self.finished, ending, self.size, self.fill)
+            candidates.scores = candidates.scores.masked_fill(ended, NEVER)
+        if len(places) > self.size:
+            candidates = candidates.pick((places + ended * len(places)).argsort(1)[:, : self.size])
+        self.running = candidates
+        self._stop()
+
+    def _stop(self) -> None:
+        """Mark the sentences whose stored hypotheses cannot get better."""
+        best, worst = self.running.scores.amax(1), self.finished.scores.amin(1)  # (N)
+        is_over, full = best == NEVER, worst > NEVER
+        if not bool((is_over | full).any()):
+            return
+        is_patient = self.config.early_stopping == "never" and self.config.length_penalty > 0
+        length = self.limits if is_patient else self.running.parents.shape[-1]
+        cannot_improve = best / self._penalty(length) <= worst
+        stops_when_full = self.config.early_stopping is True or self.size == 1
+        self.done = self.done | is_over | (full & (cannot_improve | stops_when_full))
+        self.running.scores = self.running.scores.masked_fill(self.done[:, None], NEVER)
+
+    def _penalty(self, length: Any) -> Any:
+        return length_penalty(length, self.config.length_penalty, self.form)
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Drop all sentences except those with the given numbers."""
+        self.running, self.finished = self.running.of(sentences), self.finished.of(sentences)
+        self.done = self.done[sentences]
+
+
+def check_found(scores: torch.Tensor, limits: torch.Tensor | None = None) -> None:
+    """Raise a `ValueError` if one of the `(N, returned)` hypotheses asked for was not found, whose score is -inf.
+
+    With words that must occur, `limits` are the `(N)` longest outputs.
+    """
+    for number in scores.isneginf().any(1).nonzero().flatten().tolist():
+        must, few = "be at most the number of hypotheses that settings allow", f"fewer than {scores.shape[1]}"
+        if limits is None:
+            raise ValueError(f"`num_return_sequences` must {must}, but {few} were found for sentence {number}.")
+        raise ValueError(
+            f"`force_words_ids` of sentence {number} must be possible within {int(limits[number])} tokens, but {few} "
+            "hypotheses that contain them were found: other settings forbid tokens, or length and beams are too small."
+        )

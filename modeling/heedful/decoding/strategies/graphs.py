@@ -1,0 +1,78 @@
+"""`generate()` on a GPU with its step in CUDA graphs, where that changes no token and from when on it pays."""
+
+import copy
+import logging
+import math
+import warnings
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from transformers import CompileConfig
+
+from heedful.configuration_base_heed import position_limit
+from heedful.decoding.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
+from heedful.fast_paths_heed import is_eager, runs_known_code
+from heedful.files import first_line
+
+logger = logging.getLogger(__name__)
+# On an H200 it took 9 to 13 s to compile a step of the base model, which then took 2 to 3 ms less: so many plain steps
+# later, the time that graphs would have saved has paid for compiling once.
+STEPS_THAT_PAY = 5_000
+MOST_POSITIONS = 2**17  # of a static cache, before it is padded: in the base model and bfloat16 they take 1.6 GB
+OWN_CHOICES = ("cache_implementation", "compile_config", "disable_compile", "prefill_chunk_size")
+COMPILING = CompileConfig(mode="reduce-overhead", fullgraph=True, dynamic=True)
+# The plain steps that each model has taken, and less than any number where graphs have failed.
+_STEPS: "WeakKeyDictionary[torch.nn.Module, float]" = WeakKeyDictionary()
+
+
+def may_use_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> bool:
+    """Return whether graphs find the tokens of `generate()`: of a Heed Transformer as it was made, that draws none."""
+    known = {*BEAM_SETTINGS, *GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id"}  # of each row alone
+    sentences, longest = inputs["input_ids"].shape
+    steps = settings.max_new_tokens or settings.max_length
+    return (
+        model.config.model_type == "heed"
+        and model.prepared is None
+        and model.config._attn_implementation in ("eager", "sdpa")
+        and asked_of(settings).keys() <= known
+        and not any(getattr(settings, name) for name in OWN_CHOICES)
+        and sentences * (settings.num_beams * steps + longest) <= MOST_POSITIONS
+        and is_eager()
+        and runs_known_code(model)
+        # Neither quantized nor spread over processes, devices or the disk.
+        and all(type(weight) is torch.nn.Parameter and weight.device == model.device for weight in model.parameters())
+    )
+
+
+def generate(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> torch.Tensor:
+    """Return the tokens of `generate()` for a batch that may use graphs: by them once they pay, and plainly before."""
+    taken, failure = _STEPS.get(model, 0.0), None
+    if taken >= STEPS_THAT_PAY:
+        try:
+            return _generate_by_graphs(model, inputs, settings)
+        except Exception as error:  # whatever a compiler, a driver or a full memory raises
+            failure = first_line(error)
+    sequences = model.generate(**inputs, generation_config=settings)  # which raises what is wrong with the call itself
+    _STEPS[model] = taken + sequences.shape[1] if failure is None else -math.inf
+    if failure is not None:
+        warnings.warn(f"CUDA graphs failed, and decoding goes on without them ({failure}).", stacklevel=2)
+    elif _STEPS[model] >= STEPS_THAT_PAY:
+        logger.info("%s steps of decoding are taken: from now on they are compiled into CUDA graphs", STEPS_THAT_PAY)
+    return sequences
+
+
+def _generate_by_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> torch.Tensor:
+    """Pad the batch to one of few shapes, with rows that are repeated and so end when the rows themselves do."""
+    sentences, longest = inputs["input_ids"].shape
+    rows = max(2, 1 << (sentences - 1).bit_length())
+    # Torch compiles once for all sizes above 1, but takes equal ones for one: no length is a power of two above 8.
+    length = math.ceil((longest - 8) / 32) * 32 + 8
+    behind, repeated = min(length, position_limit(model.config) or length) - longest, torch.arange(rows) % sentences
+    fill = {"input_ids": model.config.pad_token_id, "attention_mask": 0}
+    padded = {name: F.pad(inputs[name][repeated], (0, behind), value=value) for name, value in fill.items()}
+    own = copy.copy(settings)
+    own.cache_implementation, own.compile_config = "static", COMPILING
+    # Of a copy: on the model `generate()` would leave a closure, with which it could be neither copied nor pickled.
+    return copy.copy(model).generate(**padded, generation_config=own)[: sentences * settings.num_return_sequences]

@@ -1,0 +1,126 @@
+"""Minimum Bayes risk decoding for `generate(custom_generate=MinimumBayesRisk(tokenizer))`.
+
+Letters in shape comments: B sentences, N candidates of a sentence, L target length.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from transformers.utils import ModelOutput
+
+from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.strategies.steps import HUB_MODES, check_request, filler, require
+
+Utility = Callable[[str, str], float]
+
+
+@dataclass
+class MinimumBayesRiskOutput(ModelOutput):
+    """What `generate(return_dict_in_generate=True)` returns with `MinimumBayesRisk`."""
+
+    sequences: torch.Tensor | None = None  # (B * keep, L), the best of a sentence first
+    sequences_scores: torch.Tensor | None = None  # (B * keep) expected utilities
+    candidate_sequences: torch.Tensor | None = None  # (B * N, L), all candidates
+    utilities: torch.Tensor | None = None  # (B, N) expected utility of every candidate
+    candidates: Any = None  # what the candidates' strategy returned, with its scores
+
+
+@dataclass(frozen=True, eq=False)
+class MinimumBayesRisk:
+    """Chooses the candidate most like all the others (Kumar and Byrne, 2004; Eikema and Aziz, 2022).
+
+    The candidates are what `generate()` would return by its other settings: N samples with `do_sample=True,
+    num_return_sequences=N`, the N best of a beam with `num_beams=N, num_return_sequences=N`, or those of another
+    strategy. Each is compared to all of them, itself included, as if they were references, as often as they occur;
+    the one with the highest mean utility is returned.
+
+    Args:
+        tokenizer: Turns target tokens into text: a `TokenizerPair` or a tokenizer of transformers.
+        candidates: A callable such as `BeamSearch(…)` that finds the candidates; `None` is transformers' own
+            sampling or beam search.
+        utility: What a hypothesis is worth if a reference is right; `None` is sacrebleu's sentence chrF (chrF2, from
+            0 to 100), as Eikema and Aziz (2022) use.
+        keep: Number of sequences returned for each sentence, best first, of different texts as long as there are.
+
+    Raises:
+        ValueError: If, when it is called, there are fewer than two candidates for a sentence or fewer than `keep`, or
+            a setting would not be read.
+    """
+
+    tokenizer: Any = field(repr=False)
+    candidates: Callable[..., Any] | None = None
+    utility: Utility | None = None
+    keep: int = 1
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        generation_config: Any,
+        inputs_tensor: torch.Tensor | None = None,
+        **given: Any,
+    ) -> Any:
+        """Find N = `num_return_sequences` candidates as `BeamSearch` does, and return `(B * keep, L)` of them."""
+        count = generation_config.num_return_sequences or 1
+        self._check(count)
+        unread = [*HUB_MODES, "force_words_ids"] if self.candidates is None else []  # another strategy may read them
+        check_request("MinimumBayesRisk", model, generation_config, given, unread)
+        utility = self.utility or character_f_score()
+        if self.candidates is not None:
+            search: Callable[..., Any] = partial(self.candidates, inputs_tensor=inputs_tensor)
+        else:
+            search = type(model)._beam_search if (generation_config.num_beams or 1) > 1 else type(model)._sample
+        found = search(model, input_ids, generation_config=generation_config, **given)
+        sequences = found if isinstance(found, torch.Tensor) else found.sequences  # (B * N, L)
+        prompt_length = input_ids.shape[1]
+        if isinstance(self.tokenizer, TokenizerPair):
+            texts = self.tokenizer.decode_target(sequences[:, prompt_length:])
+        else:
+            texts = self.tokenizer.batch_decode(sequences[:, prompt_length:], skip_special_tokens=True)
+        batches = [texts[start : start + count] for start in range(0, len(texts), count)]
+        utilities = torch.tensor([expected_utilities(batch, utility) for batch in batches])  # (B, N)
+        chosen = [_best(row, batch, self.keep) for row, batch in zip(utilities.tolist(), batches, strict=True)]
+        places = torch.tensor([number * count + place for number, row in enumerate(chosen) for place in row])
+        best = sequences[places.to(sequences.device)]
+        # Without columns at the end in which nothing but padding is left.
+        used = (best[:, prompt_length:] != filler(generation_config)).any(0).nonzero().flatten()
+        best = best[:, : prompt_length + (int(used.max()) + 1 if len(used) else 0)]
+        if not generation_config.return_dict_in_generate:
+            return best
+        scores = utilities.flatten()[places]
+        return MinimumBayesRiskOutput(best, scores, sequences, utilities, found)
+
+    def _check(self, count: int) -> None:
+        kept, tokenizer = self.keep, self.tokenizer
+        require(count >= 2, "num_return_sequences", "be at least 2 with MinimumBayesRisk, as candidates", count)
+        require(1 <= kept <= count, "keep", f"be at least 1 and at most `num_return_sequences` ({count})", kept)
+        can_decode = isinstance(tokenizer, TokenizerPair) or hasattr(tokenizer, "batch_decode")
+        require(can_decode, "tokenizer", "be a TokenizerPair or a tokenizer of transformers", repr(tokenizer))
+        for name, function in {"utility": self.utility, "candidates": self.candidates}.items():
+            require(function is None or callable(function), name, "be a function or None", repr(function))
+
+
+def expected_utilities(texts: list[str], utility: Utility) -> list[float]:
+    """Return the mean utility of each text with every text, itself included, as the reference."""
+    remembered = lru_cache(maxsize=None)(utility)  # samples repeat
+    return [sum(remembered(text, reference) for reference in texts) / len(texts) for text in texts]
+
+
+def character_f_score() -> Utility:
+    """Return sacrebleu's sentence chrF as a utility."""
+    from sacrebleu.metrics import CHRF
+
+    metric = CHRF()
+    return lambda hypothesis, reference: metric.sentence_score(hypothesis, [reference]).score
+
+
+def _best(utilities: list[float], texts: list[str], keep: int) -> list[int]:
+    """Return the places of the best candidates: of each text its first, then, if too few, the others."""
+    order = sorted(range(len(texts)), key=lambda place: -utilities[place])
+    first: dict[str, int] = {}
+    for place in order:
+        first.setdefault(texts[place], place)
+    return sorted(order, key=lambda place: first[texts[place]] != place)[:keep]

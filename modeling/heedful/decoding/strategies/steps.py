@@ -1,0 +1,215 @@
+"""One model, or several, asked for the next token step by step, with their caches.
+
+Letters in shape comments: B sentences, K hypotheses per sentence, V target tokens, S source length, L target length.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS, active_settings, device_of, end_tokens
+from heedful.versions_heed import CACHE, by_name, cache_of
+
+Averaging = Literal["probabilities", "log_probabilities"]
+
+UNSET: tuple[Any, ...] = (None, False, 0, "", [], (), {})
+# Settings of ways of decoding that are code on the Hub, which may find candidates for one of our strategies.
+HUB_MODES = ("penalty_alpha", "diversity_penalty", "num_beam_groups")
+# Settings of other ways of decoding, which no strategy of ours reads.
+OTHER_MODES = (
+    "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory", "use_mtp",
+    "speculation_type", "continuous_batching_config",
+)  # fmt: skip
+BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
+# Those that forbid a next token or make it less likely.
+GREEDY_SETTINGS = (
+    "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids", "suppress_tokens",
+)  # fmt: skip
+# What changes no token that is generated: ids and lengths, which every search has; what only sampling or an assistant
+# reads; how numbers are computed; what is returned.
+OTHER = re.compile(
+    "_.*|(eos|pad|bos|decoder_start)_token_id|max_length|max_new_tokens|temperature|(top|min|typical)_[kph]|"
+    "(epsilon|eta)_cutoff|is_assistant|(num_)?assistant_.*|max_matching_ngram_size|(assistant|target)_lookbehind|"
+    "use_cache|cache_.*|max_cache_len|compile_config|disable_compile|continuous_batching_config|prefill_chunk_size|"
+    f"low_memory|num_return_sequences|return_dict_in_generate|output_.*|transformers_version|{LONGEST_SOURCE}"
+)
+# The values that change nothing, where they are not those of `UNSET`.
+IDLE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "min_length", "guidance_scale"), (*UNSET, 1)),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (*UNSET, 1)),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "min_new_tokens"), (None,)),
+    **{"length_penalty": (None, 1), "max_time": (None,), "stop_strings": (None,), **SEARCH_SETTINGS},
+}
+
+
+def check_request(
+    strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Sequence[str] = ()
+) -> None:
+    """Raise a `ValueError` if the model has no encoder, the cache holds tokens, or a setting that is set is unread."""
+    if not model.config.is_encoder_decoder:
+        raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
+    for name, value in asked_of(generation_config, (*OTHER_MODES, *unread)).items():
+        require(False, name, f"not be set with {strategy}", repr(value))
+    cache = model_kwargs.get(CACHE)
+    length = 0 if cache is None else int(cache.get_seq_length())
+    require(length == 0, CACHE, f"be empty with {strategy}", f"of {length} tokens")
+
+
+def require(is_right: bool, field: str, must: str, value: Any) -> None:
+    """Raise a `ValueError` that names a setting, what it must be and what it is, unless it is right."""
+    if not is_right:
+        raise ValueError(f"`{field}` must {must}, but is {value} instead.")
+
+
+def single_source_of(strategy: Any, config: Any, name: str) -> Any:
+    """Return a setting of a strategy or, where that is `None`, of generate()'s config; they must not differ."""
+    own, given = getattr(strategy, name), getattr(config, name, None)
+    if own is not None and given not in (None, own):
+        where = type(strategy).__name__
+        raise ValueError(f"`{name}` must be given once, but is {own!r} in {where} and {given!r} in generate().")
+    return given if own is None else own
+
+
+def asked_of(generation_config: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what a generation config asks for by some settings, or by all that change the tokens."""
+    if names is None:
+        # `generate()` takes `min_new_tokens` in place of `min_length`.
+        replaced = "min_length" if generation_config.min_new_tokens is not None else None
+        names = [name for name in generation_config.to_dict() if name != replaced and not OTHER.fullmatch(name)]
+    return active_settings(generation_config, {name: IDLE.get(name, UNSET) for name in names})
+
+
+def filler(generation_config: Any) -> int:
+    """Return the token that follows the end of finished sequences: padding, or the end token if there is none."""
+    if generation_config.pad_token_id is not None:
+        return generation_config.pad_token_id
+    return next(iter(end_tokens(generation_config)), 0)
+
+
+class ModelSteps:
+    """A model with what its decoder gets at each step, as `generate()` prepares it, expanded to `(B * K, …)`."""
+
+    def __init__(self, model: Any, model_kwargs: dict[str, Any]):
+        self.model, self.model_kwargs = model, dict(model_kwargs)
+        self._is_first = True
+
+    def next(self, tokens: torch.Tensor) -> Any:
+        """Run the decoder on those of `(B * K, L)` tokens that it has not seen yet, and return the model's output."""
+        length = 1 if self.model_kwargs.get("use_cache") and not self._is_first else None
+        given = {"next_sequence_length": length, "is_first_iteration": self._is_first, **self.model_kwargs}
+        inputs = self.model.prepare_inputs_for_generation(tokens.to(device_of(self.model)), **given)
+        outputs = self.model(**inputs, return_dict=True)
+        self._is_first = False
+        if cache_of(outputs) is not None:
+            self.model_kwargs |= by_name(cache_of(outputs))
+        mask = self.model_kwargs.get("decoder_attention_mask")
+        if mask is not None:  # of the token that is going to be found
+            self.model_kwargs["decoder_attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        return outputs
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Let each of the B * K rows go on from the cache of another row of its sentence, with the same source."""
+        cache = self.model_kwargs.get(CACHE)
+        if cache is not None:
+            cache.self_attention_cache.reorder_cache(rows.to(device_of(self.model)))
+
+
+class Records:
+    """What `generate()` is asked to return of each step besides the tokens, by the settings `output_…`."""
+
+    def __init__(self, config: Any):
+        wanted = {
+            **{"scores": config.output_scores, "logits": config.output_logits},
+            **dict.fromkeys(("decoder_attentions", "cross_attentions"), config.output_attentions),
+            "decoder_hidden_states": config.output_hidden_states,
+        }
+        self.config, is_any = config, config.return_dict_in_generate
+        self.steps: dict[str, list[Any]] = {name: [] for name in wanted if wanted[name] and is_any}
+
+    @property
+    def scores(self) -> tuple[torch.Tensor, ...] | None:
+        """The recorded scores, as stopping criteria get them."""
+        return tuple(self.steps.get("scores", ())) or None
+
+    def add(self, scores: torch.Tensor, outputs: Any) -> None:
+        """Record a step: its `(rows, V)` processed scores, and what is wanted of the model's output."""
+        for name, values in self.steps.items():
+            if name == "scores":
+                values.append(scores.clone())
+            elif name == "logits":
+                values.append(outputs.logits[:, -1].to(scores.device, torch.float32, copy=True))
+            elif outputs.get(name):  # a recurrent decoder has no self-attention
+                values.append(outputs[name])
+
+    def fields(self, encoded: Any, sentences: int) -> dict[str, Any]:
+        """Return the fields of transformers' output, with one row of the encoder's states for each sentence."""
+        fields: dict[str, Any] = {name: tuple(values) or None for name, values in self.steps.items()}
+        for name in ("attentions", "hidden_states"):
+            layers = encoded.get(name) if getattr(self.config, f"output_{name}") else None
+            fields[f"encoder_{name}"] = layers and tuple(once_per_sentence(layer, sentences) for layer in layers)
+        return fields
+
+
+def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
+    """Return the first row of each sentence, of states with one or several rows per sentence."""
+    return states[:: len(states) // sentences]
+
+
+def check_members(model: Any, members: Sequence[Any]) -> None:
+    """Raise a `ValueError` that names the first of some models that cannot choose tokens together with another."""
+    for number, member in enumerate(members):
+        name, kind = f"models[{number}]", type(member).__name__
+        require(hasattr(member, "prepare_inputs_for_generation"), name, "be a model that is loaded", repr(member))
+        require(member.config.is_encoder_decoder, name, "be an encoder-decoder", kind)
+        require(model.training or not member.training, name, "be in evaluation mode (call eval())", "in training mode")
+        theirs = _vocabulary(member)
+        for what, ours in _vocabulary(model).items():
+            must = f"have the vocabulary of the model that generates, with {what} {ours}"
+            require(ours == theirs[what], name, must, theirs[what])
+
+
+def _vocabulary(model: Any) -> dict[str, Any]:
+    config = model.generation_config
+    return {
+        "target size": model.get_output_embeddings().weight.shape[0],
+        "source size": model.get_input_embeddings().weight.shape[0],
+        "end tokens": sorted(end_tokens(config)),
+        **{"start token": config.decoder_start_token_id, "padding": config.pad_token_id},
+    }
+
+
+def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_sentence: int) -> ModelSteps:
+    """Encode `(B, S)` source tokens with a further model, for K = `rows_per_sentence`, with the masks of the first."""
+    given = first.model_kwargs
+    device, mask = device_of(member), given.get("attention_mask")
+    mask = None if mask is None else once_per_sentence(mask, len(source)).to(device)
+    encoded = member.get_encoder()(input_ids=source.to(device), attention_mask=mask, return_dict=True)
+    model_kwargs = {"encoder_outputs": encoded, "attention_mask": mask}
+    _, model_kwargs = member._expand_inputs_for_generation(rows_per_sentence, is_encoder_decoder=True, **model_kwargs)
+    model_kwargs["use_cache"] = given.get("use_cache")
+    if given.get("decoder_attention_mask") is not None:
+        model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(device)
+    return ModelSteps(member, model_kwargs)
+
+
+def average(log_probabilities: list[torch.Tensor], weights: list[float], averaging: Averaging) -> torch.Tensor:
+    """Average the `(rows, V)` log-probabilities that several models give the next token, by weights with sum 1.
+
+    The mean of `probabilities` is their mixture, that of `log_probabilities` their geometric mean, not normalized.
+    """
+    stacked = torch.stack(log_probabilities)
+    shares = torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)[:, None, None]
+    if averaging == "log_probabilities":
+        return (shares * stacked).sum(0)
+    return torch.logsumexp(stacked + shares.log(), dim=0)
+
+
+def source_attention(outputs: Any) -> torch.Tensor:
+    """Return how much the newest token attended to each source token: mean of the last layer's heads, `(rows, S)`."""
+    layers = outputs.get("cross_attentions")
+    if not layers or layers[-1] is None:
+        must = "`attn_implementation` must be a kernel that returns attention weights for a `coverage_penalty`"
+        raise ValueError(f"{must}, but the model's returns none: load it with attn_implementation='eager'.")
+    return layers[-1][:, :, -1].float().mean(1)

@@ -1,0 +1,458 @@
+"""Text in, translations out: sorted by length and batched by tokens inside, in the given order outside.
+
+In float32 what a sentence becomes does not depend on the other sentences of its batch, nor on `token_budget`.
+"""
+
+import copy
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, get_args
+
+import torch
+
+from heedful.configuration_base_heed import TEXT_TASK, position_limit
+from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.engines import EngineName, GenerateEngine, Hypothesis, Progress, ignored
+from heedful.decoding.loading import load_model, load_tokenizers, model_folder, resolve_device
+from heedful.decoding.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
+from heedful.files import check_at_least
+from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
+from heedful.sentences_heed import LINE_BREAK
+from heedful.symbols_heed import UNKNOWN, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
+    from heedful.decoding.native.kernels import Precision
+    from heedful.decoding.paragraphs import Paragraphs
+    from heedful.decoding.scoring import PairScore
+    from heedful.decoding.strategies.sampling import SeededSampling
+
+
+@dataclass(frozen=True)
+class Translation(Hypothesis):
+    """One translation of one sentence: a hypothesis and its decoded `text`."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What one call asks for, checked and with its defaults filled in."""
+
+    config: "GenerationConfig"
+    token_budget: int
+    target_language: str | None = None
+    positions: int | None = None  # the most tokens of a sequence; `None` is any number
+    trained: int | None = None  # the tokens of the longest source that the model has learned from, if known
+    split: bool | None = False
+    every_line: bool = False
+    keep_going: bool = False
+    sampling: "SeededSampling | None" = None
+    progress: Progress = ignored
+
+
+@dataclass
+class Tally:
+    """What the sentences of one call have in common, of which one warning is given at its end."""
+
+    search: Search
+    paragraphs: "Paragraphs | None" = None  # where lines may be taken apart
+    unfinished: int = 0
+    unknown: int = 0
+    long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
+    skipped: list[tuple[int, int]] = field(default_factory=list)
+
+    def keeps(self, number: int, *sides: Sequence[int]) -> bool:
+        """Return whether a sentence, or a pair, is short enough, and note its number and tokens if they are many."""
+        positions, trained = self.search.positions, self.search.trained
+        most, tokens = positions or max(MOST_SOURCE_TOKENS, trained or 0), max(map(len, sides))
+        if tokens > most and not self.search.keep_going:
+            whose = "the model's number of positions" if positions else "more than which takes too much memory"
+            raise ValueError(f"Sentence {number} must have at most {most} tokens, {whose}, but has {tokens} instead.")
+        if tokens > most:
+            self.skipped.append((number, tokens))
+        elif trained is not None and len(sides[0]) > trained:
+            self.long.append((number, len(sides[0])))
+        return tokens <= most
+
+    def warn(self, done: str = "translated") -> None:
+        """Warn once of each kind, to the caller of the translator's method."""
+        if self.unfinished:
+            were, limit = "output was" if self.unfinished == 1 else "outputs were", "`max_new_tokens`"
+            at = f"{self.search.config.max_new_tokens} tokens"
+            if (beyond := getattr(self.search.config, "tokens_beyond_source", None)) is not None:
+                at, limit = f"{at}, or {beyond} more than the source has,", f"{limit} or `tokens_beyond_source`"
+            cure = f"raise {limit}, or look whether the model repeats itself"
+            warnings.warn(f"{self.unfinished} {were} cut off at {at} before </s>: {cure}.", stacklevel=3)
+        if self.unknown:
+            have = "output has" if self.unknown == 1 else "outputs have"
+            warnings.warn(f"{self.unknown} {have} {UNKNOWN}.", stacklevel=3)
+        if self.long:
+            result = "scored too low" if done == "scored" else "translated in part or wrongly"
+            if done == "translated" and not self.search.split:
+                result += ": `split` (of `translate_lines`, `--split`) takes them apart"
+            learned = f"the {self.search.trained} tokens that the model has learned from"
+            warnings.warn(f"{_counted(self.long)} longer than {learned}, and may be {result}.", stacklevel=3)
+        if self.skipped:
+            warnings.warn(f"{_counted(self.skipped)} too long to be {done}, and left empty.", stacklevel=3)
+
+
+class Translator:
+    """Translates with a sequence-to-sequence model and its tokenizers.
+
+    Args:
+        model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with `generate()`, which
+            stays on its device.
+        tokenizers: The pair that the model was trained with.
+        engine: `generate` is `model.generate()`; `native` is Heed's own decoder for the CPU, several times as fast,
+            with the same tokens in float32. `auto` takes the native one wherever it can do what is asked for.
+        precision: Of the native decoder: `float32` or `int8`.
+        ensemble: Further models with these tokenizers: the mean of all probabilities chooses each token.
+
+    Raises:
+        ValueError: If the tokenizers do not fit the model, the engine cannot take its place, or a precision would be
+            ignored.
+    """
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        tokenizers: TokenizerPair,
+        engine: EngineName = "auto",
+        precision: "Precision" = "float32",
+        ensemble: Sequence["PreTrainedModel"] = (),
+    ):
+        if not isinstance(tokenizers, TokenizerPair):
+            raise ValueError(f"`tokenizers` must be a `TokenizerPair`, but is a {type(tokenizers).__name__} instead.")
+        check_are_several(ensemble, "ensemble")
+        for name, each in (("model", model), *(("ensemble", each) for each in ensemble)):
+            if not callable(getattr(each, "generate", None)):
+                kind = type(each).__name__
+                raise ValueError(f"`{name}` must be loaded, with `generate()`, but is a {kind} instead.")
+        tokenizers.check_config(model.config, model.generation_config)
+        if engine not in get_args(EngineName):
+            raise ValueError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r} instead.")
+        if ensemble and engine not in ("auto", "generate"):
+            raise ValueError(f"`engine` must be generate for an `ensemble`, but is {engine} instead.")
+        if ensemble:
+            engine = "generate"
+        elif engine == "auto" and precision != "float32":
+            engine = "native"
+        if engine == "generate" and precision != "float32":
+            must = "`precision` must be float32 with the engine generate, which computes as the model is"
+            raise ValueError(f"{must}, but is {precision!r} instead.")
+        self.model: Any = model
+        self.tokenizers, self.engine, self.precision, self.ensemble = tokenizers, engine, precision, ensemble
+        self._engines: dict[str, GenerateEngine] = {}
+        if engine != "auto":
+            self._current(engine)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        device: str | torch.device | None = None,
+        revision: str | None = None,
+        engine: EngineName = "auto",
+        precision: "Precision" = "float32",
+    ) -> Self:
+        """Load a model and its tokenizers from a folder or the Hub.
+
+        Args:
+            folder: A local folder with a model and its tokenizers, or with an adapter of peft, which is merged into
+                its model; or an id on the Hub.
+            device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
+            revision: Branch, tag or commit on the Hub.
+            engine: As the constructor takes it.
+            precision: As the constructor takes it.
+
+        Raises:
+            FileNotFoundError: If the folder, its config or its weights are missing.
+            ValueError: If one of them cannot be used, weights are missing from or unknown to the model, the device
+                does not exist here, or the engine cannot take the model's place.
+        """
+        target, given = resolve_device(device), folder
+        folder = model_folder(folder, revision)
+        model = load_model(folder).to(target)  # type: ignore[arg-type]
+        return cls(model, load_tokenizers(folder, model, given), engine, precision)
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        num_beams: int | None = None,
+        num_return_sequences: int = 1,
+        target_language: str | None = None,
+        max_new_tokens: int | None = None,
+        early_stopping: bool | None = None,
+        token_budget: int = 8192,
+    ) -> list[list[Translation]]:
+        """Translate sentences.
+
+        An empty or blank sentence gives empty translations. Each line of a text of several lines is translated on its
+        own, as in the pipelines, and the line breaks stay; a model of the task `heed-text2text` gets the whole text.
+        One warning says how many sentences reached the length limit before </s>; their `Translation.finished` is
+        False. Another one says how many were longer than any source that the model has learned from, by its generation
+        config, else by `max_position_embeddings`. With `do_sample` there, results are random and depend on the batch.
+
+        Args:
+            texts: Sentences.
+            num_beams: Width of beam search, 1 for greedy search; None takes the model's generation config.
+            num_return_sequences: Translations per sentence, best first; at most `num_beams` unless sampling.
+            target_language: Language to translate into, where the tokenizers know several.
+            max_new_tokens: Longest translation in tokens. None takes the generation config's `max_new_tokens` or
+                `max_length`, and 256 where it sets none, within what learned positions allow.
+            early_stopping: Whether beam search ends with its `num_beams`-th finished hypothesis; None takes the
+                model's generation config.
+            token_budget: Padded source tokens × beams of one batch; a sentence longer than that runs alone.
+
+        Returns:
+            For every sentence its `num_return_sequences` translations, in the order of `texts`.
+
+        Raises:
+            ValueError: If a setting is out of range, or a sentence is longer than the model's learned positions, or
+                than 8,192 tokens where the model has not learned from longer ones.
+        """
+        options: dict[str, Any] = {"target_language": target_language, "token_budget": token_budget}
+        tally = Tally(self._search(num_beams, num_return_sequences, max_new_tokens, early_stopping, **options))
+        results = self._translate(checked_texts(texts), tally, first_number=1)
+        tally.warn()
+        return results
+
+    def translate_lines(
+        self,
+        lines: Iterable[str] | Iterable[list[str]],
+        *,
+        chunk_size: int | None = 4096,
+        split: bool | None = None,
+        paragraphs: bool = False,
+        keep_going: bool = False,
+        sampling: "SeededSampling | None" = None,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> Iterator[list[Translation]]:
+        """Translate a stream of lines that need not fit in memory, for example an open file.
+
+        Args:
+            lines: Lines, with or without their line ends; a byte order mark before the first one is no part of it.
+            chunk_size: Number of lines that are read, sorted and batched together; None if `lines` are lists of lines
+                that are, such as those that a pipe has ready.
+            split: Whether a line that is longer than any source of the training is split into its sentences. Their
+                translations are joined, n-th best with n-th best; the score is the mean of theirs. None splits texts
+                at their line breaks, as `translate` does, and False gives the model each text as one sequence.
+            paragraphs: Whether every line is. Its white space and line end, the bullet or number that begins it, and
+                what is no text (lines without letters, tags, addresses, front matter, code) stay as they are; the
+                cells of a table are translated one by one.
+            keep_going: Whether a sentence that is too long gives empty translations and a warning, and no error.
+            sampling: Draws one translation of each line, the same in every batch, in place of a search.
+            progress: Called while lines are translated, with the number of those that are done since the last call.
+            **settings: The keyword arguments of `translate`.
+
+        Returns:
+            An iterator with one list of translations per line, in order. Its warnings come once, at its end.
+
+        Raises:
+            ValueError: As `translate` does; sentences are numbered through the whole stream.
+        """
+        check_are_several(lines, "lines")
+        check_at_least(1, chunk_size=chunk_size)
+        defaults: dict[str, Any] = self.translate.__kwdefaults__ or {}
+        for name in settings.keys() - defaults.keys():
+            raise ValueError(f"`{name}` must be a keyword of `translate`, but is not.")
+        if sampling is not None:
+            settings["num_beams"] = settings.get("num_beams") or 1
+        of_lines: Any = {"split": paragraphs or split, "keep_going": keep_going, "sampling": sampling}
+        of_lines |= {"every_line": paragraphs, "progress": progress or ignored}
+        search = self._search(**defaults | settings, **of_lines)
+        return self._stream(lines, chunk_size, Tally(search))
+
+    def score_pairs(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        *,
+        target_language: str | None = None,
+        token_budget: int = 8192,
+        chunk_size: int = 4096,
+        keep_going: bool = False,
+    ) -> Iterator["PairScore | None"]:
+        """Tell how probable the model finds given translations, of pairs that need not fit in memory.
+
+        Padding changes the last digits of a score, in float32 by less than 1e-5 a token; with a `token_budget` of 1
+        each pair runs alone. </s>, which ends the target, is scored too. One warning says how many sources were longer
+        than any that the model has learned from.
+
+        Args:
+            pairs: Sources and targets.
+            target_language: The language of the targets, where the tokenizers know several.
+            token_budget: Padded tokens of one batch, sources and targets; a pair of more runs alone.
+            chunk_size: Number of pairs that are read, sorted and batched together.
+            keep_going: Whether a pair that is too long has no score, and a warning, and is no error.
+
+        Returns:
+            An iterator with one score for each pair, in order; `None` for one that is too long.
+
+        Raises:
+            ValueError: If a setting is out of range, a pair is not two texts, one is longer than `translate` takes, or
+                the translator computes in another precision than float32.
+        """
+        from heedful.decoding.scoring import score_stream
+
+        check_are_several(pairs, "pairs")
+        check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
+        self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
+        if self.precision != "float32" or self.ensemble:
+            must = "`engine`, `precision` and `ensemble` must be left out to score pairs, which the model itself does"
+            given = f"{self.engine}, {self.precision} and {len(self.ensemble)} models"
+            raise ValueError(f"{must}, but are {given} instead.")
+        limits = position_limit(self.model.config), self._longest_trained()
+        search = Search(self.model.generation_config, token_budget, target_language, *limits, keep_going=keep_going)
+        return score_stream(self, pairs, chunk_size, Tally(search))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copied weights cannot be sent to another process, which makes its own copies.
+        return self.__dict__ | {"_engines": {}}
+
+    def _stream(self, lines: Iterable[Any], chunk_size: int | None, tally: Tally) -> Iterator[list[Translation]]:
+        stream, number = iter(lines), 1
+        for given in stream if chunk_size is None else iter(lambda: list(islice(stream, chunk_size)), []):
+            chunk = checked_texts(given, "lines", number - 1)
+            if number == 1 and chunk:
+                chunk[0] = chunk[0].removeprefix("\ufeff")
+            yield from self._translate(chunk, tally, first_number=number)
+            number += len(chunk)
+        tally.warn()
+
+    def _search(
+        self,
+        num_beams: int | None,
+        num_return_sequences: int,
+        max_new_tokens: int | None,
+        early_stopping: bool | None,
+        **options: Any,
+    ) -> Search:
+        """Check a call's settings, and put those of its search into a copy of the generation config."""
+        offered = getattr(self.model.config, "custom_pipelines", None) or {}
+        if options.setdefault("split", None) is None and next(iter(offered), None) == TEXT_TASK:
+            options["split"] = False
+        config = copy.deepcopy(self.model.generation_config)
+        config.num_beams = num_beams if num_beams is not None else (config.num_beams or 1)
+        config.num_return_sequences = num_return_sequences
+        check_at_least(1, num_beams=config.num_beams, num_return_sequences=num_return_sequences)
+        check_at_least(1, token_budget=options["token_budget"], max_new_tokens=max_new_tokens)
+        if num_return_sequences > config.num_beams and not config.do_sample:
+            must = f"`num_return_sequences` must be at most `num_beams` ({config.num_beams})"
+            raise ValueError(f"{must}, but is {num_return_sequences} instead.")
+        if config.num_beams > (vocabulary := len(self.tokenizers.target)):
+            must = f"`num_beams` must be at most {vocabulary}, the number of tokens in the vocabulary"
+            raise ValueError(f"{must}, but is {config.num_beams} instead.")
+        config.return_dict_in_generate = config.output_scores = config.output_logits = False
+        config.output_attentions = config.output_hidden_states = False
+        if early_stopping is not None and config.num_beams > 1:
+            config.early_stopping = early_stopping
+        if (sampling := options.get("sampling")) is not None:
+            sampling.prepare(config, options["split"])
+        if self.engine != "auto":
+            self._current(self.engine).check(config)
+        positions = position_limit(self.model.config)
+        config.max_new_tokens, config.max_length = self._length_bound(max_new_tokens, positions), None
+        return Search(config, positions=positions, trained=self._longest_trained(), **options)
+
+    def _length_bound(self, max_new_tokens: int | None, positions: int | None) -> int:
+        config = self.model.generation_config
+        bound = config.max_new_tokens if max_new_tokens is None else max_new_tokens
+        if bound is None:  # `max_length` counts the decoder's start token too
+            bound = DEFAULT_MAX_NEW_TOKENS if config.max_length is None else config.max_length - 1
+        if positions is not None and bound > positions and max_new_tokens is not None:
+            must = f"`max_new_tokens` must be at most {positions}, the model's number of positions"
+            raise ValueError(f"{must}, but is {max_new_tokens} instead.")
+        return bound if positions is None else min(bound, positions)
+
+    def _longest_trained(self) -> int | None:
+        """Return the tokens of the longest source that the model has learned from, as far as that is known."""
+        trained = getattr(self.model.generation_config, LONGEST_SOURCE, None)
+        return trained or getattr(self.model.config, "max_position_embeddings", None)
+
+    def _engine(self, config: "GenerationConfig") -> GenerateEngine:
+        """Return the engine of this call, with the model's present weights."""
+        if self.engine != "auto":
+            return self._current(self.engine)
+        from heedful.decoding.native.engine import may_replace
+
+        if may_replace(self.model, config):
+            try:
+                return self._current("native")
+            except ValueError as error:  # changed code gives other logits, and will after each change of the weights
+                warnings.warn(f"`generate()` translates, not the native decoder. {error}", stacklevel=2)
+                self.engine = "generate"
+        return self._current("generate")
+
+    def _current(self, name: str) -> GenerateEngine:
+        engine = self._engines.get(name)
+        if engine is None or not engine.is_current:
+            self._engines.pop(name, None)
+            del engine  # and with it its copy of the weights, before a new one is made
+            if name == "generate":
+                engine = GenerateEngine(self.model, self.ensemble, self.tokenizers.target)
+            else:  # which checks the precision's name
+                from heedful.decoding.native.engine import NativeEngine
+
+                engine = NativeEngine(self.model, self.precision)
+            self._engines[name] = engine
+        return engine
+
+    def _translate(self, texts: list[str], tally: Tally, first_number: int) -> list[list[Translation]]:
+        search = tally.search
+        is_apart = search.split or (search.split is None and any(map(LINE_BREAK.search, map(trimmed, texts))))
+        if tally.paragraphs is None and is_apart:
+            from heedful.decoding.paragraphs import Paragraphs
+
+            tally.paragraphs = Paragraphs(search.every_line)
+        apart = tally.paragraphs
+        rows = self._rows(list(enumerate(texts, start=first_number)), tally)
+        own: dict[str, Any] = {} if apart else {"progress": search.progress}  # a text that is taken apart is several
+        if (sampling := search.sampling) is not None:
+            own["processors"] = lambda batch: sampling.processors([rows[index][0] for index in batch])
+        sources = [row for *_, row in rows]
+        found = self._engine(search.config).search(sources, search.config, search.token_budget, **own) if rows else []
+        search.progress(len(texts) - (0 if apart else len(rows)))
+        decoded = iter(self.tokenizers.decode_target([one.token_ids for row in found for one in row]))
+        parts: defaultdict[int, dict[int, list[Translation]]] = defaultdict(dict)
+        for (number, place, _), row in zip(rows, found, strict=True):
+            parts[number][place] = [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row]
+        empty = [Translation()] * search.config.num_return_sequences
+        join = apart.put_together if apart else lambda number, found, empty: found.get(0, empty)
+        results = [join(number, parts[number], empty) for number, _ in enumerate(texts, start=first_number)]
+        unknown = unknown_id(self.tokenizers.target)
+        tally.unfinished += sum(not all(one.finished for one in row) for row in results)
+        tally.unknown += sum(any(unknown in one.token_ids for one in row) for row in results)
+        return results
+
+    def _rows(self, texts: list[tuple[int, str]], tally: Tally) -> list[tuple[int, int, list[int]]]:
+        """Encode numbered texts; each row has the number of its text, and its place in it: 0 in one that is whole."""
+        apart, rows = tally.paragraphs, []
+        if apart is None or not apart.every_line:
+            rows = self._encoded([(number, 0, text) for number, text in texts], tally.search)
+        if apart is not None:
+            rows, parts = apart.divided(texts, rows, tally.search.trained if tally.search.split else None)
+            rows += self._encoded(parts, tally.search)
+        return [row for row in sorted(rows) if tally.keeps(row[0], row[2])]
+
+    def _encoded(self, texts: list[tuple[int, int, str]], search: Search) -> list[tuple[int, int, list[int]]]:
+        texts = [each for each in texts if trimmed(each[2])]
+        with naming_the_line([number for number, *_ in texts]):
+            rows = self.tokenizers.encode_source([text for *_, text in texts], search.target_language)
+        return [(*each[:2], row) for each, row in zip(texts, rows, strict=True)]
+
+
+def _counted(sentences: list[tuple[int, int]]) -> str:
+    """Say of sentences, by their numbers and tokens, how many they are and which is the first: "… is" or "… are"."""
+    number, tokens = sentences[0]
+    count = len({number for number, _ in sentences})
+    if count == 1:
+        return f"Sentence {number}, of {tokens} tokens, is"
+    return f"{count} sentences, the first of them sentence {number} of {tokens} tokens, are"

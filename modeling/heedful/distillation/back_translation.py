@@ -1,0 +1,144 @@
+"""Pairs of which a model makes one side: sources for targets (back-translation), or targets for sources."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import tee
+from typing import Any
+
+import numpy as np
+
+from heedful.decoding.strategies.sampling import SeededSampling
+from heedful.decoding.translation import Translation, Translator
+from heedful.files import check_at_least
+from heedful.symbols_heed import check_are_several, trimmed
+
+NOISE = 0.1  # the share of words that are deleted, and that are replaced
+FURTHEST_SWAP = 3  # words
+LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times on end
+
+
+# Ways of decoding, with their settings and what those are by default.
+METHODS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"num_beams": 5},
+    "sampling": {"temperature": 1.0, "top_k": None, "seed": 1},
+    "noised": {"num_beams": 5, "seed": 1},
+}
+
+
+@dataclass
+class BackTranslation:
+    """How sources are made for given targets.
+
+    `sampling` draws from the model's distribution, `noised` is beam search whose words are then deleted (one in ten),
+    replaced by `_` (one in ten) and moved by up to three places (Edunov et al., 2018, arXiv 1808.09381). Both are the
+    same in every batch: their random numbers follow from `seed` and the number of the line. Lines without words, and
+    sources that are empty, not ended or repeat themselves four times on end, are left out and counted. A setting that
+    is out of range, or not one of the method's in `METHODS`, is a `ValueError`; None is the method's default.
+    """
+
+    method: str = "beam"
+    num_beams: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    left_out: int = field(default=0, init=False)  # lines so far
+
+    def __post_init__(self):
+        if self.method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but is {self.method!r} instead.")
+        names = "num_beams", "temperature", "top_k", "seed"
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        for name in given:
+            readers = [method for method, settings in METHODS.items() if name in settings]
+            if self.method not in readers:
+                raise ValueError(f"`{name}` is for {' and '.join(readers)}, and must be left out of {self.method}.")
+        check_at_least(2, num_beams=self.num_beams)
+        check_at_least(0, seed=self.seed)
+        self._settings = METHODS[self.method] | given
+        self._sampling = SeededSampling(**self._settings) if self.method == "sampling" else None
+
+    def pairs(self, translator: Translator, lines: Iterable[str], **settings: Any) -> Iterator[dict[str, str]]:
+        """Yield a `source` for each `target`, in order, without those that are left out.
+
+        `settings` are keywords of `Translator.translate_lines`.
+        """
+        check_are_several(lines, "lines")
+        if self._sampling is None:
+            _check_search(translator, self.method)
+        given, targets = tee(lines)
+        search = {"num_beams": self._settings.get("num_beams", 1), "sampling": self._sampling, **settings}
+        found = translator.translate_lines(given, split=False, keep_going=True, **search)
+        for number, (line, (best,)) in enumerate(zip(targets, found, strict=True), start=1):
+            target = trimmed(line.removeprefix("\ufeff" if number == 1 else ""))
+            source = trimmed(best.text)
+            if best.finished and self.method == "noised":
+                source = noised(source, self._settings["seed"], number)
+            if target and source and is_useful(best):
+                yield {"source": source, "target": target}
+            else:
+                self.left_out += 1
+
+
+@dataclass
+class SequenceDistillation:
+    """How a student's targets are made of given sources: by the teacher's beam search.
+
+    That is sequence-level knowledge distillation (Kim and Rush, 2016, arXiv 1606.07947, section 3.2), and with
+    `closest` sequence-level interpolation (section 3.3): of so many hypotheses, the one closest to the reference by
+    sentence BLEU is taken. What is left out is what `BackTranslation` leaves out.
+    """
+
+    num_beams: int = 5
+    closest: int | None = None
+    left_out: int = field(default=0, init=False)  # pairs so far
+
+    def __post_init__(self):
+        check_at_least(2, closest=self.closest)
+        check_at_least(self.closest or 1, num_beams=self.num_beams)
+
+    def pairs(
+        self, translator: Translator, pairs: Iterable[Mapping[str, str]], **settings: Any
+    ) -> Iterator[dict[str, str]]:
+        """Yield the `source` of each pair with a `target` of the teacher's, as `BackTranslation.pairs` does."""
+        from sacrebleu import sentence_bleu
+
+        _check_search(translator, "distillation")
+        given, kept = tee(pairs)
+        search = {"num_beams": self.num_beams, "num_return_sequences": self.closest or 1, **settings}
+        sources = (pair["source"] for pair in given)
+        found = translator.translate_lines(sources, split=False, keep_going=True, **search)
+        for pair, hypotheses in zip(kept, found, strict=True):
+            targets = [text for each in hypotheses if is_useful(each) and (text := trimmed(each.text))]
+            if self.closest:
+                reference = [pair["target"]]
+                targets.sort(key=lambda target: -sentence_bleu(target, reference).score)
+            if targets:
+                yield {"source": pair["source"], "target": targets[0]}
+            else:
+                self.left_out += 1
+
+
+def _check_search(translator: Translator, purpose: str) -> None:
+    if translator.model.generation_config.do_sample:
+        raise ValueError(f"`do_sample` of the generation config must be False for {purpose}, but is True instead.")
+
+
+def is_useful(made: Translation) -> bool:
+    """Tell whether a text that a model has made has an end, and is no loop."""
+    return made.finished and not LOOP.search(f"{made.text} ")
+
+
+def noised(text: str, seed: int, number: int) -> str:
+    """Delete, replace and move words, each with the white space before it, of the text with this number."""
+    words = re.findall(r"(\s*)(\S+)", text)
+    # Raw output, the one thing that numpy promises never to change.
+    raw = np.random.PCG64(np.random.SeedSequence([seed, number])).random_raw((3, max(len(words), 1)))
+    deleted, replaced, moved = raw / 2.0**64
+    kept = [
+        ((space or " ") + ("_" if replaced[place] < NOISE else word), place + (FURTHEST_SWAP + 1) * moved[place])
+        for place, (space, word) in enumerate(words)
+        if deleted[place] >= NOISE
+    ]
+    return "".join(word for word, _ in sorted(kept, key=lambda each: each[1])).strip()

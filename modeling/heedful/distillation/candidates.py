@@ -1,0 +1,152 @@
+"""Translations that any system has made, several for a source: one of them is chosen as the target of a pair."""
+
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby, islice, tee
+from operator import itemgetter
+from typing import Any
+
+from heedful.data.cleaning import CleaningRules, Judge
+from heedful.data.languages import SCRIPTS_OF_LANGUAGES, code_of, lacks_script
+from heedful.data.sources import reading, row_reader
+from heedful.decoding.strategies.minimum_bayes_risk import character_f_score, expected_utilities
+from heedful.files import quoted, shortened
+
+Candidates = tuple[str, list[tuple[str, float]]]  # a source, and texts with their scores, 0 where there are none
+METHODS = ("chrf", "bleu", "reverse", "score")
+
+
+def read_candidates(location: str, source: str, target: str, with_scores: bool = False) -> Iterator[Candidates]:
+    """Yield the candidates of each source of a corpus, which is one place of `read_pairs` and read row by row.
+
+    A row holds all candidates of its source (in the columns `candidates` and perhaps `scores`), or one of them
+    (`candidate`, or what `target` names, and perhaps `score`); then those of a source are rows one behind the other.
+    A `ValueError` names the row with anything else, and with `scores` that are missing if `with_scores` is true.
+    """
+    with reading("candidates"):
+        given = row_reader(location, (source, target), "train", streaming=True)
+    rows = (
+        (*_checked(cells, source, target, with_scores, f"row {number} of {file}"), "candidates" in cells, number)
+        for file, number, cells in given()
+    )
+    for (text, _), group in groupby(rows, lambda row: (row[0], row[3] if row[2] else 0)):
+        yield text, [candidate for row in group for candidate in row[1]]
+
+
+def _checked(cells: Mapping[str, Any], source: str, target: str, with_scores: bool, place: str) -> Candidates:
+    is_list = "candidates" in cells
+    name = "candidates" if is_list else "candidate" if "candidate" in cells else target
+    score = "scores" if is_list else "score"
+    if not {source, name} <= {*cells} <= {source, name, score}:
+        must = f"the columns {source!r} and {target!r}, 'candidate' or 'candidates', and perhaps {score!r}"
+        raise ValueError(f"{place.capitalize()} must have {must}, but has {quoted(cells)} instead.")
+    texts = cells[name] if is_list else [cells[name]]
+    if not isinstance(cells[source], str) or not cells[source].strip():
+        raise ValueError(f"{source!r} must be a text, but is {shortened(cells[source])} instead in {place}.")
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{name!r} must hold one text or more, but is {shortened(cells[name])} instead in {place}.")
+    scores = cells.get(score)
+    try:
+        given: Any = [0] * len(texts) if scores is None and not with_scores else scores if is_list else [scores]
+        numbers = [float(value) for value in given] if isinstance(given, list) else []
+    except (TypeError, ValueError, OverflowError):
+        numbers = [math.nan]
+    if len(numbers) != len(texts) or any(map(math.isnan, numbers)):
+        must = "a list of one number for each candidate" if is_list else "a number"
+        raise ValueError(f"{score!r} must be {must}, but is {shortened(scores)} instead in {place}.")
+    texts = (unicodedata.normalize("NFC", text).strip() for text in texts)
+    return unicodedata.normalize("NFC", cells[source]), list(zip(texts, numbers, strict=True))
+
+
+@dataclass
+class CandidateChoice:
+    """How one candidate of each source is chosen as its target, and which candidates are left out before.
+
+    `chrf` and `bleu` take the one most like the others by this measure (minimum Bayes risk: Kumar and Byrne, 2004; for
+    targets: Finkelstein and Freitag, 2023, arXiv 2309.10966); `reverse` the one from which a model of the other
+    direction finds the source most probable (as in Ng et al., 2019, arXiv 1907.06616); `score` the one
+    with the highest score. Of equals the one with the higher score is taken, or else the first. Before, those are left
+    out that break a cleaning rule or are hardly in the script of `language`, a code such as ko; afterwards pairs that
+    came before.
+    """
+
+    method: str = "chrf"
+    max_ratio: float | None = None
+    language: str | None = None
+    left_out: Counter[str] = field(default_factory=Counter, init=False)  # by reason
+    repeated: int = field(default=0, init=False)  # how often a source came again
+
+    def __post_init__(self):
+        if self.method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but is {self.method!r} instead.")
+        self._script = SCRIPTS_OF_LANGUAGES.get(code_of(self.language or "") or "")
+        if self.language is not None and self._script is None:
+            must = "a language with one script, such as ko or Korean"
+            raise ValueError(f"`language` must be {must}, but is {self.language!r} instead.")
+        self._judge = Judge(CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True))
+
+    def pairs(self, rows: Iterable[Candidates], reverse: Any = None, **settings: Any) -> Iterator[dict[str, str]]:
+        """Yield a `source` and a `target` for each source, in order, without those that are left out.
+
+        `reverse` is the `Translator` of the method of that name, and `settings` are keywords of its `score_pairs`. If
+        no pair is left, a `ValueError` says why.
+        """
+        if (reverse is None) == (self.method == "reverse"):
+            found = f"{type(reverse).__name__} for {self.method}"
+            raise ValueError(f"`reverse` must be a model for reverse, and None for others, but is {found} instead.")
+        from sacrebleu import sentence_bleu
+
+        utilities = {"chrf": character_f_score(), "bleu": lambda text, other: sentence_bleu(text, [other]).score}
+        utility = utilities.get(self.method)
+        kept = ((source, self._kept(source, candidates)) for source, candidates in rows)
+        seen: set[bytes] = set()
+        sources: set[int] = set()  # their hashes, which are smaller
+        count = 0
+        for source, candidates in kept if reverse is None else self._scored(kept, reverse, settings):
+            plain = " ".join(source.split())  # so it is judged; what is chosen keeps its own spaces
+            self.repeated += hash(plain) in sources
+            sources.add(hash(plain))
+            texts = [text for text, _ in candidates]
+            worth = expected_utilities(texts, utility) if utility else [score for _, score in candidates]
+            target = max(zip(worth, texts, strict=True), key=itemgetter(0), default=(0, ""))[1]
+            if self._judge.reason_to_drop(plain, " ".join(target.split()), 0, seen) is None:
+                count += 1
+                yield {"source": source, "target": target}
+            else:
+                self.left_out["pairs that came before" if texts else "sources without another"] += 1
+        if not count:
+            raise ValueError(f"`candidates` must hold one that is good enough, but does not: {self.summary()}.")
+
+    def _kept(self, source: str, candidates: list[tuple[str, float]]) -> list[tuple[str, float]]:
+        seen: set[bytes] = set()
+        kept = []
+        for text, score in sorted(candidates, key=lambda candidate: -candidate[1]):  # the best of those repeated
+            reason = self._judge.reason_to_drop(" ".join(source.split()), " ".join(text.split()), 0, seen)
+            if reason is None and self._script is not None and lacks_script(text, self._script):
+                reason = "language"
+            if reason is None:
+                kept.append((text, score))
+            else:
+                self.left_out[reason] += 1
+        return kept
+
+    def _scored(self, rows: Iterable[Candidates], reverse: Any, settings: dict[str, Any]) -> Iterator[Candidates]:
+        """Give each candidate the log-probability of its source; one that is too long is left out."""
+        rows, copies = tee(rows)
+        given = ((text, source) for source, candidates in copies for text, _ in candidates)
+        scores = reverse.score_pairs(given, keep_going=True, **settings)
+        for source, candidates in rows:
+            found = zip(candidates, islice(scores, len(candidates)), strict=True)
+            kept = [(text, score.log_probability) for (text, _), score in found if score is not None]
+            self.left_out["too long"] += len(candidates) - len(kept)
+            yield source, kept
+        next(scores, None)  # warns at its end
+
+    def summary(self) -> str:
+        """Say in a line what was left out so far, by the names of the cleaning rules, and what came again."""
+        found = ", ".join(f"{count:,} {why}" for why, count in self.left_out.items() if count) or "none"
+        again = f"; {self.repeated:,} sources came again, each with a choice of its own" if self.repeated else ""
+        return f"left out: {found}{again}"

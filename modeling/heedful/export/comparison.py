@@ -1,0 +1,301 @@
+"""The one entrance of all exports: what can be exported, a folder that appears whole, and the comparison before it.
+
+An engine is compared with `generate()` on sentences, token by token. SETTINGS says which settings each form carries
+out. Of every export, `model` is a folder or an id on the Hub, of a Heed model or of an adapter; `target` must not
+exist, and appears whole or not at all. A `ValueError` names what keeps the model from being exported, or the sentence
+for which the exported one gives other tokens in float32.
+"""
+
+import copy
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import GenerationConfig
+
+from heedful.cards.model_card import CARD_FILE
+from heedful.conversion.model_conversion import relative_difference
+from heedful.data.cleaning import sample
+from heedful.data.sources import builtin_corpus, read_pairs
+from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.engines import GenerateEngine, token_batches
+from heedful.decoding.loading import STOCK, load_model, model_folder, tokenizer_folder
+from heedful.decoding.native.conditions import obstacle_to_copies
+from heedful.decoding.search_settings import SEARCH_SETTINGS
+from heedful.decoding.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
+from heedful.export.ctranslate2.engine import CTRANSLATE2_SETTINGS
+from heedful.files import check_at_least, check_is_new, new_folder, read_lines
+from heedful.symbols_heed import UnknownSymbol, trimmed
+from heedful.training.publication import MODEL_FOLDER
+from heedful.training.recipe_file import recipe_of
+
+MORE_THAN_SOURCE = 50  # so many tokens more than the longest source of its batch may a compared translation have
+TOKEN_BUDGET = 4096
+DRAWN_FROM = 100_000  # the first pairs of a file, of which sentences are compared
+LEAST_LIKENESS = 0.5  # mean share of tokens in common; a quantized model below it has lost what it learned
+# The settings of a generation config that each form carries out as `generate()` does; every other one is refused.
+TOKENS = (*GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens")
+_ALL = frozenset(name for name in vars(GenerationConfig()) if name[0] != "_")
+SETTINGS = {
+    **dict.fromkeys(("transformers", "ONNX"), _ALL),
+    "a page": frozenset((*TOKENS, *BEAM_SETTINGS, *SEARCH_SETTINGS)),
+    "CTranslate2": CTRANSLATE2_SETTINGS,
+}
+# Forms that other code computes with the weights, and with room for one tokenizer, which knows no languages.
+COPIES = ("transformers", "a page")
+
+Searches = dict[str, GenerationConfig]  # by the names that messages give them
+Outputs = dict[str, list[tuple[int, ...]]]  # tokens of each sentence, by the name of a search
+
+
+class Difference(NamedTuple):
+    """One sentence for which an engine gave other tokens than `generate()`, and its number, from 0."""
+
+    number: int
+    sentence: str
+    expected: Sequence[int]
+    found: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `generate()` and an engine made of the same sentences."""
+
+    sentences: int  # how many were compared
+    differences: tuple[Difference, ...]  # those with other tokens, in their order
+
+    @property
+    def likeness(self) -> float:
+        """Share of tokens that the outputs have in common, the mean over the sentences: 1 where none differs."""
+        matchers = (SequenceMatcher(None, each.expected, each.found, autojunk=False) for each in self.differences)
+        return 1 - sum(1 - matcher.ratio() for matcher in matchers) / self.sentences
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was exported, and how it compared."""
+
+    folder: Path
+    quantization: str  # the type of its weights
+    size: int  # bytes of the files that hold the weights
+    comparisons: dict[str, Comparison]  # by the name of a search
+    difference: float | None = None  # the largest of a logit, relative where logits are above 1, if it is known
+
+
+class UnscoredEngine(GenerateEngine):
+    """`generate()` without the scores, which no comparison reads."""
+
+    def generate(self, inputs: Any, settings: Any, processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the `(batch, length)` tokens of a batch, and zeros for their scores."""
+        sequences = self.model.generate(**inputs, generation_config=settings, logits_processor=processor)
+        return sequences, torch.zeros(len(sequences))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A model on its way into another form, with the sentences that both forms must translate alike."""
+
+    model: Any  # on the CPU, in evaluation mode and float32, with an adapter merged into it
+    tokenizers: TokenizerPair
+    sentences: list[str]  # without blank ones
+    folder: Path  # to write to; it holds the tokenizers already
+    dtype: torch.dtype = torch.float32  # in which the model was saved
+
+    def outputs(self, engine: Any, searches: Searches, limit: int | None) -> Outputs:
+        """Return what an engine generates; its model is left with the last search as its generation config."""
+        sources = encode(self.tokenizers, self.sentences, limit)
+        found: Outputs = {}
+        for name, search in searches.items():
+            engine.model.generation_config = search  # its own would fill in what the search leaves open
+            found[name] = [()] * len(sources)
+            for numbers in batches(sources, search, limit):
+                hypotheses = engine.search([sources[number] for number in numbers], search, TOKEN_BUDGET)
+                for number, (best,) in zip(numbers, hypotheses, strict=True):
+                    found[name][number] = best.token_ids
+        return found
+
+    def compare(
+        self, found: Outputs, searches: Searches, limit: int | None, engine: str, quantization: str
+    ) -> dict[str, Comparison]:
+        """Compare the outputs of an engine with those of `generate()`; what differs too much is a `ValueError`."""
+        expected = self.outputs(UnscoredEngine(self.model), searches, limit)
+        comparisons = {name: compare(self.sentences, expected[name], found[name]) for name in searches}
+        refuse(comparisons, engine, quantization)
+        return comparisons
+
+
+@contextmanager
+def begun_export(model: str | Path, target: str | Path, sentences: Sequence[str], form: str) -> Iterator[Draft]:
+    """Check and load what is to be exported, and yield it with a folder that becomes `target`, or goes on an error."""
+    check_is_new(Path(target))
+    sentences = list(filter(None, map(trimmed, sentences)))
+    if not sentences:
+        raise ValueError("`sentences` must hold a sentence to compare on, but hold none.")
+    loaded, tokenizers = load_for(form, model)
+    with new_folder(target) as folder:
+        tokenizers.save_pretrained(folder)
+        dtype = loaded.dtype  # of what is computed in half precision, each engine rounds something else
+        yield Draft(torch.nn.Module.float(loaded), tokenizers, sentences, folder, dtype)
+
+
+def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:
+    """Load a model, or an adapter with its model, and its tokenizers; a `ValueError` if the form cannot hold them."""
+    folder = model_folder(model)
+    loaded: Any = load_model(folder)
+    check_kind(loaded.config, form)  # before its tokenizers, which may be of a kind that Heedful cannot read
+    tokenizers = TokenizerPair.from_pretrained(tokenizer_folder(folder))
+    tokenizers.check_config(loaded.config)
+    check_settings(loaded.generation_config, form)
+    if form in COPIES and loaded.config.model_type == "heed" and (reason := obstacle_to_copies(loaded, form)):
+        raise ValueError(reason)
+    if form in COPIES and not tokenizers.is_joint:
+        why = "source and target have a tokenizer each, and the folder has one"
+        raise ValueError(f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: {why}.")
+    if form in COPIES and len(tokenizers.languages) > 1:
+        found = f"{', '.join(tokenizers.languages)}: nothing there writes their tags before a sentence"
+        raise ValueError(f"The model must have one target language for {form}, but has {found}.")
+    return loaded, tokenizers
+
+
+def model_name(model: str | Path) -> str:
+    """Return what a model is called: its id on the Hub, or of a folder the heading of its card, or its run's name."""
+    place = Path(model).resolve()
+    if not place.is_dir():
+        return str(model)
+    heading = re.search(r"^# (.+)$", card_of(place), re.MULTILINE)
+    return heading[1] if heading else (place.parent if place.name == MODEL_FOLDER else place).name
+
+
+def card_of(folder: Path) -> str:
+    """Return the text of a model's card, empty where its folder has none."""
+    return (folder / CARD_FILE).read_text(encoding="utf-8") if (folder / CARD_FILE).is_file() else ""
+
+
+def check_kind(config: Any, form: str) -> None:
+    """Raise a `ValueError` for a model that is no Heed Transformer, or for a page no recurrent one."""
+    hint = f"`heedful convert` turns models of the types {', '.join(STOCK)} into Heed models"
+    if config.model_type == "heed_rnn":
+        if form == "a page" and config.attention == "none":
+            raise ValueError("`attention` must be one of dot, scaled_dot, general, additive for a page, but is none.")
+        hint = f"the engines know no recurrent decoder, such as this one of {config.cell} cells"
+    if config.model_type != "heed" and (config.model_type, form) != ("heed_rnn", "a page"):
+        raise ValueError(f"`model_type` must be heed to be exported, but is {config.model_type} instead: {hint}.")
+
+
+def plain_config(config: Any) -> Any:
+    """Return a copy of a config that names no code, for a folder without any."""
+    plain = copy.deepcopy(config)
+    for name in ("auto_map", "custom_pipelines"):
+        plain.__dict__.pop(name, None)
+    return plain
+
+
+def check_settings(config: GenerationConfig, form: str, where: str = "The model's generation_config.json") -> None:
+    """Raise a `ValueError` that names all settings of a generation config which a form cannot carry out."""
+    asked = asked_of(config).items()
+    faults = [f"`{name}` must not be set, but is {value!r}" for name, value in asked if name not in SETTINGS[form]]
+    if faults:
+        without = "Without it the model can be exported, but then it may generate other tokens"
+        raise ValueError(f"{where} asks for what {form} cannot do: {'; '.join(faults)}. {without}.")
+
+
+def searches_of(config: GenerationConfig, beams: int, **others: Any) -> Searches:
+    """Return a model's own settings, greedily and with beams, without randomness and lengths, and with others."""
+    found = {name: copy.deepcopy(config) for name in ("greedy", f"{beams} beams")}
+    for number, search in zip((1, beams), found.values(), strict=True):
+        search.update(num_beams=number, max_length=None, do_sample=False, num_return_sequences=1, **others)
+    return found
+
+
+def check_quantization(quantization: str, known: Sequence[str]) -> None:
+    """Raise a `ValueError` if a type of weights is not among the known ones."""
+    if quantization not in known:
+        raise ValueError(f"`quantization` must be one of {', '.join(known)}, but is {quantization!r} instead.")
+
+
+def encode(tokenizers: TokenizerPair, sentences: list[str], limit: int | None) -> list[list[int]]:
+    """Encode sentences of at most `limit` tokens, into the target languages in turn where there are several."""
+    languages = tokenizers.languages if len(tokenizers.languages) > 1 else (None,)
+    sources: list[list[int]] = [[] for _ in sentences]
+    for first, language in enumerate(languages):
+        try:
+            sources[first :: len(languages)] = tokenizers.encode_source(sentences[first :: len(languages)], language)
+        except UnknownSymbol as error:
+            number = first + error.index * len(languages) + 1
+            raise error.at(f"Sentence {number} of those to compare on (`--sentences` takes yours)") from None
+    for number, source in enumerate(sources, start=1):
+        if limit is not None and len(source) > limit:
+            most = f"at most {limit} tokens, the model's number of positions"
+            raise ValueError(f"Sentence {number} must have {most}, but has {len(source)} instead.")
+    return sources
+
+
+def batches(sources: list[list[int]], search: Any, limit: int | None) -> Iterator[list[int]]:
+    """Yield the numbers of sources of similar length, each time after `search` got a length that suits them."""
+    costs = {number: len(source) * search.num_beams for number, source in enumerate(sources)}
+    for numbers in token_batches(costs, TOKEN_BUDGET):
+        longest = max(len(sources[number]) for number in numbers) + MORE_THAN_SOURCE
+        search.max_new_tokens = min(longest, limit or longest)
+        yield numbers
+
+
+def compare(sentences: Sequence[str], expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> Comparison:
+    """Compare the tokens of `generate()` and of an engine for each sentence, `</s>` included and padding not."""
+    rows = enumerate(zip(sentences, expected, found, strict=True))
+    differences = (Difference(number, *row) for number, row in rows if list(row[1]) != list(row[2]))
+    return Comparison(len(sentences), tuple(differences))
+
+
+def logits_difference(expected: torch.Tensor, found: torch.Tensor, tolerance: float) -> float:
+    """Return the largest difference of a logit, relative where logits are above 1; above the tolerance an error."""
+    difference = relative_difference(expected, found)
+    if not difference <= tolerance:  # so that not-a-number is refused too
+        apart = f"{difference:.1e} from generate()'s, so that no folder is left"
+        raise ValueError(f"The exported model's logits differ by {apart}.")
+    return difference
+
+
+def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -> None:
+    """Raise a `ValueError` if an export in float32 gives other tokens, or one in another type has lost the model."""
+    for search, comparison in comparisons.items():
+        if quantization == "float32" and comparison.differences:
+            number, sentence, expected, found = comparison.differences[0]
+            raise ValueError(
+                f"The exported model's output differs from generate()'s for {len(comparison.differences)} of "
+                f"{comparison.sentences} sentences, so that no folder is left. The first is sentence {number + 1}, "
+                f"{sentence!r}: generate() gives tokens {list(expected)}, {engine} ({search}) tokens {list(found)}."
+            )
+        if comparison.likeness < LEAST_LIKENESS:
+            likeness = f"({search}) have {100 * comparison.likeness:.0f} % of their tokens in common with generate()'s"
+            lost = f"`quantization` {quantization} loses the model, so that no folder is left"
+            raise ValueError(f"{lost}: its translations {likeness}.")
+
+
+def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:
+    """Draw sentences from a text file in UTF-8, one a line, or from the validation data in a model's folder.
+
+    Where neither is there, a warning says that they are built-in Korean and English ones, which try a model of any
+    language with tokens and lengths of real text.
+    """
+    check_at_least(1, count=count)
+    if path is not None:
+        if sentences := [line.strip() for line in read_lines(path, "sentences") if line.strip()]:
+            return sample(sentences, count)
+        raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
+    with suppress(OSError, ValueError):  # it may have none, or one of another version
+        data = recipe_of(Path(model)).data
+        split = "train" if data.located.validation is None else "validation"
+        place = getattr(data.located, split)
+        pairs = read_pairs(place, data.source, data.target, split=split, streaming=True)
+        return sample([pair["source"] for pair in islice(pairs, DRAWN_FROM)], count)
+    message = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
+    warnings.warn(message, stacklevel=2)
+    builtin = builtin_corpus().draw("test", (count + 1) // 2)
+    return list(chain.from_iterable(pair.values() for pair in builtin))[:count]

@@ -1,0 +1,65 @@
+"""Heed models as ONNX files.
+
+Before the folder appears, onnxruntime has translated sentences with it, greedily and with beams, to the tokens of
+`generate()`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from heedful.configuration_base_heed import position_limit
+from heedful.decoding.engines import pad_sources
+from heedful.export import comparison
+from heedful.export.onnx.onnx_graphs import check_packages, quantize_file, write_onnx
+from heedful.export.onnx.onnx_model import ONNX_FILES, OnnxModel
+
+Quantization = Literal["float32", "int8"]
+
+TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
+BEAMS = 4
+LOGITS_SENTENCES = 16  # so many have their logits compared, step by step
+
+
+def export_onnx(
+    model: str | Path, target: str | Path, sentences: Sequence[str], quantization: Quantization = "float32"
+) -> comparison.Export:
+    """Write a saved Heed model as ONNX files, with its configuration and tokenizers, and compare it on sentences.
+
+    `int8` weights are a quarter of the size; onnxruntime quantizes their inputs at each call. Other logits in float32
+    are a `ValueError` too, and most tokens being others in int8.
+    """
+    comparison.check_quantization(quantization, get_args(Quantization))
+    check_packages()
+    with comparison.begun_export(model, target, sentences, "ONNX") as draft:
+        write_onnx(draft.model, draft.folder)
+        if quantization == "int8":
+            for name in ONNX_FILES:
+                quantize_file(draft.folder / name)
+        searches = comparison.searches_of(draft.model.generation_config, BEAMS)
+        exported, limit = OnnxModel.from_pretrained(draft.folder), position_limit(draft.model.config)
+        found = draft.outputs(comparison.UnscoredEngine(exported), searches, limit)
+        comparisons = draft.compare(found, searches, limit, "onnxruntime", quantization)
+        difference = None
+        if quantization == "float32":
+            sources = comparison.encode(draft.tokenizers, draft.sentences, limit)[:LOGITS_SENTENCES]
+            difference = greedy_difference(draft.model, exported, sources, searches["greedy"], limit)
+        size = sum(path.stat().st_size for path in draft.folder.glob("*.onnx*"))
+    return comparison.Export(Path(target), quantization, size, comparisons, difference)
+
+
+@torch.inference_mode()
+def greedy_difference(
+    model: Any, exported: OnnxModel, sources: list[list[int]], greedy: Any, limit: int | None
+) -> float:
+    """Return the largest difference of a logit of greedy search, in which both models translate the sources alike."""
+    greedy.update(return_dict_in_generate=True, output_logits=True)
+    model.generation_config = exported.generation_config = greedy
+    largest = 0.0
+    for numbers in comparison.batches(sources, greedy, limit):
+        inputs = pad_sources([sources[number] for number in numbers], model.config.pad_token_id, model.device)
+        expected, found = (torch.stack(each.generate(**inputs).logits) for each in (model, exported))
+        largest = max(largest, comparison.logits_difference(expected, found, TOLERANCE))
+    return largest

@@ -1,0 +1,181 @@
+"""The ONNX files of a Heed model: an encoder, a decoder for the first step, and one for every step after it.
+
+Files, inputs and outputs are named as optimum names them.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from heedful.attention_heed import AdditiveScore
+from heedful.decoding.loading import first_line
+from heedful.export.comparison import plain_config
+from heedful.export.onnx import onnx_model
+from heedful.export.onnx.onnx_model import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, cache_names
+from heedful.files import import_extra, listed
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.positions_heed import RELATIVE_PARTS
+
+OPSET = 18  # the oldest set of operators that torch's exporter writes: the most runtimes read it
+LARGEST_FILE = 2**31 - 2**26  # a file of protocol buffers holds 2 GiB at most; larger weights lie in a file beside it
+BATCH, SOURCE = "batch_size", "encoder_sequence_length"  # names of the axes that vary
+TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
+
+
+def check_packages() -> None:
+    """Raise an `ImportError` that names the extra if a package for ONNX is missing, before anything is loaded."""
+    for name in ("onnxruntime", "onnx", "onnxscript"):
+        import_extra(name, "onnx")
+
+
+def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
+    """Write the ONNX files of a model on the CPU and its configuration into an existing folder, in float32.
+
+    The model is changed: to evaluation mode, float32 and the `eager` attention function.
+    """
+    check_exportable(model)
+    nn.Module.float(model).eval().set_attn_implementation("eager")
+    first, following = (_Decoder(model, has_past).eval() for has_past in (False, True))
+    encoder, config = _Encoder(model).eval(), cast("Any", model.config)
+    # No two sizes are alike and none is 1, so that the trace cannot take one for another.
+    tokens, mask = torch.full((2, 5), config.pad_token_id or 0), torch.ones(2, 5, dtype=torch.long)
+    source: dict[int, str] = {0: BATCH, 1: SOURCE}
+    present = cache_names(config.decoder_layers, "present")
+    with quiet_export(), torch.no_grad():
+        states, start = encoder(tokens, mask), torch.full((2, 3), config.decoder_start_token_id)
+        inputs = {"input_ids": (tokens, source), "attention_mask": (mask, source)}
+        write_part(folder / ENCODER_FILE, encoder, inputs, ["last_hidden_state"])
+        inputs = {
+            "input_ids": (start, {0: BATCH, 1: TARGET}),
+            "encoder_hidden_states": (states, source),
+            "encoder_attention_mask": (mask, source),
+        }
+        write_part(folder / DECODER_FILE, first, inputs, ["logits", *present])
+        inputs = {"input_ids": (start[:, :1], {0: BATCH}), "encoder_attention_mask": (mask, source)}
+        past = first(start, states, mask)[1 : 1 + len(present)]
+        for name, value in zip(cache_names(config.decoder_layers), past, strict=True):
+            inputs[name] = (value, {0: BATCH, 2: PAST if ".decoder." in name else SOURCE})
+        present = cache_names(config.decoder_layers, "present", has_source=False)
+        write_part(folder / DECODER_WITH_PAST_FILE, following, inputs, ["logits", *present])
+    config = plain_config(config)
+    config.dtype = torch.float32
+    config.to_json_file(folder / "config.json")
+    # Not `save_pretrained`, which refuses settings that `generate()` only warns of.
+    model.generation_config.to_json_file(folder / "generation_config.json")
+
+
+def check_exportable(model: Any) -> None:
+    """Raise a `ValueError` that names what keeps a model from being written as ONNX files."""
+    quantized = getattr(model.config, "quantization_config", None)
+    if quantized is not None or model.quantized_weights():
+        found = "torchao's `quantize_`" if quantized is None else quantized
+        but = f"but is {found} instead: export the model as it was before it was quantized"
+        raise ValueError(f"`quantization_config` must be absent to export a model, {but}.")
+    known = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, AdditiveScore, *RELATIVE_PARTS)
+    foreign = [
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+        and type(module) not in known
+        and not name.endswith(".activation")  # some have parameters of their own
+    ]
+    if foreign:
+        but = f"but has {listed(foreign)}: merge an adapter first, with `merge_and_unload()`"
+        raise ValueError(f"The model must have no adapters or other replaced parts to be exported, {but}.")
+
+
+class _Encoder(nn.Module):
+    """What encoder_model.onnx computes."""
+
+    def __init__(self, model: HeedForConditionalGeneration):
+        super().__init__()
+        self.encoder = model.model.encoder
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        input_ids, attention_mask = inputs
+        return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+class _Decoder(nn.Module):
+    """What decoder_model.onnx computes, and decoder_with_past_model.onnx beside keys and values of earlier steps."""
+
+    def __init__(self, model: HeedForConditionalGeneration, has_past: bool):
+        super().__init__()
+        self.config, self.decoder, self.lm_head = model.config, model.model.decoder, model.lm_head
+        self.has_past = has_past
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        cache: Any = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        if self.has_past:
+            input_ids, mask, *past = inputs
+            onnx_model.fill_cache(cache, past)
+            states = past[2][:, 0]  # with keys and values in the cache, only the shape of the source's states is read
+        else:
+            input_ids, states, mask = inputs
+        # A mask with four dimensions is taken as it is; the one that the model would make is slow in onnxruntime.
+        added = (1 - mask[:, None, None].to(torch.float32)) * torch.finfo(torch.float32).min  # (B, 1, 1, S)
+        source = {"encoder_hidden_states": states, "encoder_attention_mask": added}
+        output = self.decoder(input_ids=input_ids, cache=cache, use_cache=True, **source)
+        present = onnx_model.cached_tensors(cache, has_source=not self.has_past)
+        return self.lm_head(output.last_hidden_state), *present
+
+
+def write_part(
+    path: Path, part: nn.Module, inputs: dict[str, tuple[torch.Tensor, dict[int, str]]], outputs: list[str]
+) -> None:
+    """Trace a part of the model, and write it; each input has an example and the names of the axes that vary."""
+    import onnx_ir
+
+    try:
+        names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
+        examples, axes = (tuple(each[part_of] for each in inputs.values()) for part_of in (0, 1))
+        options: dict[str, Any] = {"opset_version": OPSET, "dynamo": True, "verbose": False}
+        program: Any = torch.onnx.export(part, examples, dynamic_shapes=(axes,), **names, **options)
+    except Exception as error:  # torch's exporter raises errors of any type
+        raise ValueError(f"torch cannot write {path.name}: {first_line(error)}") from error
+    _remove_notes(program.model)
+    weights = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
+    # As optimum names it.
+    onnx_ir.save(program.model, path, external_data=f"{path.name}_data" if weights > LARGEST_FILE else None)
+
+
+def quantize_file(path: Path) -> None:
+    """Replace the matrices of an ONNX file by int8 ones, with a scale each."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    plain = path.with_suffix(".float32")
+    path.rename(plain)
+    with quiet_export():
+        # Unsigned: processors without VNNI overflow in products of unsigned inputs and signed weights.
+        quantize_dynamic(plain, path, weight_type=QuantType.QUInt8)
+    plain.unlink()
+    path.with_name(f"{path.name}_data").unlink(missing_ok=True)
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Keep from the user what torch's exporter and onnxruntime's quantizer say about their own insides."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _remove_notes(model: Any) -> None:
+    """Remove the exporter's notes for its own authors: they name files on this machine."""
+    nodes, graph = list(model.graph.all_nodes()), model.graph
+    for node in nodes:
+        node.doc_string = None
+    values = (value for node in nodes for value in node.outputs)
+    for noted in (model, graph, *nodes, *values, *graph.inputs, *graph.initializers.values()):
+        noted.metadata_props.clear()

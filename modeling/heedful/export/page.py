@@ -1,0 +1,147 @@
+"""A model in one HTML file that opens from a disk: int8 weights, a tokenizer, and all that computes in JavaScript.
+
+The page asks the network for nothing. `transformer.js` and `recurrent.js` compute, and `page.html` shows.
+"""
+
+import base64
+import html
+import json
+import re
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heedful.configuration_base_heed import position_limit
+from heedful.conversion.families import field_faults
+from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.loading import model_folder
+from heedful.decoding.search_settings import MOST_SOURCE_TOKENS, end_tokens
+from heedful.decoding.strategies.steps import asked_of
+from heedful.export import comparison
+from heedful.files import check_writable, filled_template, json_in_html, write_text
+from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
+
+PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))
+LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
+WIDEST = 127  # of int8, symmetrical
+SIDES = ("encoder", "decoder")
+LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
+# The example in a card's code: a string as JSON has it.
+EXAMPLE = re.compile(r'\b(?:translate|generate|tokenizer)\(\[?("(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-f]{4})*")')
+# What the JavaScript computes; every other value is refused.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "attention_scoring": ("scaled_dot",),
+    "position_encoding": ("sinusoidal", "learned"),
+    "norm_type": ("layernorm",),
+    "activation_function": ("relu", "gelu", "silu", "tanh"),
+    "encoder_neighbourhood": (None,),
+    "decoder_neighbourhood": (None,),
+    "share_layers": (False,),
+}
+
+
+def write_page(models: Sequence[str | Path], path: str | Path, example: str | None = None) -> Path:
+    """Write a page with one model or several, which translate one text side by side.
+
+    `models` are folders, or ids on the Hub, of Transformers or of recurrent models with attention, each with a
+    byte-level BPE tokenizer for both sides. `path` ends in .html; a file there is replaced. The page opens with
+    `example`, by default that of a model's card, or with nothing. A `ValueError` names the field of a model, a
+    tokenizer or a size that the page cannot hold.
+    """
+    path = check_writable(path, [".html"])
+    packed, cards = [], []
+    for model in models:
+        loaded, tokenizers = comparison.load_for("a page", model)
+        if loaded.config.model_type == "heed":
+            _check_expressible(loaded.config)
+        cards.append(comparison.card_of(model_folder(model)))
+        packed.append(_packed(comparison.model_name(model), cards[-1], loaded, tokenizers))
+    size = sum(len(each["weights"]) * 3 // 4 for each in packed)
+    if size > LARGEST:
+        raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")
+    if example is None:
+        example = json.loads(next(chain.from_iterable(map(EXAMPLE.findall, cards)), '""'), strict=False)
+    parts = {"title": html.escape(" · ".join(each["name"] for each in packed)), "example": html.escape(example)}
+    parts |= {script.stem: script.read_text(encoding="utf-8") for script in (TRANSFORMER, RECURRENT)}
+    write_text(path, filled_template(PAGE, parts | {"models": json_in_html(packed)}))
+    return path
+
+
+def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `(rows, columns)` int8 and the `(rows)` scales in float32 by which they are multiplied."""
+    scales = (matrix.abs().amax(1) / WIDEST).clamp(min=1e-12)
+    return (matrix / scales[:, None]).round().to(torch.int8), scales
+
+
+def _check_expressible(config: Any) -> None:
+    """Raise one error that names all fields which the JavaScript cannot compute."""
+    heads = {f"{side}_key_value_heads": (None, getattr(config, f"{side}_attention_heads")) for side in SIDES}
+    faults = list(field_faults(config, CHOICES | heads))
+    widths = (config.d_model // count for _, count in heads.values())
+    if any((config.d_k or width) != (config.d_v or width) for width in widths):
+        faults.append(f"`d_v` must be the same as `d_k`, {config.d_k}, but is {config.d_v} instead.")
+    if faults:
+        raise ValueError(f"A page cannot hold the model: {' '.join(faults)}")
+
+
+def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
+    """Return all that the page needs of a model, and what its card says of its limits, as JSON can hold it."""
+    config, search, limits = model.config, model.generation_config, LIMITS.search(card)
+    tensors, weights = _tensors(model)
+    most = search.max_new_tokens or (search.max_length or DEFAULT_MAX_NEW_TOKENS + 1) - 1
+    start = (search if search.decoder_start_token_id is not None else config).decoder_start_token_id
+    lengths = {"max_new_tokens": most, "longest": min(most, position_limit(config) or most)}
+    lengths["positions"] = position_limit(config) or MOST_SOURCE_TOKENS
+    others = {"num_beams": search.num_beams or 1, "start": start, "ends": end_tokens(search), **lengths}
+    return {
+        "name": name,
+        "limits": limits[1].strip() if limits else "",
+        "config": {field: value for field, value in config.to_dict().items() if field[0] != "_"},
+        "tokenizer": _tokenizer(tokenizers),
+        "search": asked_of(search) | others,
+        "tensors": tensors,
+        "weights": base64.b64encode(weights).decode("ascii"),
+    }
+
+
+def _tensors(model: Any) -> tuple[dict[str, Any], bytes]:
+    """Return where each tensor lies in the bytes: matrices of int8 behind all numbers of float32, shared ones once."""
+    vectors, matrices, places = bytearray(), bytearray(), {}
+    tensors: dict[str, Any] = {}
+    state = model.float().state_dict()
+    for name, value in state.items():
+        name = name.removeprefix("model.")
+        if value.dim() == 2 and "embed_positions" not in name:
+            if value.data_ptr() not in places:
+                int8, scales = quantize(value)
+                places[value.data_ptr()] = {"at": len(matrices), "scales": len(vectors)}
+                matrices += int8.numpy().tobytes()
+                vectors += scales.numpy().tobytes()
+            tensors[name] = {"rows": value.shape[0], "columns": value.shape[1], **places[value.data_ptr()]}
+        else:
+            key = name.removesuffix(".weight") if value.dim() == 2 else name
+            tensors[key] = {"columns": value.numel(), "at": len(vectors)}
+            vectors += value.numpy().tobytes()
+    for tensor in tensors.values():
+        tensor["at"] += len(vectors) if "rows" in tensor else 0
+    return tensors, bytes(vectors + matrices)
+
+
+def _tokenizer(tokenizers: TokenizerPair) -> dict[str, Any]:
+    """Return the vocabulary and the merges of a byte-level BPE tokenizer; another kind is a `ValueError`."""
+    tokenizers.check_is_fast("a page")
+    tokenizer: Any = tokenizers.source
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    kind = [(state[part] or {}).get("type") for part in ("model", "pre_tokenizer", "normalizer")]
+    if kind != ["BPE", "ByteLevel", "NFC"]:
+        found = ", ".join(map(str, kind))
+        raise ValueError(f"The tokenizer must be byte-level BPE with NFC for a page, but is {found} instead.")
+    return {
+        "vocabulary": tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))),
+        "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in state["model"]["merges"]],
+        "special": sorted(tokenizer.added_tokens_decoder),
+        "end": tokenizer.eos_token_id,
+    }

@@ -1,0 +1,202 @@
+"""Heed models as folders of transformers' own classes, which run without our code and without `trust_remote_code`.
+
+Before the folder appears, a process that cannot import Heedful has loaded it, and has given the same ids for
+sentences, the same logits, and the same translations, greedily and with beams.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from heedful.cards.hub import check_folder
+from heedful.cards.learning_curve import CURVE_FILE
+from heedful.cards.model_card import CARD_FILE, metadata_of_card, render
+from heedful.checksums_heed import write_checksums
+from heedful.conversion.stock_models import save, start_from_zero, stock_config, stock_model
+from heedful.data.cleaning import sample
+from heedful.data.mixture import languages_of
+from heedful.data.tokenizer_training import PAD
+from heedful.decoding.engines import count_tokens, pad_sources
+from heedful.decoding.loading import load_model
+from heedful.export import comparison
+from heedful.files import read_object, write_text
+from heedful.training.model_of_recipe import config_of
+from heedful.training.preparation import given_tokenizers
+from heedful.training.publication import UNDETERMINED, with_decoding
+from heedful.training.recipe import Recipe
+from heedful.training.run import RunResult
+
+TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32; relative where logits are above 1
+BEAMS = 5
+SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens")  # what a search changes of a config
+FORM_FOLDER = "transformers"  # of a run
+RUN_SENTENCES = 500
+LOGITS = 2**25  # of the first sentences so many are compared, which the other process writes to a file
+USAGE = "\n## How to use\n"  # begins the section of a card that is another one for the stock form
+EXAMPLE = "inputs = tokenizer("  # begins the line of its code with a sentence
+
+
+def export_transformers(
+    model: str | Path, target: str | Path, sentences: Sequence[str], zero_start: bool = False
+) -> comparison.Export:
+    """Write a saved Heed model as one of transformers' own classes, and compare the two on sentences.
+
+    With `zero_start` a Marian's decoder starts as `start_from_zero` says.
+    """
+    with comparison.begun_export(model, target, sentences, "transformers") as draft:
+        folder, stock = draft.folder, stock_model(draft.model)
+        settings = draft.model.generation_config.to_dict().items()
+        kept = {name: value for name, value in settings if name in comparison.SETTINGS["transformers"]}
+        stock.generation_config = GenerationConfig.from_dict(kept)
+        if zero_start:
+            draft.tokenizers.check_is_fast("`zero_start`")
+            stock = start_from_zero(stock)
+            _pad_with_the_last_token(folder / "tokenizer.json", stock.config.pad_token_id)
+        save(stock, folder, draft.dtype)
+        _name_as_version_4(folder)
+        write_checksums(folder, "tokenizer")
+        write_checksums(folder, "weights")
+        comparisons, difference, read = _compare(draft, stock.config)
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        found = {"count": len(draft.sentences), "difference": difference, "read": read}
+        _write_card(Path(model), Path(target).name, folder, stock, **found)
+    return comparison.Export(Path(target), str(draft.dtype).removeprefix("torch."), size, comparisons, difference)
+
+
+@contextmanager
+def stock_form(model: str | Path) -> Iterator[Path]:
+    """Yield a folder, as long as the context lasts, with the stock form of a model, checked as for a push of it."""
+    check_folder(Path(model))
+    with tempfile.TemporaryDirectory() as work:
+        yield export_transformers(model, Path(work) / "model", comparison.sentences_to_compare(model)).folder
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Check before a run what `publish.also` asks for at its end: that there is room, and a stock form."""
+    if not recipe.publish.also:
+        return
+    folder, start, where = recipe.folder / FORM_FOLDER, recipe.model.start_from, None
+    given = given_tokenizers(recipe, None, is_main=False)
+    if len(languages := given.languages if given else languages_of(recipe.data.parts)) > 1:
+        names = ", ".join(languages)
+        where = f"for a model of several target languages, of which no class of transformers knows ({names})"
+    elif folder.exists() and not recipe.overwrite:
+        where = f"where there is {folder}"
+    if where is not None:
+        raise ValueError(f"`publish.also` must be empty {where}, but is {recipe.publish.also} instead.")
+    config: Any = load_model(start).config if start else config_of(recipe.model, {}, recipe.tokenizer.joint)
+    comparison.check_kind(config, "transformers")
+    stock_config(config)
+    decoding = with_decoding(GenerationConfig(), recipe.decoding)
+    comparison.check_settings(decoding, "transformers", "`publish.also` must be empty, for `decoding` of the recipe")
+
+
+def export_run(result: RunResult) -> Path:
+    """Write the stock form of what a run has published beside it, compared on its validation sentences."""
+    sentences = [pair["source"] for pair in sample(result.corpus.validation_pairs, RUN_SENTENCES)]
+    return export_transformers(result.folder, result.recipe.folder / FORM_FOLDER, sentences).folder
+
+
+def _name_as_version_4(folder: Path) -> None:
+    """Write the special tokens of a tokenizer, such as T5's sentinels, under the name that every version reads."""
+    config = read_object(folder / "tokenizer_config.json")
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+        write_text(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2) + "\n")
+
+
+def _pad_with_the_last_token(file: Path, last: int) -> None:
+    """Add `<pad>` to a tokenizer as its last token, and give the one that was it another name."""
+    state = json.loads(file.read_text(encoding="utf-8"))
+    pad = next(token for token in state["added_tokens"] if token["content"] == PAD)
+    state["added_tokens"].append(pad | {"id": last})
+    unused = f"<unused_{pad['id']}>"
+    vocabulary = state["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        state["model"]["vocab"] = {unused if token == PAD else token: id_ for token, id_ in vocabulary.items()}
+    else:  # of Unigram
+        vocabulary[pad["id"]][0] = unused
+    pad["content"] = unused
+    file.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+
+
+def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison.Comparison], float, int]:
+    """Compare the exported folder, in a process without Heedful: what differs, and how far, in how many, logits do."""
+    ours, limit = draft.model, getattr(config, "max_position_embeddings", None)  # T5 has none
+    sources = comparison.encode(draft.tokenizers, draft.sentences, limit)
+    searches, pad = comparison.searches_of(ours.generation_config, BEAMS), ours.config.pad_token_id
+
+    def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
+        return pad_sources(rows, pad, torch.device("cpu"))
+
+    batches, asked = [], []
+    for name, search in searches.items():
+        for numbers in comparison.batches(sources, search, limit):
+            batches.append((name, numbers))
+            settings = {setting: getattr(search, setting) for setting in SEARCHED}
+            asked.append((settings, padded([sources[number] for number in numbers])))
+    targets = draft.tokenizers.encode_target(draft.sentences)
+    start, rows = ours.config.decoder_start_token_id, LOGITS // (max(map(len, targets)) * ours.config.vocab_size)
+    read = padded([[start, *row[: limit and limit - 1]] for row in targets[: max(1, rows)]])
+    inputs = padded(sources[: max(1, rows)]) | {"decoder_input_ids": read["input_ids"]}
+    begun = read["input_ids"].clone()
+    begun[:, 0] = config.decoder_start_token_id
+    others = {"texts": draft.sentences, "searches": asked, "inputs": inputs | {"decoder_input_ids": begun}}
+    answer = _answer(draft.folder, others)
+    for side, own, theirs in zip(("source", "target"), (sources, targets), answer["ids"], strict=True):
+        for sentence, expected, found in zip(draft.sentences, own, theirs, strict=True):
+            if expected != found:
+                wrong = f"the ids {expected}, but gives {found} instead, so that no folder is left"
+                raise ValueError(f"The exported tokenizer must give the {side} {sentence!r} {wrong}.")
+    outputs: comparison.Outputs = {name: [()] * len(sources) for name in searches}
+    for (name, numbers), (_, batch), tokens in zip(batches, asked, answer["tokens"], strict=True):
+        counts, _ = count_tokens(tokens, batch["attention_mask"], searches[name], draft.tokenizers.target)
+        for number, row, count in zip(numbers, tokens.tolist(), counts.tolist(), strict=True):
+            outputs[name][number] = tuple(row[1 : count + 1])
+    comparisons = draft.compare(outputs, searches, limit, "transformers", "float32")
+    is_compared = read["attention_mask"].bool()
+    with torch.inference_mode():
+        logits = ours(**inputs).logits[is_compared]
+    theirs = answer["logits"][is_compared][:, : logits.shape[-1]]
+    return comparisons, comparison.logits_difference(logits, theirs, TOLERANCE), len(begun)
+
+
+def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what `fresh_process.py` makes of texts and batches with a folder; a `ValueError` says why it fails."""
+    with tempfile.TemporaryDirectory() as work:
+        torch.save(asked | {"threads": torch.get_num_threads()}, f"{work}/asked.pt")
+        program = Path(__file__).with_name("fresh_process.py")
+        # -P: what lies beside the program cannot be imported by its bare name.
+        command = [sys.executable, "-P", str(program), str(folder), work]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+        if done.returncode:
+            reason = ["nothing", *done.stderr.strip().splitlines()][-1]
+            without = "transformers alone cannot run the exported model, so that no folder is left"
+            raise ValueError(f"{without}; it says: {reason}")
+        return torch.load(f"{work}/answer.pt")
+
+
+def _write_card(source: Path, name: str, folder: Path, stock: Any, **facts: Any) -> None:
+    """Write the model's own card, or one with little in it, with the code that loads the stock form."""
+    card = comparison.card_of(source)
+    before, _, rest = card.partition(USAGE)
+    usage, _, after = rest.partition("\n## ")
+    example = next((line for line in usage.splitlines() if line.startswith(EXAMPLE)), None)
+    metadata = None if card else metadata_of_card(name, [UNDETERMINED], [], license="unknown")
+    section = render(
+        "stock_usage_template.md", metadata, name=name, kind=type(stock).__name__, example=example, beams=BEAMS,
+        limit=getattr(stock.config, "max_position_embeddings", None), **facts,
+    )  # fmt: skip
+    parts = [before.rstrip(), section.rstrip(), *(["## " + after.rstrip()] if after else [])]
+    write_text(folder / CARD_FILE, "\n\n".join(filter(None, parts)) + "\n")
+    if (source / CURVE_FILE).is_file():
+        shutil.copy(source / CURVE_FILE, folder)

@@ -1,0 +1,94 @@
+"""The machine that a process runs on: how its memory is handed back, and how OpenMP's threads wait for a core."""
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+
+INTERVAL = 0.5  # seconds between two measurements
+CONTENDED, CALM = 0.2, 0.1  # seconds that this process's threads waited for a core, for each second that passed
+CALM_INTERVALS = 4
+USER_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+TASKS = Path("/proc/self/task")
+
+
+@cache
+def share_cores() -> None:
+    """Let OpenMP's threads sleep while they wait, whenever other processes need the cores; a second call does nothing.
+
+    A thread of GNU's OpenMP that waits for others keeps its core busy for milliseconds. That is the fastest way if the
+    others run. If another process has their core, training falls to a third of its speed. With more threads than cores
+    GNU's OpenMP lets waiting threads sleep at once. So a background thread measures how long this process waits for
+    cores, and starts one more thread, which does nothing, while that is long. The work is divided as before, so no
+    result changes. On other systems, and if a variable of `USER_SETTINGS` is set, nothing happens.
+    """
+    if sys.platform.startswith("linux") and not any(name in os.environ for name in USER_SETTINGS):
+        threading.Thread(target=_follow, args=(_shares(),), daemon=True, name="share_cores").start()
+
+
+def _follow(shares: Iterable[float]) -> None:
+    """Keep the additional thread while cores are contended, and until they are calm for some intervals."""
+    end: threading.Event | None = None
+    calm = 0
+    for share in shares:
+        calm = calm + 1 if share < CALM else 0
+        if end is None and share > CONTENDED and torch.get_num_threads() > 1:
+            end = threading.Event()
+            threading.Thread(target=_crowd, args=(end,), daemon=True, name="share_cores idle").start()
+        elif end is not None and calm >= CALM_INTERVALS:
+            end.set()
+            end = None
+
+
+def _shares() -> Iterator[float]:
+    """Yield, after each interval, for what share of it this process's threads waited for a core, added up."""
+    before = time.perf_counter(), _seconds_waited()
+    while True:
+        time.sleep(INTERVAL)
+        now = time.perf_counter(), _seconds_waited()
+        yield max(0.0, now[1] - before[1]) / (now[0] - before[0])
+        before = now
+
+
+def _seconds_waited() -> float:
+    """Return how long the present threads of this process have been ready to run without a core."""
+    nanoseconds = 0
+    with suppress(OSError):  # a kernel that does not count
+        for task in TASKS.iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                nanoseconds += int((task / "schedstat").read_text().split()[1])
+    return 1e-9 * nanoseconds
+
+
+def _crowd(end: threading.Event) -> None:
+    """Let OpenMP have one more thread than there are cores, until the event."""
+    missing = len(os.sched_getaffinity(0)) - torch.get_num_threads()
+    free = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # which does nothing with a null pointer
+    for library in _loaded_libraries("libgomp"):
+        with suppress(OSError, AttributeError):  # the file has gone since; a part of the library without that function
+            ctypes.CDLL(library).GOMP_parallel(free, None, max(missing, 0) + 2, 0)  # this thread is the first of them
+    end.wait()
+
+
+def _loaded_libraries(name: str) -> set[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if f"/{name}" in line}
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next step: to map it anew takes a fifth to a third of a step on the CPU."""
+    if not sys.platform.startswith("linux"):
+        return
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+    with suppress(OSError, AttributeError):  # another C library: it has its own ways
+        library = ctypes.CDLL("libc.so.6")
+        if not library.mallopt(mmap_threshold, 1 << 30):
+            library.mallopt(mmap_threshold, 1 << 25)  # the most that glibc before 2.35 takes
+        library.mallopt(trim_threshold, (1 << 31) - 1)

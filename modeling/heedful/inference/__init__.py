@@ -1,1 +1,0 @@
-"""Text in, text out: loading a trained model, translating with one of three engines, and seeing its attention."""

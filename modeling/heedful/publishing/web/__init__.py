@@ -1,1 +1,0 @@
-"""Heed models for browsers."""

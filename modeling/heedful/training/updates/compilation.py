@@ -1,0 +1,95 @@
+"""The compiled step: when it pays, and what of a model is compiled: all between embeddings and the loss."""
+
+import logging
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from heedful.fast_paths_heed import runs_known_code
+from heedful.packed_rows_heed import PACKED_ENCODINGS
+from heedful.training.loop.throughput import operations_of_pairs, peak_operations
+from heedful.training.recipe import OptimizationRecipe
+
+logger = logging.getLogger(__name__)
+
+LONG_ENOUGH = 300.0  # seconds of a run without compiling: compiling takes about one minute, and saves up to a third
+# To estimate these seconds: what an update takes at least, in seconds, and its share of the card's peak.
+LAUNCHES, UNCOMPILED_SHARE = 0.03, 0.15
+UNKNOWN_PEAK = 1e14  # operations a second, of a card that the table lacks
+# With fewer operations than this in a micro-batch, about 10 ms of a large card, a GPU waits for its launches, of which
+# a CUDA graph makes one.
+GRAPHS_BELOW = 4e12
+
+
+class CompiledBody:
+    """Computes what `HeedModel` does, compiled for any number of rows and tokens, or as a CUDA graph of each shape."""
+
+    def __init__(self, model: Any, uses_graphs: bool = False):
+        self._model, self.uses_graphs = model, uses_graphs
+        # Until all of it has run once: a graph is computed, then recorded, then replayed.
+        self.first_calls = 3 if uses_graphs else 1
+        # Without the compiler's benchmarks, of which the fastest may be another one in a resumed run.
+        options: dict[str, Any] = {"deterministic": True, "triton.cudagraphs": uses_graphs}
+
+        def compute(**inputs: Any) -> Any:
+            return model.forward(**inputs)
+
+        # Torch compiles each piece of code a few times at most, and a process may train many models.
+        compute.__code__ = compute.__code__.replace()
+        self._compute: Any = torch.compile(compute, dynamic=True, options=options)
+
+    def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        """Return what the model returns for ids and the arguments of its `forward`, embeddings left out."""
+        # Compiled, their gradient would be added up in no fixed order.
+        kwargs["inputs_embeds"] = self._model.encoder.embed_tokens(input_ids)
+        kwargs["decoder_inputs_embeds"] = self._model.decoder.embed_tokens(decoder_input_ids)
+        if self.uses_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        return self._compute(**kwargs)
+
+
+def body_of(
+    model: Any, settings: OptimizationRecipe, accelerator: Accelerator, is_sharded: bool = False, packs: bool = False
+) -> CompiledBody | None:
+    """Return a compiled body of a recipe's model, or `None` where nothing is compiled, which the log explains."""
+    is_checkpointed = model.config.model_type == "heed" and model.model.encoder.gradient_checkpointing
+    foreign = None if runs_known_code(model) else "code that is not Heedful's runs within the model"
+    obstacle = check_compile(settings, model.config, is_checkpointed, "weights are sharded" if is_sharded else foreign)
+    padded = "rows are padded, and masks of every width want programs of their own"  # as on the CPU, too
+    reason = obstacle or (_why_too_short(model, settings, accelerator) if packs else padded)
+    if settings.compile == "auto" and reason is not None:
+        logger.info("the step is not compiled: %s", reason)
+        return None
+    # A small model whose rows lie end to end comes in few shapes.
+    is_small = operations_of_pairs(model, *[settings.micro_batch_tokens / 2] * 2) < GRAPHS_BELOW
+    uses_graphs = packs and is_small and accelerator.num_processes == 1
+    logger.info("the step is compiled%s, which takes a minute or so", " into CUDA graphs" if uses_graphs else "")
+    return CompiledBody(model.model, uses_graphs)
+
+
+def check_compile(
+    settings: OptimizationRecipe, config: Any, is_checkpointed: bool, obstacle: str | None = None
+) -> str | None:
+    """Return why a model of a config cannot be compiled, a `ValueError` if the recipe asks for it all the same."""
+    if config.model_type != "heed":
+        obstacle = "the model is recurrent, whose program grows with the length of its sentences"
+    elif is_checkpointed:
+        obstacle = "`model.activation_checkpointing` is true"
+    elif config.position_encoding not in PACKED_ENCODINGS:
+        obstacle = f"`model.options.position_encoding` is {config.position_encoding}, which looks vectors up within"
+    if settings.compile is True and obstacle is not None:
+        raise ValueError(f"`optimization.compile` must be auto or false where {obstacle}, but is true instead.")
+    return obstacle
+
+
+def _why_too_short(model: Any, settings: OptimizationRecipe, accelerator: Accelerator) -> str | None:
+    """Return why a run is too short to be compiled; `None` where it is not, as where its end is not known."""
+    seconds = [settings.max_minutes * 60] if settings.max_minutes is not None else []
+    if settings.max_updates is not None:
+        speed = UNCOMPILED_SHARE * (peak_operations(accelerator.device) or UNKNOWN_PEAK) * accelerator.num_processes
+        per_update = operations_of_pairs(model, *[settings.tokens_per_update / 2] * 2) / speed
+        seconds.append(settings.max_updates * max(LAUNCHES, per_update))
+    if not seconds or min(seconds) >= LONG_ENOUGH:
+        return None
+    return f"the run may take {min(seconds):,.0f} seconds, too few to make up for a minute of compiling"

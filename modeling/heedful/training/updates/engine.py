@@ -1,0 +1,257 @@
+"""The steps of a run, whether weights are whole (DDP) or sharded (FSDP2), and what updates gave."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed
+from accelerate import Accelerator
+from accelerate.utils.memory import should_reduce_batch_size
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from heedful.data.epochs.batching import Row
+from heedful.data.epochs.micro_batches import MicroBatch
+from heedful.files import first_line
+from heedful.training.loop.feed import Feed
+from heedful.training.processes.collectives import full_tensor, full_weights, local_shard, shard_like
+from heedful.training.updates.optimizers import AVERAGED, COUNTED, set_learning_rate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from heedful.training.updates.compilation import CompiledBody
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingEngine:
+    """Takes the steps of a run: `accumulate`, `gradient_norm` and `step` together are one update.
+
+    The model is given with the same weights on every rank; `model` and `optimizer` are as Accelerate wraps them, and
+    `parameters` is what the optimizer changes, or this rank's share of it. `feed` makes its micro-batches; `body`
+    computes the states of both stacks in place of the model's own, compiled. Where the device decides whether a
+    gradient is finite, nothing waits for it.
+    """
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        optimizer: torch.optim.Optimizer,
+        feed: Feed,
+        body: "CompiledBody | None" = None,
+        decides_on_device: bool = False,
+    ):
+        self.accelerator, self.feed, self.body = feed.accelerator, feed, body
+        self.decides_on_device = decides_on_device
+        self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.parameters = list(self.model.parameters())
+        # Recurrent models, whose steps take most of the time, train on all logits.
+        self._skips_logits = model.config.model_type == "heed"
+        if body is not None and body.uses_graphs:
+            # Or the first gradients would be kept in memory that a graph writes to again.
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter)
+
+    @property
+    def network(self) -> "PreTrainedModel":
+        """The model without its wrapping."""
+        return self.accelerator.unwrap_model(self.model)
+
+    def plain_network(self, device: torch.device | str) -> "PreTrainedModel":
+        """Return a model of the same config that is neither wrapped nor sharded, with random weights."""
+        with torch.device(device):
+            plain = self._kind(self._config)
+        plain.generation_config = self._generation_config
+        return plain
+
+    def warm_up(self, row: Row) -> None:
+        """Compile the step, and let DDP build the buckets in which it all-reduces gradients, before the first update.
+
+        Else a resumed run would compile for another first micro-batch than a run that was never stopped, and its first
+        update would be all-reduced in other buckets than DDP builds after its first backward pass: either changes sums
+        in their last bit. Any row will do, the same in every run: its gradient is thrown away.
+        """
+        try:
+            if self.body is not None:  # not all-reduced, because memory may run out, or a compiler lack, on one rank
+                micro_batches = [self.feed.full_of(row)] * self.body.first_calls
+                self.accumulate(micro_batches, tokens=1, all_reduce=False)
+        except Exception as error:
+            is_too_large = isinstance(error, RuntimeError) and should_reduce_batch_size(error)
+            if not is_too_large:  # else the first update fails too, and may be divided further
+                self.body = None
+                logger.warning("training goes on uncompiled: its step cannot be compiled here: %s", first_line(error))
+        if isinstance(self.model, DistributedDataParallel):
+            # Two, for a single one would be compiled on its own.
+            self.accumulate([MicroBatch(self.feed.tensors([row, row]))], tokens=1)
+        self.discard()
+
+    def accumulate(self, micro_batches: Sequence[MicroBatch], tokens: int, all_reduce: bool = True) -> torch.Tensor:
+        """Add up the gradients of this rank's micro-batches, and with `all_reduce` all-reduce them with the last one.
+
+        Every rank must have equally many micro-batches. The summed loss is divided by `tokens`, the target tokens of
+        the whole update, on all ranks. Returns sums of this rank in nats, `(3)`: the loss, and of it what R-Drop and
+        what distillation add to the cross-entropy.
+        """
+        device = self.accelerator.device
+        sums = torch.zeros(3, device=device)
+        # Entered here, autocast rounds each weight once for all micro-batches. Shards come and go by themselves.
+        with nullcontext() if isinstance(self.model, FSDPModule) else self.accelerator.autocast():
+            for number, micro_batch in enumerate(micro_batches, start=1):
+                batch = self.feed.inputs(micro_batch) | {"skip_logits": self._skips_logits, "body": self.body}
+                syncs = all_reduce and number == len(micro_batches)
+                with nullcontext() if syncs else self.accelerator.no_sync(self.model):
+                    losses = self.model(**batch, num_items_in_batch=tokens).loss.reshape(-1)
+                    if not micro_batch.counts:
+                        losses = losses * 0
+                    with torch.autocast(device.type, enabled=False):
+                        self.backward(losses[0])
+                sums[: len(losses)] += losses.detach() * tokens
+        return sums
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of this rank's part of the loss; the all-reduce makes the sum over the ranks of it."""
+        # The all-reduce of DDP and FSDP2 is a mean.
+        self.accelerator.backward(loss * self.accelerator.num_processes)
+
+    @property
+    def _gradients(self) -> list[torch.Tensor]:
+        # Every rank has the same ones, because each has had a micro-batch, if only one that does not count.
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    def all_reduce(self) -> None:
+        """All-reduce the gradients where no backward pass has done it."""
+        if not torch.distributed.is_initialized():
+            return
+        for handle in [torch.distributed.all_reduce(gradient, async_op=True) for gradient in self._gradients]:
+            handle.wait()
+        for gradient in self._gradients:
+            gradient.div_(torch.distributed.get_world_size())
+
+    def gradient_norm(self, limit: float | None) -> torch.Tensor:
+        """Return the norm of the gradient over all ranks, which is scaled down to a limit where it is longer."""
+        if limit is not None:
+            return full_tensor(self.accelerator.clip_grad_norm_(self.parameters, limit))
+        self.accelerator.unscale_gradients()
+        return full_tensor(torch.nn.utils.get_total_norm(self._gradients))
+
+    def step(self, rate: float, norm: torch.Tensor) -> None:
+        """Change the weights at a learning rate, if the gradient's norm is finite."""
+        set_learning_rate(self.optimizer, rate)
+        if self.decides_on_device:
+            # Where this is 1, torch's fused optimizers leave weights, moments and their count of steps as they are.
+            self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
+            self.optimizer.step()
+        elif math.isfinite(norm.item()):
+            self.optimizer.step()
+        elif (scaler := self.accelerator.scaler) is not None:  # the scale of fp16's gradients was too high
+            scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget the gradients."""
+        self.optimizer.zero_grad(set_to_none=self.body is None or not self.body.uses_graphs)
+
+    def weights_are_finite(self) -> bool:
+        """Return whether every weight of this rank is a number."""
+        return all(bool(local_shard(weight).isfinite().all()) for weight in self.parameters)
+
+    def weights(self, keep: bool) -> dict[str, torch.Tensor]:
+        """Return whole weights by name, tied ones once, and saved buffers, to ranks that keep them; all must ask.
+
+        Of an optimizer that averages weights they are the averages.
+        """
+        saved = self.network.state_dict()
+        parameters: dict[str, torch.Tensor] = dict(self.network.named_parameters())
+        if self.averages:
+            from heedful.training.updates.optimizers import averaged_weights
+
+            parameters = averaged_weights(self.optimizer, parameters)
+        buffers = {name: buffer for name, buffer in self.network.named_buffers() if name in saved}
+        return full_weights(parameters | buffers, keep)
+
+    def optimizer_state(self, keep: bool) -> dict[str, Any]:
+        """Return the optimizer's state as one process with whole weights has it; every rank must ask."""
+        state = self.optimizer.state_dict()
+        if self.averages:
+            for number, weight in enumerate(self._optimized):
+                state["state"][number] = state["state"].get(number, {}) | {AVERAGED: weight.detach()}
+        complete = {
+            number: full_weights({k: v for k, v in values.items() if isinstance(v, torch.Tensor)}, keep)
+            for number, values in state["state"].items()
+        }
+        return {"state": complete, "param_groups": state["param_groups"]} if keep else {}
+
+    def load(self, optimizer_state: dict[str, Any]) -> None:
+        """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then."""
+        parameters = self._optimized
+        for number, values in optimizer_state["state"].items():
+            whole = {name: value for name, value in values.items() if value.shape == parameters[number].shape}
+            values |= {name: shard_like(value, parameters[number]) for name, value in whole.items()}
+            if AVERAGED in values:
+                parameters[number].data.copy_(values.pop(AVERAGED))
+        # Betas and the like stay those of the recipe, which is allowed to change them.
+        groups = self.optimizer.state_dict()["param_groups"]
+        for group, saved in zip(groups, optimizer_state["param_groups"], strict=True):
+            group |= {name: saved[name] for name in COUNTED if name in saved}
+        self.optimizer.load_state_dict(optimizer_state | {"param_groups": groups})
+
+    @property
+    def averages(self) -> bool:
+        """Whether the weights to validate and to keep are averages, which the optimizer makes."""
+        return "weight_lr_power" in self.optimizer.param_groups[0]  # as schedule-free ones have it
+
+    @property
+    def _optimized(self) -> list[torch.Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+class Result(NamedTuple):
+    """What an update gave, of all ranks together; losses are sums in nats."""
+
+    update: int  # its number, from 1
+    target_tokens: int
+    tokens: int  # of both sides
+    loss: float  # the cross-entropy,
+    r_drop: float  # what R-Drop adds to it,
+    distillation: float  # and what distillation does
+    padded_tokens: float
+    stopping_ranks: float  # that have received a signal
+    late_ranks: float  # whose time is up
+    gradient_norm: float  # where it is not finite, the weights have not changed
+
+
+class Results:
+    """Results in order, several of which are read at once: a GPU knows them late; all ranks add and read alike."""
+
+    def __init__(self, accelerator: Accelerator):
+        self._accelerator = accelerator
+        self._waiting: deque[tuple[tuple[int, int, int], torch.Tensor]] = deque()
+
+    def add(self, known: tuple[int, int, int], sums: torch.Tensor, own: tuple[float, ...], norm: torch.Tensor) -> None:
+        """Add an update's number, target tokens and all tokens, and start to add up the rest over the ranks.
+
+        `own` are this rank's padded tokens, whether it is to stop, and whether its time is up.
+        """
+        device = self._accelerator.device
+        kind = torch.float32 if device.type == "mps" else torch.float64
+        given = torch.tensor(own, dtype=kind)
+        given = given.pin_memory() if device.type == "cuda" else given
+        values = torch.cat([sums.to(kind), given.to(device, non_blocking=True)])
+        if self._accelerator.num_processes > 1:
+            values = self._accelerator.reduce(values, reduction="sum")
+        self._waiting.append((known, torch.cat([values, norm.detach().to(device, kind).reshape(1)])))
+
+    def read(self, keep: float = 0) -> list[Result]:
+        """Return the results of all updates but the last `keep`, which is where Python waits for the device."""
+        ready = [self._waiting.popleft() for _ in range(len(self._waiting) - int(min(keep, len(self._waiting))))]
+        read = torch.stack([values for _, values in ready]).tolist() if ready else []
+        results = []
+        for (known, _), (loss, r_drop, distillation, *rest) in zip(ready, read, strict=True):
+            results.append(Result(*known, loss - r_drop - distillation, r_drop, distillation, *rest))
+        return results

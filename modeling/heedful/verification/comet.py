@@ -1,0 +1,173 @@
+"""COMET (Rei et al., 2020; 2022) by transformers alone: what `unbabel-comet` computes, without its older libraries."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+from heedful.data.tokenization import options_inside
+from heedful.decoding.loading import first_line, resolve_device
+from heedful.evaluation.metrics import TITLE_WIDTH
+from heedful.files import check_inside
+from heedful.training.recipe_file import read_yaml
+
+KINDS = {"regression_metric": True, "referenceless_regression_metric": False}  # whether a reference is read
+# What may be chosen in hparams.yaml, as far as published models choose it.
+KNOWN: dict[str, tuple[Any, ...]] = {
+    "class_identifier": tuple(KINDS),
+    "pool": ("avg", "cls"),
+    "layer_transformation": ("softmax", "sparsemax"),
+    "layer_norm": (False,),
+    "final_activation": (None,),
+    "activations": tuple(name for name in torch.nn.modules.activation.__all__ if name != "MultiheadAttention"),
+}
+DEFAULTS: dict[str, Any] = {
+    "class_identifier": None,
+    "layer_norm": True,
+    "activations": "Tanh",
+    "layer": "mix",
+}  # COMET's own
+ENCODER = "encoder.model."
+
+
+def learned_metric(name: str, device: str | None = None) -> "Comet":
+    """Return the metric that `--metric` names: `comet:FOLDER`."""
+    kind, _, folder = name.partition(":")
+    if kind != "comet" or not folder:
+        raise ValueError(f"`--metric` must be comet:FOLDER, but is {name} instead.")
+    return Comet(folder, device)
+
+
+class Comet:
+    """A trained metric: texts are encoded by XLM-R or a relative, and a small network compares the encodings.
+
+    Args:
+        folder: As the Hub has it: `hparams.yaml` and `checkpoints/model.ckpt`. The encoder's config and tokenizer are
+            read from `encoder/` in it, else from the Hub, under the name in hparams.yaml.
+        device: As `Translator.from_pretrained` takes it.
+
+    Raises:
+        FileNotFoundError: If one of these files is missing.
+        ValueError: If the model is of another kind, or its weights do not fit.
+    """
+
+    def __init__(self, folder: str | Path, device: str | None = None):
+        place = Path(folder)
+        for file in ("hparams.yaml", "checkpoints/model.ckpt"):
+            if not (place / file).is_file():
+                raise FileNotFoundError(f"`comet:` must name a folder with {file}, but {place} has none.")
+        try:
+            self.settings = DEFAULTS | dict(read_yaml((place / "hparams.yaml").read_text(encoding="utf-8"))[0])
+            # Without the code that a checkpoint may hold besides.
+            saved = torch.load(place / "checkpoints/model.ckpt", map_location="cpu", weights_only=True)["state_dict"]
+        except Exception as error:  # of YAML, of pickle, or of what is no mapping
+            raise ValueError(f"{place} must be as `unbabel-comet` saves a model: {first_line(error)}") from error
+        for name, known in KNOWN.items():
+            if (value := self.settings.get(name, known[0])) not in known:
+                must = " or ".join(map(str, known))
+                raise ValueError(f"`{name}` of {place / 'hparams.yaml'} must be {must}, but is {value} instead.")
+        check_inside(place)
+        name = str(place / "encoder") if (place / "encoder").is_dir() else self.settings["pretrained_model"]
+        if name != str(place / "encoder") and Path(str(name)).exists():
+            must = f"`pretrained_model` of {place / 'hparams.yaml'} must be a name on the Hub"
+            raise ValueError(f"{must}, but is {name} here instead.")
+        self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options_inside(name))
+        self.device = resolve_device(device)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        encoder = AutoModel.from_config(config, add_pooling_layer=False, trust_remote_code=False)
+        found = {key.removeprefix(ENCODER): value for key, value in saved.items() if key.startswith(ENCODER)}
+        self.weights = {key: value.to(self.device) for key, value in saved.items() if not key.startswith(ENCODER)}
+        shapes = {ENCODER + key: tuple(value.shape) for key, value in encoder.state_dict().items()}
+        shapes |= self._shapes(config)
+        for key, shape in shapes.items():
+            held = tuple(saved[key].shape) if key in saved else "none"
+            if held != shape:
+                where = place / "checkpoints/model.ckpt"
+                raise ValueError(f"`{key}` of {where} must have the shape {shape}, but has {held}.")
+        encoder.load_state_dict(found, strict=False)
+        self.encoder = encoder.eval().to(self.device)
+
+    def _shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of weights that go with the settings; a `ValueError` names a layer that is none."""
+        layers, width, layer = config.num_hidden_layers + 1, config.hidden_size, self.settings["layer"]
+        if layer != "mix" and layer not in range(layers):
+            raise ValueError(f"`layer` of hparams.yaml must be mix or below {layers}, but is {layer} instead.")
+        names = [f"layerwise_attention.scalar_parameters.{number}" for number in range(layers)]
+        names = ["layerwise_attention.gamma", *names] if layer == "mix" else []
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (1,))
+        width *= 6 if KINDS[self.settings["class_identifier"]] else 4
+        for number in (numbers := self._estimator() or [0]):
+            key = f"estimator.ff.{number}.weight"
+            rows = 1 if number == numbers[-1] else len(self.weights.get(key, ()))
+            shapes |= {key: (rows, width), key.replace("weight", "bias"): (rows,)}
+            width = rows
+        return shapes
+
+    def _estimator(self) -> list[int]:
+        """Return the numbers of the estimator's matrices, in their order."""
+        names = (key.split(".") for key in self.weights)
+        return sorted(int(name[2]) for name in names if name[:2] == ["estimator", "ff"] and name[-1] == "weight")
+
+    def added_to(
+        self, found: dict[str, Any], sources: Sequence[str], texts: Sequence[str], accepted: Sequence[Sequence[str]]
+    ) -> str:
+        """Add the mean score to others, of several references with the first, and return a line that says it."""
+        scores = self.scores(sources, texts, [right[0] for right in accepted])
+        found["comet"] = sum(scores) / len(scores)
+        return f"{'COMET':<{TITLE_WIDTH}}{found['comet']:8.4f}"
+
+    @torch.inference_mode()
+    def scores(
+        self, sources: Sequence[str], texts: Sequence[str], references: Sequence[str], batch_size: int = 16
+    ) -> list[float]:
+        """Return the score of each text, in their order; a model that reads no reference leaves them out."""
+        order = sorted(range(len(texts)), key=lambda index: len(sources[index]) + len(texts[index]))
+        found: dict[int, float] = {}
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            sides = [sources, texts, references] if KINDS[self.settings["class_identifier"]] else [sources, texts]
+            source, text, *reference = (self._encoded([side[index] for index in chosen]) for side in sides)
+            parts = [text, source, text * source, (text - source).abs()]
+            for other in reference:
+                parts = [text, other, text * other, (text - other).abs(), *parts[2:]]
+            found |= zip(chosen, self._estimate(torch.cat(parts, dim=1)), strict=True)
+        return [found[index] for index in range(len(texts))]
+
+    def _encoded(self, texts: list[str]) -> torch.Tensor:
+        """Return one vector a text: its tokens' mean, or its first token, in a mixture of all layers."""
+        limit = self.encoder.config.max_position_embeddings - 2
+        inputs = self.tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=limit)
+        inputs = inputs.to(self.device)
+        layers = self.encoder(**inputs, output_hidden_states=True).hidden_states  # each (batch, length, width)
+        if (layer := self.settings["layer"]) == "mix":
+            names = (f"layerwise_attention.scalar_parameters.{number}" for number in range(len(layers)))
+            scalars = torch.cat([self.weights[name] for name in names])
+            is_sparse = self.settings.get("layer_transformation") == "sparsemax"
+            shares = sparsemax(scalars) if is_sparse else scalars.softmax(dim=0)
+            mixed = torch.einsum("n,nblw->blw", shares, torch.stack(layers))
+            mixed *= self.weights["layerwise_attention.gamma"]
+        else:
+            mixed = layers[layer]
+        if self.settings.get("pool", "avg") == "cls":
+            return mixed[:, 0]
+        mask = inputs["attention_mask"][:, :, None].to(mixed.dtype)
+        return (mixed * mask).sum(dim=1) / mask.sum(dim=1)
+
+    def _estimate(self, features: torch.Tensor) -> list[float]:
+        """Return the scores (batch) of the encodings put together (batch, width)."""
+        activation, numbers = getattr(torch.nn, self.settings["activations"])(), self._estimator()
+        for number in numbers:
+            weight, bias = (self.weights[f"estimator.ff.{number}.{name}"] for name in ("weight", "bias"))
+            features = torch.nn.functional.linear(features, weight, bias)
+            features = activation(features) if number != numbers[-1] else features
+        return features[:, 0].tolist()
+
+
+def sparsemax(scalars: torch.Tensor) -> torch.Tensor:
+    """Project scalars (n) onto the simplex of probabilities, most of them to 0 (Martins and Astudillo, 2016)."""
+    ordered = scalars.sort(descending=True).values
+    sums = ordered.cumsum(dim=0) - 1
+    support = ordered * torch.arange(1, len(scalars) + 1, device=scalars.device) > sums
+    return (scalars - sums[support][-1] / support.sum()).clamp(min=0)

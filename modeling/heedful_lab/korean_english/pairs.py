@@ -1,0 +1,120 @@
+"""The pairs of the built-in corpus: sentences drawn from the patterns, and the split that each belongs to.
+
+Korean determines English: the same Korean sentence always has the same English sentence, and an English sentence has
+one Korean sentence in the plain style and at most one in the polite style. So exact match against the one reference is
+a fair measure.
+
+The splits never share a sentence, in either language: a hash of the English sentence says which of "train" (80 %),
+"validation" (10 %) and "test" (10 %) it is in, together with all its Korean styles. "compositional" asks for more than
+unseen sentences: each of its sentences has a noun and a verb, or a noun and an adjective, that occur together in no
+other split, though each of the two words is frequent there.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+from typing import Any
+
+from heedful.data.sources import Corpus
+from heedful_lab.korean_english.patterns import Pattern, patterns
+from heedful_lab.korean_english.phrases import PRONOUN_LEMMAS
+
+BUILTIN_SPLITS = ("train", "validation", "test", "compositional")
+# Well below what a split has, so that drawing new sentences stays fast up to the last one.
+LARGEST_COUNTS = {"train": 5_000_000, "validation": 500_000, "test": 500_000, "compositional": 500_000}
+HELD_OUT_SHARE = 20  # one combination in twenty
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@cache
+def is_held_out(noun: str, other: str) -> bool:
+    """Tell whether a noun and a verb or adjective (Korean dictionary forms) occur together only in "compositional".
+
+    Pronouns are never held out, nor is anything with a predicate that has no word of its own (의사다).
+    """
+    return other != "" and noun not in PRONOUN_LEMMAS and _hash(f"{noun} {other}") % HELD_OUT_SHARE == 0
+
+
+def _draw(pattern: Pattern, random) -> list[Any] | None:
+    """Draw one leaf for every slot, and a style; None if a noun occurs twice (the boy met the boy)."""
+    rows = pattern.rows
+    choices = []
+    for tree in rows[int(random() * len(rows))]:
+        leaf: Any = tree
+        while type(leaf) is tuple:
+            leaf = leaf[int(random() * len(leaf))]
+        choices.append(leaf)
+    nouns = [noun for leaf in choices[:-1] for noun in leaf.nouns]
+    return choices if len(nouns) == len(set(nouns)) else None
+
+
+def combinations_of(choices: list[Any]) -> list[tuple[str, str]]:
+    """Return every (noun, verb) of a sentence, and the (noun, adjective) inside its phrases."""
+    lemma = choices[-2].lemma
+    found = [(noun, lemma) for leaf in choices[:-1] for noun in leaf.nouns]
+    found += [leaf.described[::-1] for leaf in choices[:-1] if leaf.described]
+    return found
+
+
+def _english(pattern: Pattern, choices: list[Any]) -> str:
+    *words, predicate, _ = choices
+    english = {slot: leaf.english for slot, leaf in zip(pattern.korean, words, strict=False)}
+    number = words[pattern.korean.index("subject")].number
+    english |= {"auxiliary": predicate.auxiliary[number], "predicate": predicate.main[number]}
+    text = " ".join([english[slot] for slot in pattern.english if english[slot]])
+    return text[0].upper() + text[1:] + pattern.punctuation
+
+
+def _korean(pattern: Pattern, choices: list[Any]) -> str:
+    style = choices[-1]
+    return " ".join([leaf.korean[style] for leaf in choices[:-1]]) + pattern.punctuation
+
+
+def _split(english_hash: int, choices: list[Any]) -> str:
+    if any(is_held_out(noun, other) for noun, other in combinations_of(choices)):
+        return "compositional"
+    return {0: "test", 1: "validation"}.get(english_hash % 10, "train")
+
+
+def _sentences(random) -> Iterator[tuple[Pattern, list[Any]]]:
+    """Draw sentences without end: a pattern by its weight, then its words."""
+    weighted = [pattern for pattern in patterns() for _ in range(pattern.weight)]
+    while True:
+        pattern = weighted[int(random() * len(weighted))]
+        if choices := _draw(pattern, random):
+            yield pattern, choices
+
+
+def korean_english_pairs(split: str, count: int, seed: int = 0) -> Iterator[dict[str, str]]:
+    """Return an iterator over distinct `{"ko": …, "en": …}`, after a check of the arguments.
+
+    A larger count begins with the pairs of a smaller one. Another seed draws other pairs of the same split; the splits
+    themselves never change.
+    """
+    if split not in BUILTIN_SPLITS:
+        raise ValueError(f"`split` must be one of {', '.join(BUILTIN_SPLITS)}, but is {split!r} instead.")
+    most = LARGEST_COUNTS[split]
+    if not 1 <= count <= most:
+        raise ValueError(f"`count` must be between 1 and {most:,} for the split {split!r}, but is {count} instead.")
+    return _pairs(split, count, seed)
+
+
+def _pairs(split: str, count: int, seed: int) -> Iterator[dict[str, str]]:
+    seen: set[tuple[int, int]] = set()
+    for pattern, choices in _sentences(Random(f"{seed} {split}").random):
+        english = _english(pattern, choices)
+        english_hash = _hash(english)
+        # English and the style determine Korean, so these two are the pair.
+        key = (english_hash, choices[-1])
+        if _split(english_hash, choices) == split and key not in seen:
+            seen.add(key)
+            yield {"ko": _korean(pattern, choices), "en": english}
+            if len(seen) == count:
+                return
+
+
+CORPUS = Corpus(korean_english_pairs, BUILTIN_SPLITS, ("ko", "en"))

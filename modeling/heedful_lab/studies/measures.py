@@ -1,0 +1,84 @@
+"""Measures of trained models that several studies share: losses, BLEU, attention weights, and several seeds of one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+
+from heedful.attention.recording import KINDS, Kind, record_weights
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
+from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.translation import Translator
+from heedful.evaluation.metrics import score_translations
+from heedful.training.loop.validation import validation_loss
+from heedful.training.processes.devices import make_accelerator
+from heedful_lab.studies.pairs import Pair, corpus_pairs
+from heedful_lab.studies.study import Lab
+from heedful_lab.studies.training import Training, study_recipe
+
+TOKEN_BUDGET = 4096  # of one batch in measurements; it does not change them
+
+
+def training_pairs(lab: Lab) -> list[Pair]:
+    """Return the pairs of the built-in corpus that a study trains on."""
+    return corpus_pairs(lab.data or study_recipe(dict(lab.study.changes)).data.parts["data.train"].train)
+
+
+def train_with_seeds(lab: Lab, name: str, changes: Mapping[str, Any], count: int) -> list[Training]:
+    """Train the same model from several seeds, the study's first, to tell differences from chance."""
+    return [
+        replace(lab, seed=seed).train(name if count == 1 else f"{name}, seed {seed}", changes)
+        for seed in range(lab.seed, lab.seed + count)
+    ]
+
+
+def seed_cells(runs: Sequence[Training]) -> tuple[float, ...]:
+    """Return parameters, mean and spread of the validation loss, mean and spread of BLEU of trainings from seeds."""
+    measured = [one.loss for one in runs], [one.bleu() for one in runs]
+    return runs[0].parameters, *(number for each in measured for number in (fmean(each), max(each) - min(each)))
+
+
+def encoded(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> EncodedPairs:
+    """Return pairs as token ids, all of them."""
+    return EncodedPairs(PairEncoder(tokenizers).rows({"source": source, "target": target} for source, target in pairs))
+
+
+def loss_per_token(model: Any, rows: EncodedPairs) -> float:
+    """Return the negative log-likelihood in nats per target token, </s> included, without label smoothing."""
+    accelerator = make_accelerator(study_recipe({}).optimization)
+    return validation_loss(model, rows, TOKEN_BUDGET, accelerator)
+
+
+def score(translator: Translator, pairs: Sequence[Pair], metric: str = "bleu") -> float:
+    """Translate the sources of pairs, and return a metric of `score_translations` against their targets."""
+    texts = [best.text for best, *_ in translator.translate([source for source, _ in pairs])]
+    return score_translations(texts, [target for _, target in pairs], metrics=[metric])[metric]
+
+
+class Head(NamedTuple):
+    """A head of a model."""
+
+    kind: Kind  # "encoder" or "decoder" self-attention, or "cross"
+    layer: int  # its number in its stack, from 0
+    number: int  # in its layer, from 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.layer}.{self.number}"
+
+
+def attention_by_head(
+    translator: Translator, pairs: Sequence[Pair], kinds: Sequence[Kind] = KINDS
+) -> Iterator[dict[Head, torch.Tensor]]:
+    """Yield for each pair what the heads of a model that is fed it look at, `(rows, columns)`."""
+    model, tokenizers = translator.model, translator.tokenizers
+    for source, target in pairs:
+        source_ids, target_ids = tokenizers.encode_source([source])[0], tokenizers.encode_target([target])[0]
+        found = record_weights(model, source_ids, [model.config.decoder_start_token_id, *target_ids[:-1]], kinds)
+        yield {
+            Head(kind, layer, number): weights
+            for kind, layers in found.items()
+            for layer, heads in enumerate(layers)
+            for number, weights in enumerate(heads)
+        }

@@ -1,0 +1,118 @@
+"""What a study found, as numbers, and the one report that is made of numbers and words."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heedful.figures import Panel
+
+Cell = str | int | float
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report."""
+
+    name: str  # unique in the study
+    title: str  # a line above it
+    columns: Sequence[str]  # their heads
+    rows: Sequence[Sequence[Cell]]  # each has a cell for every column
+    formats: Mapping[str, str] = field(default_factory=dict)  # of a column's numbers: ".3f", ".1%", ","
+
+    @classmethod
+    def of(cls, name: str, title: str, header: str, rows: Iterable[Sequence[Cell]]) -> "Table":
+        """Make a table whose columns and formats are written as one line: "model | parameters :, | BLEU :.1f"."""
+        fields = [field.partition(" :") for field in header.split(" | ")]
+        formats = {head: form for head, _, form in fields if form}
+        return cls(name, title, [head for head, _, _ in fields], list(rows), formats)
+
+    def markdown(self) -> str:
+        """Write the table as Markdown."""
+        lines = [self.columns, ["---"] * len(self.columns)]
+        for row in self.rows:
+            cells = zip(row, (self.formats.get(column, "") for column in self.columns), strict=True)
+            lines.append([cell if isinstance(cell, str) else format(cell, form) for cell, form in cells])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("<", "&lt;")  # or </s> would be HTML
+
+
+@dataclass
+class Outcome:
+    """What a study found; the words to it are in the study's description."""
+
+    rows: Mapping[str, Iterable[Sequence[Cell]]]  # of each of its tables
+    panels: Mapping[str, Sequence[Panel]] = field(default_factory=dict)  # of each of its figures
+    values: Mapping[str, Cell] = field(default_factory=dict)  # numbers in its findings that no table has, by name
+    settings: Mapping[str, Cell] = field(default_factory=dict)  # other fields of titles and captions, set, not found
+
+
+def figure_file(study: str, name: str) -> str:
+    """Return the file name of a figure."""
+    return f"{study}-{name}.svg"
+
+
+def filled_findings(results: Mapping[str, Any]) -> list[str]:
+    """Return the findings of results with their numbers put in: values by name, cells by table, row and column.
+
+    "{quality[LSTM][BLEU]:.1f}" quotes a cell. A row goes by its first cell, or by as many as no other row begins with:
+    "{gates[LSTM, forget][mean]:.0%}".
+    """
+    cells = {table["name"]: _cells_by_name(table["columns"], table["rows"]) for table in results["tables"]}
+    return [finding.format(**results["values"], **cells) for finding in results["findings"]]
+
+
+def _cells_by_name(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> dict[str | int, dict[str | int, Cell]]:
+    beginnings = Counter(tuple(row[:count]) for row in rows for count in range(1, len(row) + 1))
+    cells = {}
+    for row in rows:
+        count = next((n for n in range(1, len(row)) if beginnings[tuple(row[:n])] == 1), len(row))
+        cells[_key(", ".join(map(str, row[:count])))] = dict(zip(map(_key, columns), row, strict=True))
+    return cells
+
+
+def _key(name: str) -> str | int:
+    return int(name) if name.isdecimal() else name  # as `str.format` reads what stands in brackets
+
+
+def render_report(results: Mapping[str, Any]) -> str:
+    """Write what is in `results.json` as Markdown: findings, tables, figures, and how they came about."""
+    parts = [f"# {results['study']}", results["question"]]
+    if results["findings"]:
+        parts.append("\n".join(f"- {finding}" for finding in filled_findings(results)))
+    for table in results["tables"]:
+        parts += [f"## {table['title']}", Table(**table).markdown()]
+    for name, caption in results["figures"].items():
+        parts.append(f"![{name}]({figure_file(results['study'], name)})\n\n{caption}")
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    parts += ["## How it was made", f"```\n{results['command']}\n```", f"With {versions}."]
+    if results["trainings"]:
+        parts.append(_render_trainings(results["trainings"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _render_trainings(trainings: list[dict[str, Any]]) -> str:
+    """Say how models were trained: first the changes that all have in common, then a row for each with its own."""
+    first, *others = (one["changes"] for one in trainings)
+    common = {key: value for key, value in first.items() if all((key, value) in one.items() for one in others)}
+    rows = []
+    for one in trainings:
+        own = {key: value for key, value in one["changes"].items() if key not in common}
+        rows.append((one["name"], _listed_changes(own), one["parameters"], one["updates"], one["target_tokens"]))
+    header = "training | changes | parameters :, | updates :, | target tokens :,"
+    table = Table.of("trainings", "Trainings", header, rows)
+    recipe = "Trained by the studies' shared recipe, `modeling/heedful_lab/studies/recipe.yaml`, with"
+    return f"{recipe} {_listed_changes(common)}:\n\n{table.markdown()}"
+
+
+def _listed_changes(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}={_written(value)}`" for key, value in changes.items()) or "no changes"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_written(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, str):
+        return Path(value).name if value.endswith(".jsonl") else value  # the folder of generated pairs says nothing
+    return json.dumps(value)

@@ -1,0 +1,275 @@
+"""`heedful train --dry-run`: its figures are those of the run, and it leaves nothing behind."""
+
+import copy
+from dataclasses import replace
+from unittest.mock import DEFAULT, Mock
+
+import pytest
+import torch
+import yaml
+from accelerate.utils import DistributedType
+
+from heedful.checking import estimate
+from heedful.checking.estimate import Rehearsal, count_matrices, count_parameters, dry_run, plan_batches, state_memory
+from heedful.checking.memory import HeldBytes
+from heedful.data.epochs.micro_batches import split_update
+from heedful.training.model_of_recipe import make_model
+from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.recipe_file import to_yaml
+from helpers import run_python
+from row_lengths import padding_share
+from tiny_runs import recipe_file, tiny_recipe
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    return prepare_corpus(tiny_recipe(folder), folder / "tokenizer")
+
+
+def rehearsal_of(recipe, corpus):
+    model = make_model(recipe.model, corpus.tokenizers)
+    return Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
+
+
+def test_the_plan_is_that_of_training_and_counts_tokens_and_padding(corpus):
+    plan = plan_batches(corpus, token_budget=500)
+    updates = [split_update(update, 500, 1) for update in corpus.updates(0)]
+    assert plan.updates_per_epoch == len(updates)
+    assert plan.first == updates[:12]
+    assert plan.micro_batches == max(len(part) for (part,) in updates)
+    batches = [batch for (part,) in updates for batch in part]
+    rows = [row for batch in batches for row in batch]
+    numbers = iter(range(len(rows)))
+    lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
+    padding = padding_share([[next(numbers) for _ in batch] for batch in batches], *lengths)
+    assert plan.padding == pytest.approx(padding)
+    assert plan.padding > 0
+    assert plan.target_tokens == pytest.approx(sum(lengths[1]) / len(updates))
+    assert plan.padded_tokens == pytest.approx(sum(map(sum, lengths)) / (1 - plan.padding) / len(updates))
+
+
+def test_ranks_share_the_work_of_an_update_and_updates_beyond_those_looked_at_are_counted(corpus, monkeypatch):
+    alone, shared = plan_batches(corpus, 200), plan_batches(corpus, 200, world_size=2)
+    assert 0.45 < shared.padded_tokens / alone.padded_tokens < 0.7
+    assert shared.target_tokens == alone.target_tokens
+    assert shared.first == [split_update(update, 200, 2) for update in corpus.updates(0)][:12]
+    monkeypatch.setattr(estimate, "LOOKED_AT_UPDATES", 2)
+    plan = plan_batches(corpus, 200)
+    assert plan.updates_per_epoch == alone.updates_per_epoch
+    assert plan.target_tokens != alone.target_tokens  # those of two updates
+    assert alone.updates_per_epoch > 3
+
+
+def test_parameters_are_counted_by_what_they_do_and_tied_ones_once(corpus, tmp_path):
+    model = make_model(tiny_recipe(tmp_path / "run").model, corpus.tokenizers)
+    counts = count_parameters(model)
+    assert counts["together"] == model.num_parameters() == sum(counts.values()) - counts["together"]
+    assert counts["embeddings"] == 400 * 32
+    encoder = sum(p.numel() for name, p in model.model.encoder.named_parameters() if "embed" not in name)
+    assert counts["encoder"] == encoder
+    untied = {"model.options.tie_word_embeddings": False}
+    counts = count_parameters(make_model(tiny_recipe(tmp_path / "run", untied).model, corpus.tokenizers))
+    assert counts["embeddings"] == 3 * 400 * 32
+
+
+def test_parameters_are_counted_by_matrix_and_add_up(corpus, tmp_path):
+    options = {"d_k": 4, "d_v": 12, "norm_placement": "pre", "attention_scoring": "additive"}
+    changes = {f"model.options.{name}": value for name, value in options.items()}
+    model = make_model(tiny_recipe(tmp_path / "run", changes).model, corpus.tokenizers)
+    matrices, config = count_matrices(model), model.config
+    for part, attentions in (("encoder", config.encoder_layers), ("decoder", 2 * config.decoder_layers)):
+        found = matrices[part]
+        assert sum(found.values()) == count_parameters(model)[part]
+        heads = attentions * getattr(config, f"{part}_attention_heads")
+        assert found["W_Q"] == found["W_K"] == heads * config.d_model * 4
+        assert found["W_V, value down"] == found["W_O, value up"] == heads * config.d_model * 12
+        assert found["other"] == heads * 4  # the additive score's weight of each head
+        norm = getattr(model.model, part).layers[0].self_attn_residual.norm.weight.numel()
+        assert found["norms"] == 2 * norm * (attentions + getattr(config, f"{part}_layers") + 1)
+    recipe = tiny_recipe(tmp_path / "run", {"model.options": {"model_type": "heed_rnn", "hidden_size": 16}})
+    assert count_matrices(make_model(recipe.model, corpus.tokenizers)) == {}  # of attention
+
+
+def test_what_is_held_all_the_time_follows_from_the_parameters(tmp_path):
+    settings = tiny_recipe(tmp_path).optimization
+    alone = state_memory(1000, settings, 1, DistributedType.NO)
+    assert alone == {"weights": 4000, "gradients": 4000, "the optimizer's state": 8000}
+    assert state_memory(1000, settings, 2, DistributedType.MULTI_CPU)["gradients in exchange"] == 4000
+    assert sum(state_memory(1000, settings, 4, DistributedType.FSDP).values()) == 4000
+
+
+def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corpus, tmp_path):
+    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
+    model = rehearsal.engine.network
+    before = copy.deepcopy(model.state_dict())
+    rows = plan_batches(corpus, 2000).costliest[0]
+    whole, half = (rehearsal.activation_memory(part, 0.0) for part in (rows, rows[: len(rows) // 2]))
+    assert 0.35 < half / whole < 0.65
+    logits = 4 * len(rows) * max(len(row["labels"]) for row in rows) * 400
+    assert 2 * logits < whole < 40 * logits
+    speed = rehearsal.speed([[[rows]]])
+    assert min(speed.of_token, speed.of_step) > 0
+    assert speed.seconds(300) == pytest.approx(300 * speed.of_token + speed.of_step)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_r_drop_is_timed_with_both_passes_in_micro_batches_of_half_the_rows(tmp_path, corpus):
+    recipe = tiny_recipe(tmp_path / "run", {"optimization.r_drop": 5.0, "optimization.token_budget": 500})
+    plan = plan_batches(corpus, recipe.optimization.micro_batch_tokens)
+    assert plan.first == plan_batches(corpus, 250).first
+    rehearsal = rehearsal_of(recipe, corpus)
+    network, rows = rehearsal.engine.network, []
+    forward = network.forward
+    network.forward = lambda **batch: rows.append(len(batch["labels"])) or forward(**batch)
+    rehearsal.take_update(plan.first[0])
+    assert sum(rows) == 2 * sum(len(part) for part in plan.first[0][0])
+
+
+def test_an_update_that_is_timed_is_taken_by_the_engine_and_in_tf32_multiplies_by_it(corpus, tmp_path):
+    recipe, plan = tiny_recipe(tmp_path / "run"), plan_batches(corpus, 500)
+    rehearsal, found = rehearsal_of(recipe, corpus), []
+    engine = rehearsal.engine = Mock(wraps=rehearsal.engine)
+    rehearsal.take_update(plan.first[0])
+    names = [name for name, _, _ in engine.method_calls]
+    assert names == ["feed.micro_batches", "accumulate", "gradient_norm", "step"]
+    rehearsal.settings = replace(recipe.optimization, mixed_precision="tf32")
+    engine.accumulate.side_effect = lambda *_, **__: found.append(torch.get_float32_matmul_precision()) or DEFAULT
+    before = torch.get_float32_matmul_precision()
+    rehearsal.take_update(plan.first[0])
+    rehearsal.activation_memory(plan.costliest[0], 0.0)
+    assert found == ["high"] * 3
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_checkpointing_saves_activations(corpus, tmp_path):
+    rows, changes = plan_batches(corpus, 2000).costliest[0], {"model.options.encoder_layers": 6}
+    saving, plain = (
+        rehearsal_of(
+            tiny_recipe(tmp_path / "run", {**changes, "model.activation_checkpointing": on}), corpus
+        ).activation_memory(rows, 0.0)
+        for on in (True, False)
+    )
+    assert saving < 0.8 * plain
+
+
+def test_a_micro_batch_that_would_take_minutes_is_not_run(corpus, tmp_path, monkeypatch):
+    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
+    rows = plan_batches(corpus, 2000).costliest[0]
+    seen = []
+    monkeypatch.setattr(rehearsal, "take_update", lambda parts: seen.append(parts[0][0]) or (100.0, 7.0))
+    speed = rehearsal.speed([[[rows]]])
+    assert max(map(len, seen)) < len(rows)
+    # What a step takes does not grow with the tokens.
+    assert (speed.of_token, speed.of_step) == (100 / estimate._padded_tokens(seen[-1]), 7)
+    engine = rehearsal.engine = Mock(wraps=rehearsal.engine)
+    rehearsal.activation_memory(rows, speed.of_token)
+    batches = [call.args[0][0].tensors["labels"] for call in engine.accumulate.call_args_list]
+    assert list(map(len, batches)) == [1, max(1, len(rows) // 16)]
+
+
+def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path):
+    recipe = tiny_recipe(tmp_path / "run", {"optimization.max_updates": 60, "optimization.max_epochs": 4})
+    result = dry_run(recipe)
+    text = str(result)
+    assert list(tmp_path.iterdir()) == []
+    parts = dict(part.split("\n", 1) for part in f"\n\n{text}".split("\n\n--- ")[1:])
+    assert yaml.safe_load(parts["recipe"]) == yaml.safe_load(to_yaml(recipe))
+    per_epoch = result.batches.updates_per_epoch
+    first = result.batches.first[0][0][0][0]
+    for line in (
+        f"updates per epoch    {per_epoch}",
+        f"updates of the run   {4 * per_epoch} (`optimization.max_epochs`)",
+        "epochs of the run    4.0",
+        " ".join(map(str, first["input_ids"])),
+        result.corpus.tokenizers.decode_target([first["labels"]])[0],
+        "update         1  0.0015",
+        "s an update on 1 × ",
+        ", float32, measured on a few updates",
+    ):
+        assert line in text
+    assert f"{sum(result.memory.values()) / 2**20:,.0f} MiB" in text.split("together")[-1]
+    told = {line[:20].rstrip(): int(line[20:34].replace(",", "")) for line in parts["model"].splitlines()[:-1]}
+    assert sum(count for name, count in told.items() if not name.startswith(" ")) == result.parameters["together"]
+    assert "  W_V, value down" in told
+
+
+def test_a_stream_says_what_it_cannot_tell_and_a_dry_run_warns_of_a_folder_that_training_would_refuse(tmp_path):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("ko\ten\n" + "".join(f"문장 {n}\tSentence {n}\n" for n in range(500)), encoding="utf-8")
+    changes = {"data.train": str(pairs), "data.streaming": True, "data.pool_size": 200, "tokenizer.vocab_size": 300}
+    (tmp_path / "run").write_text("a file")
+    with pytest.warns(UserWarning, match=r"Training would refuse the recipe: `output` must be a folder, but"):
+        text = str(dry_run(tiny_recipe(tmp_path / "run", changes)))
+    assert "updates per epoch    unknown, because the data are streamed" in text
+    assert "epochs of the run    unknown" in text
+    assert "updates of the run   6 (`optimization.max_updates`)" in text
+
+
+def test_a_dry_run_goes_on_from_a_model(corpus, tmp_path):
+    make_model(tiny_recipe(tmp_path / "run").model, corpus.tokenizers).save_pretrained(tmp_path / "model")
+    corpus.tokenizers.save_pretrained(tmp_path / "model")
+    changes = {"model.options": {}, "model.start_from": str(tmp_path / "model")}
+    result = dry_run(tiny_recipe(tmp_path / "run", changes))
+    assert result.parameters["embeddings"] == 400 * 32
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_prints_it_and_leaves_no_folder(tmp_path, printed):
+    output = printed("train", recipe_file(tmp_path), "seed=7", "--dry-run")
+    assert "seed: 7" in output
+    assert output.splitlines()[-1] == "Nothing was trained, and nothing was written."
+    assert [entry.name for entry in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_print_one_estimate_for_two(tmp_path):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    output = run_python(*launcher, "-m", "heedful", "train", recipe_file(tmp_path), "--dry-run").stdout
+    assert output.count("--- model") == 1
+    assert "on each of 2 processes" in output
+    assert "gradients in exchange" in output
+    assert not (tmp_path / "run").exists()
+
+
+# The meter of memory.
+def test_bytes_are_those_held_at_once():
+    with HeldBytes() as memory:
+        first = torch.zeros(100)  # 400 bytes
+        view = first.view(10, 10)
+        second = torch.zeros(50, dtype=torch.float64)  # 400
+        del second
+        third = torch.zeros(25)  # 100
+    assert memory.peak == 800
+    assert memory.now == 500
+    del first, third
+    assert memory.now == 400  # the view holds it
+    del view
+    assert memory.now == 0
+
+
+def test_what_was_there_before_does_not_count():
+    before = torch.zeros(1000)
+    with HeldBytes() as memory:
+        before.view(10, 100).t().add_(1)
+        assert memory.peak == 0
+        total = torch.cat([before, before]).sum()
+    assert memory.peak == 2 * 4000 + 4
+    assert memory.now == 4
+    assert total == 2000
+
+
+def test_bytes_of_a_layer_forwards_and_backwards_are_what_its_formula_says():
+    layer = torch.nn.Sequential(torch.nn.Linear(100, 400), torch.nn.Sigmoid(), torch.nn.Linear(400, 100))
+    inputs = torch.randn(50, 100)
+    layer(inputs).sum().backward()  # gradients are there from here on
+    with HeldBytes() as memory:
+        layer(inputs).sum().backward()
+    hidden, outer, weight = 4 * 50 * 400, 4 * 50 * 100, 4 * 400 * 100
+    # Saved: the sigmoid's output. At worst: its gradient and the linear layer's before it, or a weight's.
+    assert hidden + outer <= memory.peak <= 4 * hidden + 2 * outer + 2 * weight
+    assert memory.now == 0

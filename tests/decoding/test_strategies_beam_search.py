@@ -1,0 +1,249 @@
+"""Our beam search, with all its options, equals the plainest one, and transformers' own where it has none."""
+
+import pytest
+import torch
+
+import plain_strategies as plain
+from heedful import BeamSearch
+from heedful.decoding.strategies.steps import average
+from heedful.versions_heed import CACHE, cache_of
+from helpers import ENDS, PAD, START, VARIANTS, assert_near, assert_refused, each_once, padded, sentences, tiny_model
+from plain_strategies import KINDS, LENGTHS, LIMIT, assert_same, contains, cut, decode, gnmt, model_of
+
+SETTINGS = {
+    "four_beams": {"num_beams": 4},
+    "n_best": {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.6},
+    "early_stopping": {"num_beams": 3, "early_stopping": True},
+    "never": {"num_beams": 3, "early_stopping": "never", "length_penalty": 2.0},
+    "static_cache": {"num_beams": 4, "cache_implementation": "static"},
+    "processors": {"num_beams": 5, "num_return_sequences": 5, "repetition_penalty": 1.5, "min_new_tokens": 3},
+}
+
+
+def each_alone(models, rows, averaged=None, **options):
+    """Decode each sentence with the plainest implementation."""
+    found = []
+    for row in rows:
+
+        def next_token(tokens, row=row):
+            asked = [plain.ask(model, row, tokens) for model in models]
+            if averaged is None:
+                return asked[0][:2]
+            return averaged([log_probabilities for log_probabilities, *_ in asked]), asked[0][1]
+
+        found.append(plain.PlainBeamSearch(next_token, **options).search())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("variant", "setting"), each_once(["default", "grouped", "neighbourhoods"], SETTINGS, ["default"])
+)
+def test_without_options_it_is_the_beam_search_of_transformers(variant, setting):
+    model, (ids, mask) = tiny_model(**VARIANTS[variant]), padded(sentences(*LENGTHS))
+    options = SETTINGS[setting] | {"attention_mask": mask, "do_sample": False, "max_length": 13}
+    options |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    options |= {"output_attentions": True, "output_hidden_states": True}
+    theirs = model.generate(ids, **options)
+    ours = model.generate(ids, custom_generate=BeamSearch(), **options)
+    assert [cut(row) for row in ours.sequences.tolist()] == [cut(row) for row in theirs.sequences.tolist()]
+    assert_near(ours.sequences_scores, theirs.sequences_scores)
+    assert torch.equal(ours.beam_indices, theirs.beam_indices.long())
+    for name in ("scores", "logits"):
+        # Behind its end a sentence's rows may hold anything.
+        one, other = (
+            model.compute_transition_scores(found.sequences, getattr(found, name), found.beam_indices)
+            for found in (ours, theirs)
+        )
+        assert_near(one, other)
+        assert {len(step) for step in getattr(ours, name)} == {3 * options["num_beams"]}
+    for name in ("cross_attentions", "decoder_attentions", "decoder_hidden_states"):
+        for one, other in zip(getattr(ours, name), getattr(theirs, name), strict=True):
+            assert [layer.shape for layer in one] == [layer.shape for layer in other]
+    assert torch.equal(ours.encoder_hidden_states[-1], theirs.encoder_hidden_states[-1])
+    assert torch.equal(ours.encoder_attentions[-1], theirs.encoder_attentions[-1])
+
+
+def test_one_beam_is_greedy_search_and_finished_rows_are_filled_with_padding():
+    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
+    options = {"attention_mask": mask, "max_length": 13, "do_sample": False}
+    greedy = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, custom_generate=BeamSearch(), **options), greedy)
+    # With these a longer hypothesis would be looked for, but greedy search stops at its first.
+    options |= {"length_penalty": 9.0, "early_stopping": "never"}
+    assert torch.equal(model.generate(ids, custom_generate=BeamSearch(), **options), greedy)
+    for beams in (1, 4):
+        rows = model.generate(ids, attention_mask=mask, max_length=13, num_beams=beams, custom_generate=BeamSearch())
+        assert {token for row in rows.tolist() for token in row[len(cut(row)) :]} == {PAD}
+
+
+def test_the_transition_scores_of_a_hypothesis_add_up_to_its_score():
+    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_length": 13, "length_penalty": 0.6}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    strategy = BeamSearch(length_penalty_form="gnmt")
+    found = model.generate(ids, attention_mask=mask, custom_generate=strategy, **options)
+    steps = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices)
+    lengths = (found.beam_indices >= 0).sum(1)
+    assert_near(steps.sum(1) / ((5 + lengths) / 6) ** 0.6, found.sequences_scores)
+
+
+@pytest.mark.parametrize(("kind", "cached"), [("heed", False), *((kind, True) for kind in KINDS)])
+def test_gnmt_penalties_and_a_length_limit_by_source_equal_the_plainest_search(kind, cached):
+    model, rows = model_of(kind), sentences(*LENGTHS)
+    strategy = BeamSearch(length_penalty_form="gnmt", coverage_penalty=0.3, tokens_beyond_source=2)
+    options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6, "use_cache": cached}
+    ours = decode(model, rows, strategy, max_new_tokens=9, **options)
+    plain = {"beams": 4, "penalty": gnmt, "alpha": 0.6, "beta": 0.3}
+    theirs = [each_alone([model], [row], limit=min(9, len(row) + 2), **plain)[0] for row in rows]
+    assert_same(ours, [entry for found in theirs for entry in found])
+
+
+def test_no_output_has_more_tokens_than_its_own_source_and_the_allowance():
+    found = decode(tiny_model(), sentences(*LENGTHS), BeamSearch(tokens_beyond_source=1), eos_token_id=None)
+    assert [len(tokens) - 1 for _, tokens in found] == [8, 3, 7]
+
+
+def test_forced_words_may_be_an_argument_of_generate_as_in_transformers_4():
+    model, rows, words = tiny_model(), sentences(*LENGTHS), [[20, 21]]
+    forced = decode(model, rows, BeamSearch(), num_beams=4, force_words_ids=words)
+    assert forced == decode(model, rows, BeamSearch(force_words_ids=words), num_beams=4)
+    assert forced != decode(model, rows, BeamSearch(), num_beams=4)
+
+
+WEIGHTS = (0.5, 0.3, 0.2)
+
+
+def mixture(log_probabilities):
+    return sum(weight * each.exp() for weight, each in zip(WEIGHTS, log_probabilities, strict=True)).log()
+
+
+def geometric(log_probabilities):
+    return sum(weight * each for weight, each in zip(WEIGHTS, log_probabilities, strict=True))
+
+
+@pytest.mark.parametrize(("averaging", "cached"), [("probabilities", True), ("log_probabilities", False)])
+@pytest.mark.parametrize("kind", ["heed", "t5"])
+def test_an_ensemble_equals_the_plainest_search_over_averages(kind, averaging, cached):
+    # Heed alone takes padding on the left.
+    third, side = ("heed", "left") if kind == "heed" else ("marian", "right")
+    models, rows = [model_of(kind, 0), model_of(kind, 1), model_of(third, 2)], sentences(*LENGTHS)
+    strategy = BeamSearch(models=models[1:], weights=[5, 3, 2], averaging=averaging, length_penalty_form="gnmt")
+    options = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.6, "use_cache": cached}
+    ours = decode(models[0], rows, strategy, side, **options)
+    averaged = {"probabilities": mixture, "log_probabilities": geometric}[averaging]
+    theirs = each_alone(models, rows, averaged, beams=3, limit=LIMIT, penalty=gnmt, alpha=0.6)
+    assert_same(ours, [entry for found in theirs for entry in found])
+
+
+def test_an_ensemble_of_a_model_with_itself_is_the_model():
+    model, rows, options = tiny_model(), sentences(*LENGTHS), {"num_beams": 4, "num_return_sequences": 4}
+    for averaging in ("probabilities", "log_probabilities"):
+        itself = decode(model, rows, BeamSearch(models=[model], averaging=averaging), **options)
+        assert_same(itself, decode(model, rows, BeamSearch(), **options))
+
+
+def test_an_ensemble_goes_on_with_padded_prompts_as_with_each_alone():
+    models, source = [model_of("heed", seed) for seed in (0, 1)], torch.randint(14, 71, (2, 5))
+    prompts = [torch.tensor([START, 30, 31, 32]), torch.tensor([START, 40])]
+    ids, mask = padded(prompts, "left")
+    options = {"custom_generate": BeamSearch(models=models[1:]), "num_beams": 3, "max_new_tokens": 6}
+    options["return_dict_in_generate"] = True
+    together = models[0].generate(source, decoder_input_ids=ids, decoder_attention_mask=mask, **options)
+    for number, prompt in enumerate(prompts):
+        alone = models[0].generate(source[number, None], decoder_input_ids=prompt[None], **options)
+        tokens = together.sequences[number, 4 - len(prompt) :].tolist()
+        assert cut(tokens) == cut(alone.sequences[0].tolist())
+        assert_near(together.sequences_scores[number], alone.sequences_scores[0])
+
+
+def test_options_of_all_kinds_work_together():
+    models, rows = [model_of("heed", seed) for seed in (0, 1)], sentences(*LENGTHS)
+    strategy = BeamSearch(
+        **{"models": models[1:], "force_words_ids": [[20, 21]], "coverage_penalty": 0.2},
+        **{"length_penalty_form": "gnmt", "tokens_beyond_source": 4},
+    )
+    settings = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6}
+    together = decode(models[0], rows, strategy, **settings)
+    assert_same(together, [entry for row in rows for entry in decode(models[0], [row], strategy, **settings)])
+    assert all(contains(tokens, [20, 21]) for _, tokens in together)
+
+
+def test_a_prompt_and_embeddings_and_encoder_outputs_are_taken_as_generate_takes_them():
+    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
+    options = {"attention_mask": mask, "max_new_tokens": 6, "num_beams": 4, "do_sample": False}
+    prompt = torch.tensor([[START, 30, 31]] * 3)
+    source = {
+        "input_ids": lambda: {"input_ids": ids},
+        "inputs_embeds": lambda: {"inputs_embeds": model.get_input_embeddings()(ids)},
+        "encoder_outputs": lambda: {"encoder_outputs": model.get_encoder()(ids, attention_mask=mask)},
+    }
+    for given_source in source.values():
+        theirs = model.generate(**given_source(), decoder_input_ids=prompt, **options)
+        ours = model.generate(**given_source(), decoder_input_ids=prompt, custom_generate=BeamSearch(), **options)
+        assert [cut(row) for row in ours.tolist()] == [cut(row) for row in theirs.tolist()]
+
+
+def test_stopping_criteria_end_hypotheses_as_in_transformers():
+    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
+
+    def criterion(tokens, scores, **_):
+        return tokens[:, -1] % 3 == 0
+
+    options = {"attention_mask": mask, "num_beams": 4, "max_length": 12, "stopping_criteria": [criterion]}
+    theirs = model.generate(ids, **options)
+    ours = model.generate(ids, custom_generate=BeamSearch(), **options)
+    for one, other in zip(ours.tolist(), theirs.tolist(), strict=True):
+        end = next((place for place, token in enumerate(one) if token in ENDS or (place and token % 3 == 0)), len(one))
+        assert one[: end + 1] == other[: end + 1]
+
+
+REFUSED = {
+    "`num_beam_groups` must not be set with BeamSearch": ({}, {"num_beam_groups": 2}),
+    "`diversity_penalty` must not be set with BeamSearch": ({}, {"diversity_penalty": 1.0}),
+    "`do_sample` must be False": ({}, {"do_sample": True}),
+    "`force_words_ids` must be given once": ({"force_words_ids": [[20]]}, {"force_words_ids": [[21]]}),
+    "`num_beams` must be at least 2 with forced words": ({"force_words_ids": [[20]]}, {"num_beams": 1}),
+    "`length_penalty_form` must be": ({"length_penalty_form": "wu"}, {}),
+    "`coverage_penalty` must be at least 0": ({"coverage_penalty": -0.1}, {}),
+    "`tokens_beyond_source` must be at least 1": ({"tokens_beyond_source": 0}, {}),
+    "`averaging` must be": ({"averaging": "votes"}, {}),
+    "`weights` must hold a positive number": ({"weights": [1.0, 2.0]}, {}),
+    "`penalty_alpha` must not be set": ({}, {"penalty_alpha": 0.5}),
+    "`dola_layers` must not be set": ({}, {"dola_layers": "low"}),
+}
+
+
+def test_settings_that_cannot_be_combined_are_refused_by_name():
+    model, ids, usual = tiny_model(), torch.tensor([[20, 21]]), {"num_beams": 4, "max_new_tokens": 5}
+    cases = [(given, message) for message, given in REFUSED.items()]
+    assert_refused(
+        cases, lambda given: model.generate(ids, custom_generate=BeamSearch(**given[0]), **usual | given[1])
+    )
+
+
+def test_models_and_inputs_that_the_search_cannot_take_are_refused():
+    model, ids, other, eager = tiny_model(), torch.tensor([[20, 21]]), tiny_model(), model_of("marian")
+    other.generation_config.decoder_start_token_id = 7
+    split = tiny_model(decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
+    members = [(tiny_model(vocab_size=98), "target size 99"), (split, "target size 99")]
+    members += [(tiny_model().train(), "evaluation mode"), (other, "start token 1, but is 7 instead")]
+    cases = [((BeamSearch(models=[member]), {}), rf"`models\[0\]` must .*{message}") for member, message in members]
+    ensemble = BeamSearch(models=[tiny_model(seed=1)])
+    for source in ({"inputs_embeds": torch.randn(1, 3, 32)}, {"encoder_outputs": model.get_encoder()(ids)}):
+        cases.append(((ensemble, {"input_ids": None, **source}), "`input_ids` must be given"))
+    only = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 1, "eos_token_id": 2}
+    only["bad_words_ids"] = [[token] for token in range(99) if token != 50]
+    cases.append(((BeamSearch(), only), "`num_return_sequences` must be at most"))
+    cache = cache_of(model(ids, decoder_input_ids=torch.tensor([[START, 30]]), use_cache=True))
+    filled = {"decoder_input_ids": torch.tensor([[START, 30, 31]]), CACHE: cache}
+    cases.append(((BeamSearch(), filled), f"`{CACHE}` must be empty"))
+    given = {"input_ids": ids, "num_beams": 2}
+    assert_refused(cases, lambda case: model.generate(custom_generate=case[0], **given | case[1]))
+    eager.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="attn_implementation='eager'"):
+        eager.generate(ids, custom_generate=BeamSearch(coverage_penalty=0.2), num_beams=2)
+
+
+def test_a_token_that_a_model_rules_out_is_no_number_gone_wrong():
+    one = torch.tensor([[0.5, 0.5, 0.0]]).log()
+    assert torch.equal(average([one, one], [0.5, 0.5], "probabilities"), one)

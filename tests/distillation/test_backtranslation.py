@@ -1,0 +1,179 @@
+"""Sources made for targets: the same in every batch, drawn from the model's distribution, noised as in the paper."""
+
+import collections
+import gzip
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from guides import assert_named, commands_of, python_of, run_commands, text_of
+from heedful import BackTranslation, SeededSampling, Translator
+from heedful.data.sources import read_pairs
+from heedful.distillation.back_translation import LOOP, noised
+from helpers import assert_refused
+from memorised import saved_in
+
+GUIDE = text_of("backtranslate")
+
+
+@pytest.fixture
+def lines(pairs) -> list[str]:
+    """The model's sources, of very different lengths; here they are the targets to be translated back."""
+    texts = list(pairs)
+    return [*texts, " ".join(texts[:3]), *texts[::-1], " ".join(texts)]
+
+
+@pytest.mark.parametrize(
+    ("making", "engines"),
+    [
+        (partial(BackTranslation, "sampling", temperature=1.5), ("native", "generate")),
+        (partial(BackTranslation, "noised", num_beams=2), ("native",)),
+    ],
+    ids=["sampling", "noised"],
+)
+def test_what_is_random_follows_from_the_seed_and_the_line_and_not_from_the_batch(
+    model, tokenizers, lines, making, engines
+):
+    def made(seed, engine=engines[0], **batches):
+        translator = Translator(model, tokenizers, engine=engine)
+        return list(making(seed=seed).pairs(translator, lines, max_new_tokens=30, **batches))
+
+    expected = made(3)
+    for engine in engines:
+        for batches in ({"token_budget": 1}, {"token_budget": 60, "chunk_size": 5}):
+            assert made(3, engine, **batches) == expected
+    assert made(4) != expected
+    assert len(expected) > 7
+    sources = collections.defaultdict(set)
+    for row in expected:
+        sources[row["target"]].add(row["source"])
+    # The same text in another line has other numbers.
+    assert any(len(texts) > 1 for texts in sources.values())
+
+
+def test_tokens_are_drawn_with_the_models_probabilities_and_scored_by_them(model, tokenizers, lines):
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).expand(4000, 4)
+    for settings, kept in (({}, 4), ({"temperature": 2.0}, 4), ({"top_k": 2}, 2)):
+        (processor,) = SeededSampling(seed=1, **settings).processors(range(4000))
+        counts = collections.Counter(processor(torch.zeros(4000, 1), logits).argmax(-1).tolist())
+        expected = (logits[0] / settings.get("temperature", 1.0))[:kept].softmax(-1)
+        found = torch.tensor([counts[token] / 4000 for token in range(4)])
+        assert found[:kept].tolist() == pytest.approx(expected.tolist(), abs=0.03)
+        assert found[kept:].sum() == 0
+    translator = Translator(model, tokenizers)
+    found = [best for (best,) in translator.translate_lines(lines, sampling=SeededSampling(seed=2, temperature=0.7))]
+    scores = translator.score_pairs(zip(lines, (best.text for best in found), strict=True))
+    same = [(one, other) for one, other in zip(found, scores, strict=True) if one.token_ids == other.token_ids]
+    assert len(same) > 5
+    assert [one.score for one, _ in same] == pytest.approx([other.per_token for _, other in same], abs=1e-5)
+
+
+def test_noise_and_loops_are_as_often_and_far_as_the_paper_says():
+    words = [f"w{place}" for place in range(50)]
+    found = [noised(" ".join(words), 1, number).split() for number in range(200)]
+    assert sum(map(len, found)) / 10_000 == pytest.approx(0.9, abs=0.02)
+    assert sum(text.count("_") for text in found) / 10_000 == pytest.approx(0.09, abs=0.02)
+    assert len({tuple(text) for text in found}) == 200
+    moves = []
+    for text in found:
+        places = [int(word[1:]) for word in text if word != "_"]
+        moves += [abs(sorted(places).index(place) - index) for index, place in enumerate(places)]
+    assert max(moves) == 3
+    assert noised("", 1, 1) == ""
+    for text in ("no no no no", "a b a b a b a b c", "x a b c d a b c d a b c d a b c d"):
+        assert LOOP.search(text + " ")
+    for text in ("no no no", "na nano nano nano", "a b a b a b a c", "1 11 11 11 1"):
+        assert not LOOP.search(text + " ")
+
+
+def test_beam_and_greedy_are_the_translators_own_and_useless_lines_are_left_out(model, tokenizers, pairs):
+    translator = Translator(model, tokenizers)
+    lines = ["\ufeff네.\r\n", "\n", "  \n", *(f"{text}\n" for text in pairs)]
+    for method in ("greedy", "beam"):
+        making = BackTranslation(method)
+        rows = list(making.pairs(translator, lines))
+        assert rows == [{"source": text, "target": target} for target, text in [("네.", "Yes."), *pairs.items()]]
+        assert making.left_out == 2
+    making = BackTranslation("greedy")
+    with pytest.warns(UserWarning, match="cut off at 6 tokens"):
+        assert len(list(making.pairs(translator, list(pairs), max_new_tokens=6))) == 8 - making.left_out < 8
+
+
+def test_settings_that_would_be_ignored_or_cannot_be_are_named(model, tokenizers, monkeypatch):
+    cases = [
+        ({"method": "guess"}, "`method` must be one of greedy, beam, sampling, noised"),
+        ({"method": "greedy", "num_beams": 3}, "`num_beams` is for beam and noised"),
+        ({"method": "beam", "temperature": 1.0}, "`temperature` is for sampling"),
+        ({"method": "noised", "top_k": 5}, "`top_k` is for sampling"),
+        ({"method": "beam", "seed": 1}, "`seed` is for sampling and noised"),
+        ({"method": "beam", "num_beams": 1}, "`num_beams` must be at least 2"),
+        ({"method": "sampling", "top_k": 0}, "`top_k` must be at least 1"),
+        ({"method": "sampling", "seed": -1}, "`seed` must be at least 0"),
+        ({"method": "sampling", "temperature": 0.0}, "`temperature` must be above 0"),
+    ]
+    assert_refused(cases, lambda settings: BackTranslation(**settings))
+    translator = Translator(model, tokenizers)
+    cases = [(given, "`sampling` must come with one beam") for given in ({"num_beams": 2}, {"split": True})]
+    assert_refused(cases, lambda given: translator.translate_lines([], sampling=SeededSampling(), **given))
+    monkeypatch.setattr(model.generation_config, "do_sample", True)
+    with pytest.raises(ValueError, match="`do_sample` of the generation config must be False for beam"):
+        list(BackTranslation().pairs(translator, ["네."]))
+    assert len(list(BackTranslation("sampling").pairs(translator, ["네."]))) <= 1
+
+
+@pytest.fixture
+def backtranslate(model, tokenizers, tmp_path, heedful_command):
+    """Run `heedful backtranslate` on the model; return its exit code, output and errors."""
+    return partial(heedful_command, "backtranslate", saved_in(tmp_path / "model", model, tokenizers))
+
+
+def test_the_command_writes_pairs_that_can_be_trained_on_and_leaves_out_a_broken_line(backtranslate, pairs, tmp_path):
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n\n" for text in pairs), encoding="utf-8")
+    path = tmp_path / "pairs.jsonl.gz"
+    code, output, errors = backtranslate(tmp_path / "texts.txt", "-o", path)
+    assert (code, output) == (0, ""), errors
+    assert errors.splitlines()[-1].startswith(f"8 pairs in {path}; 8 lines left out")
+    expected = [{"source": text, "target": target} for target, text in pairs.items()]
+    assert list(read_pairs(str(path), "source", "target")) == expected
+    assert [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()] == expected
+    lines = [text.encode() for text in pairs]
+    (tmp_path / "texts.txt.gz").write_bytes(gzip.compress(b"\n".join([lines[0], lines[1] + b"\xff", lines[2]])))
+    with pytest.warns(UserWarning, match="Line 2 must be UTF-8, .*: the line is left out"):
+        _, _, errors = backtranslate(tmp_path / "texts.txt.gz", "-o", tmp_path / "pairs.jsonl")
+    assert errors.splitlines()[-1].startswith(f"2 pairs in {tmp_path / 'pairs.jsonl'}; 1 lines left out")
+    (tmp_path / "cut.txt.gz").write_bytes((tmp_path / "texts.txt.gz").read_bytes()[:-9])
+    message = f"{tmp_path / 'cut.txt.gz'} must be a whole gzip file, but breaks after line"
+    assert_named(backtranslate, [([tmp_path / "cut.txt.gz", "-o", tmp_path / "none.jsonl"], message)])
+
+
+def test_wrong_use_is_told_and_leaves_no_file(backtranslate, pairs, tmp_path):
+    texts, lines, out = tmp_path / "texts.txt", tmp_path / "a.jsonl", tmp_path / "pairs.jsonl"
+    texts.write_text("\n\n", encoding="utf-8")
+    lines.write_text("{}\n", encoding="utf-8")
+    cases = [
+        ([texts, "-o", tmp_path / "pairs.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
+        ([tmp_path / "none", "-o", out], "`TEXTS` must be a file of sentences"),
+        ([lines, "-o", out], "`--target` must say which column"),
+        ([lines, "-o", lines], "`--output` must be another file than those that are"),
+        ([texts, "-o", out, "--top-k", 3], "`--top-k` is for sampling, and must be left out of beam"),
+        ([texts, "-o", out], "but all 2 are left out"),
+        ([texts, "-o", tmp_path / "new" / "deep" / "pairs.jsonl"], "but all 2 are left out"),
+    ]
+    assert_named(backtranslate, cases)
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "texts.txt", "a.jsonl"}
+
+
+def test_the_commands_and_python_of_the_guide_run(model, tokenizers, pairs, tmp_path, monkeypatch, capsys, printed):
+    monkeypatch.chdir(tmp_path)
+    saved_in("runs/backward/model", model, tokenizers)
+    Path("texts.txt").write_text("".join(f"{text}\n" for text in pairs), encoding="utf-8")
+    assert len(run_commands(printed, commands_of(GUIDE))) == 3
+    drawn = [json.loads(line) for line in Path("drawn.jsonl").read_text(encoding="utf-8").splitlines()]
+    (code,) = python_of(GUIDE)
+    found = {}
+    exec(code, found)
+    assert found["pairs"] == drawn
+    assert len(capsys.readouterr().out.splitlines()) == 2

@@ -1,0 +1,186 @@
+"""What a student learns from: a teacher's translations, chosen and kept by rule, and its most probable tokens."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+
+from guides import assert_named, commands_of, run_commands, text_of
+from heedful import BeamSearch, HeedForConditionalGeneration, TokenizerPair, Translator
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.micro_batches import collate
+from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
+from heedful.data.mixture import both_ways
+from heedful.data.sources import read_pairs
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.distillation.back_translation import SequenceDistillation
+from heedful.distillation.distillation import write_teacher_tokens
+from helpers import assert_error, tiny_model
+from memorised import saved_in
+from tiny_runs import SIZES
+
+SECTION = text_of("low_resource").split("## A student of a larger model")[1].split("\n## ")[0]
+REFERENCE = "The dog eats an apple."
+
+
+@pytest.fixture(scope="module")
+def other(model) -> HeedForConditionalGeneration:
+    """A second teacher, which is often of another opinion."""
+    torch.manual_seed(1)
+    weights = {name: weight + 0.1 * torch.randn_like(weight) for name, weight in model.state_dict().items()}
+    second = HeedForConditionalGeneration(model.config).eval()
+    second.load_state_dict(weights)
+    return second
+
+
+@pytest.fixture
+def rows(pairs) -> list[dict[str, str]]:
+    return [{"source": source, "target": REFERENCE} for source in pairs]
+
+
+def test_an_ensemble_translates_as_its_models_do_together(model, other, tokenizers, pairs):
+    ensemble = Translator(model, tokenizers, ensemble=[other])
+    found = ensemble.translate(list(pairs), num_beams=3, num_return_sequences=2, max_new_tokens=20)
+    for source, translations in zip(pairs, found, strict=True):
+        inputs = {"input_ids": torch.tensor(tokenizers.encode_source([source]))}
+        search = {"num_beams": 3, "num_return_sequences": 2, "return_dict_in_generate": True, "max_new_tokens": 20}
+        plain = model.generate(**inputs, **search, custom_generate=BeamSearch(models=[other]))
+        assert [each.text for each in translations] == tokenizers.decode_target(plain.sequences)
+        assert [each.score for each in translations] == pytest.approx(plain.sequences_scores.tolist(), abs=1e-5)
+    alone = Translator(model, tokenizers).translate(list(pairs), num_beams=3, num_return_sequences=2)
+    assert [each.text for row in alone for each in row] != [each.text for row in found for each in row]
+    assert_error(
+        "`engine` must be generate for an `ensemble`, but is native",
+        Translator,
+        model,
+        tokenizers,
+        engine="native",
+        ensemble=[other],
+    )
+    with pytest.raises(ValueError, match=r"left out to score pairs, .+, but are generate, float32 and 1 models"):
+        ensemble.score_pairs([("a", "b")])
+
+
+def test_targets_are_the_best_of_the_beam_or_the_closest_and_useless_ones_are_left_out(model, tokenizers, rows):
+    translator = Translator(model, tokenizers)
+    rows = [*rows, {"source": "  ", "target": "."}]
+    beams = translator.translate([row["source"] for row in rows], num_beams=6, num_return_sequences=6)
+    chosen = []
+    for closest in (None, 6):
+        making, expected = SequenceDistillation(6, closest), []
+        made = list(making.pairs(translator, rows))
+        for row, beam in zip(rows, beams, strict=True):
+            texts = [each.text for each in beam[: closest or 1] if each.text and each.finished]
+            scores = [sacrebleu.sentence_bleu(text, [row["target"]]).score * bool(closest) for text in texts]
+            if texts:
+                expected.append({"source": row["source"], "target": texts[scores.index(max(scores))]})
+        assert made == expected
+        assert making.left_out == len(rows) - len(expected) >= 1
+        chosen.append(made)
+    assert chosen[0] != chosen[1]
+    making = SequenceDistillation(1)
+    with pytest.warns(UserWarning, match="cut off at 6 tokens"):
+        assert len(list(making.pairs(translator, rows, max_new_tokens=6))) == 9 - making.left_out < 8
+
+
+@pytest.mark.parametrize("is_ensemble", [False, True])
+def test_most_probable_tokens_are_those_of_the_teachers_mean(model, other, tokenizers, pairs, tmp_path, is_ensemble):
+    models = [model, other] if is_ensemble else [model]
+    texts = [{"source": source, "target": target} for source, target in pairs.items()]
+    translator = Translator(model, tokenizers, ensemble=models[1:])
+    assert write_teacher_tokens(tmp_path / "teacher", translator, [*texts, texts[0]], (), 5, 60) == (9, 0)
+    teacher, rows = TeacherTokens(tmp_path / "teacher"), EncodedPairs(PairEncoder(tokenizers).rows(texts))
+    for row in (rows[number] for number in range(len(rows))):
+        batch = collate([row], 0)
+        with torch.inference_mode():
+            probabilities = sum(each(**batch).logits[0].softmax(-1) for each in models) / len(models)
+        expected = probabilities.topk(5)
+        tokens, values = teacher_tensors([teacher.with_tokens(row)], batch["labels"][0]).values()
+        assert torch.equal(tokens, expected.indices)
+        assert torch.allclose(values, expected.values / expected.values.sum(-1, keepdim=True), atol=1e-3)
+    with pytest.raises(ValueError, match="`top_k` must be at most 290, all tokens, but is 291"):
+        write_teacher_tokens(tmp_path / "more", Translator(model, tokenizers), texts, (), 291)
+
+
+def test_a_teacher_of_two_languages_knows_both_directions(tmp_path, pairs):
+    tokenizers = train_tokenizers(list(pairs), list(pairs.values()), vocab_size=300, languages=("ko", "en"))
+    teacher = Translator(tiny_model(vocab_size=len(tokenizers.source), **tokenizers.special_ids()), tokenizers)
+    texts = [{"source": source, "target": target} for source, target in pairs.items()]
+    write_teacher_tokens(tmp_path / "teacher", teacher, texts, ("en", "ko"))
+    encoder = PairEncoder(tokenizers, heads=[tokenizers.head("en"), tokenizers.head("ko")])
+    rows = EncodedPairs(encoder.rows(both_ways(texts)))
+    assert len(rows) == 16
+    TeacherTokens(tmp_path / "teacher").check(tokenizers, rows)
+
+
+def test_a_tokenizer_is_known_by_what_it_does(tokenizers, pairs, tmp_path):
+    expected = tokenizers.fingerprint()
+    tokenizers.save_pretrained(tmp_path)
+    loaded = TokenizerPair.from_pretrained(tmp_path)
+    loaded.source(list(pairs), padding=True, truncation=True, max_length=5)
+    assert loaded.fingerprint() == expected
+    others = [train_tokenizers(list(pairs), list(pairs.values()), vocab_size=size) for size in (289, 290)]
+    assert [each.fingerprint() == expected for each in others] == [False, True]
+    loaded.source.add_tokens(["apple"])
+    assert loaded.fingerprint() != expected
+
+
+@pytest.fixture
+def distill(model, other, tokenizers, pairs, tmp_path, monkeypatch, heedful_command):
+    """Run `heedful distill` in a folder with two teachers and pairs; return its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    for name, each in (("teacher", model), ("other", other)):
+        saved_in(f"runs/{name}/model", each, tokenizers)
+    Path("pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs.items()), encoding="utf-8")
+    return partial(heedful_command, "distill")
+
+
+def test_wrong_use_is_told_and_leaves_nothing(distill, heedful_command, other, pairs):
+    texts = [text[::-1] for pair in pairs.items() for text in pair]
+    saved_in("runs/stranger", other, train_tokenizers(texts, texts, vocab_size=290))
+    data = ["runs/teacher/model", "--data", "pairs.tsv", "--source", "1", "--target", "2", "-o"]
+    cases = [
+        ([*data, "new.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
+        ([*data, "new.jsonl", "--top-k", 3], "No such option: --top-k"),
+        ([*data, "new.jsonl", "--closest", 6], "`--num-beams` must be at least 6, but is 5"),
+        ([*data, "new.jsonl", "--closest", 1], "`--closest` must be at least 2, but is 1"),
+        ([*data, "new.jsonl", "--num-beams", 0], "`--num-beams` must be at least 1, but is 0"),
+        ([*data, "new.jsonl", "--to", "de"], "`--to` must be left out for a model that names none"),
+    ]
+    of_tokens = [
+        ([*data, "new", "--top-k", 0], "`--top-k` must be at least 1, but is 0"),
+        ([*data, "runs"], "`--output` must be a folder that does not exist yet"),
+        (
+            ["runs/stranger", *data, "new"],
+            "`TEACHER` must all have one tokenizer, but those of runs/stranger and runs/tea",
+        ),
+    ]
+    options = ("--num-beams", "--closest", "--max-new-tokens", "--to")
+    of_tokens += [([*data, "new", option, 3], f"No such option: {option}") for option in options]
+    before = {*Path().rglob("*")}
+    assert_named(distill, cases)
+    assert_named(partial(heedful_command, "distill-tokens"), of_tokens)
+    assert {*Path().rglob("*")} == before
+
+
+def test_the_commands_of_the_guide_run(distill, printed, fresh_accelerate):
+    commands = commands_of(SECTION, r"[\w-]+")
+    assert [command.split()[0] for command in commands] == ["distill", "train", "distill-tokens", "train"]
+    data = {"train": "pairs.tsv", "validation": "pairs.tsv", "source": "1", "target": "2"}
+    recipe = {
+        "name": "student",
+        "data": {**data, "cleaning": {"drop_overlap": False}},
+        "model": {"options": {**SIZES, "dropout": 0.1}},
+        "optimization": {"max_updates": 2, "tokens_per_update": 500, "device": "cpu"},
+        "decoding": {"bootstrap": 0, "max_length": 12},
+        "logging": {"every_updates": 1},
+        "overwrite": True,
+    }
+    Path("pairs.yaml").write_text(json.dumps(recipe))
+    run_commands(printed, commands)
+    assert [*read_pairs("distilled.jsonl.gz", "1", "2")] == [*read_pairs("pairs.tsv", "1", "2")]
+    log = [json.loads(line) for line in Path("runs/student/log.jsonl").read_text().splitlines()]
+    assert all(log[number]["train/distillation"] for number in (0, 1))

@@ -1,0 +1,343 @@
+"""A stock model computes what the Heed model does, and becomes it again; what no stock class has is refused."""
+
+import json
+import re
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, UMT5Config
+from typer.testing import CliRunner
+
+from card_facts import card_facts
+from guides import python_of
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.cards import hub
+from heedful.cards.model_card import write_model_card
+from heedful.cli.main import app
+from heedful.conversion.model_conversion import convert, convert_model
+from heedful.conversion.stock_models import save, start_from_zero, stock_config, stock_model
+from heedful.export import fresh_process
+from heedful.export import transformers_export as exporter
+from heedful.export.transformers_export import check_recipe, export_transformers
+from heedful.training.recipe_file import read_recipe, recipes
+from helpers import assert_error, assert_refused, change_json, padded, rounding, sentences, shake, tiny_model
+from memorised import PAIRS, saved_model
+from tiny_runs import tiny_recipe
+
+CONFIGURATION = Path(__file__).parents[2] / "configuration"
+LEARNED = {"position_encoding": "learned", "embedding_norm": True}
+TENSOR2TENSOR = {"sinusoid_layout": "tensor2tensor", "position_offset": 1, "norm_placement": "pre"}
+T5 = {"position_encoding": "t5", "norm_placement": "pre", "norm_type": "rmsnorm", "feed_forward_bias": False}
+GATED = {"activation_function": "geglu_new", "attention_scoring": "dot", "d_k": 6, "d_v": 6, "layer_norm_eps": 1e-3}
+# Each with the class that it becomes.
+EXPRESSIBLE = {
+    "the_paper": ("marian", {}),
+    "concatenated": ("marian", {"sinusoid_layout": "concatenated"}),
+    "pre_norm": ("pegasus", {"norm_placement": "pre"}),
+    "learned": ("bart", LEARNED),
+    "learned_pre_norm": ("mbart", {**LEARNED, "norm_placement": "pre"}),
+    "tensor2tensor": ("m2m_100", TENSOR2TENSOR),
+    "other_biases": ("marian", {"attention_bias": True, "output_bias": True, "feed_forward_bias": False}),
+    "unscaled": ("marian", {"scale_embedding": False, "activation_function": "gelu"}),
+    "shared_layers": ("marian", {"share_layers": True, "decoder_layers": 3}),
+    "unequal_stacks": ("pegasus", {"decoder_layers": 3, "decoder_attention_heads": 2, "norm_placement": "pre"}),
+    "t5": ("t5", T5),
+    "gated_t5": ("t5", T5 | GATED | {"scale_embedding": False, "relative_attention_max_distance": 20}),
+    "untied_t5": ("t5", T5 | {"tie_output_embeddings": False, "activation_function": "reglu", "share_layers": True}),
+    "umt5": ("umt5", T5 | {"relative_bias_in_each_layer": True, "decoder_layers": 1}),
+    "sizes_that_are_the_default": ("marian", {"d_k": 8, "d_v": 8, "encoder_key_value_heads": 4}),
+}
+OTHERS = {"attention_scoring": "dot", "norm_type": "rmsnorm", "layer_norm_eps": 1e-6, "activation_function": "swiglu"}
+OTHERS |= {"encoder_key_value_heads": 2, "decoder_key_value_heads": 1, "d_k": 4, "d_v": 12, "position_offset": 2}
+OTHERS |= {"encoder_neighbourhood": 2, "decoder_neighbourhood": 3, "embedding_norm": True}
+OTHERS |= dict.fromkeys(("share_encoder_decoder_embeddings", "tie_output_embeddings", "tie_word_embeddings"), False)
+INEXPRESSIBLE = {name: {name: value} for name, value in OTHERS.items()} | {
+    "position_encoding": {"position_encoding": "rotary"},
+    "norm_placement": {"sinusoid_layout": "tensor2tensor", "position_offset": 1},
+}
+NO_T5 = {"norm_placement": "post", "norm_type": "layernorm", "feed_forward_bias": True, "attention_bias": True}
+NO_T5 |= {"output_bias": True, "embedding_norm": True, "activation_function": "geglu", "attention_scoring": "additive"}
+NO_T5 |= {"decoder_attention_heads": 2, "decoder_ffn_dim": 40, "decoder_layers": 3, "d_v": 4}
+NO_T5 |= {
+    "encoder_neighbourhood": 2,
+    "tie_word_embeddings": False,
+    "share_encoder_decoder_embeddings": False,
+    "decoder_key_value_heads": 1,
+}
+
+
+def model_of(changes: dict) -> HeedForConditionalGeneration:
+    return tiny_model(d_model=32, **changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The folder of a model of the paper's shape that ends its translations by itself."""
+    options = {"norm_placement": "post", "encoder_layers": 1, "decoder_layers": 1}
+    return saved_model(tmp_path_factory.mktemp("memorised") / "model", **options)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Let the program that compares run in this process, where transformers is imported already."""
+
+    def run(command, **_):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "heedful", None)
+            fresh_process.answer(*command[3:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(exporter.subprocess, "run", run)
+
+
+@pytest.fixture(scope="module")
+def exported(folder, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "out"
+    told = CliRunner().invoke(app, ["export", "transformers", str(folder), str(out), "--count", "6"])
+    assert told.exit_code == 0, told.output
+    assert re.search(r"greedy: 0 of 6 .*\n5 beams: 0 of 6 .*\nlogits differ by \d\.\de-0[678] at most", told.output)
+    return out
+
+
+@pytest.mark.parametrize("name", EXPRESSIBLE)
+def test_the_stock_model_gives_the_same_logits_and_tokens_and_becomes_the_first_again(name):
+    kind, changes = EXPRESSIBLE[name]
+    if kind == "umt5" and not hasattr(UMT5Config(), "scale_decoder_outputs"):
+        pytest.skip("the decoder of umT5 looks ahead in this transformers")
+    ours = model_of(changes)
+    shake(ours)
+    stock = stock_model(ours)
+    assert stock.config.model_type == kind
+    source, mask = padded(sentences(5, 9, 2))
+    inputs = {"input_ids": source, "attention_mask": mask}
+    target = {"decoder_input_ids": torch.tensor([[1, 5, 7], [1, 9, 9], [1, 70, 4]])}
+    expected = ours(**inputs, **target).logits
+    assert expected.std() > 0.1
+    for same in (stock, convert_model(stock)):
+        difference = (same(**inputs, **target).logits - expected).abs().max() / expected.abs().max().clamp(min=1)
+        assert difference < rounding(ours)
+    for beams in (1, 3):
+        search = {"num_beams": beams, "max_new_tokens": 8, "eos_token_id": 2, "pad_token_id": 0}
+        search |= {"decoder_start_token_id": 1, "no_repeat_ngram_size": 1}
+        assert stock.generate(**inputs, **search).tolist() == ours.generate(**inputs, **search).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_is_compared_in_float32_and_keeps_its_size(folder, tmp_path, in_this_process, dtype):
+    half = shutil.copytree(folder, tmp_path / "half")
+    HeedForConditionalGeneration.from_pretrained(folder, dtype=dtype).save_pretrained(half)
+    export = export_transformers(half, tmp_path / "out", list(PAIRS))
+    assert export.quantization == str(dtype).removeprefix("torch.")
+    assert export.difference < 1e-5
+    for name in ("the_paper", "pre_norm", "t5", "untied_t5"):  # sinusoids, and factors that are no power of two
+        ours = model_of(EXPRESSIBLE[name][1])
+        shake(ours)
+        save(stock_model(ours.to(dtype).float()), tmp_path / name, dtype)
+        load = partial(AutoModelForSeq2SeqLM.from_pretrained, tmp_path / name)
+        inputs = {"input_ids": sentences(9)[0][None], "decoder_input_ids": torch.tensor([[1, 5, 7]])}
+        expected, found = (model.eval()(**inputs).logits for model in (ours, load(dtype=torch.float32)))
+        assert (expected - found).abs().max() / expected.abs().max().clamp(min=1) < rounding(ours), name
+        assert load().dtype == dtype
+        weights = load_file(tmp_path / name / "model.safetensors").values()
+        assert sum(weight.numel() for weight in weights if weight.dtype == dtype) > 0.7 * ours.num_parameters(), name
+
+
+def test_the_sizes_of_t5s_have_the_published_numbers_of_parameters_and_a_stock_form():
+    for name, rows, published in (
+        ("t5-small", 32128, 60_506_624),
+        ("flan-t5-small", 32128, 76_961_152),
+        ("byt5-small", 384, 299_637_760),
+    ):
+        config = AutoConfig.from_pretrained(CONFIGURATION / "models" / name, vocab_size=rows)
+        assert stock_config(config).model_type == "t5"
+        with torch.device("meta"):
+            assert HeedForConditionalGeneration(config).num_parameters() == published, name
+
+
+def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
+    for field, changes in INEXPRESSIBLE.items():
+        with pytest.raises(ValueError, match=f"no stock form, .*: `{field}` must (be|have)") as refusal:
+            stock_config(model_of(changes).config)
+        assert str(refusal.value).count(" must ") == 1
+    for field, value in NO_T5.items():
+        kernel = "eager" if value == "additive" else "sdpa"
+        config = tiny_model(d_model=32, attention=kernel, **T5 | {field: value}).config
+        assert_error(f"of which T5ForC[a-zA-Z]* is the nearest: `{field}` must be", stock_config, config)
+    config = model_of({"norm_type": "rmsnorm", "d_k": 4, "activation_function": "geglu"}).config
+    assert_error(r"`norm_type` .* `d_k` .* `activation_function`", stock_config, config)
+    config = model_of({"decoder_attention_heads": 2, "d_k": 16}).config  # which is the decoder's default alone
+    assert_error("`d_k` must be None, but is 16", stock_config, config)
+    config = stock_config(model_of(EXPRESSIBLE["tensor2tensor"][1]).config)  # whose class drops layers by default
+    assert config.encoder_layerdrop == config.decoder_layerdrop == 0.0
+    with pytest.raises(ValueError, match="`zero_start` must be False for a PegasusFor"):
+        start_from_zero(stock_model(model_of({"norm_placement": "pre"})))
+    tried = {name for _, changes in EXPRESSIBLE.values() for name in changes}
+    tried |= {name for changes in INEXPRESSIBLE.values() for name in changes}
+    others = """
+        depth_scaled_init dropout attention_dropout activation_dropout config_class max_position_embeddings
+        d_model encoder_layers encoder_attention_heads encoder_ffn_dim decoder_ffn_dim
+    """
+    assert set(HeedConfig.__annotations__) - tried - set(others.split()) == set()
+
+
+def test_the_way_back_gives_the_first_model_and_the_folder_runs_without_heedful_as_its_card_says(
+    exported, folder, tmp_path, monkeypatch, capsys
+):
+    convert(exported, tmp_path / "back")
+    source, target = torch.tensor([[9, 8, 7, 2]]), torch.tensor([[1, 5, 6]])
+    models = [HeedForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "back")]
+    expected, found = (each(source, decoder_input_ids=target).logits for each in models)
+    assert (expected - found).abs().max() / expected.abs().max().clamp(min=1) < rounding(models[0])
+    ids = [AutoTokenizer.from_pretrained(each)(list(PAIRS))["input_ids"] for each in (folder, tmp_path / "back")]
+    assert ids[0] == ids[1]
+    assert not list(exported.glob("*.py"))
+    assert "auto_map" not in (exported / "config.json").read_text()
+    (code,) = python_of((exported / "README.md").read_text())
+    code = code.replace('"out"', json.dumps(str(exported))).replace('"…"', '"비가 온다."')
+    monkeypatch.setitem(sys.modules, "heedful", None)
+    exec(code, {})
+    assert capsys.readouterr().out == "It rains.\n"
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_ctranslate2s_own_converter_reads_a_marian_that_starts_from_zero(folder, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    out = tmp_path / "out"
+    export_transformers(folder, out, list(PAIRS), zero_start=True)
+    converter = ctranslate2.converters.TransformersConverter(str(out))
+    translator = ctranslate2.Translator(converter.convert(str(tmp_path / "ctranslate2")))
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    rows = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(list(PAIRS))["input_ids"]]
+    found = [result.hypotheses[0] for result in translator.translate_batch(rows, beam_size=1)]
+    assert [tokenizer.convert_tokens_to_string(row) for row in found] == list(PAIRS.values())
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(folder, tmp_path, monkeypatch, printed):
+    sent = {}
+
+    def push(out, repository, **options):
+        sent.update({path.name: path.read_text("utf-8") for path in out.iterdir() if path.suffix != ".safetensors"})
+        return hub.Pushed(repository, "0123", "https://hub/me/stock")
+
+    shutil.copytree(folder, tmp_path / "model")
+    write_model_card(tmp_path / "model", card_facts(example={"source": 'Ein "Test".'}))
+    monkeypatch.setattr(hub, "push", push)
+    monkeypatch.setattr(exporter.comparison, "sentences_to_compare", lambda _: list(PAIRS))
+    assert "me/stock at revision 0123" in printed("push", tmp_path / "model", "me/stock", "--as", "transformers")
+    assert json.loads(sent["config.json"])["architectures"] == ["MarianMTModel"]
+    own, card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8"), sent["README.md"]
+    assert card.split("## How to use")[0] == own.split("## How to use")[0]
+    assert card.split("## Training data")[1] == own.split("## Training data")[1]
+    assert 'tokenizer(["Ein \\"Test\\"."]' in card
+    assert "trust_remote_code" not in card
+
+
+def test_a_card_gets_the_section_for_the_stock_form_and_keeps_what_its_owner_wrote(tmp_path):
+    stock = stock_model(model_of({}))
+
+    def written(card):
+        if card:
+            (tmp_path / "README.md").write_text(card, encoding="utf-8")
+        exporter._write_card(tmp_path, "stock", tmp_path, stock, count=1000, difference=2e-7, read=90)
+        return (tmp_path / "README.md").read_text(encoding="utf-8")
+
+    bare = written("")
+    assert bare.startswith("---\nlanguage:\n- und\n")
+    assert "\nlicense: unknown\n" in bare
+    assert "\n# stock\n\n## How to use\n" in bare
+    assert 'inputs = tokenizer(["…"], return_tensors="pt", padding=True)' in bare
+    assert "compared the two on 1,000 sentences" in bare
+    assert "logits that differ by 2.0e-07 at most, on the first 90 of" in bare
+    section = bare[bare.index("## How to use") :]
+    assert written("# Mine\n\nMy words.\n") == f"# Mine\n\nMy words.\n\n{section}"
+    own = "# Mine\n\n## How to use\n\nOld code.\n\n## Later\n\nMore.\n"
+    assert written(own) == f"# Mine\n\n{section}\n## Later\n\nMore.\n"
+
+
+def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
+    folder, tmp_path, monkeypatch, request
+):
+    def changed(ours):
+        stock = stock_model(ours)
+        stock.model.encoder.layers[0].fc1.weight.data[3, 4] += 1e-2
+        return stock
+
+    def broken(stock, target, dtype):
+        stock.save_pretrained(target)
+        (target / "config.json").write_text("{}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporter, "save", broken)
+        message = r"transformers alone cannot run .*; it says: ValueError: Unrecognized model"
+        assert_error(message, export_transformers, folder, tmp_path / "out", list(PAIRS))
+    request.getfixturevalue("in_this_process")
+    monkeypatch.setattr(exporter, "stock_model", changed)
+    with pytest.raises(ValueError, match=r"logits differ by .*, so that no folder is left"):
+        export_transformers(folder, tmp_path / "out", list(PAIRS))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_stock_form_keeps_the_settings_of_the_generation_config(folder, tmp_path):
+    asked = {"min_length": 9, "no_repeat_ngram_size": 1, "forced_bos_token_id": 50, "eos_token_id": [2, 60]}
+    shutil.copytree(folder, tmp_path / "model")
+    change_json(tmp_path / "model" / "generation_config.json", **asked, longest_trained_source=9)
+    found = export_transformers(tmp_path / "model", tmp_path / "out", list(PAIRS)[:3])
+    assert set(found.comparisons) == {"greedy", "5 beams"}  # in which nothing differs, or there was no folder
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert written.items() >= asked.items()
+    assert "longest_trained_source" not in written
+
+
+def test_two_vocabularies_several_languages_and_a_folder_in_use_are_refused(folder, tmp_path):
+    shared = {"encoder_layers": 1, "decoder_layers": 1}
+    saved_model(tmp_path / "two", joint=False, target_vocab_size=260, **shared)
+    saved_model(tmp_path / "several", PAIRS, "ko", languages=["ko", "en"], **shared)
+    shutil.copytree(folder, tmp_path / "used")
+    cases = [
+        (("two", "out"), "`share_encoder_decoder_embeddings` must be True for transformers"),
+        (("several", "out"), "must have one target language for transformers, but has ko, en"),
+        (("used", "used"), "`target` must be a folder that does not exist yet"),
+    ]
+    assert_refused(cases, lambda names: export_transformers(*(tmp_path / name for name in names), list(PAIRS)))
+    assert {path.name for path in tmp_path.iterdir()} == {"two", "several", "used"}
+
+
+def test_recipes_are_judged_before_they_run_and_the_papers_search_is_what_no_class_can_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    also = ["publish.also=[transformers]"]
+    # Settings of `generate()`, in place of the search of the paper's section 6.1.
+    generates = ["decoding.length_penalty_form=power", "decoding.tokens_beyond_source=null"]
+    kinds = []
+    for name in recipes():
+        recipe = read_recipe(name, also)
+        if not recipe.tokenizer.joint or recipe.model.start_from or "position_encoding" in recipe.model.options:
+            continue  # not of the paper's shape, or of one that is not known here
+        kinds.append(recipe.decoding.length_penalty_form)
+        if recipe.decoding.length_penalty_form == "gnmt":
+            assert_error(r"`publish.also` must be empty.*`length_penalty_form`.*`tokens_beyond", check_recipe, recipe)
+            recipe = read_recipe(name, also + generates)
+        check_recipe(recipe)
+    assert set(kinds) == {"gnmt", "power"}
+    also = {"publish.also": ["transformers"]}
+    check_recipe(tiny_recipe(tmp_path / "good", also))
+    for key, value in {
+        "norm_type": {"model.options.norm_type": "rmsnorm"},
+        "share_encoder_decoder_embeddings": {"tokenizer.joint": False},
+        "publish.also": {"data.both_directions": True},
+        "model_type": {"model.options": {"model_type": "heed_rnn", "cell": "gru"}},
+    }.items():
+        assert_error(f"`{key}` must be", check_recipe, tiny_recipe(tmp_path / key, also | value))
+    saved_model(tmp_path / "several", PAIRS, "ko", languages=["ko", "en"], encoder_layers=1, decoder_layers=1)
+    further = also | {"tokenizer": {}, "model": {"start_from": str(tmp_path / "several")}}
+    assert_error(r"`publish.also` must be empty .*\(ko, en\)", check_recipe, tiny_recipe(tmp_path / "one", further))
+    recipe = tiny_recipe(tmp_path / "used", also)
+    (recipe.folder / "transformers").mkdir(parents=True)
+    assert_error(r"`publish.also` must be empty where there is ", check_recipe, recipe)

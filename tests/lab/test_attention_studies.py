@@ -1,0 +1,314 @@
+"""What the studies of attention measure, on what can be checked by hand."""
+
+import math
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful import HeedConfig, HeedForConditionalGeneration, Translator
+from heedful.data.epochs.encoding import EncodedPairs
+from heedful.data.epochs.micro_batches import collate
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.attention.recording import record_weights
+from heedful_lab.studies.attention import dilution, homonyms, masking, questions, scaling
+from heedful_lab.studies.attention.homonyms import WORDS, sentences, separation, split_meanings
+from heedful_lab.studies.attention.single_heads import attention_modules, head_importance, heads_of, look_of, without_heads
+from heedful_lab.studies.catalogue import find_study
+from heedful_lab.studies.measures import Head
+from heedful_lab.studies.study import Lab
+from helpers import sentences as random_tokens
+from helpers import tiny_model
+
+
+@given(st.floats(-20, 20), st.floats(-20, 20), st.integers(2, 300))
+def test_the_kept_weight_is_torchs_softmax(score, others, count):
+    scores = torch.full((count,), others, dtype=torch.float64)
+    scores[0] = score
+    assert dilution.kept_weight(score, others, count) == pytest.approx(scores.softmax(0)[0].item(), rel=1e-9)
+
+
+def test_entropy_over_equal_scores_grows_by_one_and_of_a_sharp_head_not_at_all():
+    spread = [(n, math.log(n)) for n in (3, 10, 40)]
+    assert dilution.growth(spread) == pytest.approx(1)
+    assert dilution.growth([(n, 0.7) for n, _ in spread]) == pytest.approx(0)
+    assert dilution.growth([(n, 0.25 * value) for n, value in spread]) == pytest.approx(0.25)
+    assert dilution.by_length([(10, 1.0), (10, 3.0), (80, 4.0)]) == [(10, 2.0), (80, 4.0)]
+
+
+def test_entropies_are_those_of_the_weights_row_by_row(tmp_path, monkeypatch):
+    """A model whose queries are zero looks at all it may alike, in decoder rows at one more each."""
+    monkeypatch.setattr(dilution, "PAIRS", {"train": 300, "validation": 5, "test": 4})
+    training = dilution.train_on_texts(Lab(find_study("dilution"), updates=1, folder=tmp_path / "trainings"))
+    translator = training.translator()
+    for name, weight in translator.model.named_parameters():
+        if "q_proj" in name:
+            torch.nn.init.zeros_(weight)
+    training.translator = lambda: translator
+    rows = dilution.attention_rows(training, dilution.texts("test", (2,), 2, 1))
+    for points in rows.values():
+        assert [value for _, value in points] == pytest.approx([math.log(n) for n, _ in points], abs=1e-5)
+    assert {n for n, _ in rows["decoder", 0, 0]} >= set(range(1, 10))
+
+
+def test_products_have_the_variance_d_k_and_saturate_with_the_width_and_scaled_ones_have_one_and_do_not():
+    narrow, wide = (scaling.softmax_of_random(d_k, False, 2) for d_k in (16, 1024))
+    assert (narrow.variance, wide.variance) == (pytest.approx(16, rel=0.03), pytest.approx(1024, rel=0.03))
+    assert wide.largest > 0.9 > narrow.largest
+    assert wide.entropy < 0.2 * narrow.entropy
+    assert wide.gradient < 0.3 * narrow.gradient
+    narrow, wide = (scaling.softmax_of_random(d_k, True, 2) for d_k in (16, 1024))
+    assert (narrow.variance, wide.variance) == (pytest.approx(1, rel=0.03), pytest.approx(1, rel=0.03))
+    assert wide.largest == pytest.approx(narrow.largest, abs=0.02)
+    assert wide.gradient == pytest.approx(narrow.gradient, abs=0.02)
+
+
+def test_the_derivatives_norm_is_autograds(monkeypatch):
+    monkeypatch.setattr(scaling, "QUERIES", 1)
+    monkeypatch.setattr(scaling, "KEYS", 5)
+    found = scaling.softmax_of_random(8, True, 3)
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(1, 1, 8, generator=generator)
+    keys = torch.cat([torch.randn(1, 1, 8, generator=generator) for _ in range(5)], dim=1)
+    scores = (query @ keys.transpose(1, 2))[0, 0].double() / math.sqrt(8)
+    derivative = torch.autograd.functional.jacobian(lambda values: values.softmax(-1), scores)
+    assert found.gradient == pytest.approx(derivative.norm().item(), rel=1e-5)
+    assert found.largest == pytest.approx(scores.softmax(-1).max().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("d_k", scaling.TRAINED_WIDTHS)
+@pytest.mark.parametrize("scoring", scaling.SCORINGS)
+def test_the_trained_models_have_queries_of_the_width_and_of_variance_one(scoring, d_k):
+    """Fresh ones, at inputs of variance 1: so that q·k has variance d_k."""
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), scaling.D_MODEL // d_k)
+    sizes = {"d_model": scaling.D_MODEL, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 10}
+    model = HeedForConditionalGeneration(HeedConfig(**sizes, **heads, attention_scoring=scoring))
+    attention = model.get_encoder().layers[0].self_attn
+    assert attention.d_k == d_k
+    assert attention.scaling == (d_k**-0.5 if scoring == "scaled_dot" else 1)
+    queries = attention.q_proj(torch.randn(2000, scaling.D_MODEL))
+    assert queries.var().item() == pytest.approx(1, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def translator():
+    sentences = [text for pair in questions.described_pairs()[:50] for text in pair]
+    tokenizers = train_tokenizers(sentences, sentences, vocab_size=400)
+    return Translator(tiny_model(vocab_size=400, **tokenizers.special_ids()), tokenizers)
+
+
+def test_adjectives_are_known_by_the_form_that_stands_before_a_noun():
+    assert questions.adjectives()["용감한"] == "brave"
+    assert questions.adjectives()["맛있는"] == "delicious"
+    pairs = questions.described_pairs()
+    assert len(pairs) > 100
+    for source, target in pairs:
+        found = [questions.adjectives()[word] for word in source.split()[:-1] if word in questions.adjectives()]
+        assert found
+        assert all(f" {english} " in target for english in found), (source, target)
+
+
+def test_a_head_that_looks_at_the_token_before_asks_of_all_words_alike(translator, monkeypatch):
+    def before(translator, pairs, kinds):
+        length = len(translator.tokenizers.encode_source(pairs[0][:1])[0])
+        heads = [Head("encoder", layer, head) for layer in (0, 1) for head in range(4)]
+        yield dict.fromkeys(heads, torch.diag(torch.ones(length - 1), -1))
+
+    monkeypatch.setattr(questions, "attention_by_head", before)
+    monkeypatch.setattr(questions, "token_words", lambda _, ids: [*list(range(len(ids) - 1)), None])
+    found = questions.questions_of_heads(translator, [("용감한 화가는 잔다.", "The brave painter sleeps.")])
+    assert set(found.values()) == {(1.0, 1.0)}
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: word["form"])
+def test_a_verb_or_a_modifier_decides_the_meaning_and_nothing_else_tells_them_apart(word):
+    form, rests = f" {word['form']} ", []
+    for meaning in word["meanings"]:
+        rest, deciding = set(), [korean for korean, _ in (*meaning["verbs"], *meaning["modifiers"])]
+        for decides, own in zip(deciding, sentences(word["form"], meaning), strict=True):
+            assert all(source.count(form) == 1 for source, _ in own)
+            assert all(f" {decides}{form}" in source or f"{form}{decides}." in source for source, _ in own)
+            rest |= {source.replace(f" {decides}{form}", form).replace(f"{form}{decides}.", form) for source, _ in own}
+        rests.append((rest, set(deciding)))
+    (first, one), (second, other) = rests[:2]
+    assert first == second
+    assert one.isdisjoint(other)
+    meaning, other = split_meanings(word, seed=1)[:2]
+    assert not {pair for some in meaning.train for pair in some} & {pair for some in meaning.test for pair in some}
+    said = {source: target for some in (meaning.test, other.test) for pairs in some for source, target in pairs}
+    translator = SimpleNamespace(translate=lambda texts: [[SimpleNamespace(text=said[text])] for text in texts])
+    assert homonyms.translated_meanings(translator, [meaning, other]) == (1, 0)
+
+
+def test_one_vector_cannot_be_told_apart_and_two_can():
+    torch.manual_seed(0)
+    same, one, other = torch.randn(3, 8)
+    states = torch.stack([torch.stack([same, own]).repeat(2, 3, 1, 1) for own in (one, other)])
+    states[1, :, :, 0] += 2e-3 * torch.randn(8)  # less than what counts
+    before, after = separation(states, 2 * states)
+    assert tuple(before) == pytest.approx((0.5, 0.5, 1, 1), abs=1e-4)
+    cosine = torch.cosine_similarity(one, other, dim=0).item()
+    assert tuple(after) == pytest.approx((1, 1, 1, cosine), abs=1e-5)
+    assert separation(states, states.flip(0))[1][:2] == (0, 0)
+
+
+def test_what_a_meaning_has_in_common_is_told_of_unseen_words_and_what_one_word_has_is_not():
+    torch.manual_seed(0)
+    own = torch.randn(2, 4, 1, 1, 50).expand(2, 4, 3, 1, 50)  # of each deciding word
+    (layer,) = separation(own, own)
+    assert layer.seen == 1
+    flat = own.reshape(2, 12, 50)
+    cosines = [torch.cosine_similarity(one, other, dim=0) for each in flat for one, other in combinations(each, 2)]
+    assert layer.within == pytest.approx(float(torch.stack(cosines).mean()), abs=1e-5)
+    common = torch.randn(2, 1, 1, 1, 50).expand(2, 4, 3, 1, 50)
+    (layer,) = separation(own + 3 * common, own + 3 * common)
+    assert (layer.seen, layer.unseen) == (1, 1)
+    # A centroid without the deciding word is the mean of the others'.
+    near = own.clone()
+    near[0, 0], near[1, 0] = own[1, 1], own[0, 1]
+    (layer,) = separation(near, near)
+    assert layer.unseen < 1
+
+
+SOURCE, TARGET, OTHER_TOKEN = [12, 40, 7, 33, 21, 2], [50, 8, 19, 64, 31, 11, 2], 77
+
+
+@pytest.fixture(params=["eager", "sdpa"])
+def model(request):
+    return tiny_model(attention=request.param)
+
+
+@torch.no_grad()
+def logits(model, target, **inputs):
+    return model(input_ids=torch.tensor([SOURCE]), decoder_input_ids=torch.tensor([target]), **inputs).logits[0]
+
+
+def test_minus_infinity_before_the_softmax_keeps_the_sum_and_zeros_after_it_do_not():
+    scores = torch.tensor(masking.SCORES)
+    hidden, zeroed = (weigh(scores) for weigh in masking.WAYS.values())
+    torch.testing.assert_close(hidden.sum(-1), torch.ones(3))
+    assert (zeroed.sum(-1)[:2] < 0.8).all()
+    assert zeroed.sum(-1)[2] == pytest.approx(1)  # the last row hides nothing
+    assert hidden.triu(1).abs().max() == zeroed.triu(1).abs().max() == 0
+    torch.testing.assert_close(hidden, zeroed / zeroed.sum(-1, keepdim=True))
+
+
+def test_the_scores_masked_by_minus_infinity_give_the_models_own_weights(model):
+    fed = [model.config.decoder_start_token_id, *TARGET[:-1]]
+    own = torch.stack(record_weights(model, SOURCE, fed, ["decoder"])["decoder"])
+    found = masking.scores_of(model, SOURCE, fed)
+    torch.testing.assert_close(masking.WAYS["−∞ before"](found), own, atol=1e-6, rtol=1e-5)
+    sums = masking.WAYS["0 after"](found).sum(-1)
+    assert sums.max() < 1 + 1e-5
+    assert sums[..., :-1].mean() < 0.9
+
+
+def test_without_the_mask_a_prediction_depends_on_later_tokens_and_only_meanwhile(model):
+    changed = [*TARGET[:-1], OTHER_TOKEN]
+    before = logits(model, TARGET)
+    torch.testing.assert_close(logits(model, changed)[:-1], before[:-1])
+    with masking.seeing_all():
+        seen = logits(model, TARGET)
+        assert (logits(model, changed)[:-1] - seen[:-1]).abs().amax(-1).min() > 1e-4
+    torch.testing.assert_close(logits(model, TARGET), before)
+
+
+def test_without_the_causal_mask_padding_is_still_hidden(model):
+    mask = torch.tensor([[1] * len(TARGET) + [0, 0]])
+    with masking.seeing_all():
+        padded = logits(model, [*TARGET, 0, 0], decoder_attention_mask=mask, use_cache=False)
+        torch.testing.assert_close(padded[: len(TARGET)], logits(model, TARGET), atol=1e-5, rtol=1e-5)
+
+
+def test_one_pass_gives_the_loss_and_gradient_of_one_by_one_with_the_mask_alone(model):
+    gradients = []
+    for is_one_pass in (True, False):
+        model.zero_grad()
+        loss = masking.next_token_loss(model, SOURCE, TARGET, is_one_pass)
+        loss.backward()
+        gradients.append((loss.detach(), torch.cat([one.grad.flatten() for one in model.parameters()])))
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+    with torch.no_grad(), masking.seeing_all():
+        once, by_one = (masking.next_token_loss(model, SOURCE, TARGET, way).item() for way in (True, False))
+    assert once != pytest.approx(by_one, abs=1e-4)
+
+
+@torch.no_grad()
+def loss_of(model, row) -> float:
+    batch = collate([row], 0)
+    return torch.nn.functional.cross_entropy(model(**batch).logits[0], batch["labels"][0]).item()
+
+
+def some_rows(*lengths) -> EncodedPairs:
+    torch.manual_seed(0)
+    rows = [{"input_ids": one.tolist(), "labels": one.flip(0).tolist()} for one in random_tokens(*lengths)]
+    return EncodedPairs(rows)
+
+
+@pytest.fixture
+def uneven():
+    return tiny_model(decoder_layers=3, decoder_attention_heads=2, d_v=6)
+
+
+@pytest.mark.parametrize("head", [Head("encoder", 1, 2), Head("decoder", 2, 1), Head("cross", 0, 0)], ids=str)
+def test_a_head_that_is_left_out_adds_nothing_is_of_no_importance_and_the_others_stay(uneven, head):
+    rows = some_rows(7)
+    row = rows[0]
+    module = attention_modules(uneven)[head.kind, head.layer]
+    before = {name: value.clone() for name, value in uneven.state_dict().items()}
+    start = head.number * module.d_v
+
+    def silence(_, inputs):
+        states = inputs[0].clone()
+        states[..., start : start + module.d_v] = 0
+        return (states,)
+
+    hook = module.out_proj.register_forward_pre_hook(silence)
+    expected = loss_of(uneven, row)
+    hook.remove()
+    pruned = without_heads(uneven, [head])
+    assert loss_of(pruned, row) == pytest.approx(expected, rel=1e-6)
+    assert head_importance(pruned, rows)[head] == 0
+    assert loss_of(uneven, row) != pytest.approx(expected, rel=1e-4)
+    assert all(torch.equal(value, before[name]) for name, value in uneven.state_dict().items())
+
+
+def test_importance_is_the_derivative_of_the_loss_by_the_head_and_leaves_the_model_as_it_is(uneven):
+    rows = some_rows(5, 8, 6)
+    uneven = uneven.double().train()
+    step, derivatives = 1e-4, {}
+    for head in heads_of(uneven):
+        module = attention_modules(uneven)[head.kind, head.layer]
+        columns = slice(head.number * module.d_v, (head.number + 1) * module.d_v)
+        original, losses = module.out_proj.weight.detach().clone(), []
+        for factor in (1 + step, 1 - step):
+            module.out_proj.weight.data[:, columns] = original[:, columns] * factor
+            losses.append([loss_of(uneven, rows[index]) for index in range(len(rows))])
+            module.out_proj.weight.data.copy_(original)
+        derivatives[head] = sum(abs(high - low) / (2 * step) for high, low in zip(*losses, strict=True))
+    found = head_importance(uneven, rows)
+    assert set(found) == set(derivatives)
+    for place in attention_modules(uneven):
+        inside = [head for head in derivatives if head[:2] == place]
+        expected = torch.nn.functional.normalize(torch.tensor([derivatives[head] for head in inside]), dim=0)
+        assert [found[head] for head in inside] == pytest.approx(expected.tolist(), rel=1e-3)
+    # The model is as it was.
+    assert uneven.training
+    assert all(parameter.grad is None for parameter in uneven.parameters())
+    assert not any(module.out_proj._forward_pre_hooks for module in attention_modules(uneven).values())
+
+
+def test_a_look_says_where_the_weight_is():
+    look = look_of(torch.eye(4).roll(1, dims=1))  # every token looks at the next one, the last at the first
+    means = {name: values.mean().item() for name, values in look.items()}
+    assert means == {
+        **dict.fromkeys(("previous", "same", "entropy"), 0),
+        **dict.fromkeys(("first", "</s>"), 1 / 4),
+        **dict.fromkeys(("next", "largest weight"), 1),
+    }
+    assert [len(values) for values in look.values()] == [3, 4, 3, 4, 4, 4, 4]
+    assert look_of(torch.full((4, 4), 1 / 4))["entropy"].mean() == pytest.approx(math.log(4))

@@ -1,0 +1,327 @@
+"""Table 1: its layers against their equations, its formulas against what torch counts, and time, memory and paths."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from heedful_lab.studies.catalogue import find_study
+from heedful_lab.studies.complexity import complexity, measurement, reach
+from heedful_lab.studies.complexity.complexity import NAMES, PAPER, Measurements, outcome_of
+from heedful_lab.studies.complexity.counts import Sizes, operations, path_length, sequential_steps, term_of_table_1
+from heedful_lab.studies.complexity.layers import ConvolutionalLayer, SelfAttentionLayer, make_layer
+from heedful_lab.studies.complexity.measurement import KINDS, exponent, held_bytes, measure
+from heedful_lab.studies.study import Lab
+from helpers import assert_near, sentences, shake, tiny_model
+from small_studies import SMALLEST, rows_of
+
+PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.convolution}
+SMALL = {"d_model": 24, "heads": 3, "neighbourhood": 5, "kernel_width": 3, "cell": "lstm"}
+OTHERS = [{}, {"neighbourhood": 20, "kernel_width": 7}, {"d_model": 40, "heads": 1, "cell": "gru"}, {"cell": "rnn"}]
+
+
+class CountedProducts(TorchDispatchMode):
+    """Counts matrix products and convolutions."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += func.overloadpacket in PRODUCTS
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def counted(kind, length, sizes):
+    """Run a layer on the device `meta`, and return its multiply-adds and its products, one after the other.
+
+    There it takes the operators that `FlopCounterMode` knows, and not those that the CPU has in their place.
+    """
+    with torch.device("meta"):
+        layer = make_layer(kind, sizes, kernel="eager")
+    with FlopCounterMode(display=False) as operations, CountedProducts() as products:
+        layer(torch.empty(1, length, sizes.d_model, device="meta"))
+    return operations.get_total_flops() // 2, products.number
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=str)
+def test_the_formula_is_what_torch_counts(others):
+    sizes = Sizes(**{**SMALL, **others})
+    for kind, length in itertools.product(KINDS, (2, 16, 33, 60)):
+        assert counted(kind, length, sizes)[0] == operations(kind, length, sizes) > 0, (kind, length)
+
+
+def test_products_in_a_row_grow_with_the_length_where_steps_wait_for_each_other():
+    for kind in KINDS:
+        short, long = (counted(kind, length, Sizes(**SMALL))[1] for length in (20, 40))
+        steps = [sequential_steps(kind, length) for length in (20, 40)]
+        assert steps == ([20, 40] if kind == "recurrent" else [1, 1])
+        assert long == (2 * short if kind == "recurrent" else short), kind
+
+
+def test_the_terms_have_the_powers_of_table_1():
+    for kind, length, *powers in (
+        ("self_attention", 2, 1, 0, 0),
+        ("restricted", 1, 1, 1, 0),
+        ("recurrent", 1, 2, 0, 0),
+        ("convolutional", 1, 2, 0, 1),
+    ):
+        once = term_of_table_1(kind, 10, Sizes(**SMALL))
+        assert term_of_table_1(kind, 30, Sizes(**SMALL)) == once * 3**length
+        for name, power in zip(("d_model", "neighbourhood", "kernel_width"), powers, strict=True):
+            more = Sizes(**{**SMALL, name: 3 * SMALL[name]})
+            assert term_of_table_1(kind, 10, more) == once * 3**power, (kind, name)
+
+
+def test_a_layer_computes_a_bounded_multiple_of_the_term():
+    for kind, expected in {"self_attention": 2, "restricted": 6, "recurrent": 8, "convolutional": 2}.items():
+        ratios = []
+        for length, width, radius in itertools.product((2**14, 2**20), (64, 256), (16, 64)):
+            sizes = Sizes(width, 2, radius, 3, "lstm")
+            projections = 4 * length * width**2 if kind in ("self_attention", "restricted") else 0
+            ratios.append((operations(kind, length, sizes) - projections) / term_of_table_1(kind, length, sizes))
+        assert ratios == pytest.approx([expected] * len(ratios)), kind
+
+
+def test_path_lengths_by_hand():
+    for kind, expected in (
+        ("self_attention", {100: 1}),
+        ("plain", {100: 1}),
+        ("recurrent", {100: 100}),
+        ("restricted", {6: 1, 7: 2, 11: 2, 12: 3}),
+        ("masked", {12: 3}),
+        ("convolutional", {2: 1, 12: 11}),
+        ("causal", {3: 1, 4: 2}),
+        ("dilated", {3: 1, 4: 2, 28: 4}),
+    ):
+        assert {n: path_length(kind, n, Sizes(**SMALL)) for n in expected} == expected, kind
+
+
+LENGTH = 12
+DISTANCE = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)  # from input to output
+
+
+def asked(**changes):
+    return Sizes(**{"d_model": 16, "heads": 2, "neighbourhood": 3, "kernel_width": 5, "cell": "lstm", **changes})
+
+
+def stacked(kind, depth):
+    inputs = torch.randn(1, LENGTH, reach.WIDTH, dtype=torch.float64, requires_grad=True)
+    outputs = inputs
+    for number in range(depth):
+        outputs = reach.layer_at(kind, number, asked())(outputs)
+    return reach.reached(outputs, inputs)
+
+
+def test_outputs_see_as_far_as_the_layers_reach_and_dilation_multiplies_it():
+    for kind, backwards, forwards in (
+        ("self_attention", 100, 100),
+        ("restricted", 3, 3),
+        ("recurrent", 100, 0),
+        ("convolutional", 2, 2),
+        ("causal", 4, 0),
+    ):
+        for depth in (1, 2, 3):
+            expected = (depth * backwards >= DISTANCE) & (-depth * forwards <= DISTANCE)
+            assert torch.equal(stacked(kind, depth), expected), (kind, depth)
+    assert torch.equal(stacked("dilated", 1), (DISTANCE >= 0) & (DISTANCE <= 4))
+    assert torch.equal(stacked("dilated", 2), DISTANCE >= 0)
+
+
+@pytest.mark.parametrize("kind", reach.KINDS)
+def test_the_formula_is_what_gradients_say(kind):
+    for sizes in (asked(), asked(neighbourhood=2, kernel_width=3)):
+        for length in (2, 5, 9, 10, 26):
+            path = reach.path_by_gradient(kind, length, sizes, 0)
+            assert path == path_length(kind, length, sizes), (length, sizes)
+
+
+def test_one_recurrent_layer_reaches_everything_before_through_every_cell_between():
+    for cell in ("rnn", "gru", "lstm"):
+        assert reach.layers_until_all_meet("recurrent", 9, asked(cell=cell), 0) == 1
+        assert reach.cells_between_ends(9, asked(cell=cell), 0) == 9
+
+
+def faint(states):
+    """Hand on a position and the one before it, so faintly that two layers in a row would leave nothing."""
+    return 1e-200 * (states + F.pad(states, (0, 0, 1, 0))[:, :-1])
+
+
+def test_gradients_too_small_for_float64_are_gradients_all_the_same(monkeypatch):
+    monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes: faint)
+    assert reach.layers_until_all_meet("causal", 6, asked(), 0) == 5
+
+
+def test_layers_that_do_not_let_all_meet_or_look_ahead_are_an_error(monkeypatch):
+    for layer in (torch.tanh, reach.layer_at("self_attention", 0, asked())):
+        monkeypatch.setattr(reach, "layer_at", lambda kind, depth, sizes, layer=layer: layer)
+        with pytest.raises(RuntimeError, match="5 layers of the kind causal leave inputs that do not reach all"):
+            reach.layers_until_all_meet("causal", 5, asked(), 0)
+    assert reach.layers_until_all_meet("self_attention", 5, asked(), 0) == 1
+
+
+WIDTH = 8
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("width", "dilation", "is_causal"),
+    [
+        (2, 1, True),
+        *((*kernel, is_causal) for kernel in ((1, 1), (3, 1), (3, 4), (5, 2)) for is_causal in (False, True)),
+    ],
+)
+def test_a_convolutional_layer_is_torch_s_convolution_a_gate_and_a_scaled_sum(width, dilation, is_causal):
+    layer = ConvolutionalLayer(WIDTH, width, dilation, is_causal).double().eval()
+    shake(layer)
+    given = torch.randn(2, 11, WIDTH, dtype=torch.float64)
+    reach = dilation * (width - 1)
+    weight, bias = layer.convolution.weight, layer.convolution.bias
+    both_sides = F.conv1d(given.transpose(1, 2), weight, bias, padding=reach, dilation=dilation)  # 11 + reach
+    start = 0 if is_causal else reach // 2
+    value, gate = both_sides[..., start : start + 11].transpose(1, 2).chunk(2, dim=-1)
+    assert_near(layer(given), (given + value * gate.sigmoid()) / math.sqrt(2), 1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("radius", [None, 3])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_self_attention_is_that_of_the_model_s_encoder(radius, kernel):
+    model = tiny_model(attention=kernel, encoder_neighbourhood=radius)
+    seen = []
+    attention = model.model.encoder.layers[1].self_attn
+    hook = attention.register_forward_hook(lambda module, args, output: seen.append((args[0], output[0])))
+    model.model.encoder(sentences(90)[0][None])
+    hook.remove()
+    layer = SelfAttentionLayer(32, 4, radius, kernel=kernel).eval()
+    layer.attention.load_state_dict(attention.state_dict())
+    ((given, expected),) = seen
+    assert torch.equal(layer(given), expected)
+
+
+@torch.no_grad()
+@settings(deadline=None, max_examples=40)
+@given(radius=st.integers(1, 40), length=st.integers(1, 150), kernel=st.sampled_from(["eager", "sdpa"]))
+def test_windows_give_what_a_mask_of_all_pairs_gives(radius, length, kernel):
+    torch.manual_seed(radius)
+    windows, masked = (SelfAttentionLayer(WIDTH, 2, radius, way, kernel).eval() for way in (True, False))
+    masked.load_state_dict(windows.state_dict())
+    given = torch.randn(2, length, WIDTH)
+    assert_near(windows(given), masked(given))
+    everything = SelfAttentionLayer(WIDTH, 2, kernel=kernel).eval()
+    everything.load_state_dict(windows.state_dict())
+    assert torch.allclose(windows(given), everything(given), atol=1e-5) == (radius >= length - 1)
+
+
+TINY = Sizes(d_model=16, heads=2, neighbourhood=16, kernel_width=3, cell="lstm")
+LENGTHS = (8, 16, 32)
+
+
+def test_memory_grows_with_the_length_and_with_its_square_where_all_pairs_are_held():
+    for kind in KINDS:
+        layer = make_layer(kind, TINY)
+        short, long = (held_bytes(layer, torch.randn(1, length, 16)) for length in (1024, 2048))
+        least, most = (3.8, 4.2) if kind in ("plain", "masked", "additive") else (1.9, 2.05)
+        assert least < long / short < most, kind
+
+
+def test_layers_take_turns_on_one_thread_with_medians_and_additive_scores_as_far_as_they_fit(monkeypatch):
+    order = []
+
+    def seconds_of(layer, states):
+        assert torch.get_num_threads() == 1
+        order.append((id(layer), states.shape[1]))
+        return float(len(order))
+
+    monkeypatch.setattr(measurement, "MOST_ADDITIVE_BYTES", 16**2 * 16 * 4)
+    monkeypatch.setattr(measurement, "seconds_of", seconds_of)
+    torch.set_num_threads(2)
+    found = measure(TINY, (4, *LENGTHS), 3, 0)
+    assert torch.get_num_threads() == 2
+    assert len({layer for layer, _ in order[: len(KINDS)]}) == len(KINDS)
+    assert list(found["additive"]) == [4, 8, 16]
+    turn = len(order) // 3
+    assert found[KINDS[0]][4][:3] == tuple(1000 * seconds for seconds in (1 + turn, 1, 1 + 2 * turn))
+    costs = {kind: dict(by_length) for kind, by_length in found.items()}
+    rows = outcome_of(Measurements(TINY, costs, {kind: {5: 5} for kind in reach.KINDS}, {}), rounds=1).rows
+    assert rows["time"][-1][-1] == "–"
+    assert "5 (not 1)" in rows["paths"][-1]
+    monkeypatch.setattr(measurement, "held_bytes", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        measure(TINY, LENGTHS, 1, 0)
+    assert torch.get_num_threads() == 2
+
+
+def test_the_exponent_is_that_of_the_upper_half():
+    above = [(n, 3 * n**1.5) for n in (256, 512, 1024)]
+    assert exponent([(64, 100.0), (128, 1.0), *above]) == pytest.approx(1.5)
+    assert exponent([(64, 100.0), (128, 1.0), *above[:2]]) == pytest.approx(1.5)
+    assert exponent([(10, 5.0), (20, 5.0), (30, 60.0), (40, 80.0)]) == pytest.approx(1.0)
+    assert exponent(above[:2]) is None
+
+
+# The study: its settings, the earlier command, and what its page says.
+PAGE = Path(__file__).parents[2] / "docs" / "studies" / "complexity"
+STUDY = find_study("complexity")
+QUICK = SMALLEST["complexity"].settings
+OUT_OF_RANGE = {
+    "d_model": ["0"],
+    "heads": ["0", "3", "", "1.5"],
+    "neighbourhood": ["0"],
+    "rounds": ["0", "a"],
+    "kernel_width": ["1", "4", "-3"],
+    "lengths": ["8,16", "8,8,16", "16,8,32", "1,2,3", "", "a", "1,,2", "1 2"],
+    "reach_lengths": ["1", "9,5", "9,257"],
+    "cell": ["transformer"],
+}
+
+
+def test_a_setting_out_of_range_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setattr(complexity, "measure", lambda *arguments: pytest.fail("must not be reached"))
+    assert Lab(STUDY, changed=["lengths=64, 128,256"]).settings()["lengths"] == [64, 128, 256]
+    for name, values in OUT_OF_RANGE.items():
+        for value in values:
+            with pytest.raises(ValueError, match=rf"`{name}` must .* instead\."):
+                STUDY.run(Lab(STUDY, changed=[*QUICK, f"{name}={value}"]))
+    with pytest.raises(ValueError, match=r"must be those of the study complexity \(d_model, .*\), but one is width"):
+        Lab(STUDY, changed=["width=3"])
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return json.loads(PAGE.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def test_the_page_was_made_by_today_s_formulas_at_the_default_settings(committed):
+    assert committed["command"] == "heedful study complexity --seed 0"
+    rows = rows_of(committed)
+    assert [row[0] for row in rows["time"]] == STUDY.settings["lengths"]
+    assert [row[0] for row in rows["paths"]] == ["formula", *STUDY.settings["reach_lengths"]]
+    sizes = Sizes(
+        **{name: STUDY.settings[name] for name in ("d_model", "heads", "neighbourhood", "kernel_width", "cell")}
+    )
+    for kind, row in zip(PAPER, rows["counts"], strict=True):
+        assert row[4] == operations(kind, 4096, sizes) / 1e6
+    assert "not" not in str(rows["paths"])
+
+
+def test_what_the_page_says_is_so(committed):
+    rows = rows_of(committed)
+    growth = {name: row for name, *row in rows["growth"]}
+    assert all(growth[NAMES[kind]][3] < 1.05 for kind in PAPER)
+    assert all(growth[NAMES[kind]][3] > 1.8 for kind in ("plain", "masked"))
+    time = dict(zip(KINDS, list(zip(*rows["time"], strict=True))[1:], strict=True))
+    assert time["additive"][5:] == ("–", "–")
+    assert time["additive"][4] > 30 * time["plain"][4]  # dot products are faster in practice, section 3.2.1
+    assert min(PAPER, key=lambda kind: time[kind][-1]) in ("restricted", "convolutional")
+    assert time["restricted"][-1] < time["masked"][-1] / 4
+    assert time["self_attention"][0] < time["recurrent"][0]
+    assert time["self_attention"][-1] > time["recurrent"][-1]

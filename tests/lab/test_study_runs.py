@@ -1,0 +1,235 @@
+"""The studies at their smallest."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+
+from heedful.data.epochs.micro_batches import collate
+from heedful.data.sources import read_pairs
+from heedful_lab.studies.attention import scaling
+from heedful_lab.studies.catalogue import NAMES
+from heedful_lab.studies.models import dependence, ladder, markov, positions
+from heedful_lab.studies.pairs import corpus_pairs
+from heedful_lab.studies.recurrent import cells, clue
+from helpers import slow_but
+from small_studies import SMALLEST, run_smallest
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Run a study at its smallest, once for all tests of the file."""
+    return cache(lambda name: run_smallest(name, tmp_path_factory.mktemp(name)))
+
+
+# The others train more models, and run before a release.
+QUICK = ("clue", "complexity", "gradients", "paths", "positions", "questions", "scaling")
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, NAMES))
+def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
+    small(name)
+
+
+@pytest.mark.slow
+def test_dilution_measures_no_entropy_above_that_of_equal_weights(small):
+    *_, rows = small("dilution")
+    assert {row[0] for row in rows["entropy"]} == {"encoder", "decoder", "cross"}
+    # Hardly trained, it looks everywhere alike.
+    assert all(0.5 < row[4] <= 1 + 1e-6 for row in rows["entropy"])
+
+
+def test_scaling_trains_every_scoring_at_every_width(small):
+    lab, *_ = small("scaling")
+    keys = ("model.options.attention_scoring", "model.options.encoder_attention_heads")
+    found = {tuple(training.changes[key] for key in keys) for training in lab.trainings}
+    assert found == {(scoring, heads) for scoring in scaling.SCORINGS for heads in (16, 4, 1)}
+
+
+@pytest.mark.slow
+def test_masking_trains_one_recipe_twice_and_measures_both(small):
+    _, results, rows = small("masking")
+    masked, unmasked = results["trainings"]
+    assert masked["changes"] == unmasked["changes"]
+    assert masked["metrics"]["validation"]["loss"] != unmasked["metrics"]["validation"]["loss"]
+    for way, row, first, *_, changed in rows["example"]:
+        assert (changed == pytest.approx(first)) == (way == "−∞ before" and row < 3), (way, row)
+    assert results["values"]["difference"] < 1e-4
+    assert results["values"]["hidden_change"] < 1e-6 < results["values"]["zeroed_change"]
+    assert all(row[3] <= row[2] < 1 for row in rows["sums"])
+
+
+@pytest.mark.slow
+def test_heads_are_compared_looked_at_and_left_out(small):
+    *_, rows = small("heads")
+    assert len({row[2] for row in rows["quality"]}) == 1  # parameters
+    full, half, none = (row[2:4] for row in rows["pruning"][:3])
+    assert full[0] == full[1]  # nothing is left out, in any order
+    assert half[0] != half[1]
+    assert none[0] == pytest.approx(none[1])
+
+
+def test_questions_leaves_out_each_head_of_the_encoder(small):
+    _, results, tables = small("questions")
+    (rows,) = tables.values()
+    assert [row[0] for row in rows] == [f"encoder {n}.{h}" for n in (0, 1) for h in range(4)] + ["none left out"]
+    best = max(rows[:-1], key=lambda row: row[1] - row[2])
+    assert [results["values"][name] for name in ("head", "asked")] == best[:2]
+
+
+@pytest.mark.slow
+def test_homonyms_have_one_vector_before_the_first_layer(small):
+    _, results, rows = small("homonyms")
+    assert [row[0] for row in rows["layers"]] == ["embedding", "layer 0", "layer 1", "layer 2"]
+    chance = results["values"]["chance"]
+    assert rows["layers"][0][1:] == pytest.approx([chance, chance, 1, 1, chance, chance], abs=1e-5)
+    assert rows["layers"][-1][4] < 0.999
+    assert rows["layers"][-1][3] != rows["layers"][-2][3]
+
+
+@pytest.mark.slow
+def test_each_cell_has_its_score_and_each_gate_its_shares(small):
+    *_, rows = small("cells")
+    gates = {"LSTM": ["forget", "input", "output"], "GRU": ["reset", "update"]}
+    expected = [[name, gate] for name in cells.GATED for gate in gates[name.split()[0]]]
+    assert [row[:2] for row in rows["gates"]] == expected
+    large, as_large, as_wide = (row[2] for row in rows["few"])
+    assert as_wide < 0.9 * large < as_large
+    assert all(0.2 < row[2] < 0.9 and row[3] + row[4] < 1 for row in rows["gates"])
+    # A forget gate begins at a bias of 1, all others at 0.
+    means = {(row[0], row[1]): row[2] for row in rows["gates"]}
+    assert means["LSTM", "forget"] == pytest.approx(0.73, abs=0.08)
+    assert means["GRU", "update"] == pytest.approx(0.5, abs=0.08)
+
+
+def test_the_clue_scores_every_number_and_distance_and_says_which_head_looks(small):
+    *_, rows = small("clue")
+    assert [row[0] for row in rows["clues"]] == [row[0] for row in rows["distance"]] == list(clue.MODELS)
+    looking = [row[-2].partition(" ")[0] in ("cross", "encoder") for row in rows["clues"]]
+    assert looking == [False, False, True, True]
+    shares = [share for row in rows["distance"] for share in row[1:]] + [s for row in rows["clues"] for s in row[2:6]]
+    assert all(0 <= share <= 100 for share in shares)
+
+
+def test_gradients_says_where_training_without_clipping_ends(small):
+    _, results, _ = small("gradients")
+    clipping = results["tables"][-1]["rows"]
+    assert [row[2] for row in clipping] == ["no", "norm 1"] * 3
+    assert "not finite at update" in clipping[2][-1]
+
+
+def test_positions_trains_every_encoding_on_both_tasks(small):
+    _, results, rows = small("positions")
+    assert [row[0] for row in rows["quality"]] == list(positions.ENCODINGS)
+    trainings = results["trainings"]
+    used = [(one["changes"]["model.options.position_encoding"], one["changes"]["data.train"]) for one in trainings]
+    assert len(set(used)) == 2 * len(positions.ENCODINGS)
+    assert {where for _, where in used[::2]} == {"builtin:train:400"}
+    assert "builtin:train:400" not in [where for _, where in used[1::2]]
+
+
+@pytest.mark.slow
+def test_sharing_adds_vocabulary_times_width_for_every_further_matrix(small):
+    _, results, rows = small("sharing")
+    rows = rows["quality"]
+    fewest, matrix = rows[0][2], 400 * 64
+    assert [(row[2] - fewest) // matrix + 1 for row in rows] == [row[1] for row in rows] == [1, 2, 2, 3]
+    assert results["values"]["saved"] == pytest.approx(2 * matrix / rows[-1][2])
+    assert len({one["metrics"]["validation"]["loss"] for one in results["trainings"]}) == 4
+    assert results["command"] == "heedful study sharing --seed 1 --updates 2 --data builtin:train:400"
+
+
+@pytest.mark.slow
+def test_models_of_markov_foretell_the_same_tokens_and_perplexity_is_of_all_tokens_together(small):
+    lab, _, rows = small("markov")
+    held_out = corpus_pairs("builtin:test:6")
+    table = {row[0]: row for row in rows["perplexity"]}
+    sources, targets = map(list, zip(*held_out, strict=True))
+    translators = [training.translator() for training in lab.trainings]
+    encoded = [each.tokenizers.encode_target(targets) for each in translators]
+    assert all(rows == encoded[0] for rows in encoded)
+    for training in lab.trainings:
+        if "without" in training.name:  # learn from the same targets
+            pairs = [
+                (row["source"], row["target"])
+                for row in read_pairs(training.changes["data.train"], "source", "target")
+            ]
+            assert pairs == [(markov.NOTHING, target) for _, target in markov.training_pairs(lab)]
+    for translator, name, read in (
+        (translators[0], "Transformer with the source", sources),
+        (translators[-1], "Transformer without the source", [markov.NOTHING] * len(sources)),
+    ):
+        columns = translator.tokenizers.encode_source(read), encoded[0]
+        batch = collate([{"input_ids": ids, "labels": labels} for ids, labels in zip(*columns, strict=True)], 0)
+        with torch.no_grad():
+            logits = translator.model(**batch).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        assert table[name][4] == pytest.approx(math.exp(loss), rel=1e-5)
+    learned = translators[0].tokenizers.encode_target([target for _, target in markov.training_pairs(lab)])
+    assert table["unigram"][2] == len({token for row in learned for token in row})
+    assert table["first-order Markov"][3] == sum(map(len, learned))
+    assert table["first-order Markov"][4] < 0.5 * table["unigram"][4]
+
+
+@pytest.mark.slow
+def test_dependence_trains_each_model_on_both_tasks_and_tries_longer_sequences_than_it_trains_on(small):
+    lab, results, _ = small("dependence")
+    names = [training.name for training in lab.trainings]
+    assert names == [f"{task}, {name}" for task in ("joined", "reversal") for name in dependence.MODELS]
+    _, gradients, _, reversal_gradients = results["tables"]
+    assert all(value > 0 for table in (gradients, reversal_gradients) for row in table["rows"] for value in row[1:])
+    data = lab.trainings[-1].changes
+    for path, longest in ((data["data.train"], dependence.SEEN), (data["data.test"]["test"], dependence.LONGEST)):
+        assert max(len(pair["source"].split()) for pair in read_pairs(path, "source", "target")) == longest
+
+
+@pytest.mark.slow
+def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
+    lab, *_ = small("dependence")
+    pairs = dependence.joined_sentences("test", 9, seed=1)[:2]
+    for training in lab.trainings[:3]:
+        translator, embedded, shares = training.translator(), [], []
+        model, tokenizers = translator.model, translator.tokenizers
+        hook = model.get_input_embeddings().register_forward_hook(lambda *given, kept=embedded: kept.append(given[-1]))
+        for source, target in pairs:
+            embedded.clear()
+            labels = torch.tensor([list(tokenizers.encode_target([target])[0])])
+            loss = model(input_ids=torch.tensor([tokenizers.encode_source([source])[0]]), labels=labels).loss
+            # The first is the encoder's: source and target may be looked up in one matrix.
+            (gradient,) = torch.autograd.grad(loss, embedded[0])
+            norms = gradient[0].norm(dim=-1)
+            shares.append((norms[0] / norms.mean()).item())
+        hook.remove()
+        assert dependence._share_at_the_first(translator, pairs) == pytest.approx(sum(shares) / 2, rel=1e-3)
+        assert dependence._share_at_the_first(translator, pairs[:1]) == pytest.approx(shares[0], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_updates(small):
+    lab, _, rows = small("ladder")
+    assert [one.name for one in lab.trainings] == [rung["name"] for rung in ladder.RUNGS]
+    own = ("model.options", "model.attn_implementation", "optimization.learning_rate")
+    shared = [{key: value for key, value in one.changes.items() if key not in own} for one in lab.trainings]
+    assert all(one == shared[0] for one in shared)
+    assert len({(one.folder / "model" / "tokenizer.json").read_text() for one in lab.trainings}) == 1
+    assert len({one.target_tokens for one in lab.trainings}) == 1
+    configs = [one.translator().model.config for one in lab.trainings]
+    assert [getattr(config, "cell", config.model_type) for config in configs] == ["rnn", "lstm", "gru", "gru", "heed"]
+    assert [config.attention for config in configs[:4]] == ["none", "none", "none", "additive"]
+    assert [row[-1] for row in rows["ladder"]] == ["none", "13.8", "20.6", "28.3", "36.5"]
+
+
+def test_paths_measures_every_model_at_every_length(small):
+    *_, tables = small("paths")
+    rows = tables["paths"]
+    assert rows[0] == ["LSTM", 2, 3, 4]
+    assert rows[-1] == ["Transformer", 3, 1, 1]
+
+
+def test_complexity_has_a_row_for_every_length_of_the_command(small):
+    _, found, rows = small("complexity")
+    settings = " ".join(SMALLEST["complexity"].settings)
+    assert found["command"] == f"heedful study complexity --seed 1 --updates 2 {settings}"
+    assert [row[0] for row in rows["time"]] == [8, 16, 32]
+    assert "n = 32, with d = 16, 2 heads, r = 4, k = 3 and the cell lstm" in found["tables"][0]["title"]

@@ -182,14 +182,10 @@ def test_a_hostile_folder_is_refused_by_name(place, spoil, message, how):
 
 def test_no_command_takes_the_users_text_for_an_answer(place, refused):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
-    languages = ["--source", "ko", "--target", "en"]
-    for name, *more in (
-        ["translate"],
-        ["attention", "네.", "-o", "a.html"],
-        ["evaluate", "--data", "builtin:test:2", *languages],
-        ["score", "builtin:test:2", *languages],
-    ):
-        assert "needs code of its own" in refused(name, place / "model", *more)
+    data = ["builtin:test:2", "--source", "ko", "--target", "en"]
+    more = {"translate": [], "attention": ["네.", "-o", "a.html"], "evaluate": ["--data", *data], "score": data}
+    for name, arguments in more.items():
+        assert "needs code of its own" in refused(name, place / "model", *arguments)
 
 
 def test_who_trusts_a_tokenizer_says_so_and_gets_it(place):
@@ -203,20 +199,18 @@ def test_who_trusts_a_tokenizer_says_so_and_gets_it(place):
 
 
 # What a folder asks for and does not get, though it loads.
-def custom_generate(place):
-    (place / "model" / "custom_generate").mkdir()
-    shutil.copy(place / "evil.py", place / "model" / "custom_generate" / "generate.py")
-
-
-def hostile_pipeline(place):
-    shutil.copy(place / "evil.py", place / "model")
-    change(place / "model" / "config.json", custom_pipelines={TASK: {"impl": "evil.X", "pt": ["AutoModel"]}})
+def custom_generate(place, folder="model"):
+    (place / folder / "custom_generate").mkdir()
+    shutil.copy(place / "evil.py", place / folder / "custom_generate" / "generate.py")
 
 
 PASSED_OVER = {
     "local class": lambda p: code_in_the_model(p, "evil.X", "heed"),
     "generation": custom_generate,
-    "pipeline": hostile_pipeline,
+    "pipeline": lambda p: (
+        shutil.copy(p / "evil.py", p / "model"),
+        change(p / "model/config.json", custom_pipelines={TASK: {"impl": "evil.X", "pt": ["AutoModel"]}}),
+    ),
     "template": lambda p: (p / "model/chat_template.jinja").write_text("{{ ''.__class__.__mro__[1]() }}"),
     "tokenizer_file": lambda p: change(p / "model" / SETTINGS, tokenizer_file=str(p / "outside/tokenizer.json")),
     "code beside": lambda p: shutil.copy(p / "evil.py", p / "model" / "modeling_heed.py"),
@@ -246,42 +240,25 @@ def test_the_pipeline_runs_no_code_of_a_target_tokenizer(place):
         pipeline(TASK, model=model, tokenizer=source, target_tokenizer=str(place / "model"), device="cpu")
 
 
-def test_an_adapter_is_no_pickle_that_runs(place, adapter):
-    (adapter / "adapter_model.safetensors").unlink()
-    (adapter / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(place / "ran")))
-    assert_error(f"The adapter in .* cannot be loaded: {PICKLE}", load_model, adapter)
-
-
-@pytest.fixture
-def adapter(place):
-    """The folder of an adapter on `outside`."""
+def test_an_adapter_is_judged_as_a_model_is(place):
     peft = pytest.importorskip("peft")
-    adapted = peft.get_peft_model(load_model(place / "outside"), peft.LoraConfig(target_modules=["q_proj"], r=2))
-    for name, weight in adapted.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.constant_(weight, 0.5)
+    adapter, settings = place / "adapter", peft.LoraConfig(target_modules=["q_proj"])
+    adapted = peft.get_peft_model(load_model(place / "outside"), settings)
     adapted.peft_config["default"].base_model_name_or_path = str(place / "outside")
-    adapted.save_pretrained(place / "adapter")
-    return place / "adapter"
-
-
-def test_an_adapter_is_judged_as_a_model_is(adapter):
+    adapted.save_pretrained(adapter)
     path = adapter / "adapter_model.safetensors"
-    weights = load_file(path)
+    weights, unknown = load_file(path), {"base_model.model.model.x.lora_A.weight": torch.zeros(2)}
     assert load_model(adapter)
     for changed, message in (
-        ({name: weight * math.nan for name, weight in weights.items()}, "must be finite numbers, but are not in .*q_"),
+        ({name: weight + math.nan for name, weight in weights.items()}, "must be finite numbers, but are not in .*q_"),
         ({name.replace("q_", "qq_"): each for name, each in weights.items()}, r"lack .*q_proj\.lora_A.* and \d+ more"),
-        (
-            weights | {"base_model.model.model.x.lora_A.weight": torch.zeros(2)},
-            r"have, unknown to the model, .*model\.x\.lora_A",
-        ),
+        (weights | unknown, r"have, unknown to the model, .*model\.x\.lora_A"),
     ):
         save_file(changed, path)
         assert_error(f"weights in .*adapter {message}", load_model, adapter)
-
-
-def test_adapters_that_are_trained_on_each_other_are_no_model(place, adapter):
+    path.unlink()
+    (adapter / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(place / "ran")))
+    assert_error(f"The adapter in .* cannot be loaded: {PICKLE}", load_model, adapter)
     shutil.copytree(adapter, place / "other")
     for bases in ({"adapter": "adapter"}, {"adapter": "other", "other": "adapter"}):
         for folder, base in bases.items():
@@ -320,18 +297,17 @@ def test_the_state_of_a_run_is_no_pickle_that_runs(place):
         load_state(place / "model")
 
 
-def test_code_elsewhere_is_not_what_is_pushed(place):
-    path = place / "model" / "config.json"
+def test_code_elsewhere_and_what_a_link_leads_to_is_not_pushed(place):
+    path, message = (
+        place / "model" / "config.json",
+        "`auto_map` and `custom_pipelines` of .* must name a file in the f",
+    )
     sound = path.read_text()
     for reference in ("../evil.X", f"{place}/evil.X", "sub/evil.X", "evil", "", 7):
         for changes in ({"auto_map": {"AutoModel": reference}}, {"custom_pipelines": {TASK: {"impl": reference}}}):
             change(path, **changes)
-            with pytest.raises(ValueError, match=r"`auto_map` and `custom_pipelines` of .* must name a file in the f"):
-                check_folder(place / "model")
+            assert_error(message, check_folder, place / "model")
             path.write_text(sound)
-
-
-def test_what_a_link_leads_to_is_not_pushed(place):
     for name in ("a/b/notes.txt", "notes.txt", "README.md"):
         (place / "model" / name).parent.mkdir(parents=True, exist_ok=True)
         linked(place, name, place / "evil.py")
@@ -340,34 +316,31 @@ def test_what_a_link_leads_to_is_not_pushed(place):
 
 
 def test_verifying_runs_no_code_that_lies_elsewhere(place):
-    folder = place / "model"
-    shutil.copy(Path(options.__file__).parents[1] / "modeling_heed.py", folder)  # the installed package's
-    sound = (folder / "config.json").read_text()
-    for reference in (f"{place}/evil.X", "a/b--evil.X"):
-        change(folder / "config.json", auto_map=dict.fromkeys(("AutoConfig", "AutoModelForSeq2SeqLM"), reference))
+    shutil.copy(Path(options.__file__).parents[1] / "modeling_heed.py", place / "model")  # the installed package's
+    classes = ("AutoConfig", "AutoModelForSeq2SeqLM")
+    for number, spoil in enumerate(
+        (
+            lambda folder: change(folder / "config.json", auto_map=dict.fromkeys(classes, f"{place}/evil.X")),
+            lambda folder: change(folder / "config.json", auto_map=dict.fromkeys(classes, "a/b--evil.X")),
+            lambda folder: custom_generate(folder.parent, folder.name),
+            lambda folder: change(folder / "adapter_config.json", base_model_name_or_path=str(place / "outside")),
+        )
+    ):
+        folder = shutil.copytree(place / "model", place / str(number))
+        spoil(folder)
         assert check_remote_code(folder, tiny_model()).level == "skipped"
-    (folder / "config.json").write_text(sound)
-    custom_generate(place)
-    assert check_remote_code(folder, tiny_model()).level == "skipped"
-    shutil.rmtree(folder / "custom_generate")
-    change(folder / "adapter_config.json", base_model_name_or_path=str(place / "outside"))
-    assert check_remote_code(folder, tiny_model()).level == "skipped"
 
 
-def train(recipe, *overrides):
-    return cli.app(["train", str(recipe), *overrides], standalone_mode=False)
+def test_a_recipe_is_data_and_what_it_names_runs_no_code(place):
+    def train(recipe, *overrides):
+        return cli.app(["train", str(recipe), *overrides], standalone_mode=False)
 
-
-def test_a_recipe_is_data(place):
     recipe = place / "recipe.yaml"
     for tag in (f"!!python/object/apply:os.mkdir [{place / 'ran'}]", "!!python/name:os.system"):
         recipe.write_text(f"name: {tag}\n")
         assert_error("must be YAML, but is not", train, recipe)
         recipe.write_text("name: a\n")
         assert_error("`data` must be a section with keys, but is '!!python", train, recipe, f"data={tag}")
-
-
-def test_what_a_recipe_names_runs_no_code(place):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
     (place / "pairs.pkl").write_bytes(pickle.dumps(Bomb(place / "ran")))
     recipe = recipe_file(place, {"model.options": {}, "optimization.max_updates": 1})
@@ -376,25 +349,20 @@ def test_what_a_recipe_names_runs_no_code(place):
     assert_refused(cases, lambda override: train(recipe, override))
 
 
-def in_shards(folder):
-    model = HeedForConditionalGeneration.from_pretrained(folder)
-    (folder / WEIGHTS).unlink()
-    model.save_pretrained(folder, max_shard_size=40_000)
-
-
 @pytest.mark.parametrize("name", [WEIGHTS, "model-00001-of-00002.safetensors"])
 def test_a_flipped_bit_is_told_by_the_file(place, name):
     folder = place / "model"
     if "-of-" in name:
-        in_shards(folder)
-        name = sorted(path.name for path in folder.glob("model-*"))[0]
+        model = HeedForConditionalGeneration.from_pretrained(folder)
+        (folder / WEIGHTS).unlink()
+        model.save_pretrained(folder, max_shard_size=40_000)
+        name = min(path.name for path in folder.glob("model-*"))
         assert load_model(folder)
     content = bytearray((folder / name).read_bytes())
     content[-100] ^= 1
     (folder / name).write_bytes(content)
     message = f"model in .* must be the one that was saved there, but {name} changed since.*delete {CHECKSUMS_FILE}"
-    with pytest.raises(ValueError, match=message):
-        load_model(folder)
+    assert_error(message, load_model, folder)
     assert name in check_files(folder).message
     if "-of-" in name:  # whole weights beside the shards, which transformers would prefer to these
         shutil.copy(place / "outside" / WEIGHTS, folder)
@@ -437,22 +405,19 @@ def test_who_saves_anew_by_any_road_is_not_locked_out(place):
     assert changed_files(folder, "weights") == changed_files(folder, "tokenizer") == []
 
 
-def test_weights_are_readable_by_whoever_may_read_the_config(whole):
+@pytest.mark.filterwarnings("error", "ignore:.*cut off", "ignore:.*unknown words")
+def test_the_hubs_cache_is_no_link_out_of_the_folder_and_all_may_read_weights_who_may_read_the_config(whole, tmp_path):
     modes = {path.name: path.stat().st_mode for path in whole.iterdir()}
     assert modes[WEIGHTS] == modes["config.json"] == modes["tokenizer.json"]
-
-
-@pytest.mark.filterwarnings("error", "ignore:.*cut off", "ignore:.*unknown words")
-def test_the_hubs_cache_is_no_link_out_of_the_folder(whole, tmp_path):
     snapshot, blobs = (tmp_path / "models--a--b" / name for name in ("snapshots/0123", "blobs"))
     blobs.mkdir(parents=True)
     (snapshot / "target_tokenizer").mkdir(parents=True)
-    for number, path in enumerate(sorted(whole.iterdir())):
-        shutil.copy(path, blobs / str(number))
-        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    for path in whole.iterdir():
+        shutil.copy(path, blobs)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
         if path.name.startswith("tokenizer"):
-            (snapshot / "target_tokenizer" / path.name).symlink_to(f"../../../blobs/{number}")
-    change(blobs / str(sorted(path.name for path in whole.iterdir()).index(SETTINGS)), target_tokenizer=TARGET_FOLDER)
+            (snapshot / "target_tokenizer" / path.name).symlink_to(f"../../../blobs/{path.name}")
+    change(blobs / SETTINGS, target_tokenizer=TARGET_FOLDER)
     (snapshot / CHECKSUMS_FILE).unlink()  # as in a folder of old
     assert Translator.from_pretrained(snapshot).translate(["네."])
     (tmp_path / "latest").symlink_to(snapshot)

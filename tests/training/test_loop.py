@@ -46,7 +46,7 @@ from heedful.training.updates.optimizers import (
     set_learning_rate,
 )
 from heedful.training.updates.schedule import learning_rate
-from helpers import tiny_model
+from helpers import assert_error
 from process_checks import equal, rows_of, share_of_padding, weights_of
 from tiny_runs import around, logged, saved_updates, tiny_recipe
 
@@ -100,18 +100,20 @@ def test_max_epochs_ends_the_run_after_whole_epochs(make_loop, corpus):
     assert progress.update == len(epochs[0]) + len(epochs[1])
     labels = sum(len(row["labels"]) for update in epochs[0] for bucket in update for row in bucket)
     assert progress.target_tokens == 2 * labels
-    late = make_loop(changes | {"resume": True, "optimization.max_minutes": 1e-6})
-    assert late.run().update == progress.update
-    assert (late.time_is_up, late.ended_by) == (True, None)
 
 
-def test_a_run_at_its_last_update_has_ended_by_it_whatever_else_would_end_it(make_loop, monkeypatch):
+EPOCH = {"optimization.max_updates": None, "optimization.max_epochs": 1}
+PATIENT = {"validation.patience": 2, "validation.every_updates": 1, "optimization.max_updates": 3}
+
+
+@pytest.mark.parametrize("changes", [EPOCH, PATIENT], ids=["epochs", "patience"])
+def test_a_run_at_its_last_update_has_ended_by_it_whatever_else_would_end_it(make_loop, monkeypatch, changes):
     monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: 2.0)
-    patient = {"validation.patience": 2, "validation.every_updates": 1, "optimization.max_updates": 3}
-    loop = make_loop(patient)
-    assert (loop.run().validations_without_improvement, loop.ended_by) == (2, None)
-    loop = make_loop(patient | {"resume": True, "optimization.max_minutes": 1e-6})
-    assert loop.run().update == 3
+    loop = make_loop(changes)
+    last = loop.run().update
+    assert loop.ended_by is None
+    loop = make_loop(changes | {"resume": True, "optimization.max_minutes": 1e-6})
+    assert loop.run().update == last
     assert (loop.time_is_up, loop.ended_by) == (True, None)
 
 
@@ -147,14 +149,11 @@ def test_the_last_weights_are_validated_before_the_best_is_chosen(make_loop, mon
 @pytest.mark.parametrize(("select", "best"), [("chrf++", (30.0, 2)), ("token_error_rate", (10.0, 1))])
 def test_scores_are_better_when_higher_and_error_rates_when_lower(make_loop, monkeypatch, select, best):
     changes = {"validation.every_updates": 1, "validation.sentences": 2, "validation.select": select}
-    loop = make_loop({"optimization.max_updates": 3, **changes})
-    values = iter([10.0, 30.0, 20.0])
-    scores = dict.fromkeys(METRICS, 1.0)
-    scored = []
+    loop, values, scored = make_loop({"optimization.max_updates": 3, **changes}), iter([10.0, 30.0, 20.0]), []
 
     def score_pairs(translator, pairs, *_, **__):
         scored.append(pairs)
-        return {**scores, select: next(values)}
+        return {**dict.fromkeys(METRICS, 1.0), select: next(values)}
 
     monkeypatch.setattr(validation, "score_pairs", score_pairs)
     assert loop.run().best == [best]
@@ -163,10 +162,13 @@ def test_scores_are_better_when_higher_and_error_rates_when_lower(make_loop, mon
     assert loop.engine.model.training
 
 
-def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corpus):
-    loop = make_loop()
+def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corpus, monkeypatch):
+    loop, read, item = make_loop(), [], torch.Tensor.item
     model = loop.engine.model
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor) or item(tensor))
     losses = [validation_loss(model, corpus.validation, budget, loop.accelerator) for budget in (10_000, 200, 1)]
+    monkeypatch.undo()
+    assert len([tensor for tensor in read if tensor.is_floating_point()]) == 3  # each waits once for the device
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-6)
     model.eval()
     total = count = 0.0
@@ -207,19 +209,6 @@ def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one
     assert vars(network)["forward"] is wrapper
 
 
-def test_a_validation_loss_waits_for_the_device_once(make_loop, corpus, monkeypatch):
-    loop, read = make_loop({"model.options.dropout": 0.0}), []
-    model = loop.engine.model
-    losses = []
-    model.register_forward_hook(lambda module, inputs, outputs: losses.append(outputs.loss))
-    item = torch.Tensor.item
-    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor) or item(tensor))
-    loss = validation_loss(model, corpus.validation, 200, loop.accelerator)
-    assert len([tensor for tensor in read if tensor.is_floating_point()]) == 1
-    assert len(losses) > 2
-    assert loss == sum(map(item, losses)) / int(corpus.validation.target_lengths.sum())
-
-
 def test_the_loop_asks_for_no_logits(make_loop):
     loop, kept = make_loop({"optimization.max_updates": 1}), []
     loop.engine.network.register_forward_hook(
@@ -246,19 +235,21 @@ def test_the_last_checkpoints_and_the_best_are_kept_and_those_published_that_the
     values = itertools.chain([5.0, 4.0, 1.0, 6.0, 2.0, 7.0], itertools.repeat(8.0))
     monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
     changes = {"optimization.max_updates": 7, "validation.every_updates": 1, "checkpoints.every_updates": 2}
-    changes |= {"checkpoints.keep_best": 2, "checkpoints.keep_last": 2}
+    changes |= {"checkpoints.keep_best": 2, "checkpoints.keep_last": 2, "checkpoints.publish": "average_best"}
+    result = train(tiny_recipe(tmp_path / "run", changes))
+    assert result.progress.best == [(1.0, 3), (2.0, 5)]
+    folder = tmp_path / "run/checkpoints"
+    paths = dict(list_checkpoints(folder))
+    # The two newest are the regular one of update 6 and the end of the run; two others had the best losses.
+    assert list(paths) == [3, 5, 6, 7]
+    assert [find_damage(path) for path in paths.values()] == [None] * 4
     for publish, updates in {"average_best": (3, 5), "average": (6, 7), "best": (3,), "last": (7,)}.items():
-        changes |= {"checkpoints.publish": publish, "resume": publish != "average_best"}
-        result = train(tiny_recipe(tmp_path / "run", changes))
-        assert result.progress.best == [(1.0, 3), (2.0, 5)]
-        paths = dict(list_checkpoints(tmp_path / "run/checkpoints"))
-        # The two newest are the regular one of update 6 and the end of the run; two others had the best losses.
-        assert list(paths) == [3, 5, 6, 7]
-        assert [find_damage(path) for path in paths.values()] == [None] * 4
-        weights = [load_file(paths[update] / "model.safetensors") for update in updates]
-        exact = {"rtol": 0, "atol": 0} if len(updates) == 1 else {}
-        for name, weight in load_file(result.folder / "model.safetensors").items():
-            torch.testing.assert_close(weight, sum(each[name] for each in weights) / len(weights), **exact)
+        settings = replace(result.recipe.checkpoints, publish=publish)
+        found = checkpoints.published_checkpoints(folder, settings, result.progress)
+        assert sorted(found) == [paths[update] for update in updates]
+    weights = [load_file(paths[update] / "model.safetensors") for update in (3, 5)]
+    for name, weight in load_file(result.folder / "model.safetensors").items():
+        torch.testing.assert_close(weight, sum(each[name] for each in weights) / 2)
 
 
 def settings(schedule, **changes):
@@ -309,9 +300,9 @@ def test_adam_has_the_papers_constants():
     model.weight.requires_grad_(False)
     optimizer = make_optimizer(model, OptimizationRecipe(max_updates=1))
     assert type(optimizer) is torch.optim.Adam
-    assert {group["betas"] for group in optimizer.param_groups} == {(0.9, 0.98)}
-    assert {group["eps"] for group in optimizer.param_groups} == {1e-9}
-    assert [group["params"] for group in optimizer.param_groups] == [[model.bias]]  # frozen weights are left out
+    (group,) = optimizer.param_groups
+    assert (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-9)
+    assert group["params"] == [model.bias]  # frozen weights are left out
 
 
 def test_adamw_decays_matrices_and_no_vector():
@@ -322,32 +313,25 @@ def test_adamw_decays_matrices_and_no_vector():
     assert decays == {model.weight: 0.1, model.bias: 0.0}
 
 
-def test_schedule_free_averages_the_points_that_its_steps_reach():
-    """Against algorithm 1 of Defazio et al., 2024, with Adam's second moment."""
+def test_the_average_of_schedule_free_is_where_its_package_evaluates():
     pytest.importorskip("schedulefree")
-    weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=torch.float64))
+    model = torch.nn.Linear(3, 2)
     settings = OptimizationRecipe(optimizer="schedule_free", beta1=0.9, weight_decay=0.1, max_updates=9)
-    model = torch.nn.Module()
-    model.register_parameter("weight", weight)
     optimizer = make_optimizer(model, settings)
-    x, z, v, total = weight.detach().clone(), weight.detach().clone(), torch.zeros_like(weight), 0.0
-    for step, rate in enumerate((0.1, 0.2, 0.2, 0.2), start=1):
-        y = 0.1 * z + 0.9 * x
-        torch.testing.assert_close(weight.detach(), y)
-        gradient = y**2 - 1
-        weight.grad = gradient.clone()
+    for rate in (0.1, 0.2, 0.2):
+        model.weight.grad, model.bias.grad = model.weight.detach() ** 2 - 1, torch.ones(2)
         set_learning_rate(optimizer, rate)
         optimizer.step()
-        v = 0.98 * v + 0.02 * gradient**2
-        z = z - rate * (gradient / ((v / (1 - 0.98**step)).sqrt() + 1e-9) + 0.1 * y)
-        total += rate**2
-        x = x + rate**2 / total * (z - x)
-        torch.testing.assert_close(averaged_weights(optimizer, {"w": weight})["w"], x)
+    trained, average = model.weight.detach().clone(), averaged_weights(optimizer, dict(model.named_parameters()))
+    optimizer.eval()
+    torch.testing.assert_close(average, {name: weight.detach() for name, weight in model.named_parameters()})
+    assert (average["weight"] - trained).norm() > 0.01
 
 
 def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
     changes = {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.02}
     changes |= {"optimization.learning_rate": 0.004, "optimization.schedule": "constant"}
+    changes |= {"model.options.position_encoding": "shaw"}  # a table of distances is no matrix of a layer
     loop = make_loop({**changes, "optimization.warmup_updates": 0, "optimization.max_updates": 1})
     before = {name: weight.detach().clone() for name, weight in loop.engine.network.named_parameters()}
     loop.run()
@@ -389,87 +373,54 @@ def test_muon_is_torchs_but_for_its_rounding(shape, at_once, monkeypatch):
     assert counts == ([1] * 6 if at_once == 120 else [2] * 3)
 
 
-@pytest.mark.parametrize("kind", ["shaw", "t5"])
-def test_muon_takes_no_table_of_distances(kind):
-    model = tiny_model(position_encoding=kind)
-    muon, *_ = make_optimizer(model, OptimizationRecipe(optimizer="muon", max_updates=1)).param_groups
-    tables = [weight for name, weight in model.named_parameters() if "relative" in name]
-    assert tables
-    assert not any(weight is table for table in tables for weight in muon["params"])
-
-
-def test_muon_without_matrices_is_refused():
-    with pytest.raises(ValueError, match=r"`optimization.optimizer` must be another one .* but is muon instead"):
-        make_optimizer(torch.nn.Embedding(3, 2), OptimizationRecipe(optimizer="muon", max_updates=1))
-
-
 def test_optimizers_that_cannot_be_had_are_refused_by_name(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
-    sharded = SimpleNamespace(distributed_type=DistributedType.FSDP)
+    sharded, must = SimpleNamespace(distributed_type=DistributedType.FSDP), "`optimization.optimizer` must be "
     muon = OptimizationRecipe(optimizer="muon", max_updates=1)
-    with pytest.raises(ValueError, match=r"`optimization.optimizer` must be another one where weights are sharded"):
-        make_engine(sharded, torch.nn.Linear(3, 2), muon)
+    assert_error(f"{must}another one .* but is muon instead", make_optimizer, torch.nn.Embedding(3, 2), muon)
+    assert_error(f"{must}another one where weights are sharded", make_engine, sharded, torch.nn.Linear(3, 2), muon)
     monkeypatch.setitem(sys.modules, "schedulefree", None)
     free = tiny_recipe(tmp_path, {"optimization.optimizer": "schedule_free"})
-    must = (
-        r"`optimization.optimizer` must be one that is installed \(.*pip install 'heedful\[optimizers\]'\), but is sc"
-    )
-    with pytest.raises(ValueError, match=must):
-        check_installed(free)
-    with pytest.raises(ValueError, match=must):
-        dry_run(free)
-    with pytest.raises(ValueError, match=must):
-        tune(tiny_recipe(tmp_path), tmp_path / "search", 1, {"optimization.optimizer": ["adam", "schedule_free"]})
+    must += r"one that is installed \(.*pip install 'heedful\[optimizers\]'\), but is sc"
+    assert_error(must, check_installed, free)
+    assert_error(must, dry_run, free)
+    vary = {"optimization.optimizer": ["adam", "schedule_free"]}
+    assert_error(must, tune, tiny_recipe(tmp_path), tmp_path / "search", 1, vary)
     assert not [*tmp_path.iterdir()]
     assert diagnose(free).findings[-1].where == "optimization.optimizer"
-
-
-def test_values_are_ratios_of_the_sums():
-    window = new_window() | {"loss": 30.0, "target_tokens": 20.0, "tokens": 36.0, "padded_tokens": 40.0}
-    window |= {"gradient_norm": 5.0, "updates": 2.0, "seconds": 4.0, "waiting_seconds": 1.0}
-    assert training_values(window) == {
-        "train/loss": 1.5,
-        "train/perplexity": pytest.approx(math.exp(1.5)),
-        "train/gradient_norm": 2.5,
-        "train/target_tokens_per_s": 5.0,
-        "train/padding_share": pytest.approx(0.1),
-        "train/waiting_share": 0.25,
-    }
-    values = training_values(new_window())  # no update at all
-    assert "train/target_tokens_per_s" in values
-    assert not {"train/loss", "train/perplexity", "train/gradient_norm"} & values.keys()
-    assert all(math.isfinite(value) for value in values.values())
 
 
 def test_logged_values_are_those_of_all_tokens_and_the_gradients_norm_is_that_before_clipping(make_loop, tmp_path):
     norms, changes = {}, {"optimization.token_budget": 500, "optimization.max_updates": 3}
     for limit in (0.01, None):
         loop = make_loop(changes | {"optimization.max_grad_norm": limit}, tmp_path / str(limit))
-        weights, found = list(loop.engine.model.parameters()), norms.setdefault(limit, [])
-
-        def look(weights=weights, found=found):
-            found.append(torch.cat([weight.grad.flatten() for weight in weights]).norm().item())
-
-        around(loop.engine.optimizer, "step", before=look)
+        found = norms[limit] = []
+        norm = lambda weights=loop.engine.parameters: torch.cat([w.grad.flatten() for w in weights]).norm()  # noqa: E731
+        around(loop.engine.optimizer, "step", before=lambda found=found, norm=norm: found.append(norm().item()))
         loop.run()
     assert norms[0.01] == pytest.approx([0.01] * 3, rel=1e-3)
     free, clipped = (logged(tmp_path / name, "train/gradient_norm") for name in ("None", "0.01"))
     assert free == pytest.approx(norms[None], rel=1e-5)
     assert clipped[0] == pytest.approx(free[0], rel=1e-6)
-    names = "perplexity", "learning_rate", "target_tokens_per_s", "padding_share", "waiting_share", "skipped_updates"
-    values = {name: logged(tmp_path / "None", f"train/{name}") for name in (*names, "loss")}
-    assert {name: len(found) for name, found in values.items()} == dict.fromkeys(values, 3)
-    assert values["perplexity"] == pytest.approx([math.exp(loss) for loss in values["loss"]])
+    losses = logged(tmp_path / "None", "train/loss")
+    assert logged(tmp_path / "None", "train/perplexity") == pytest.approx([math.exp(loss) for loss in losses])
     # And of several updates those of all their tokens.
     updates = list(loop.corpus.updates(0))[:3]
     counts = [sum(len(row["labels"]) for bucket in update for row in bucket) for update in updates]
     make_loop(changes | {"logging.every_updates": 3}, tmp_path / "several").run()
-    mean = sum(loss * count for loss, count in zip(values["loss"], counts, strict=True)) / sum(counts)
+    mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
     assert len(set(counts)) > 1
     assert logged(tmp_path / "several", "train/loss") == [pytest.approx(mean, rel=1e-9)]
     padding = share_of_padding(loop, 3)
     assert padding > 0.01
     assert logged(tmp_path / "several", "train/padding_share") == [pytest.approx(padding)]
+
+
+def test_a_line_of_the_log_without_any_update_says_nothing_of_losses():
+    values = training_values(new_window())
+    assert "train/target_tokens_per_s" in values
+    assert not {"train/loss", "train/perplexity", "train/gradient_norm"} & values.keys()
+    assert all(math.isfinite(value) for value in values.values())
 
 
 def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
@@ -499,16 +450,6 @@ def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_mul
         assert operations_of_pairs(model, 30, 20) == 6 * (30 * of_source + 20 * of_target)
 
 
-def test_the_bar_counts_to_what_will_end_the_run(make_loop):
-    loop = make_loop({"optimization.max_updates": 1840, "optimization.max_minutes": 5})
-    loop.progress.update, loop.progress.seconds = 500, 280.0
-    assert loop._expected_end() == (535, ", ends after 5 minutes")
-    loop.progress.seconds = 28.0
-    assert loop._expected_end() == (1840, ", ends after 1,840 updates")
-    loop.settings = replace(loop.settings, max_updates=None, max_minutes=None, max_epochs=3)
-    assert loop._expected_end() == (None, "")
-
-
 def test_a_run_that_still_learns_at_its_end_says_so_with_the_key_to_raise():
     falling = [(60 * n, 1 / n) for n in range(1, 11)]
     updates = OptimizationRecipe(max_updates=600, max_minutes=5)
@@ -527,19 +468,20 @@ def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(mak
     monkeypatch.setattr(throughput, "peak_operations", lambda device: 1e12)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1.25 * 2**30)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    loop = make_loop({"optimization.max_updates": 2})
-    of_log = SimpleNamespace(device=torch.device("cuda"), num_processes=1, is_main_process=True)
-    of_log.trackers = loop.accelerator.trackers
-    loop.log.accelerator = of_log
+    loop, trackers = make_loop({"optimization.max_updates": 2}), {"trackers": []}
+    loop.log.accelerator = SimpleNamespace(
+        device=torch.device("cuda"), num_processes=1, is_main_process=True, **trackers
+    )
     write, told = loop.log.write_training, []
     monkeypatch.setattr(loop.log, "write_training", lambda *given: told.append(write(*given)) or told[-1])
     loop.run()
-    shares = logged(tmp_path / "run", "train/model_flops_utilization")
-    assert len(shares) == 2
-    speeds = logged(tmp_path / "run", "train/target_tokens_per_s")
+    shares, speeds, memory = (
+        logged(tmp_path / "run", f"train/{name}")
+        for name in ("model_flops_utilization", "target_tokens_per_s", "peak_memory_gib")
+    )
     per_token = operations_of_pairs(loop.engine.network, 0, 1)
     assert all(share > speed * per_token / 1e12 for share, speed in zip(shares, speeds, strict=True))
-    assert logged(tmp_path / "run", "train/peak_memory_gib") == [1.25] * 2
+    assert memory == [1.25] * 2
     assert re.fullmatch(
         r"train loss \d.\d+, [\d,]+ target tokens/s, \d+% of the card's peak, 1.2 GiB, waits \d+%", told[-1]
     )

@@ -173,7 +173,7 @@ def test_missing_files_are_named_and_a_url_is_refused_as_one(tmp_path):
         check_refused(location, message, error=FileNotFoundError)
     for location in ("https://example.org/pairs.tsv", "s3://bucket/train.jsonl"):
         for where in (location, [write(tmp_path / "a.txt", "a"), location]):
-            check_refused(where, rf"but is the URL {location}: download it first")
+            check_refused(where, rf"but is the URL {location} instead: download it first")
 
 
 def test_a_missing_column_is_named_with_those_that_are_there_and_what_it_nearly_is(tmp_path):

@@ -137,12 +137,11 @@ def row_reader(location: str | Sequence[str], columns: Columns, split: str, stre
     """Return what reads the rows of a location; errors that need no row are raised here, for streams too."""
     for name in [location] if isinstance(location, str) else location:
         if re.match(r"[A-Za-z][A-Za-z0-9+]*://", name):
-            must = "a file on this machine or a dataset's name on the Hub"
-            raise ValueError(f"`location` must be {must}, but is the URL {name}: download it first.")
+            must = "be a file on this machine or a dataset's name on the Hub"
+            raise wrong("location", must, f"the URL {name}", advice="download it first")
     if not isinstance(location, str):
         if len(location) != 2:
-            must = "one string or two text files [source, target]"
-            raise ValueError(f"`location` must be {must}, but is {location!r} instead.")
+            raise wrong("location", "be one string or two text files [source, target]", repr(location))
         texts = [*map(_text_file, location)]
         _check_are_plain(texts)
         return partial(_aligned_lines, *texts)
@@ -258,10 +257,10 @@ def _local_files(location: str) -> list[Path]:
         return []
     for file in files:
         if not kind_of_file(file):
-            advice = ": save the table as CSV UTF-8" if file.suffix.lower() in (".xlsx", ".xls", ".ods") else ""
+            advice = "save the table as CSV UTF-8" if file.suffix.lower() in (".xlsx", ".xls", ".ods") else ""
             with suppress(ValueError):  # of what is no text
-                advice = advice or (f": {markup}" if (markup := _markup_of(file)) else "")
-            raise ValueError(f"`location` must be a file of a known kind {KINDS}, but is {file} instead{advice}.")
+                advice = advice or _markup_of(file)
+            raise wrong("location", f"be a file of a known kind {KINDS}", file, advice=advice)
     return files
 
 
@@ -292,8 +291,8 @@ def _folder(folder: Path, columns: Columns, split: str) -> Reader:
         chosen = files  # as `datasets` takes them
     if not chosen:
         found = ", ".join(path.relative_to(folder).as_posix() for path in files[:5]) or "none"
-        must = f"a folder with a file {KINDS} whose name says {split}"
-        raise ValueError(f"`location` must be {must}, but {folder} has {found} instead.")
+        must = f"be a folder with a file {KINDS} whose name says {split}"
+        raise wrong("location", must, found, verb=f"{folder} has")
     return partial(_file_rows, chosen, columns)
 
 
@@ -302,8 +301,8 @@ def _text_file(location: str) -> str:
     if not path.is_file():
         raise FileNotFoundError(f"`location` must be two text files that exist, but {location} does not.")
     if kind_of_file(path) not in (None, "txt"):
-        found = f"{location} instead: a column alone, as `cut -f2` writes it, is plain text"
-        raise ValueError(f"`location` must be files of plain text, but has {found}.")
+        advice = "a column alone, as `cut -f2` writes it, is plain text"
+        raise wrong("location", "be files of plain text", location, verb="has", advice=advice)
     return str(path)
 
 
@@ -412,8 +411,7 @@ def _hub_dataset(location: str, columns: Columns, split: str, streaming: bool) -
         dataset = datasets.load_dataset(name, config, split=chosen, streaming=streaming)
     except (ValueError, FileNotFoundError) as error:
         found = f"{name!r} with config {config!r} and split {chosen!r} can't be loaded: {error}"
-        must = "a dataset on the Hub with its config and split"
-        raise ValueError(f"`location` must be {must}, but {found}") from error
+        raise ValueError(f"`location` must be a dataset on the Hub with its config and split, but {found}") from error
     finally:
         if bars_shown:
             datasets.enable_progress_bars()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful.checksums_heed import TARGET_FOLDER, changed_files, check_no_target, load_tokenizer, write_checksums
 from heedful.files import ENDLESS, check_inside, check_name_inside, first_line, listed, read_object, write_text
+from heedful.messages_heed import wrong
 from heedful.symbols_heed import UnknownSymbol, checked_texts, decoded, symbols_of, trimmed, unknown_symbol
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class TokenizerPair:
                 if found is None:
                     raise ValueError(f"`{name}` of the {side} tokenizer must be set, but is None instead.")
                 if found != of_source:
-                    both = f"{of_source} in the source's and {found} in the target's instead"
-                    raise ValueError(f"`{name}` must be the same in both tokenizers, but is {both}.")
+                    both = f"{of_source} in the source's and {found} in the target's"
+                    raise wrong(name, "be the same in both tokenizers", both)
             model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
             if dropout := getattr(model, "dropout", None):
                 what = f"`dropout` of the {side} tokenizer (in its tokenizer.json)"
@@ -105,7 +106,7 @@ class TokenizerPair:
         if target_language not in self.languages:
             must = f"one of {', '.join(self.languages)}" if self.languages else "left out for a model that names none"
             must += ", the columns of its training data" * all(map(str.isdigit, self.languages or ["none"]))
-            raise ValueError(f"`target_language` must be {must}, but is {target_language!r} instead.")
+            raise wrong("target_language", f"be {must}", repr(target_language))
         return [int(self.source.added_tokens_encoder[f"<2{target_language}>"])]
 
     def encode_target(self, texts: Sequence[str]) -> list[list[int]]:

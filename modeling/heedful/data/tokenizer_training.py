@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 from heedful.files import check_at_least
+from heedful.messages_heed import wrong
 from heedful.symbols_heed import CHARACTER, check_are_several
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class TokenizerRecipe:
         check_at_least(1, **{f"tokenizer.{name}": getattr(self, name) for name in numbers})
         if self.path is None:
             if self.joint and self.target_algorithm is not None:
-                must = f"empty where `tokenizer.joint` is true, but is {self.target_algorithm} instead"
-                raise ValueError(f"`tokenizer.target_algorithm` must be {must}.")
+                must = "be empty where `tokenizer.joint` is true"
+                raise wrong("tokenizer.target_algorithm", must, self.target_algorithm)
             for name, (algorithm, size) in zip(numbers[:2], self.sides, strict=True):
                 check_size(f"tokenizer.{name}", algorithm, size)
 
@@ -71,11 +72,11 @@ def check_size(name: str, algorithm: Algorithm, size: int | None, special: int =
     """Raise a `ValueError` that names a setting if a vocabulary with so many special tokens cannot have its size."""
     least = special + SMALLEST_VOCABULARY[algorithm]
     if size is None and algorithm in SUBWORDS:
-        raise ValueError(f"`{name}` must be a number for {algorithm}, but is None instead.")
+        raise wrong(name, f"be a number for {algorithm}", None)
     if size is not None and size < least:
         tags = ", with the tags and marks of `data`," * (special > len(SPECIAL_TOKENS))
-        must = f"at least {least} for {algorithm} ({special} special tokens{tags} and {least - special} more)"
-        raise ValueError(f"`{name}` must be {must}, but is {size} instead.")
+        must = f"be at least {least} for {algorithm} ({special} special tokens{tags} and {least - special} more)"
+        raise wrong(name, must, size)
 
 
 def train_tokenizers(
@@ -114,16 +115,15 @@ def train_tokenizers(
     algorithms = (algorithm, algorithm) if isinstance(algorithm, str) else algorithm
     for each in algorithms:
         if each not in get_args(Algorithm):
-            raise ValueError(f"`algorithm` must be one of {', '.join(get_args(Algorithm))}, but is {each!r} instead.")
+            raise wrong("algorithm", f"be one of {', '.join(get_args(Algorithm))}", repr(each))
     for name, texts in (("source_texts", source_texts), ("target_texts", target_texts)):
         check_are_several(texts, name)
     tags = _language_tags(languages)
     if joint:
         if target_vocab_size is not None:
-            must = "None for a joint vocabulary"
-            raise ValueError(f"`target_vocab_size` must be {must}, but is {target_vocab_size} instead.")
+            raise wrong("target_vocab_size", "be None for a joint vocabulary", target_vocab_size)
         if not isinstance(algorithm, str):
-            raise ValueError(f"`algorithm` must be one for a joint vocabulary, but is {algorithm!r} instead.")
+            raise wrong("algorithm", "be one for a joint vocabulary", repr(algorithm))
         both = _train_one(chain(source_texts, target_texts), algorithm, vocab_size, "vocab_size", tags)
         return TokenizerPair(both, both)
     source = _train_one(source_texts, algorithms[0], vocab_size, "vocab_size", tags)
@@ -134,12 +134,11 @@ def train_tokenizers(
 
 def _language_tags(languages: Sequence[str]) -> list[str]:
     if isinstance(languages, str):
-        raise ValueError(f"`languages` must be a list, but is the string {languages!r} instead.")
+        raise wrong("languages", "be a list", f"the string {languages!r}")
     tags = [language if OTHER_TAG.fullmatch(language) else f"<2{language}>" for language in languages]
     for language, tag in zip(languages, tags, strict=True):
         if not (OTHER_TAG.fullmatch(tag) or LANGUAGE_TAG.fullmatch(tag)) or [*tags, *SPECIAL_TOKENS].count(tag) > 1:
-            must = "different codes of letters, digits, '-' and '_'"
-            raise ValueError(f"`languages` must be {must}, but has {language!r} instead.")
+            raise wrong("languages", "be different codes of letters, digits, '-' and '_'", repr(language), verb="has")
     return tags
 
 
@@ -153,7 +152,7 @@ def _train_one(
     control = [AddedToken(token, special=True, normalized=False) for token in [*SPECIAL_TOKENS, *tags]]
     check_size(size_name, algorithm, vocab_size, len(control))
     if vocab_size is not None and vocab_size > MOST_TOKENS:
-        raise ValueError(f"`{size_name}` must be at most {MOST_TOKENS}, but is {vocab_size} instead.")
+        raise wrong(size_name, f"be at most {MOST_TOKENS}", vocab_size)
     tokenizer, trainer = _untrained(algorithm, vocab_size, control)
     tokenizer.train_from_iterator(_without_long_words(texts) if algorithm in SUBWORDS else texts, trainer)
     if algorithm == "unigram":

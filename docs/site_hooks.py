@@ -59,12 +59,12 @@ def pages(where: str | list[str], named: set[str]):
 
 def file_of(name: str) -> str | None:
     """Return the file of the repository that a name is of: its path there or in the package, a module, what it has."""
-    if name.startswith("heedful."):
-        parts = public_names().get(name.removeprefix("heedful."), name).split(".")[1:]
-        paths = ["/".join(parts[:count]) + ".py" for count in range(len(parts), 0, -1)]
+    if name.startswith(("heedful.", "heedful_lab.")):
+        parts = public_names().get(name.removeprefix("heedful."), name).split(".")
+        paths = ["/".join(parts[:count]) + ".py" for count in range(len(parts), 1, -1)]
     else:
         paths = [name, f"{name}/config.json"]
-    places = [join(folder, path) for path in paths for folder in ("", "modeling/heedful")]
+    places = [join(folder, path) for path in paths for folder in ("", "modeling", "modeling/heedful")]
     return next((place for place in places if (ROOT / place).is_file()), None)
 
 

@@ -48,7 +48,7 @@ def build() -> Path:
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True)
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     tracked = set(
-        subprocess.check_output(["git", "ls-files", "modeling/heedful", "configuration"], cwd=ROOT, text=True).split()
+        subprocess.check_output(["git", "ls-files", "modeling/*/*", "configuration"], cwd=ROOT, text=True).split()
     )
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}

@@ -55,7 +55,7 @@ def check(name: str) -> None:
         command, *study = name.removeprefix("heedful ").split()
         assert command in typer.main.get_command(app).commands
         assert set(study) <= set(STUDIES)
-    elif name.startswith("heedful."):
+    elif name.startswith(("heedful.", "heedful_lab.")):
         module, _, attribute = name.rpartition(".")
         assert hasattr(import_module(module), attribute)
     elif "/" in name:

@@ -16,7 +16,13 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.attention.recording import record_weights
 from heedful_lab.studies.attention import dilution, homonyms, masking, questions, scaling
 from heedful_lab.studies.attention.homonyms import WORDS, sentences, separation, split_meanings
-from heedful_lab.studies.attention.single_heads import attention_modules, head_importance, heads_of, look_of, without_heads
+from heedful_lab.studies.attention.single_heads import (
+    attention_modules,
+    head_importance,
+    heads_of,
+    look_of,
+    without_heads,
+)
 from heedful_lab.studies.catalogue import find_study
 from heedful_lab.studies.measures import Head
 from heedful_lab.studies.study import Lab

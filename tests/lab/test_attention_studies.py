@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator
+from heedful.attention.recording import record_weights
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.attention.recording import record_weights
 from heedful_lab.studies.attention import dilution, homonyms, masking, questions, scaling
 from heedful_lab.studies.attention.homonyms import WORDS, sentences, separation, split_meanings
 from heedful_lab.studies.attention.single_heads import (

@@ -216,8 +216,9 @@ class Corpus:
 
 def builtin_corpus() -> Corpus:
     """Return the built-in corpus, which the laboratory adds as `builtin`."""
-    (corpus,) = entry_points(group="heedful.corpora", name="builtin")
-    return corpus.load()
+    for corpus in entry_points(group="heedful.corpora", name="builtin"):
+        return corpus.load()
+    raise ImportError("The built-in corpus must be named by an entry point of heedful.corpora: install heedful again.")
 
 
 def _builtin(location: str, columns: Columns) -> Reader:

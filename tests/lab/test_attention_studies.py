@@ -1,7 +1,6 @@
 """What the studies of attention measure, on what can be checked by hand."""
 
 import math
-from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
@@ -106,17 +105,6 @@ def translator():
     return Translator(tiny_model(vocab_size=400, **tokenizers.special_ids()), tokenizers)
 
 
-def test_adjectives_are_known_by_the_form_that_stands_before_a_noun():
-    assert questions.adjectives()["용감한"] == "brave"
-    assert questions.adjectives()["맛있는"] == "delicious"
-    pairs = questions.described_pairs()
-    assert len(pairs) > 100
-    for source, target in pairs:
-        found = [questions.adjectives()[word] for word in source.split()[:-1] if word in questions.adjectives()]
-        assert found
-        assert all(f" {english} " in target for english in found), (source, target)
-
-
 def test_a_head_that_looks_at_the_token_before_asks_of_all_words_alike(translator, monkeypatch):
     def before(translator, pairs, kinds):
         length = len(translator.tokenizers.encode_source(pairs[0][:1])[0])
@@ -160,24 +148,6 @@ def test_one_vector_cannot_be_told_apart_and_two_can():
     cosine = torch.cosine_similarity(one, other, dim=0).item()
     assert tuple(after) == pytest.approx((1, 1, 1, cosine), abs=1e-5)
     assert separation(states, states.flip(0))[1][:2] == (0, 0)
-
-
-def test_what_a_meaning_has_in_common_is_told_of_unseen_words_and_what_one_word_has_is_not():
-    torch.manual_seed(0)
-    own = torch.randn(2, 4, 1, 1, 50).expand(2, 4, 3, 1, 50)  # of each deciding word
-    (layer,) = separation(own, own)
-    assert layer.seen == 1
-    flat = own.reshape(2, 12, 50)
-    cosines = [torch.cosine_similarity(one, other, dim=0) for each in flat for one, other in combinations(each, 2)]
-    assert layer.within == pytest.approx(float(torch.stack(cosines).mean()), abs=1e-5)
-    common = torch.randn(2, 1, 1, 1, 50).expand(2, 4, 3, 1, 50)
-    (layer,) = separation(own + 3 * common, own + 3 * common)
-    assert (layer.seen, layer.unseen) == (1, 1)
-    # A centroid without the deciding word is the mean of the others'.
-    near = own.clone()
-    near[0, 0], near[1, 0] = own[1, 1], own[0, 1]
-    (layer,) = separation(near, near)
-    assert layer.unseen < 1
 
 
 SOURCE, TARGET, OTHER_TOKEN = [12, 40, 7, 33, 21, 2], [50, 8, 19, 64, 31, 11, 2], 77

@@ -9,8 +9,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -105,35 +103,8 @@ def test_path_lengths_by_hand():
         assert {n: path_length(kind, n, Sizes(**SMALL)) for n in expected} == expected, kind
 
 
-LENGTH = 12
-DISTANCE = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)  # from input to output
-
-
 def asked(**changes):
     return Sizes(**{"d_model": 16, "heads": 2, "neighbourhood": 3, "kernel_width": 5, "cell": "lstm", **changes})
-
-
-def stacked(kind, depth):
-    inputs = torch.randn(1, LENGTH, reach.WIDTH, dtype=torch.float64, requires_grad=True)
-    outputs = inputs
-    for number in range(depth):
-        outputs = reach.layer_at(kind, number, asked())(outputs)
-    return reach.reached(outputs, inputs)
-
-
-def test_outputs_see_as_far_as_the_layers_reach_and_dilation_multiplies_it():
-    for kind, backwards, forwards in (
-        ("self_attention", 100, 100),
-        ("restricted", 3, 3),
-        ("recurrent", 100, 0),
-        ("convolutional", 2, 2),
-        ("causal", 4, 0),
-    ):
-        for depth in (1, 2, 3):
-            expected = (depth * backwards >= DISTANCE) & (-depth * forwards <= DISTANCE)
-            assert torch.equal(stacked(kind, depth), expected), (kind, depth)
-    assert torch.equal(stacked("dilated", 1), (DISTANCE >= 0) & (DISTANCE <= 4))
-    assert torch.equal(stacked("dilated", 2), DISTANCE >= 0)
 
 
 @pytest.mark.parametrize("kind", reach.KINDS)
@@ -142,12 +113,8 @@ def test_the_formula_is_what_gradients_say(kind):
         for length in (2, 5, 9, 10, 26):
             path = reach.path_by_gradient(kind, length, sizes, 0)
             assert path == path_length(kind, length, sizes), (length, sizes)
-
-
-def test_one_recurrent_layer_reaches_everything_before_through_every_cell_between():
-    for cell in ("rnn", "gru", "lstm"):
-        assert reach.layers_until_all_meet("recurrent", 9, asked(cell=cell), 0) == 1
-        assert reach.cells_between_ends(9, asked(cell=cell), 0) == 9
+    if kind == "recurrent":  # one layer reaches everything before, through every cell between
+        assert {reach.cells_between_ends(9, asked(cell=cell), 0) for cell in ("rnn", "gru", "lstm")} == {9}
 
 
 def faint(states):
@@ -205,20 +172,6 @@ def test_self_attention_is_that_of_the_model_s_encoder(radius, kernel):
     layer.attention.load_state_dict(attention.state_dict())
     ((given, expected),) = seen
     assert torch.equal(layer(given), expected)
-
-
-@torch.no_grad()
-@settings(deadline=None, max_examples=40)
-@given(radius=st.integers(1, 40), length=st.integers(1, 150), kernel=st.sampled_from(["eager", "sdpa"]))
-def test_windows_give_what_a_mask_of_all_pairs_gives(radius, length, kernel):
-    torch.manual_seed(radius)
-    windows, masked = (SelfAttentionLayer(WIDTH, 2, radius, way, kernel).eval() for way in (True, False))
-    masked.load_state_dict(windows.state_dict())
-    given = torch.randn(2, length, WIDTH)
-    assert_near(windows(given), masked(given))
-    everything = SelfAttentionLayer(WIDTH, 2, kernel=kernel).eval()
-    everything.load_state_dict(windows.state_dict())
-    assert torch.allclose(windows(given), everything(given), atol=1e-5) == (radius >= length - 1)
 
 
 TINY = Sizes(d_model=16, heads=2, neighbourhood=16, kernel_width=3, cell="lstm")

@@ -5,7 +5,6 @@ learn of Heed's models when they are imported themselves, before or after this p
 """
 
 import importlib
-import warnings
 
 from heedful.registration import install
 
@@ -44,33 +43,14 @@ _HOMES = {
     "train": "heedful.training.run",
     "write_attention_report": "heedful.attention.report",
 }
-# Names that were exported until 0.1, each with the module that has it.
-_MOVED = {
-    "NativeDecoder": "heedful.decoding.native.decoder",
-    "alignment_errors": "heedful.attention.measures",
-    "attention_entropy": "heedful.attention.measures",
-    "attention_rollout": "heedful.attention.measures",
-    "dual_cross_entropy": "heedful.decoding.scoring",
-    "record_gates": "heedful.attention.recording",
-    "word_alignment": "heedful.attention.measures",
-    "word_attention": "heedful.attention.measures",
-    "write_run_card": "heedful.cards.run_card",
-}
-# What to use in place of those that are no part of an interface any more.
-_INSTEAD = {"NativeDecoder": "`prepare_for_inference(model)`, or `Translator`"}
 __all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str):
     """Import a public name at its first use."""
-    home = _HOMES.get(name) or _MOVED.get(name)
-    if home is None:
+    if name not in _HOMES:
         raise AttributeError(f"module 'heedful' has no attribute {name!r}")
-    if name in _MOVED:
-        instead = _INSTEAD.get(name, f"`from {home} import {name}`")
-        advice = f"`from heedful import {name}` will be removed: use {instead}."
-        warnings.warn(advice, FutureWarning, stacklevel=2)
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

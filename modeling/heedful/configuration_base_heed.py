@@ -110,9 +110,6 @@ class HeedBaseConfig(PreTrainedConfig):
             found = f"is {self.format_version} instead: a newer Heedful wrote the model ({cure})"
             raise ValueError(f"`format_version` must be at most {FORMAT_VERSION}, but {found}.")
         kwargs.pop(CONFIG_KEY, None)  # it is the folder's, not the model's
-        removed = [kwargs.pop(name, 0) for name in ("encoder_layerdrop", "decoder_layerdrop")]  # of older folders
-        if any(removed):
-            logger.warning_once("`encoder_layerdrop` and `decoder_layerdrop` were removed: no layer is dropped.")
         self._check_spelling(kwargs)
         if "custom_pipelines" in kwargs:
             kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import LogitsProcessor, MaxTimeCriteria
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.decoding.native import kernels
 from heedful.decoding.native.decoder import NativeDecoder
@@ -163,11 +162,6 @@ def test_a_model_or_precision_that_it_cannot_do_and_another_model_are_refused_by
     model = make_model({})
     model(**make_batch(1), labels=make_batch(1)["input_ids"], output_attentions=True)  # leaves transformers' own hooks
     NativeDecoder(model)
-
-
-def test_the_public_name_of_earlier_versions_works_with_a_warning():
-    with pytest.warns(FutureWarning, match="`from heedful import NativeDecoder` will be removed: use `prepare_for_"):
-        assert heedful.NativeDecoder is NativeDecoder
 
 
 def test_sources_and_prompts_are_checked_as_the_model_does(model):

@@ -1,7 +1,6 @@
 """Who may import whom, and what importing costs."""
 
 import ast
-import importlib
 import re
 import subprocess
 import sys
@@ -156,11 +155,3 @@ def test_every_public_name_has_a_file_that_defines_it_and_any_other_is_an_attrib
         assert name in {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}, name
     with pytest.raises(AttributeError, match="HeedTransformer"):
         _ = heedful.HeedTransformer
-
-
-def test_a_name_that_moved_is_still_found_with_a_warning_that_says_what_to_use():
-    for name, home in heedful._MOVED.items():
-        instead = heedful._INSTEAD.get(name, f"`from {home} import {name}`")
-        with pytest.warns(FutureWarning, match=re.escape(f"will be removed: use {instead}.")):
-            found = getattr(heedful, name)
-        assert found is getattr(importlib.import_module(home), name)

@@ -110,9 +110,8 @@ def test_our_methods_take_what_the_libraries_hand_to_those_that_they_override():
                 assert is_known, f"{ours.__qualname__} must take `{each.name}`, which {name} takes"
 
 
-# What earlier versions of Heedful saved means the same today, by the package, and alone once its code is renewed:
-# `heed_transformer` and `heed_recurrent` of when the package was called heed, the other two of before transformers had
-# two names for a cache. Their code is left out; what it computed is in `expected.json`.
+# What an earlier Heedful saved means the same today, by the package, and alone once its code is renewed. The folders'
+# code is left out; what it computed is in `expected.json`.
 FOLDERS = {path.name: path for path in sorted((ROOT / "tests" / "saved").iterdir())}
 EXPECTED = {name: json.loads((folder / "expected.json").read_text()) for name, folder in FOLDERS.items()}
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 0, 0]]), torch.tensor([[1, 13, 14], [1, 15, 16]])

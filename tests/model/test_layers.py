@@ -134,16 +134,6 @@ def test_word_dropout_drops_whole_embeddings_and_scales_the_others_in_training_a
     assert torch.equal(model.eval()(**BATCH).loss, without)
 
 
-def test_configs_of_removed_layer_dropout_load_and_say_once_that_it_does_nothing(caplog):
-    for value in (0.0, 0.1):
-        for family in FAMILIES:
-            given = tiny_config(family).to_dict()
-            assert tiny_config(family, encoder_layerdrop=0, decoder_layerdrop=value).to_dict() == given
-        assert [each.message for each in caplog.records] == [
-            "`encoder_layerdrop` and `decoder_layerdrop` were removed: no layer is dropped."
-        ] * (value > 0)
-
-
 def test_words_of_which_all_are_dropped_are_refused_by_name():
     cases = [(name, f"`{name}` must be at least 0 and below 1, but is 1.0") for name in WORD_DROPOUT]
     for family in FAMILIES:

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from itertools import chain
@@ -19,7 +18,7 @@ import yaml
 from heedful.data.mixture import MixturePart
 from heedful.data.tables import name_of
 from heedful.files import ENDLESS, is_plain_file, private, shortened
-from heedful.training.recipe import Recipe, mistake
+from heedful.training.recipe import Recipe
 
 # `configuration/` is in the wheel; a checkout has it at its top.
 _PLACES = (Path(__file__).parents[1] / "configuration", Path(__file__).parents[3] / "configuration")
@@ -34,14 +33,6 @@ IN_WORDS |= {type(None): "empty", list: "a list", dict: "a mapping"}
 # Keys whose paths may be relative to the recipe's file: those of data only where there is no `data.folder`.
 PATHS = re.compile(r"model\.(config|start_from)|tokenizer\.path|.+\.distillation|data\.(folder|held_out\..+)")
 PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train|denoise\.text)")
-# Keys that a recipe no longer has: the values by which they did nothing, which are still read, and why they went.
-REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tokenizer.dropout": ((None, 0), "BPE-dropout lost in every row of docs/studies/lowresource.md"),
-    "optimization.simcut": ((None,), "R-Drop (`optimization.r_drop`) won every row that compared both"),
-    "optimization.cutoff": ((0.05,), "it belonged to `optimization.simcut`"),
-    "optimization.ema_decay": ((None,), "`checkpoints.publish: average` and schedule_free average weights"),
-    "stages": ((None, []), "a second recipe whose `model.start_from` is the first one's model does the same"),
-}
 
 
 class _Loader(yaml.SafeLoader):
@@ -136,14 +127,14 @@ def recipe_of(folder: Path) -> Recipe:
 
 
 def _read_tree(path: Path) -> dict[str, Any]:
-    """Read a recipe's YAML, with the present names of its keys, which changes have, too."""
+    """Read a recipe's YAML as a mapping."""
     try:
         tree, _ = read_yaml(path.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {shortened(tree)} instead.")
-    return _with_present_names(tree)
+    return tree
 
 
 def read_values(text: str) -> list[Any]:
@@ -204,7 +195,7 @@ def make_recipe(tree: dict[str, Any]) -> Recipe:
     Raises:
         ValueError: If a key is unknown or missing, or has a wrong value; the message names it.
     """
-    return make_section(Recipe, _with_present_names(tree), "")
+    return make_section(Recipe, tree, "")
 
 
 def to_yaml(recipe: Recipe, is_private: bool = False) -> str:
@@ -287,20 +278,11 @@ def section_of(tree: dict[str, Any], name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _with_present_names(tree: Any) -> Any:
-    """Return a recipe in which a key that transformers has renamed has its new name."""
-    tree, new, old = deepcopy(tree), "activation_checkpointing", "gradient_checkpointing"
-    model = section_of(tree, "model") if isinstance(tree, dict) else {}
-    if old in model and model.setdefault(new, model[old]) != (value := model.pop(old)):
-        raise mistake(f"model.{new}", f"as `model.{old}`, its old name ({value})", model[new])
-    return tree
-
-
 def _override(tree: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ValueError(f"An override must be written key=value, but is {override!r} instead.")
-    *sections, last = key.replace("model.gradient_checkpointing", "model.activation_checkpointing").split(".")
+    *sections, last = key.split(".")
     for section in sections:
         if tree.get(section) is None:  # absent, or a section without a key
             tree[section] = {}
@@ -338,12 +320,6 @@ def make_section(kind: type, tree: Any, prefix: str) -> Any:
     hints, values = get_type_hints(kind), {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if key in REMOVED_KEYS:
-            off, reason = REMOVED_KEYS[key]
-            if value not in off:
-                found = f"{shortened(value)} instead: it was removed ({reason})"
-                raise ValueError(f"`{key}` must be left out, but is {found}.")
-            continue
         if name not in hints:
             nearest = get_close_matches(str(name), hints, n=1, cutoff=0)
             unknown = shortened(key).strip("'")

@@ -93,7 +93,7 @@ BROKEN = [  # changes of the recipe, and what is found
     ({"model.options.pad_token_id": 7}, ("error", "model", "model.options.pad_token_id")),
     ({"model.options.encoder_attention_heads": 5}, ("error", "model", "model")),
     ({"decoding.max_length": 3}, ("error", "decoding_lengths", "decoding.max_length")),
-    ({"data.cleaning.max_characters": 1}, ("error", "cleaning", "data.cleaning")),
+    ({"data.cleaning.max_ratio": 1.0}, ("error", "cleaning", "data.cleaning")),
     ({"optimization.tokens_per_update": 10**6}, ("warning", "epochs", "optimization.tokens_per_update")),
     ({"validation.every_updates": 61}, ("warning", "intervals", "validation.every_updates")),
     (
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_named_by_its_key(severe, changes, expected):
 
 
 def test_a_refusal_says_what_to_do_and_that_nothing_behind_it_was_checked(diagnosed):
-    (finding,) = diagnosed({"data.cleaning.max_characters": 1}).findings
+    (finding,) = diagnosed({"data.cleaning.max_ratio": 1.0}).findings
     assert finding.message == "The cleaning rules must leave at least one pair, but leave none:"
     assert finding.examples[0].split() == ["kept", "0", "of", "600"]
     assert finding.advice == "Nothing behind it could be checked."

@@ -52,7 +52,7 @@ def test_what_training_leaves_out_of_a_test_and_what_it_holds_out_after_cleaning
     rows = [(f"source {number}", f"target {number}") for number in range(100)]
     rows += [(f"long {number} " * 30, f"long {number}") for number in range(100)]
     cleaned = {"data.train": table_file(tmp_path / "long.tsv", rows), "data.validation": None}
-    cleaned |= {"data.cleaning": {"max_characters": 30}, "tokenizer.vocab_size": 300}
+    cleaned |= {"data.cleaning": {"max_ratio": 4}, "tokenizer.vocab_size": 300}
     cleaned |= {"model.options.position_encoding": "learned", "model.options.max_position_embeddings": 32}
     for name, changes in (("ignored", ignored), ("cleaned", cleaned)):
         recipe = tiny_recipe(tmp_path / "run", {**changes, "data.source": "1", "data.target": "2"})
@@ -100,12 +100,10 @@ def random_recipe(random, folder):
         "data.max_target_tokens": random.choice([256, 256, 256, 20, 4]),
         "data.both_directions": random.random() < 0.2,
         "data.cleaning": {
-            "drop_empty": random.random() < 0.8,
             "drop_duplicates": random.random() < 0.3,
             "drop_identical": random.random() < 0.3,
             "drop_overlap": random.random() < 0.7,
-            "max_ratio": random.choice([None, None, 3.0]),
-            "max_characters": random.choice([None, None, None, 40, 40, 3]),
+            "max_ratio": random.choice([None, None, 3.0, 3.0, 1.0]),
         },
         "tokenizer": random.choice(TOKENIZERS),
         "decoding.ignore": random.choice([None] * 5 + ["[0-9]"] * 5 + ["."]),
@@ -146,4 +144,4 @@ def test_what_training_refuses_the_doctor_calls_an_error_and_nothing_else(seeds,
     logging.getLogger(__name__).info("verdicts: %s", dict(verdicts))
     assert min(verdicts["refused"], verdicts["begun"]) > len(seeds) / 5
     # Of several mistakes the doctor may find another one first.
-    assert verdicts["same message"] > 0.9 * verdicts["refused"]
+    assert verdicts["same message"] > 0.8 * verdicts["refused"]

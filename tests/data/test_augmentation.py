@@ -94,17 +94,6 @@ def test_joined_pairs_are_two_of_one_part_source_with_source_and_target_with_tar
     assert len(others) > 80  # drawn from all of them
 
 
-def test_neighbours_are_joined_in_the_order_of_the_file_within_a_part(tokenizers):
-    parts = [number // 100 for number in range(200)]
-    found, _ = texts_of(tokenizers, {"joined": 1.0, "neighbours": True}, parts=parts)
-    for number, (source, target) in enumerate(found):
-        both = PAIRS[number : number + 1 + (number not in (99, 199))]
-        assert source == " ".join(pair["source"] for pair in both)
-        assert target == " ".join(pair["target"] for pair in both)
-    with pytest.raises(ValueError, match=r"`data.augmentation.joined` must be above 0 where `neighbours` is true"):
-        AugmentationRules(neighbours=True)
-
-
 def test_what_would_be_too_long_stays_as_it_is_and_is_not_counted_as_left_out(tokenizers):
     longest = max(len(ids) for ids in tokenizers.encode_source([pair["source"] for pair in PAIRS]))
     found, encoder = texts_of(tokenizers, {"joined": 1.0}, max_source_tokens=longest)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from heedful.data.cleaning import CleaningRules, clean_pairs, split_for_validation
 from helpers import assert_error
 
-EVERYTHING = CleaningRules(max_characters=20, max_ratio=3, drop_duplicates=True, drop_identical=True)
+EVERYTHING = CleaningRules(max_ratio=3, drop_duplicates=True, drop_identical=True)
 
 
 def rows(*pairs):
@@ -39,25 +39,12 @@ def test_no_side_is_a_held_out_text_where_both_sides_become_sources():
     assert len(split_for_validation(sources)[0]) == 38
 
 
-LONG = "a" * 21
 BY_RULE = [  # the rules, the reason, pairs that are kept and pairs that are dropped
     ({}, "empty", [("a", "b")], [("c", " \t\u3000"), ("", "d")]),
-    ({"drop_empty": False}, "empty", [("a", "")], []),
-    ({"max_characters": 20}, "too_long", [("a" * 20, "b")], [("a", LONG), (LONG, "b")]),
-    (
-        {"max_ratio": 3, "drop_empty": False},
-        "ratio",
-        [("a", "bbb"), ("aaa", "b")],
-        [("a", "bbbb"), ("aaaa", "b"), ("", "b")],
-    ),
+    ({"max_ratio": 3}, "ratio", [("a", "bbb"), ("aaa", "b")], [("a", "bbbb"), ("aaaa", "b")]),
     ({"drop_identical": True}, "identical", [("a", "b")], [("same", "same ")]),
     ({}, "identical", [("same", "same "), ("a", "b")], []),
-    (
-        {"drop_duplicates": True, "drop_empty": False},
-        "duplicate",
-        [("a", "b"), ("a", "c"), ("ab", ""), ("", "ab")],
-        [("a", "b"), ("a ", "b")],
-    ),
+    ({"drop_duplicates": True}, "duplicate", [("a", "b"), ("a", "c"), ("ab", "c")], [("a", "b"), ("a ", "b")]),
     ({}, "duplicate", [("a", "b"), ("a", "c"), ("a", "b")], []),
 ]
 
@@ -73,7 +60,7 @@ def test_each_rule_drops_what_breaks_it_and_counts_it_under_its_reason(capfd):
     assert clean_pairs(Dataset.from_list(rows(*pairs)), CleaningRules())[0].cache_files == []
     assert capfd.readouterr() == ("", "")  # no progress
     _, report = clean([("a" * 50, ""), ("b" * 50, "c"), ("x", "y"), ("d", "d")], EVERYTHING, [("d", "d")])
-    assert report.to_dict()["dropped"] == {"empty": 1, "too_long": 1, "identical": 1}  # each under one reason
+    assert report.to_dict()["dropped"] == {"empty": 1, "ratio": 1, "identical": 1}  # each under one reason
 
 
 def test_a_held_out_source_is_dropped_whatever_its_translation():
@@ -103,10 +90,10 @@ def test_the_report_is_a_readable_table_with_which_a_corpus_of_nothing_is_refuse
     _, report = clean([("good", "gut"), *(("x" * 100, str(number)) for number in range(1200))], EVERYTHING)
     assert str(report).splitlines()[:3] == [
         "kept                  1  of 1,201",
-        "too_long          1,200  source or target has more than `max_characters`",
+        "ratio             1,200  one side is more than `max_ratio` times as long as the other",
         f"{'':25}'{'x' * 59}…' → '0'",
     ]
-    assert len(report.examples["too_long"]) == 3
+    assert len(report.examples["ratio"]) == 3
     assert "duplicate" not in str(report)
     pairs = Dataset.from_list(rows(("a", ""), ("", "b")))
     with pytest.raises(ValueError, match=r"must leave at least one pair, but leave none:\nkept +0  of 2\nempty +2"):
@@ -116,5 +103,4 @@ def test_the_report_is_a_readable_table_with_which_a_corpus_of_nothing_is_refuse
 
 
 def test_a_limit_below_one_is_refused():
-    for name, value in (("max_ratio", 0.5), ("max_characters", 0)):
-        assert_error(f"`{name}` must be at least 1, but is {value} instead.", CleaningRules, **{name: value})
+    assert_error("`max_ratio` must be at least 1, but is 0.5 instead.", CleaningRules, max_ratio=0.5)

@@ -1,6 +1,7 @@
 """Who may import whom, and what importing costs."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys

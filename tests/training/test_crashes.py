@@ -38,7 +38,7 @@ NO_DROPOUT = {"model.options.dropout": 0.0}
 
 CHANGES = {"optimization.token_budget": 800, "logging.every_updates": 3, "data.train": "builtin:train:100"}
 CHANGES |= {"checkpoints.every_updates": 1, "checkpoints.keep_last": 3, "validation.every_updates": 4}
-CHANGES |= {"validation.sentences": 2, "checkpoints.keep_best": 2, "decoding.max_length": 8}
+CHANGES |= {"validation.sentences": 2, "decoding.max_length": 8}
 
 
 def train_and_report(folder: Path, updates: int, begun) -> None:
@@ -142,7 +142,7 @@ def test_a_validation_without_a_checkpoint_is_not_remembered_as_the_best(make_lo
     values = iter([1.0, 3.0, 2.0])
     monkeypatch.setattr(validation, "validation_loss", lambda *_: next(values))
     progress = make_loop({"validation.every_updates": 2, "checkpoints.keep_last": 1}).run()
-    assert progress.best == [(2.0, 6)]
+    assert progress.best == (2.0, 6)
     assert saved_updates(tmp_path / "run") == [6]
 
 

@@ -137,7 +137,7 @@ def test_the_last_weights_are_validated_before_the_best_is_chosen(make_loop, mon
     monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: 1 / loop.progress.update)
     loop = make_loop(changes)
     progress = loop.run()
-    assert (progress.update, progress.best) == (last, [(1 / last, last)])
+    assert (progress.update, progress.best) == (last, (1 / last, last))
     folder = tmp_path / "run" / "checkpoints"
     settings = loop.recipe.checkpoints
     assert checkpoints.published_checkpoints(folder, settings, progress) == [checkpoint_path(folder, last)]
@@ -156,7 +156,7 @@ def test_scores_are_better_when_higher_and_error_rates_when_lower(make_loop, mon
         return {**dict.fromkeys(METRICS, 1.0), select: next(values)}
 
     monkeypatch.setattr(validation, "score_pairs", score_pairs)
-    assert loop.run().best == [best]
+    assert loop.run().best == best
     pairs = loop.corpus.validation_pairs
     assert scored == [sample(pairs, 2)] * 3 != [pairs[:2]] * 3  # drawn, for a file may be sorted
     assert loop.engine.model.training
@@ -235,19 +235,19 @@ def test_the_last_checkpoints_and_the_best_are_kept_and_those_published_that_the
     values = itertools.chain([5.0, 4.0, 1.0, 6.0, 2.0, 7.0], itertools.repeat(8.0))
     monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
     changes = {"optimization.max_updates": 7, "validation.every_updates": 1, "checkpoints.every_updates": 2}
-    changes |= {"checkpoints.keep_best": 2, "checkpoints.keep_last": 2, "checkpoints.publish": "average_best"}
+    changes |= {"checkpoints.keep_last": 2}
     result = train(tiny_recipe(tmp_path / "run", changes))
-    assert result.progress.best == [(1.0, 3), (2.0, 5)]
+    assert result.progress.best == (1.0, 3)
     folder = tmp_path / "run/checkpoints"
     paths = dict(list_checkpoints(folder))
-    # The two newest are the regular one of update 6 and the end of the run; two others had the best losses.
-    assert list(paths) == [3, 5, 6, 7]
-    assert [find_damage(path) for path in paths.values()] == [None] * 4
-    for publish, updates in {"average_best": (3, 5), "average": (6, 7), "best": (3,), "last": (7,)}.items():
+    # The two newest are the regular one of update 6 and the end of the run; update 3 had the best loss.
+    assert list(paths) == [3, 6, 7]
+    assert [find_damage(path) for path in paths.values()] == [None] * 3
+    for publish, updates in {"average": (6, 7), "best": (3,), "last": (7,)}.items():
         settings = replace(result.recipe.checkpoints, publish=publish)
         found = checkpoints.published_checkpoints(folder, settings, result.progress)
         assert sorted(found) == [paths[update] for update in updates]
-    weights = [load_file(paths[update] / "model.safetensors") for update in (3, 5)]
+    weights = [load_file(paths[update] / "model.safetensors") for update in (6, 7)]
     for name, weight in load_file(result.folder / "model.safetensors").items():
         torch.testing.assert_close(weight, sum(each[name] for each in weights) / 2)
 

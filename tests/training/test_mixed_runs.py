@@ -211,10 +211,6 @@ WRONG = [
     ({**MIXED, "data.validation": None}, r"`data.validation` must be given where .*`data.mixture`"),
     ({"data.mixture": {"a": PART}, "data.streaming": True}, r"`data.streaming` must be false where `data.mixture`"),
     ({"data.augmentation": {"joined": 0.1}, "data.streaming": True}, r"`data.streaming` must be false"),
-    (
-        {"data.augmentation": {"joined": 0.1, "neighbours": True}, "data.validation": None},
-        r"`data.validation` must be given where `data.augmentation.neighbours`",
-    ),
     ({"data.augmentation": {"typo": 0.1}}, r"`data.augmentation.typo` is not a key .* `data.augmentation.typos`"),
     ({"data.mixture": {"a": PART}, "tokenizer.sentences": 9}, r"`tokenizer.sentences` must be empty where"),
 ]

@@ -16,7 +16,7 @@ from heedful.data.languages import SCRIPTS_OF_LANGUAGES, lacks_script, language_
 from heedful.files import shortened
 from heedful.training.preparation import Splits
 
-NO_RULES = CleaningRules(drop_empty=False, drop_overlap=False)
+NO_RULES = CleaningRules(drop_overlap=False)
 # A ratio this many times the usual one is an outlier, unless ratios spread so widely that it is ordinary here.
 OUTLIER_FACTOR = 3.0
 OUTLIER_SPREADS = 6.0
@@ -66,12 +66,12 @@ class Pairs:
         shown = zip(places, map(shortened, few.sources), map(shortened, few.targets), strict=True)
         return tuple(f"{self.name} {place}: {source} → {target}" for place, source, target in shown)
 
-    def broken_by(self, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
-        """Return the pairs, counted from 0, that some rules would drop."""
+    def dropped_for(self, reason: str, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
+        """Return the pairs, counted from 0, that rules would drop for this reason."""
         judge, seen = Judge(rules, held_out), set[bytes]()
         pairs = zip(self.sources, self.targets, self.parts, strict=True)
         reasons = (judge.reason_to_drop(source.strip(), target.strip(), part, seen) for source, target, part in pairs)
-        return [number for number, reason in enumerate(reasons) if reason is not None]
+        return [number for number, found in enumerate(reasons) if found == reason]
 
 
 def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:
@@ -91,9 +91,9 @@ def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:
 
 PAIRS_THAT = "{count} of {total} {split} pairs ({share}) "
 KEEP_IDENTICAL = "{advice} Keep them where a text may be right as it is, as in spelling."
-# By the cleaning rule that drops them.
+# By the cleaning rule that drops them; pairs with an empty side are always dropped.
 POINTLESS_PAIRS = {
-    "drop_empty": RowCheck("empty", PAIRS_THAT + "have a side that is empty or only spaces.", "{advice}", 0.001, 0.2),
+    "": RowCheck("empty", PAIRS_THAT + "have a side that is empty or only spaces.", "{advice}", 0.001, 0.2),
     "drop_identical": RowCheck("identical", PAIRS_THAT + "have one text on both sides.", KEEP_IDENTICAL, 0.05, 0.95),
     "drop_duplicates": RowCheck("duplicate", PAIRS_THAT + "repeat an earlier pair.", "{advice}", 0.2),
 }
@@ -105,8 +105,8 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator
         key, advice = pairs.key, "Scores measure them too: remove them."
         if rules is not None:
             key, advice = f"data.cleaning.{rule}", f"`data.cleaning.{rule}: true` drops them."
-        if not getattr(rules, rule, False):
-            found = pairs.broken_by(replace(NO_RULES, **{rule: True}))
+        if rules is None or (rule and not getattr(rules, rule)):
+            found = pairs.dropped_for(check.name, replace(NO_RULES, **({rule: True} if rule else {})))
             yield from check.findings(pairs, found, key, rules is not None, advice=advice)
 
 
@@ -132,7 +132,7 @@ def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs])
         if not seen:
             continue
         same = sum((pair["source"].strip(), pair["target"].strip()) in known for pair in split)
-        dropped = len(train.broken_by(replace(NO_RULES, drop_overlap=True), split))
+        dropped = len(train.dropped_for("overlap", CleaningRules(), split))
         message = "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the "
         message += "same target: scores on them measure what was learnt by heart."
         lost = f"{dropped:,} training pairs ({percent(dropped / len(train))})"

@@ -94,7 +94,7 @@ def _check_intervals(recipe: Recipe, end: RunEnd) -> Iterator[RecipeFinding]:
     ended = f"the run ends after {end.last:,} ({end})"
     advice = f"Set it to {max(1, end.last // 10):,} or so."
     if validation.every_updates > end.last:
-        needed = checkpoints.publish in ("best", "average_best") or validation.patience is not None
+        needed = checkpoints.publish == "best" or validation.patience is not None
         level = end.error if needed else "warning"
         message = f"The model is first validated after {validation.every_updates:,} updates, but {ended}"
         message += f": `checkpoints.publish: {checkpoints.publish}` and patience have nothing to go by" * needed + "."

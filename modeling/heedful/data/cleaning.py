@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 REASONS = {
     "empty": "source or target is empty or only spaces",
-    "too_long": "source or target has more than `max_characters`",
     "ratio": "one side is more than `max_ratio` times as long as the other",
     "identical": "source and target are the same text",
     "overlap": "it is in held-out data",
@@ -44,8 +43,6 @@ class CleaningRules:
     do not matter when texts are compared; everything else does.
     """
 
-    drop_empty: bool = True  # also a side of only spaces
-    max_characters: int | None = None  # of the longer side; None for no limit
     max_ratio: float | None = None  # of the longer side's characters to the other's; None for no limit
     drop_duplicates: bool = False  # two different translations of a source are not duplicates
     drop_identical: bool = False
@@ -55,7 +52,7 @@ class CleaningRules:
     drop_overlap: bool = True
 
     def __post_init__(self) -> None:
-        check_at_least(1, max_characters=self.max_characters, max_ratio=self.max_ratio)
+        check_at_least(1, max_ratio=self.max_ratio)
 
 
 class CleaningReport:
@@ -201,10 +198,8 @@ class Judge:
         """Return the first of `REASONS` to drop a pair of trimmed texts, if there is one; `seen` are those before."""
         rules = self._rules
         shorter, longer = sorted((len(source), len(target)))
-        if rules.drop_empty and not shorter:
+        if not shorter:
             return "empty"
-        if rules.max_characters is not None and longer > rules.max_characters:
-            return "too_long"
         if rules.max_ratio is not None and longer > rules.max_ratio * shorter:
             return "ratio"
         if rules.drop_identical and source == target and part not in self._texts:

@@ -46,12 +46,8 @@ class AugmentationRules:
     typos: float = 0.0  # of the words of sources
     no_final_punctuation: float = 0.0  # of the sources
     joined: float = 0.0  # of the pairs
-    neighbours: bool = False  # what is joined to a pair is the next one of its file
 
     def __post_init__(self) -> None:
-        if self.neighbours and not self.joined:
-            must = "above 0 where `neighbours` is true"
-            raise ValueError(f"`data.augmentation.joined` must be {must}, but is 0 instead.")
         for name, share in asdict(self).items():
             if not 0 <= share <= 1:
                 raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")

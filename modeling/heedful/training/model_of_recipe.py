@@ -111,10 +111,9 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
             check_compile(optimization, config, recipe.model.activation_checkpointing)
         check_room(recipe.data, config)
         check_memory(_class_of(config), config, runs_on_cpu(optimization.device) and world_size() == 1)
-    for section in ("validation", "decoding"):
-        beams = getattr(recipe, section).num_beams
-        if target is not None and beams > target:
-            raise mistake(f"{section}.num_beams", f"at most {target}, the size of the vocabulary", beams)
+    beams = recipe.decoding.num_beams
+    if target is not None and beams > target:
+        raise mistake("decoding.num_beams", f"at most {target}, the size of the vocabulary", beams)
 
 
 def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> "HeedBaseConfig":

@@ -6,7 +6,6 @@ every key. `recipe_file.py` reads and writes the files.
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,8 +50,8 @@ class DataRecipe:
         check_mixture(self.mixture, self.target, self.source if self.both_directions else None)
         if names := {"validation", "ended"} & self.test.keys():
             raise ValueError(f"`data.test` must not have a set called {names.pop()}, as `metrics.json` calls others.")
-        for name in ("streaming", "mixture", "references", "denoise", "augmentation.neighbours"):
-            if self.validation is None and attrgetter(name)(self):
+        for name in ("streaming", "mixture", "references", "denoise"):
+            if self.validation is None and getattr(self, name):
                 raise mistake("data.validation", f"given where `data.{name}` is", "empty")
         if self.streaming and (self.mixture or self.augmentation != AugmentationRules()):
             raise mistake("data.streaming", "false where `data.mixture` or `data.augmentation` is given", "true")
@@ -214,13 +213,12 @@ class ValidationRecipe:
 
     every_updates: int = 1000
     sentences: int | None = None
-    num_beams: int = 1
     max_new_tokens: int = 128
     select: Criterion = "loss"
     patience: int | None = None
 
     def __post_init__(self):
-        _at_least(1, "validation", self, "every_updates", "num_beams", "max_new_tokens", "patience")
+        _at_least(1, "validation", self, "every_updates", "max_new_tokens", "patience")
         _at_least(0, "validation", self, "sentences")
         if self.sentences == 0 and self.select != "loss":
             must = "loss where `validation.sentences` is 0 and nothing is translated"
@@ -233,11 +231,10 @@ class CheckpointRecipe:
 
     every_updates: int = 1000
     keep_last: int = 5
-    keep_best: int = 1
-    publish: Literal["average", "average_best", "best", "last"] = "average"
+    publish: Literal["average", "best", "last"] = "average"
 
     def __post_init__(self):
-        _at_least(1, "checkpoints", self, "every_updates", "keep_last", "keep_best")
+        _at_least(1, "checkpoints", self, "every_updates", "keep_last")
 
 
 @dataclass

@@ -29,7 +29,7 @@ class Augmentation:
     """Changes the rows of an epoch; the same seed, epoch and rows give the same.
 
     A pair that is joined has another one of its part, drawn anew, behind it, with a space between (Kondo et al., 2021,
-    arXiv 2104.08478), or the one that follows it; then its source may be damaged. One that would be longer than its
+    arXiv 2104.08478); then its source may be damaged. One that would be longer than its
     limit stays as it is. `pairs` are those that the rows were made of, by their `numbers`; those of the parts `left`
     stay as they are.
     """
@@ -58,9 +58,7 @@ class Augmentation:
             if parts[number] in self._left:
                 continue
             others = of_part[parts[number]]
-            if self._rules.neighbours:
-                others = [number + 1] if parts[number : number + 2] == [parts[number]] * 2 else []
-            if next(draws) < self._rules.joined and others:
+            if next(draws) < self._rules.joined:
                 other = others[int(next(draws) * len(others))]
                 source, target = f"{source} {sources[other]}", f"{target} {targets[other]}"
             source = noisy(source, self._rules, draws)

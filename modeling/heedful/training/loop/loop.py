@@ -93,7 +93,7 @@ class TrainingLoop:
             # This also makes every rank wait until the main one has written.
             if any_rank(self.accelerator, self.signals.received is not None):
                 raise self._interruption()
-            if self.recipe.checkpoints.publish in ("best", "average_best") and not self._is_due("validation"):
+            if self.recipe.checkpoints.publish == "best" and not self._is_due("validation"):
                 # The last weights may be the best, wherever the run ends. The saved progress does not know of it: a
                 # resumed run that goes further is the same as one that was never stopped.
                 self._validate()
@@ -293,8 +293,8 @@ class TrainingLoop:
         self.engine.model.train()
         values = broadcast(self.accelerator, values)  # so that all ranks stop early, or none
         self.log.write_validation(self.progress, values)
-        select, keep_best = self.recipe.validation.select, self.recipe.checkpoints.keep_best
-        self.progress.note_validation(values[select], select not in LOWER_IS_BETTER, keep_best, is_saved)
+        select = self.recipe.validation.select
+        self.progress.note_validation(values[select], select not in LOWER_IS_BETTER, is_saved)
         if self.after_validation is not None:
             self.after_validation(self.progress, values["loss"])
 

@@ -38,7 +38,7 @@ def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str
     settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
     pairs, tokenizers = sample(corpus.validation_pairs, settings.sentences), corpus.tokenizers
     scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer, "ignore": recipe.decoding.ignore}
-    search: dict[str, Any] = {"num_beams": settings.num_beams, "max_new_tokens": settings.max_new_tokens}
+    search: dict[str, Any] = {"num_beams": 1, "max_new_tokens": settings.max_new_tokens}
     search |= {"target_language": corpus.target_language, "token_budget": budget}
     with _measured_model(engine) as model:
         loss = validation_loss(model, corpus.validation, budget, accelerator)

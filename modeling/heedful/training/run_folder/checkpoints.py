@@ -38,7 +38,7 @@ SCALER = "scaler.json"
 PROGRESS = "progress.json"
 MANIFEST = "manifest.json"
 PREFIX = "update-"
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,7 @@ def load_progress(path: Path) -> Progress:
         older = "resume with the version that wrote it, or train on from its weights with `model.start_from`"
         way = "upgrade it" if written > FORMAT else older
         raise ValueError(f"The checkpoint {path} has format {written}; this Heedful reads {FORMAT}: {way}.")
-    state["best"] = [(value, update) for value, update in state["best"]]
-    return Progress(**state)
+    return Progress(**state | {"best": state["best"] and tuple(state["best"])})
 
 
 def newest_whole_checkpoint(
@@ -199,11 +198,10 @@ class CheckpointStore:
             logger.warning("before: %s; now: %s: %s", progress.machine, now.machine, differ)
         if _measured(self.recipe, now) != _measured(read_recipe(path / RECIPE), progress):
             # What was best by another measure is not compared; the weights that are resumed are measured again.
-            progress.best, progress.validations_without_improvement, progress.awaits_validation = [], 0, True
+            progress.best, progress.validations_without_improvement, progress.awaits_validation = None, 0, True
             progress.validated_update = min(progress.validated_update, progress.update - 1)
             logger.info("validation measures something else than before: the earlier best is forgotten")
         progress.processes, progress.data, progress.machine = now.processes, now.data, now.machine
-        del progress.best[self.settings.keep_best :]
         self.saved_update = progress.update
         logger.info("resuming after update %s", progress.update)
         return progress
@@ -240,10 +238,10 @@ class CheckpointStore:
             logger.warning("%s. Earlier checkpoints are unharmed, and training goes on.", failure)
 
     def prune(self, progress: Progress) -> None:
-        """Delete all checkpoints but the last ones, the best ones and the present one, as the recipe says."""
+        """Delete all checkpoints but the last ones, the best one and the present one, as the recipe says."""
         if self.accelerator.is_main_process:
-            kept = {progress.update, *(update for _, update in progress.best)}
-            prune_checkpoints(self.folder, kept.union(_regular_updates(self.folder, self.settings, progress)))
+            kept = {progress.update, *_regular_updates(self.folder, self.settings, progress)}
+            prune_checkpoints(self.folder, kept if progress.best is None else kept | {progress.best[1]})
 
     def clear(self, progress: Progress) -> None:
         """Remove what a killed run left half-written or damaged after this progress, and prune."""
@@ -256,7 +254,7 @@ class CheckpointStore:
 def _measured(recipe: Recipe, progress: Progress) -> tuple[Any, ...]:
     """Return what the values of validations depend on, besides the weights; the checksum of their rows comes first."""
     asked, scored, rows = recipe.validation, recipe.decoding, (progress.data or "")[:64]
-    scores = asked.sentences, asked.num_beams, asked.max_new_tokens, scored.bleu_tokenizer, scored.ignore
+    scores = asked.sentences, asked.max_new_tokens, scored.bleu_tokenizer, scored.ignore
     return asked.select, rows, asked.select != "loss" and (*scores, recipe.data.references)
 
 
@@ -284,8 +282,11 @@ def prune_checkpoints(folder: Path, keep: set[int]) -> None:
 
 def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[Path]:
     """Return the checkpoints whose averaged weights a recipe publishes; damaged ones are left out with a warning."""
-    regular, best = _regular_updates(folder, settings, progress), [update for _, update in progress.best]
-    updates = {"average": regular, "average_best": best, "best": best[:1]}.get(settings.publish, [progress.update])
+    updates = [progress.update]
+    if settings.publish == "average":
+        updates = _regular_updates(folder, settings, progress)
+    elif settings.publish == "best" and progress.best is not None:
+        updates = [progress.best[1]]
     damages = {path: find_damage(path) for path in (checkpoint_path(folder, update) for update in updates)}
     for path, damage in damages.items():
         if damage is not None:

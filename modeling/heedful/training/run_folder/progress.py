@@ -31,7 +31,7 @@ class Progress:
     skipped_updates: int = 0  # because their gradient was not finite
     skipped_in_a_row: int = 0  # how many of them were the last ones
     validated_update: int = 0  # the last one
-    best: list[tuple[float, int]] = field(default_factory=list)  # validations (value, update), best first
+    best: tuple[float, int] | None = None  # the best validation's value and update
     validations_without_improvement: int = 0  # since the best
     window: dict[str, float] = field(default_factory=new_window)  # sums since the last line of the log
     awaits_validation: bool = False  # whether this update is to be validated and has not been
@@ -43,16 +43,14 @@ class Progress:
         for name, value in values.items():
             self.window[name] = self.window.get(name, 0.0) + value  # an older checkpoint may lack one
 
-    def note_validation(self, value: float, higher_is_better: bool, keep_best: int, is_saved: bool) -> None:
-        """Note the value that the recipe selects by; of saved updates the `keep_best` best are remembered."""
+    def note_validation(self, value: float, higher_is_better: bool, is_saved: bool) -> None:
+        """Note the value that the recipe selects by; of saved updates the best one is remembered."""
         sign = -1 if higher_is_better else 1
-        improved = not self.best or sign * value < sign * self.best[0][0]
+        improved = self.best is None or sign * value < sign * self.best[0]
         self.validations_without_improvement = 0 if improved else self.validations_without_improvement + 1
         self.validated_update, self.awaits_validation = self.update, False
-        if is_saved and math.isfinite(value):
-            # Sorting is stable: of equals the first one counts as better.
-            ranked = sorted([*self.best, (value, self.update)], key=lambda entry: sign * entry[0])
-            self.best = ranked[:keep_best]
+        if is_saved and improved and math.isfinite(value):
+            self.best = value, self.update
 
 
 def place_in_run(progress: Progress, settings: OptimizationRecipe) -> str:

@@ -39,31 +39,24 @@ def test_tokenizers_that_are_of_another_model_or_broken_are_named(folder):
     assert_error(f"tokenizers in {folder} cannot be used", Translator.from_pretrained, folder)
 
 
+WRONG_IDS = [("pad_token_id", 5_000_000), ("pad_token_id", -1), ("eos_token_id", [2, 290]), ("bos_token_id", "x")]
+WRONG_IDS += [("decoder_start_token_id", -(10**12)), ("decoder_start_token_id", [1, True]), ("eos_token_id", 2.0)]
+WRONG_IDS += [("forced_bos_token_id", 290), ("forced_eos_token_id", [10**30]), ("bad_words_ids", [[3], [4, 290]])]
+WRONG_IDS += [("suppress_tokens", [-1]), ("begin_suppress_tokens", [3, 290])]
+
+
 def test_an_id_of_the_generation_config_outside_of_the_vocabulary_is_named_before_anything_reads_it(folder):
-    cases = [("pad_token_id", 5_000_000), ("pad_token_id", -1), ("eos_token_id", [2, 290]), ("bos_token_id", "x")]
-    cases += [("decoder_start_token_id", -(10**12)), ("decoder_start_token_id", [1, True]), ("eos_token_id", 2.0)]
-    cases += [("forced_bos_token_id", 290), ("forced_eos_token_id", [10**30]), ("bad_words_ids", [[3], [4, 290]])]
-    cases += [("suppress_tokens", [-1]), ("begin_suppress_tokens", [3, 290])]
-    saved = (folder / "generation_config.json").read_text()
-    for name, value in cases:
-        change_json(folder / "generation_config.json", **{name: value})
-        assert_error(
-            f"`{name}` of the generation config must be of the target's vocabulary, from 0 to 289", load_model, folder
-        )
-        (folder / "generation_config.json").write_text(saved)
+    path, message = folder / "generation_config.json", "of the generation config must be of the target's vocabulary"
+    saved = path.read_text()
+    for name, value in WRONG_IDS:
+        change_json(path, **{name: value})
+        assert_error(f"`{name}` {message}, from 0 to 289", load_model, folder)
+        path.write_text(saved)
     decoder = NativeDecoder(load_model(folder))
     given = decoder.encoded(torch.tensor([[5, 2], [6, 2]]))
     for beams in (1, 2):
         search = {"custom_generate": decoder, "num_beams": beams, "pad_token_id": 2**40}
         assert_error("`pad_token_id` must be at least 0", decoder.model.generate, **given, **search)
-
-
-def test_weights_that_are_cut_off_anywhere_are_named(folder):
-    path = folder / "model.safetensors"
-    for kept in (20_000, 100, 5, 0):
-        path.write_bytes(path.read_bytes()[:kept])
-        with pytest.raises(ValueError, match=rf"The model in {folder} cannot be loaded: .*whole safetensors files"):
-            Translator.from_pretrained(folder)
 
 
 WRONG_CONFIGS = [

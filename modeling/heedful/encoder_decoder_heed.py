@@ -110,8 +110,6 @@ class OutputLayer(nn.Module):
     model: Any
     lm_head: nn.Linear
     prepare_decoder_input_ids_from_labels: Any  # of `HeedGenerationMixin`
-    # A switch: whether a training step returns the loss without logits where the call does not say.
-    skips_logits_in_training = False
 
     def _hold_head(self, model: nn.Module, head: nn.Linear) -> None:
         """Take the model and its pre-softmax layer, and name the matrices that are one."""
@@ -137,10 +135,6 @@ class OutputLayer(nn.Module):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: Count = None,
-        skip_logits: bool | None = None,
-        target_places: torch.Tensor | None = None,
-        body: Callable[..., Any] | None = None,
-        objective: Any = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Score the next target token at every position; with labels, compute the loss too.
@@ -156,71 +150,98 @@ class OutputLayer(nn.Module):
             decoder_inputs_embeds: `(batch, target_length, D)`, in place of `decoder_input_ids`.
             labels: `(batch, target_length)`, -100 where nothing is to be predicted.
             use_cache: Whether to return a cache; never with labels.
-            logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all.
+            logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all. With
+                labels and no position, `torch.arange(0)`, the loss is computed as by `loss_of`.
             num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
                 summed loss is divided; the labels of this call by default.
-            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, which takes less memory
-                and is differentiated once; by default the model's `skips_logits_in_training`, in evaluation never.
-            target_places: The places of labels other than -100 among all, `(N)`; to find them, Python waits for a GPU.
-            body: Computes in place of `model`, as a compiled one does.
-            objective: Computes in place of the cross-entropy several sums, of which the first is differentiated.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
-            `loss` (in nats per label), `logits` `(batch, target_length, decoder_vocab_size)` unless they are skipped,
-            the cache, and what was asked to be recorded.
+            `loss` (in nats per label), `logits` `(batch, target_length, decoder_vocab_size)` unless none are kept, the
+            cache, and what was asked to be recorded.
 
         Raises:
             ValueError: If an id is outside its vocabulary, a mask is not as long as its sequence, the target is
                 missing or no label is to be predicted.
         """
         cache = given_cache(cache, kwargs)
+        inputs: dict[str, Any] = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_attention_mask": decoder_attention_mask,
+            "encoder_outputs": encoder_outputs,
+            "inputs_embeds": inputs_embeds,
+            "decoder_inputs_embeds": decoder_inputs_embeds,
+            "use_cache": use_cache,
+        }
+        inputs |= {**by_name(cache), "return_dict": True, **kwargs}
+        is_alone = labels is not None and isinstance(logits_to_keep, torch.Tensor) and not logits_to_keep.numel()
         if labels is not None:
-            use_cache = False
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        skips_logits = labels is not None and self._may_skip_logits(skip_logits)
-        if labels is not None and skips_logits and body is None:
-            kwargs = self._shortcuts(kwargs, labels, attention_mask, decoder_attention_mask) | kwargs
-        outputs = (body or self.model)(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            **by_name(cache),
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            return_dict=True,
-            **kwargs,
-        )
-        recorded = dict(outputs.items())
-        states = recorded.pop("last_hidden_state")  # (B, T, D)
-        if labels is not None and skips_logits:
-            recorded["loss"] = self._loss_of_states(states, labels, num_items_in_batch, target_places, objective)
-            return Seq2SeqLMOutput(**recorded)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self._score(states[:, kept])  # (B, T, V)
-        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch, objective)
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **recorded)
+            inputs = self._inputs_of_labels(inputs, labels)
+        leaves_out = is_alone and self._may_leave_out_logits()
+        if labels is not None and leaves_out:
+            inputs = self._shortcuts(inputs, labels) | inputs
+        outputs = dict(self.model(**inputs).items())
+        states = outputs.pop("last_hidden_state")  # (B, T, D)
+        if labels is not None and leaves_out:
+            return Seq2SeqLMOutput(loss=self._loss_of_states(states, labels, num_items_in_batch), **outputs)
+        last = 0 if is_alone else logits_to_keep  # no logits are asked for, but some code reads them
+        logits = self._score(states[:, slice(-last, None) if isinstance(last, int) else last])  # (B, T, V)
+        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **outputs)
+
+    def loss_of(
+        self,
+        batch: Mapping[str, Any],
+        num_items_in_batch: Count = None,
+        objective: Any = None,
+        body: Callable[..., Any] | None = None,
+    ) -> torch.Tensor:
+        """Return the loss of a batch, in nats per label, for a step that reads it alone and differentiates once.
+
+        It is that of `forward`, computed without logits, and on the CPU without padding, where no code of a user's
+        reads or makes them.
+
+        Args:
+            batch: Arguments of `forward` with `labels`; with `target_places` too, the flat indices of labels other
+                than -100, Python does not wait for a GPU to find them.
+            num_items_in_batch: As in `forward`.
+            objective: Computes in place of the cross-entropy several sums, of which the first is differentiated.
+            body: Computes in place of `model`, as a compiled one does.
+        """
+        others = {name: value for name, value in batch.items() if name not in ("labels", "target_places")}
+        labels, places = batch["labels"], batch.get("target_places")
+        inputs = self._inputs_of_labels(others, labels)
+        leaves_out = self._may_leave_out_logits()
+        if leaves_out and body is None:
+            inputs = self._shortcuts(inputs, labels) | inputs
+        states = (body or self.model)(**inputs, return_dict=True).last_hidden_state  # (B, T, D)
+        if leaves_out:
+            return self._loss_of_states(states, labels, num_items_in_batch, objective, places)
+        return self.loss(self._score(states), labels, num_items_in_batch, objective)
+
+    def _inputs_of_labels(self, inputs: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
+        """Return inputs without a cache, whose decoder reads what comes before each label unless it is given."""
+        given = {**inputs, "use_cache": False}
+        if given.get("decoder_input_ids") is None and given.get("decoder_inputs_embeds") is None:
+            given["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels)
+        return given
 
     def _score(self, states: torch.Tensor) -> torch.Tensor:
         """Return the logits of `(batch, length, D)` states."""
         return self.lm_head(states)
 
-    def _may_skip_logits(self, skip_logits: bool | None) -> bool:
-        """Return whether the loss is computed without logits: if asked for, and no user's code reads or makes them."""
-        if skip_logits is None:
-            skip_logits = self.skips_logits_in_training and self.training and torch.is_grad_enabled()
-        if not (skip_logits and is_eager() and is_unmodified(self.lm_head)):
+    def _may_leave_out_logits(self) -> bool:
+        """Return whether the loss may be computed without logits: if no user's code reads or makes them."""
+        if not (is_eager() and is_unmodified(self.lm_head)):
             return False
         if has_own(self, "loss", "_score", "_smoothing") or not is_known(smoothed_cross_entropy):
             return False
         # float16 must be scaled before it is differentiated.
         return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))
 
-    def _shortcuts(self, asked: Mapping[str, Any], labels: torch.Tensor, *masks: Any) -> dict[str, Any]:
+    def _shortcuts(self, inputs: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
         """Return arguments for `model` by which a step takes less where its loss alone is looked at."""
         return {}
 
@@ -236,7 +257,9 @@ class OutputLayer(nn.Module):
         summed = objective or smoothed_cross_entropy
         return mean_per_label(summed(logits, labels, self._smoothing), labels, num_items_in_batch)
 
-    def _loss_of_states(self, states: Any, labels: Any, count: Count, places: Any, objective: Any) -> torch.Tensor:
+    def _loss_of_states(
+        self, states: Any, labels: Any, count: Count, objective: Any = None, places: Any = None
+    ) -> torch.Tensor:
         """Return the same loss as `loss`, of the `(batch, target_length, D)` states that `lm_head` reads."""
         check_label_shape(states, labels)
         labels, head = labels.to(states.device).flatten(), self.lm_head

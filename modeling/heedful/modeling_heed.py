@@ -436,8 +436,10 @@ class HeedForConditionalGeneration(OutputLayer, CachedGenerationMixin, HeedPreTr
     def _score(self, states: torch.Tensor) -> torch.Tensor:
         return project(states, self.lm_head)
 
-    def _shortcuts(self, asked: Mapping[str, Any], labels: torch.Tensor, *masks: Any) -> dict[str, Any]:
+    def _shortcuts(self, inputs: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
         """Return the padding that a step on the CPU may leave out, as `packing`, where nothing observes its states."""
         layers = HeedEncoderLayer, HeedDecoderLayer
-        is_observed = self.lm_head.weight.device.type != "cpu" or has_observers(self, asked, layers)
-        return {} if is_observed else {"packing": packing_of(labels, *masks)}
+        if self.lm_head.weight.device.type != "cpu" or has_observers(self, inputs, layers):
+            return {}
+        masks = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
+        return {"packing": packing_of(labels, *masks)}

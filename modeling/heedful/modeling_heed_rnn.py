@@ -448,6 +448,10 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         self.generation_config.max_length = DEFAULT_MAX_LENGTH
         self.post_init()
 
+    def _may_leave_out_logits(self) -> bool:
+        """Return that all logits are computed: cells take most of a step's time, and more of it for a second pass."""
+        return False
+
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         """Return that `generate()` makes no cache of keys and values: this model makes its own."""

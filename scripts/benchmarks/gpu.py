@@ -114,7 +114,7 @@ def losses(size: str, vocabulary: int, device: str, has_t5: bool) -> dict[str, t
     found: dict[str, tuple[nn.Module, Loss]] = {
         "marian": (marian, smoothed),
         "nn.Transformer": (TorchTransformer(size, vocabulary), lambda model, batch: model(**batch)),
-        "heed": (heed, lambda model, batch: model(**batch).loss),
+        "heed": (heed, lambda model, batch: model.loss_of(batch)),
     }
     if has_t5:
         found["t5"] = make_t5(size, vocabulary), smoothed
@@ -231,10 +231,9 @@ def loop_row(size: str, is_compiled: bool, run: Path, options: dict[str, Any]) -
         values = [line[f"train/{name}"] for line in lines if f"train/{name}" in line]
         row |= {name: round(statistics.median(values[len(values) // 2 :]), 3)} if values else {}
     model: Any = load_model(result.folder).to(options["device"]).train()
-    model.skips_logits_in_training = True
     rows = list(chain.from_iterable(next(iter(result.corpus.updates(0)))))
     batch = {key: each.to(options["device"]) for key, each in collate(rows, model.config.pad_token_id).items()}
-    step = bare_step(model, lambda model, batch: model(**batch).loss, batch, is_compiled, options)
+    step = bare_step(model, lambda model, batch: model.loss_of(batch), batch, is_compiled, options)
     bare = sum(len(pair["labels"]) for pair in rows) / median_seconds({"step": step}, options["rounds"])["step"].clock
     return row | {"bare tokens/s": round(bare), "loop to bare": round(row["target_tokens_per_s"] / bare, 3)}
 

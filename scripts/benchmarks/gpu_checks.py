@@ -89,7 +89,7 @@ def computed(name: str, dtype: torch.dtype, options: Options) -> Pair:
     model = small_heed(options).to(options["device"], dtype).train()
     model.set_attn_implementation(name)
     batch = {key: value.to(options["device"]) for key, value in make_pairs(8, 40, VOCABULARY, 0.3).items()}
-    output = model(**batch, skip_logits=False)
+    output = model(**batch)
     output.loss.backward()
     gradient = torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
     return output.logits[batch["labels"] != -100].detach().float(), gradient

@@ -62,7 +62,7 @@ def smoothed_loss(name: str, model: Any, sentences: int, vocabulary: int) -> tor
     labels = tokens.flip(1)
     inputs = {"input_ids": tokens, "attention_mask": mask}
     if name == "heed":
-        return model(**inputs, labels=labels).loss
+        return model.loss_of(inputs | {"labels": labels})
     outputs = model(**inputs, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels))
     return LabelSmoother(epsilon=SMOOTHING)(outputs, labels)
 

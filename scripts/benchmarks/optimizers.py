@@ -31,13 +31,13 @@ def compare(size: str, updates: list[int], options: dict[str, Any]) -> Row:
     models = {name: make_heed(marian).train() for name in SETTINGS}
     calls: dict[str, Any] = {}
     for name, model in models.items():
-        model(**inputs).loss.backward()
+        model.loss_of(inputs).backward()
         settings = OptimizationRecipe(optimizer=name, learning_rate=1e-4, max_updates=1, **SETTINGS[name])  # type: ignore[arg-type]
         optimizer = make_optimizer(model, settings)
         set_learning_rate(optimizer, 1e-4)
         calls[name] = optimizer.step
     gradients = models["adam"]
-    seconds = median_seconds({"passes": lambda: gradients(**inputs).loss.backward(), **calls}, options["rounds"])
+    seconds = median_seconds({"passes": lambda: gradients.loss_of(inputs).backward(), **calls}, options["rounds"])
     row: Row = {"size": size, "padded tokens of a micro-batch": padded}
     row |= {f"{name}_ms": round(1000 * each.processor, 1) for name, each in seconds.items()}
     for tokens in updates:

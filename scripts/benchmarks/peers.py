@@ -54,10 +54,13 @@ def make_marian(size: str, vocabulary: int, dropout: float = 0.1) -> MarianMTMod
 
 
 def make_heed(marian: MarianMTModel) -> Any:
-    """Return a Heed model with a Marian model's weights, which trains as `heedful train` trains it."""
-    model = convert_model(marian)
-    model.skips_logits_in_training = True
-    return model
+    """Return a Heed model with a Marian model's weights."""
+    return convert_model(marian)
+
+
+def loss_of(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    """Return a model's training loss, Heed's as `heedful train` computes it."""
+    return model.loss_of(inputs) if hasattr(model, "loss_of") else model(**inputs).loss
 
 
 def marian_like(heed: Any) -> MarianMTModel:

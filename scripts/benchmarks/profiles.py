@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, report
-from peers import endless_search, make_heed, make_marian, make_pairs, make_sources, training_step
+from peers import endless_search, loss_of, make_heed, make_marian, make_pairs, make_sources, training_step
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -87,7 +87,7 @@ def training_steps(size: str, options: dict[str, Any]) -> dict[str, Callable[[],
     def loss(model: Any) -> torch.Tensor:
         precision = options["precision"]
         with torch.autocast("cpu", getattr(torch, precision), enabled=precision != "float32"):
-            return model(**inputs).loss
+            return loss_of(model, inputs)
 
     return {name: training_step(model, partial(loss, model)) for name, model in models.items()}
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, ratios, report
-from peers import check_losses, make_heed, make_marian, make_pairs, training_step
+from peers import check_losses, loss_of, make_heed, make_marian, make_pairs, training_step
 
 from heedful.host import keep_freed_memory
 
@@ -33,7 +33,7 @@ def compare(size: str, precision: str, options: dict[str, Any]) -> Row:
 
     def loss(model: Any) -> torch.Tensor:
         with torch.autocast("cpu", getattr(torch, precision), enabled=precision != "float32"):
-            return model(**inputs).loss
+            return loss_of(model, inputs)
 
     with torch.no_grad():
         check_losses(*(float(loss(model.eval())) for model in models.values()), TOLERANCE[precision])

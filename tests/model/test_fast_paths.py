@@ -14,7 +14,7 @@ from transformers.generation import MinLengthLogitsProcessor
 from heedful import HeedConfig, HeedForConditionalGeneration, fast_paths_heed, loss_heed, modeling_heed
 from heedful.fast_paths_heed import HeedDropout, PackedTokens, linear, needed_targets, project, project_together
 from heedful.versions_heed import cache_of
-from helpers import pairwise, tiny_model
+from helpers import pairwise
 
 SIZES = {
     **{"vocab_size": 50, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2},
@@ -33,9 +33,7 @@ def products_of_onednn():
 
 def make_model(**options):
     torch.manual_seed(0)
-    model = HeedForConditionalGeneration(HeedConfig(**SIZES | {"dropout": 0.0} | options)).train()
-    model.skips_logits_in_training = True
-    return model
+    return HeedForConditionalGeneration(HeedConfig(**SIZES | {"dropout": 0.0} | options)).train()
 
 
 def make_batch(rows=5, length=7):
@@ -185,10 +183,10 @@ def test_a_step_with_lean_norms_has_the_gradients_of_one_without(placement, monk
     calls = []
     plain = fast_paths_heed.LeanLayerNorm.apply
     monkeypatch.setattr(fast_paths_heed.LeanLayerNorm, "apply", lambda *given: calls.append(1) or plain(*given))
-    found = gradients(model, model(**batch).loss)
+    found = gradients(model, model.loss_of(batch))
     assert len(calls) == 2 * 2 + 2 * 3
     monkeypatch.setattr(modeling_heed, "can_use_lean_norm", lambda norm, states: False)
-    assert_same(found, gradients(model, model(**batch).loss))
+    assert_same(found, gradients(model, model.loss_of(batch)))
 
 
 def test_a_norm_keeps_its_input_where_the_output_does_not_give_it_back():
@@ -224,12 +222,12 @@ def packed_rows(monkeypatch):
 
 def assert_packing_changes_nothing(model, batch, rows, monkeypatch):
     """Compare loss and gradients with those of all positions; return the numbers of rows that were computed."""
-    loss = model(**batch).loss
+    loss = model.loss_of(batch)
     found, packed = gradients(model, loss), {*rows}
     assert packed
     monkeypatch.setattr(fast_paths_heed, "LEAST_PADDING", 1.0)
     rows.clear()
-    whole = model(**batch).loss
+    whole = model.loss_of(batch)
     assert not rows
     torch.testing.assert_close(loss, whole, rtol=1e-6, atol=0)
     assert_same(found, gradients(model, whole))
@@ -287,9 +285,7 @@ def with_a_cache(model, batch):
 
 # Where logits are seen, and where something else is.
 LOGITS_SEEN = {
-    "evaluation": lambda model, batch: model.eval(),
-    "no_grad": lambda model, batch: None,
-    "asked": lambda model, batch: batch.update(skip_logits=False),
+    "asked": lambda model, batch: batch.update(logits_to_keep=0),
     "hook": lambda model, batch: model.lm_head.register_forward_hook(lambda *_: None),
     "subclass": lambda model, batch: setattr(model.lm_head, "__class__", type("Adapted", (nn.Linear,), {})),
 }
@@ -302,10 +298,9 @@ OBSERVED = LOGITS_SEEN | {
 
 @pytest.mark.parametrize("which", OBSERVED)
 def test_logits_and_padding_are_computed_where_someone_may_look_at_them(which, packed_rows):
-    model, batch = make_model(), make_padded_batch()
+    model, batch = make_model(), make_padded_batch() | {"logits_to_keep": torch.arange(0)}
     OBSERVED[which](model, batch)
-    with torch.set_grad_enabled(which != "no_grad"):
-        outputs = model(**batch)
+    outputs = model(**batch)
     assert not packed_rows
     assert (outputs.logits is not None) == (which in LOGITS_SEEN)
     if which in ("recorded", "configured"):
@@ -328,7 +323,7 @@ def test_padding_is_left_out_until_somebody_watches_and_again_afterwards(packed_
 
     def is_packed(**arguments):
         packed_rows.clear()
-        model(**batch, **arguments)
+        model(**batch, **arguments, logits_to_keep=torch.arange(0))
         return bool(packed_rows)
 
     assert not is_packed(output_attentions=True, output_hidden_states=True)
@@ -369,7 +364,7 @@ def test_a_gradient_flows_through_packed_states_twice():
 
 
 FORMS = {
-    **{"default": {}, "frozen": {"tie_word_embeddings": False}, "extreme": {}, "recurrent": {}},
+    **{"default": {}, "frozen": {"tie_word_embeddings": False}, "extreme": {}},
     "not smoothed": {"tie_word_embeddings": False, "output_bias": True, "label_smoothing": 0.0},
 }
 
@@ -379,14 +374,11 @@ FORMS = {
 def test_the_loss_without_logits_is_the_loss_with_them(which, num_items, monkeypatch):
     monkeypatch.setattr(loss_heed, "TOKENS_AT_ONCE", 4)
     model, batch = make_model(**{"label_smoothing": 0.1} | FORMS[which]), make_batch()
-    if which == "recurrent":
-        model = tiny_model(family="recurrent", label_smoothing=0.1).train()
-        model.skips_logits_in_training = True
     model.lm_head.requires_grad_(which != "frozen")
     if which == "extreme":
         model.lm_head.weight.data.mul_(500)
     batch |= {"num_items_in_batch": num_items}
-    whole, short = model(**batch, skip_logits=False), model(**batch)
+    whole, short = model(**batch), model(**batch, logits_to_keep=torch.arange(0))
     assert short.logits is None
     torch.testing.assert_close(short.loss, whole.loss, rtol=1e-5 if which == "extreme" else 1e-6, atol=0)
     wanted, found = gradients(model, whole.loss * 3), gradients(model, short.loss * 3)
@@ -406,9 +398,9 @@ def test_a_gpu_takes_many_tokens_at_once_and_a_small_part_of_any_vocabulary():
 
 def test_under_autocast_the_loss_without_logits_is_close_too():
     model, batch = make_model(label_smoothing=0.1), make_batch()
-    wanted = gradients(model, model(**batch).loss)
+    wanted = gradients(model, model.loss_of(batch))
     with torch.autocast("cpu", torch.bfloat16):
-        found = gradients(model, model(**batch).loss)
+        found = gradients(model, model.loss_of(batch))
     for name, value in wanted.items():
         assert F.cosine_similarity(found[name].flatten().float(), value.flatten(), dim=0) > 0.98, name
 
@@ -423,7 +415,7 @@ def test_the_loss_without_logits_never_holds_more_than_a_few_rows_of_them(monkey
     monkeypatch.setattr(loss_heed, "TOKENS_AT_ONCE", 8)
     for module in (fast_paths_heed, loss_heed):
         monkeypatch.setattr(module, "linear", noting)
-    make_model()(**make_batch()).loss.backward()
+    make_model().loss_of(make_batch()).backward()
     assert (max(rows), sum(rows)) == (8, int((make_batch()["labels"] != -100).sum()))
 
 
@@ -431,8 +423,8 @@ def test_no_label_at_all_is_refused_without_logits_too_but_not_in_a_part_of_an_u
     model, batch = make_model(), make_batch()
     batch["labels"].fill_(-100)
     with pytest.raises(ValueError, match="at least one label other than -100"):
-        model(**batch)
-    assert all(not value.any() for value in gradients(model, model(**batch, num_items_in_batch=9).loss).values())
+        model.loss_of(batch)
+    assert all(not value.any() for value in gradients(model, model.loss_of(batch, 9)).values())
 
 
 def test_training_in_bfloat16_on_the_cpu_runs_under_the_eager_kernel(monkeypatch):

@@ -15,7 +15,7 @@ from heedful.training.updates.packing import laid_end_to_end
 from helpers import loss_and_gradients, tiny_config
 from rows_attention import varlen_attn
 
-SETTINGS = {"num_items_in_batch": 400, "skip_logits": True}
+ASKED = {"num_items_in_batch": 400, "logits_to_keep": torch.arange(0)}
 
 
 def make_rows(count: int) -> list[dict[str, list[int]]]:
@@ -50,7 +50,7 @@ def test_loss_and_gradient_are_those_of_padded_rows(varlen, options):
     assert why_padded(model.config, "sdpa") is None
     for rows in (make_rows(1), make_rows(40)):
         batches = collate(rows, 0), laid_end_to_end(rows, 2000, 0, 1)
-        padded, packed = (loss_and_gradients(model, batch, **SETTINGS) for batch in batches)
+        padded, packed = (loss_and_gradients(model, batch, **ASKED) for batch in batches)
         assert packed[0].item() == pytest.approx(padded[0].item(), rel=1e-6)
         assert (packed - padded)[1:].norm() < 1e-5 * padded[1:].norm()
 
@@ -59,7 +59,7 @@ def test_in_bfloat16_they_differ_by_its_rounding(varlen):
     model, rows = make_model(), make_rows(40)
     with torch.autocast("cpu", torch.bfloat16):
         batches = collate(rows, 0), laid_end_to_end(rows, 2000, 0, 1)
-        padded, packed = (loss_and_gradients(model, batch, **SETTINGS) for batch in batches)
+        padded, packed = (loss_and_gradients(model, batch, **ASKED) for batch in batches)
     assert packed[0].item() == pytest.approx(padded[0].item(), rel=1e-2)
     assert torch.cosine_similarity(packed[1:], padded[1:], dim=0) > 0.99
 
@@ -69,18 +69,16 @@ def test_what_fills_up_changes_nothing(varlen):
     for pad in (0, 57):
         batch = laid_end_to_end(rows, 2000, pad, 1)
         batch["decoder_input_ids"] = batch["decoder_input_ids"].where(batch["labels"] != -100, torch.tensor(pad))
-        found.append(loss_and_gradients(model, batch, **SETTINGS))
+        found.append(loss_and_gradients(model, batch, **ASKED))
     assert torch.equal(*found)
 
 
 def test_places_of_labels_that_are_known_change_nothing():
     model, batch = make_model(), collate(make_rows(10), 0)
     places = (batch["labels"].flatten() != -100).nonzero()[:, 0]
-    every, same, one = (
-        loss_and_gradients(model, batch, target_places=each, **SETTINGS) for each in (None, places, places[:1])
-    )
-    assert torch.equal(every, same)
-    assert one[0] < every[0]
+    every, same, one = (model.loss_of(batch | {"target_places": each}, 400) for each in (None, places, places[:1]))
+    assert every == same
+    assert one < every
 
 
 def test_what_flash_attention_cannot_compute_is_padded():
@@ -111,7 +109,7 @@ def test_a_step_asks_the_device_for_no_number(varlen, monkeypatch, packs, r_drop
     batch["target_places"] = (batch["labels"].flatten() != -100).nonzero()[:, 0]
     batch = on_device(batch, torch.device("meta"))
     objective = Objective(3.0) if r_drop else None
-    model(**batch, num_items_in_batch=9, skip_logits=True, objective=objective).loss.flatten()[0].backward()
+    model.loss_of(batch, 9, objective).flatten()[0].backward()
     assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).is_meta
 
 
@@ -124,6 +122,6 @@ def test_nothing_is_asked_for_that_torch_may_leave_to_cudnn(monkeypatch):
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", seen)
     batch = laid_end_to_end(make_rows(5), 512, 0, 1)
-    loss_and_gradients(make_model(), batch, **SETTINGS)
+    loss_and_gradients(make_model(), batch, **ASKED)
     assert set(windows) == {(-1, 0), (UNRESTRICTED, UNRESTRICTED)}
     assert batch["packing"].source.longest < UNRESTRICTED

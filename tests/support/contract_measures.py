@@ -258,7 +258,7 @@ class WithLoop(WithTrainer):
         """Return loss and gradient of one update on all training rows."""
         rows, found = self.rows["training"], []
         loop = self.loop(self.recipe("update", token_budget=1 if micro == 1 else HUGE))
-        model = loop.accelerator.unwrap_model(loop.engine.model)
+        model = loop.engine.network
         model.config.label_smoothing = smoothing
         size = micro * self.world if accumulation == 1 else micro
         update = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -294,7 +294,7 @@ class WithLoop(WithTrainer):
             recipe = self.recipe(f"{name}-{by_length}", tokens_per_update=2000, max_updates=end)
             recipe.resume = resume
             loop = self.loop(recipe)
-            loop.accelerator.unwrap_model(loop.engine.model).config.dropout = 0.1
+            loop.engine.network.config.dropout = 0.1
             loop.run()
             model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint_path(recipe.folder / "checkpoints", end))
             weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]).double())

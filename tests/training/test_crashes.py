@@ -211,11 +211,11 @@ def run_out_of_memory_above(loop, tokens):
     """Let a forward pass of more padded tokens than that fail, as a GPU does."""
     forward, sizes = loop.engine.model.forward, []
 
-    def limited(**batch):
+    def limited(batch, *others):
         sizes.append(batch["input_ids"].numel() + batch["labels"].numel())
         if sizes[-1] > tokens:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return forward(**batch)
+        return forward(batch, *others)
 
     loop.engine.model.forward = limited
     return sizes
@@ -252,10 +252,10 @@ def test_memory_that_runs_out_ends_the_run_with_the_ways_out(make_loop, tmp_path
         with pytest.raises(MemoryError, match=message):
             loop.run()
     # So does what the CPU refuses; another error is none of memory.
-    loop.engine.model.forward = lambda **_: torch.empty(1 << 58)
+    loop.engine.model.forward = lambda *_: torch.empty(1 << 58)
     with pytest.raises(MemoryError, match="does not fit in memory"):
         loop.run()
-    loop.engine.model.forward = lambda **_: torch.ones(2, 3) @ torch.ones(2, 3)
+    loop.engine.model.forward = lambda *_: torch.ones(2, 3) @ torch.ones(2, 3)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         loop.run()
 

@@ -149,7 +149,6 @@ def fake_gpu(processes: int = 1) -> SimpleNamespace:
 def body_of(make_loop, changes, processes=1, is_sharded=False, packs=True):
     loop = make_loop(changes)
     network = loop.engine.network
-    network.__dict__.pop("forward", None)  # of Accelerate's
     return compilation.body_of(network, loop.settings, fake_gpu(processes), is_sharded, packs)
 
 
@@ -182,7 +181,6 @@ def test_a_hook_keeps_a_model_from_being_compiled_and_packed_and_an_old_card_fro
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     loop = make_loop({"model.attn_implementation": "sdpa"})
     network = loop.engine.network
-    network.__dict__.pop("forward", None)
     assert feed.may_pack(network, fake_gpu())
     hook = network.model.encoder.layers[0].register_forward_hook(lambda *_: None)
     assert compilation.body_of(network, loop.settings, fake_gpu()) is None

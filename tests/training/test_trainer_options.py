@@ -30,7 +30,7 @@ both = pytest.mark.parametrize("kind", trainer_runs.TRAINERS)
 def smoothed_loss(model, smoothing: float) -> float:
     """Return the loss of a model over all pairs."""
     batch = collator()(encoded_pairs())
-    logits = model(**batch, skip_logits=False).logits
+    logits = model(**batch).logits
     return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=smoothing).item()
 
 
@@ -168,15 +168,11 @@ def test_what_would_be_ignored_is_refused_before_a_folder_is_made(tmp_path):
     assert trained(HeedSeq2SeqTrainer, tmp_path, given=given, ignore_data_skip=True).state.global_step == 2
 
 
-def test_our_trainer_asks_for_no_logits_and_transformers_trainer_after_a_switch(tmp_path):
-    def logits_of(kind, switch):
-        model, kept = fresh_model(), []
-        model.skips_logits_in_training = switch
-        model.register_forward_hook(lambda module, inputs, outputs: kept.append("logits" in outputs))
-        trained(kind, tmp_path, model, max_steps=1)
-        return set(kept)
-
-    assert logits_of(HeedSeq2SeqTrainer, False) == logits_of(Seq2SeqTrainer, True) == {False}
+def test_our_trainer_asks_for_no_logits(tmp_path):
+    model, kept = fresh_model(), []
+    model.register_forward_hook(lambda module, inputs, outputs: kept.append("logits" in outputs))
+    trained(HeedSeq2SeqTrainer, tmp_path, model, max_steps=1)
+    assert set(kept) == {False}
 
 
 def test_generation_takes_a_config_from_the_arguments_and_what_it_or_the_call_leaves_open_from_the_model(tmp_path):

@@ -74,10 +74,10 @@ class Feed:
             tensors |= teacher_tensors(rows, tensors["labels"])
         return pinned(tensors) if self.is_ahead else tensors
 
-    def inputs(self, micro_batch: MicroBatch) -> dict[str, Any]:
-        """Return what the model is given of a micro-batch, on the device."""
+    def inputs(self, micro_batch: MicroBatch) -> "tuple[dict[str, Any], Objective | None]":
+        """Return what the model is given of a micro-batch, on the device, and what of it is minimized."""
         batch = on_device(micro_batch.tensors, self.accelerator.device)
-        return batch if self.objective is None else self.objective.of_batch(batch)
+        return (batch, None) if self.objective is None else self.objective.of_batch(batch)
 
     def full_of(self, row: Row) -> MicroBatch:
         """Return a row as often as the budget allows, with half of its target: its sides differ in size."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,6 @@ from heedful.data.sources import references_of
 from heedful.decoding.translation import Translator
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import affordable_metrics, score_translations
-from heedful.generation_heed import COMPILED_DEVICES
 from heedful.training.preparation import Corpus
 from heedful.training.processes.collectives import all_reduce, is_sharded
 from heedful.training.recipe import Recipe
@@ -52,22 +51,12 @@ def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str
 @contextmanager
 def _measured_model(engine: TrainingEngine) -> Iterator["PreTrainedModel"]:
     """Yield an ordinary model; where weights are sharded each rank has one, and generates without the others."""
-    if not engine.averages and not is_sharded(engine.model):
-        network = engine.network
-        # On a GPU without Accelerate's wrapper, in which each step of a search rounds the weights anew, uncompiled.
-        is_unwrapped = engine.accelerator.native_amp and engine.accelerator.device.type in COMPILED_DEVICES
-        wrapper = vars(network).pop("forward", None) if is_unwrapped else None
-        try:
-            with engine.accelerator.autocast() if is_unwrapped else nullcontext():
-                yield network
-        finally:
-            if wrapper is not None:
-                network.forward = wrapper
-        return
-    plain = engine.plain_network(engine.accelerator.device)
-    plain.load_state_dict(engine.weights(keep=True), strict=False)
+    model = engine.network
+    if engine.averages or is_sharded(engine.model):
+        model = engine.plain_network(engine.accelerator.device)
+        model.load_state_dict(engine.weights(keep=True), strict=False)
     with engine.accelerator.autocast():
-        yield plain
+        yield model
 
 
 @torch.no_grad()
@@ -77,11 +66,10 @@ def validation_loss(model, rows: EncodedPairs, token_budget: int, accelerator: A
     own = batches[accelerator.process_index :: accelerator.num_processes]
     was_training, device = model.training, accelerator.device
     model.eval()
-    network = accelerator.unwrap_model(model)
     total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     for (bucket,) in own:
-        batch = collate([rows[index] for index in bucket], network.config.pad_token_id)
-        total += network(**{name: values.to(device) for name, values in batch.items()}, num_items_in_batch=1).loss
+        batch = collate([rows[index] for index in bucket], model.config.pad_token_id)
+        total += model(**{name: values.to(device) for name, values in batch.items()}, num_items_in_batch=1).loss
     model.train(was_training)
     return all_reduce(accelerator, total.item())[0] / int(rows.target_lengths.sum())
 

@@ -19,6 +19,7 @@ from transformers.utils import logging
 from heedful.checksums_heed import TARGET_FOLDER, check_no_target
 from heedful.configuration_base_heed import IGNORED_LABEL, HeedBaseConfig, special_token
 from heedful.data.tokenization import TokenizerPair, warn_of_split_tokens
+from heedful.encoder_decoder_heed import OutputLayer
 from heedful.fast_paths_heed import has_own
 from heedful.loss_heed import smoothed_cross_entropy
 from heedful.training.trainer.batches import is_list, with_a_column, without_padding
@@ -153,8 +154,8 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         if self._computes_own_loss and (model.training or has_own(self._plain_model, *OWN_LOSS)):
             # If the outputs are asked for, or `forward` is a user's, the logits may be read.
             is_read = return_outputs or has_own(self._plain_model, "forward")
-            if self._plain_model.config.model_type == "heed" and not is_read:
-                inputs = inputs | {"skip_logits": True}
+            if not is_read and isinstance(self._plain_model, OutputLayer):
+                inputs = inputs | {"logits_to_keep": torch.arange(0)}
             outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
             loss = outputs["loss"]
             if not model.training:

@@ -29,6 +29,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class Learner(torch.nn.Module):
+    """A network as a module whose call is its loss: DDP and FSDP2 wrap calls of modules alone."""
+
+    def __init__(self, network: "PreTrainedModel"):
+        super().__init__()
+        self.network: Any = network
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # Accelerate asks a model for its layers and embeddings
+            return getattr(super().__getattr__("network"), name)
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        """Return the loss, of the arguments of the network's `loss_of`."""
+        return self.network.loss_of(*arguments)
+
+
 class TrainingEngine:
     """Takes the steps of a run: `accumulate`, `gradient_norm` and `step` together are one update.
 
@@ -49,10 +67,8 @@ class TrainingEngine:
         self.accelerator, self.feed, self.body = feed.accelerator, feed, body
         self.decides_on_device = decides_on_device
         self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = self.accelerator.prepare(Learner(model), optimizer)
         self.parameters = list(self.model.parameters())
-        # Recurrent models, whose steps take most of the time, train on all logits.
-        self._skips_logits = model.config.model_type == "heed"
         if body is not None and body.uses_graphs:
             # Or the first gradients would be kept in memory that a graph writes to again.
             for parameter in self.parameters:
@@ -61,7 +77,7 @@ class TrainingEngine:
     @property
     def network(self) -> "PreTrainedModel":
         """The model without its wrapping."""
-        return self.accelerator.unwrap_model(self.model)
+        return self.accelerator.unwrap_model(self.model).network
 
     def plain_network(self, device: torch.device | str) -> "PreTrainedModel":
         """Return a model of the same config that is neither wrapped nor sharded, with random weights."""
@@ -103,10 +119,10 @@ class TrainingEngine:
         # Entered here, autocast rounds each weight once for all micro-batches. Shards come and go by themselves.
         with nullcontext() if isinstance(self.model, FSDPModule) else self.accelerator.autocast():
             for number, micro_batch in enumerate(micro_batches, start=1):
-                batch = self.feed.inputs(micro_batch) | {"skip_logits": self._skips_logits, "body": self.body}
+                batch, objective = self.feed.inputs(micro_batch)
                 syncs = all_reduce and number == len(micro_batches)
                 with nullcontext() if syncs else self.accelerator.no_sync(self.model):
-                    losses = self.model(**batch, num_items_in_batch=tokens).loss.reshape(-1)
+                    losses = self.model(batch, tokens, objective, self.body).reshape(-1)
                     if not micro_batch.counts:
                         losses = losses * 0
                     with torch.autocast(device.type, enabled=False):

@@ -49,11 +49,11 @@ class Objective:
         """How often the rows of a batch pass, one pass behind the other."""
         return 1 if self.alpha is None else 2
 
-    def of_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a batch with its `objective`, which takes what a teacher says of the batch."""
+    def of_batch(self, batch: Mapping[str, Any]) -> "tuple[dict[str, Any], Objective]":
+        """Return a batch without what a teacher says of it, and its objective, which takes that."""
         others = {name: values for name, values in batch.items() if name not in TEACHER_COLUMNS}
         teacher = tuple(batch[name] for name in TEACHER_COLUMNS if name in batch)
-        return others | {"objective": replace(self, teacher=teacher)}
+        return others, replace(self, teacher=teacher)
 
     def at(self, places: torch.Tensor) -> "Objective":
         """Return the objective of the labels at `(N)` places among all."""

@@ -50,6 +50,11 @@ def test_every_fact_is_in_the_card(card):
     )
     # fmt: on
     assert [fact for fact in facts if fact not in card.split("\n---\n", 1)[1]] == []
+    scores = SCORES["built-in test"]
+    intervals = [(scores[name], *scores[f"{name}_interval"]) for name in ("bleu", "token_error_rate")]
+    assert all(f"| {value:.2f} [{low:.2f}, {high:.2f}] |" in card for value, low, high in intervals)
+    assert f"built-in test, BLEU: `{scores['bleu_signature']}`" in card
+    assert "95 % intervals" not in card_of(scores={"news": SCORES["news"]})
     assert "cannot translate real text" not in card_of(datasets=["someone/pairs"])
     assert "/home" not in card_of(recipe={"output": "/home/me/runs/one"})  # paths of the training machine stay there
     assert "{{ 7 * 7 }}" in card_of(hardware="{{ 7 * 7 }}")  # a text in the facts is never taken for a template
@@ -68,26 +73,6 @@ def test_what_is_no_translation_between_languages_is_called_none():
     assert "`question`" not in body_of(sides=sides)
 
 
-def test_every_field_changes_the_card(card):
-    # fmt: off
-    others = {
-        "name": "other", "source_language": "de", "target_language": "fr", "license": "mit", "datasets": ["o/o"],
-        "pairs": {"train": 5}, "cleaning": {"kept": 5}, "parameters": 7, "architecture": "Other.",
-        "vocabulary": "other", "joint_vocabulary": False, "recipe": {"other": 1}, "updates": 3,
-        "target_tokens": 9, "seconds": 4.0, "hardware": "other", "scores": {"other": {"count": 1, "bleu": 2.0}},
-        "validation_loss": 2.0, "versions": {"heedful": "9", "transformers": "9", "torch": "9"},
-        "learning_curve": "curve.png",
-    }
-    # fmt: on
-    fields = {field.name for field in dataclasses.fields(CardFacts)}
-    assert {*others, "sides", "card", "example"} == fields - {"run", "base_model", "task"} | RUN.keys()
-    changes = [{name: value} for name, value in others.items()]
-    changes += [{"card": RUN["card"] | {name: "Other."}} for name in RUN["card"]]
-    changes += [{"example": {name: "other"}} for name in RUN["example"]]
-    for change in changes:
-        assert card_of(**change) != card, change
-
-
 def test_nothing_is_left_to_fill_in_and_tables_are_whole(tmp_path, monkeypatch, card):
     few = {"scores": {"x": {"count": 1}}, "cleaning": {"kept": 3}, "example": {"translation": ""}}
     for each in (card, card_of(**few)):
@@ -101,17 +86,6 @@ def test_nothing_is_left_to_fill_in_and_tables_are_whole(tmp_path, monkeypatch, 
         rows = [re.sub(r"\\\|", "", row).count("|") for row in table.splitlines()]
         assert len(rows) > 2
         assert len(set(rows)) == 1, table
-
-
-def test_scores_come_with_intervals_and_signatures(card):
-    scores = SCORES["built-in test"]
-    for name in ("bleu", "token_error_rate"):
-        low, high = scores[f"{name}_interval"]
-        assert f"| {scores[name]:.2f} [{low:.2f}, {high:.2f}] |" in card
-    assert f"built-in test, BLEU: `{scores['bleu_signature']}`" in card
-    assert f"| news | 5 | – | {SCORES['news']['chrf']:.2f} | – | – | – | – |" in card
-    assert "95 % intervals" in card
-    assert "95 % intervals" not in card_of(scores={"news": SCORES["news"]})
 
 
 def test_what_scores_ignored_is_said_to_readers_and_to_the_hub():
@@ -153,7 +127,7 @@ def test_the_metadata_is_what_the_hub_reads_also_of_what_is_no_translation(card,
     assert ModelCardData(**data.to_dict()).to_dict() == data.to_dict()
 
 
-def test_names_of_others_are_text_on_one_line():
+def test_names_of_others_and_answers_of_the_model_are_text_on_one_line():
     """A heading, a sentence, a list and a table hold a name as text: no further heading, link, tag or code."""
     name = "a\n---\n# Fake\n<script>x</script> [free](https://x) | `c"
     shown = r"a --- # Fake &lt;script>x&lt;/script> [free]\(https://x) \| \`c"
@@ -165,9 +139,6 @@ def test_names_of_others_are_text_on_one_line():
     assert "\n---\n" not in text
     assert "\n# Fake" not in text
     assert code("`a` | b\n# c") == r"`'a' \| b # c`"
-
-
-def test_an_answer_of_the_model_is_text_too():
     answer = "<img src=x onerror=alert(1)> ![t](https://x) `c`\n\n# Fake"
     said = r'written: "&lt;img src=x onerror=alert(1)> ![t]\(https://x) \`c\` # Fake"'
     assert said in body_of(example={"translation": answer}, name=3)

@@ -61,51 +61,29 @@ def test_scores_on_a_data_set_of_the_hub_are_left_as_the_hub_collects_them_and_n
     assert not file.exists()
 
 
-def test_every_part_of_the_card_is_filled_from_the_run(result):
+def test_the_card_is_filled_from_the_run_and_tells_nothing_private(result):
     pytest.importorskip("matplotlib")
     path = write_run_card(result)
-    assert path == result.folder / "README.md"
     text = path.read_text(encoding="utf-8")
-    assert "# tiny" in text
-    parts = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
-    scores, progress = result.metrics["unseen"], result.progress
-    low, high = scores["bleu_interval"]
-    # fmt: off
-    expected = {
-        "Model description": [
-            "ko → en", f"| {result.parameters:,} |", "400 byte-level BPE", "apache-2.0", "1 + 1 layers", "d_model 32",
-            "post-norm",
-        ],
-        "Intended use": ["Tests only."],
-        "Limits": ["It has seen 300 sentences.", "cannot translate real text", "biases of its training data"],
-        "How to use": [
-            "pipeline(model=repository", "trust_remote_code=True", "Translator.from_pretrained(repository",
-            sample(result.corpus.validation_pairs, 1)[0]["source"],
-        ],
-        "Training data": ["`builtin:train:300`", f"| train | {result.corpus.pairs:,} |", "| validation | 20 |"],
-        "Training procedure": [
-            f"| Updates | {progress.update} |", f"| Target tokens seen | {progress.target_tokens:,} |",
-            f"| Time | {round(progress.seconds)} s |", f"| Hardware | {result.hardware} |",
-            f"{result.metrics['validation']['loss']:.4f} (perplexity", "| optimization.learning_rate | 0.003 |",
-            "| model.options.d_model | 32 |",
-            *(f"{name} {version(name)}" for name in ("heedful", "transformers", "torch")),
-        ],
-        "Evaluation": [
-            "| unseen | 6 |", f"{scores['bleu']:.2f} [{low:.2f}, {high:.2f}]", f"{scores['ter']:.2f}",
-            *(f"`{scores[f'{name}_signature']}`" for name in ("bleu", "ter", "chrf")),
-        ],
-        "Citation": ["vaswani2017attention"],
-    }
-    # fmt: on
-    assert set(parts) == set(expected)
-    for part, pieces in expected.items():
-        assert [piece for piece in pieces if piece not in parts[part]] == [], part
+    told = [
+        *(
+            "# tiny",
+            "Tests only.",
+            "It has seen 300 sentences.",
+            "`builtin:train:300`",
+            "1 + 1 layers",
+            "400 byte-level",
+        ),
+        *("| optimization.learning_rate | 0.003 |", "| unseen | 6 |", f"| Updates | {result.progress.update} |"),
+        *(f"| Target tokens seen | {result.progress.target_tokens:,} |", f"| {result.parameters:,} |"),
+        *(sample(result.corpus.validation_pairs, 1)[0]["source"], f"heedful {version('heedful')}"),
+        *("![Losses and scores over the updates](learning_curve.png)", f"{result.metrics['validation']['loss']:.4f}"),
+    ]
+    assert [each for each in told if each not in text] == []
     data = ModelCard.load(path).data
     assert (data.license, set(data.language)) == ("apache-2.0", {"ko", "en"})
-    assert data.library_name
     assert str(result.recipe.folder) not in text
     assert "private" not in text
-    assert "![Losses and scores over the updates](learning_curve.png)" in text
     assert (result.folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     nowhere = replace(result, recipe=replace(result.recipe, output="nowhere"))
     assert "learning_curve" not in write_run_card(nowhere).read_text(encoding="utf-8")

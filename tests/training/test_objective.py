@@ -207,16 +207,6 @@ def test_a_model_without_dropout_is_refused_before_anything_is_read(make_loop, t
             tiny_recipe(tmp_path, {"optimization.r_drop": weight})
 
 
-def test_a_student_comes_nearer_to_its_teacher_the_more_weight_it_has(make_loop, tmp_path, distillation):
-    distances = []
-    for weight in (0.01, 1.0):
-        changes = {**distillation, "optimization.distillation_weight": weight, "optimization.max_updates": 8}
-        make_loop(changes, tmp_path / str(weight)).run()
-        added, loss = (logged(tmp_path / str(weight), f"train/{name}")[-1] for name in ("distillation", "loss"))
-        distances.append(loss + added / weight)  # CE(teacher)
-    assert distances[1] < distances[0] - 0.1
-
-
 def test_what_the_teacher_says_lies_at_its_label_however_rows_are_laid(corpus, distillation):
     teacher = TeacherTokens(distillation["optimization.distillation"])
     rows = [teacher.with_tokens(corpus.rows[number]) for number in range(20)]

@@ -63,23 +63,14 @@ def test_there_are_four_kinds_of_typos_between_letters():
     assert min(words.values()) > 20
 
 
-def test_final_punctuation_goes_and_nothing_else():
-    for text, found in (
-        ("Is it SO?!", "Is it SO"),
-        ("아니요。 ", "아니요"),
-        ("क्या।", "क्या"),
-        ("Où vas-tu ?", "Où vas-tu"),
-        *((text, text) for text in (" ?", "...", 'He said "no."')),
-    ):
+WITHOUT_END = {"Is it SO?!": "Is it SO", "아니요。 ": "아니요", "क्या।": "क्या", "Où vas-tu ?": "Où vas-tu"}
+
+
+def test_final_punctuation_goes_and_nothing_else(tokenizers):
+    for text, found in (WITHOUT_END | {text: text for text in (" ?", "...", 'He said "no."')}).items():
         assert noisy(text, AugmentationRules(no_final_punctuation=1.0), draws(0)) == found
-
-
-def test_lower_case_is_of_the_source_alone(tokenizers):
-    pairs = [{"source": "Der HUND", "target": "The DOG"}]
-    encoder = PairEncoder(tokenizers)
-    rows = EncodedPairs(encoder.rows(pairs))
-    row = Augmentation(AugmentationRules(lower_case=1.0), Dataset.from_list(pairs), encoder, 1).rows(rows, 0)[0]
-    assert tokenizers.decode_target([row["input_ids"], row["labels"]]) == ["der hund", "The DOG"]
+    plain, (found, _) = [tuple(pair.values()) for pair in PAIRS], texts_of(tokenizers, {"lower_case": 1.0})
+    assert found == [(source.lower(), target) for source, target in plain]
 
 
 def test_joined_pairs_are_two_of_one_part_source_with_source_and_target_with_target(tokenizers):
@@ -97,8 +88,7 @@ def test_joined_pairs_are_two_of_one_part_source_with_source_and_target_with_tar
 def test_what_would_be_too_long_stays_as_it_is_and_is_not_counted_as_left_out(tokenizers):
     longest = max(len(ids) for ids in tokenizers.encode_source([pair["source"] for pair in PAIRS]))
     found, encoder = texts_of(tokenizers, {"joined": 1.0}, max_source_tokens=longest)
-    joined = [source != pair["source"] for (source, _), pair in zip(found, PAIRS, strict=True)]
-    assert 0 < sum(joined) < 200
+    assert 0 < sum(source != pair["source"] for (source, _), pair in zip(found, PAIRS, strict=True)) < 200
     assert encoder.too_long == 0
     assert max(len(ids) for ids in tokenizers.encode_source([source for source, _ in found])) <= longest
 

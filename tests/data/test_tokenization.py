@@ -345,21 +345,6 @@ def test_words_with_the_mark_of_sentencepiece_come_back(joint, tmp_path):
     assert_error(r"each symbol must be one of the 19 .* but '▁dog' is none", pair.encode_target, ["▁dog"])
 
 
-def test_a_tokenizer_of_words_that_was_saved_with_another_mark_stays_as_it_was(tmp_path):
-    train_tokenizers(["a bc"], ["a bc"], algorithm="word", vocab_size=None).save_pretrained(tmp_path)
-    path = tmp_path / "tokenizer.json"
-    state = json.loads(path.read_text(encoding="utf-8"))
-    state["pre_tokenizer"]["replacement"] = state["decoder"]["replacement"] = "▁"
-    state["model"]["vocab"] = {word.replace(" ", "▁"): id_ for word, id_ in state["model"]["vocab"].items()}
-    path.write_text(json.dumps(state), encoding="utf-8")
-    with pytest.warns(UserWarning, match="changed since"):
-        old = TokenizerPair.from_pretrained(tmp_path)
-    assert old.target.convert_ids_to_tokens(old.encode_target(["bc  a"])[0]) == ["▁bc", "▁a", "</s>"]
-    assert old.decode_target(old.encode_target(["bc  a"])) == ["bc a"]
-    with pytest.raises(ValueError, match=r"one of the 2 of the target's vocabulary, but 'b' is none .nearest: 'bc'."):
-        old.encode_target(["a b"])
-
-
 def replacing(pattern, content, count):
     kind = "Regex" if pattern == "." else "String"
     return [{"type": "Replace", "pattern": {kind: pattern}, "content": content}] * count

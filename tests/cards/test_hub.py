@@ -176,15 +176,8 @@ def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, fold
     commits = [request for request in pushed.requests if "/commit/" in request]
     assert commits == ["POST /api/models/me/tiny/commit/main"]
     files = files_at(pushed, pushed.revisions[0])
-    others = {
-        ".gitattributes",
-        ".eval_results/mine.yaml",
-        "README.md",
-        "config.json",
-        "generation_config.json",
-        "heed_checksums.json",
-    }
-    assert set(files) == CODE | others | {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    others = ".gitattributes .eval_results/mine.yaml README.md config.json generation_config.json heed_checksums.json"
+    assert set(files) == CODE | {*others.split(), "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     for name in set(files) - {".gitattributes"}:
         assert files[name] == (folders[0] / "joint" / name).read_bytes()
     assert pushed.hub.repositories["me/tiny"].private
@@ -270,27 +263,14 @@ def test_a_push_without_a_network_fails_in_one_line_and_only_what_belongs_to_a_m
     with pytest.raises(ConnectionError, match=r"^The Hub cannot be reached to push me/model: .* in name r") as raised:
         push(folder, "me/model")
     assert str(raised.value).endswith(f"({folder} has passed its checks, and `--dry-run` lists what is sent).")
-    private = [
-        "training_state/optimizer.pt",
-        "log.jsonl",
-        "training_args.bin",
-        "checkpoint-5/model.safetensors",
-        "a.tmp",
-    ]
-    private += [
-        ".env[prod]",
-        ".env",
-        "runs/x/events.out",
-        "wandb/run/files/config.yaml",
-        "my.py",
-        "note.txt",
-        ".a.model",
-    ]
-    private += ["target_tokenizer/.x", "target_tokenizer/model.safetensors", "[m]odel.safetensors", "vocab.bak"]
-    private += ["model_optimizer.safetensors", "pytorch_model.bin.tmp", "secret.model"]
+    private = """
+        training_state/optimizer.pt log.jsonl training_args.bin checkpoint-5/model.safetensors a.tmp .env[prod] .env
+        runs/x/events.out wandb/run/files/config.yaml my.py note.txt .a.model target_tokenizer/.x vocab.bak secret.model
+        target_tokenizer/model.safetensors [m]odel.safetensors model_optimizer.safetensors pytorch_model.bin.tmp
+    """
     public = ["LICENSE", "target_tokenizer/tokenizer.json", "recipe.yaml", "confidence.json", ".eval_results/a.yaml"]
     before = files_to_push(folder)
-    for name in (*private, *public):
+    for name in (*private.split(), *public):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     (folder / "spm.model").symlink_to("training_args.bin")

@@ -66,13 +66,6 @@ class Converted:
         return {"input_ids": source, "attention_mask": (source != pad).long()}
 
 
-def test_no_checkpoint_of_the_tests_is_left_where_they_were_begun(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, build in BUILDERS.items():
-        assert_error("`folder` must be an absolute path, but is here instead", build, Path("here"))
-        assert not list(tmp_path.iterdir()), name
-
-
 @pytest.fixture(scope="module", params=BUILDERS)
 def converted(request, tmp_path_factory) -> Converted:
     folder = tmp_path_factory.mktemp("conversion")
@@ -197,18 +190,13 @@ def test_notes_and_the_card_say_what_was_kept_and_left_out_and_the_folder_can_be
     assert has_two == (converted.name in ("marian_separate", "mbart50", "mbart", "nllb"))
     kind = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
     assert (kind == ("HeedSourceTokenizer" if has_two else "PreTrainedTokenizerFast")) != is_kept
-    check_folder(converted.result.folder)
-    facts, text = metadata_of(converted.result.folder), (converted.result.folder / "README.md").read_text()
-    expected = {"nllb": ["ko", "en"], "m2m100": ["ko", "en"], "mbart": ["ko", "en"], "mbart50": ["ko", "en"]}
-    assert facts["language"] == expected.get(converted.name, ["und"])
-    assert facts["license"] == "unknown"
-    assert "base_model" not in facts
-    assert converted.result.model_type in facts["tags"]
-    assert f"`{converted.source.name}`" in text
-    assert f"{converted.result.parameters:,}" in text
-    assert f"by {converted.result.difference:.1e} at most" in text
-    assert all(f"- {note}".replace("`", r"\`") in text for note in converted.result.notes)
-    assert "\n\n\n" not in text
+    check_folder(folder)
+    facts, text = metadata_of(folder), (folder / "README.md").read_text()
+    assert facts["language"] == (["ko", "en"] if converted.name in HAS_LANGUAGES else ["und"])
+    assert (facts["license"], facts.get("base_model")) == ("unknown", None)
+    told = [converted.source.name, f"{converted.result.parameters:,}", f"by {converted.result.difference:.1e} at most"]
+    told += [f"- {note}".replace("`", r"\`") for note in converted.result.notes]
+    assert [each for each in told if each not in text] == []
 
 
 @pytest.mark.parametrize("converted", ["marian_separate", "nllb"], indirect=True)

@@ -267,15 +267,7 @@ def test_an_old_output_that_changes_is_an_error_and_no_folder_is_left(place, mon
 
 def test_the_guides_commands_add_a_language_train_with_old_pairs_and_show_what_was_forgotten(place, printed):
     section = text_of("convert").split("## A language added to a model")[1].split("\n## ")[0]
-    german = [
-        "Die Katze schläft.",
-        "Der Hund läuft im Park.",
-        "Ich esse einen Apfel.",
-        "Ja.",
-        "Sie liest.",
-        "Es regnet.",
-    ]
-    french = ["Le chat dort.", "Le chien court.", "Je mange une pomme.", "Oui.", "Elle lit un livre.", "Il pleut."]
+    german, french = ([f"{word} {text[::-1]}" for text in ENGLISH] for word in ("die", "le"))
     for name, texts in (("german.tsv", german), ("french.tsv", french), ("czech.tsv", CZECH[:6])):
         code = {"g": "de", "f": "fr", "c": "cs"}[name[0]]
         table_file(place / name, [("en", code), *zip(ENGLISH, texts, strict=True)])

@@ -2,10 +2,8 @@
 
 import copy
 import json
-import random
 import re
 import warnings
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -378,33 +376,3 @@ def test_separate_tokenizers_and_several_languages_go_along(export, tmp_path):
     pairs = [TokenizerPair.from_pretrained(tmp_path / name) for name in ("model", "out")]
     assert pairs[0].languages == pairs[1].languages == ("en", "fr")
     assert pairs[0].vocabularies() == pairs[1].vocabularies()
-
-
-# What is drawn from, one setting at a time; two forced ends would be as good as each other.
-POOL = {
-    **{"num_beams": (2, 3, 4), "length_penalty": (-1.0, 0.0, 0.6, 2.0), "early_stopping": (True, "never")},
-    **{"min_length": (3, 9), "min_new_tokens": (1, 5), "max_new_tokens": (3, 7), "max_length": (5, 11)},
-    **{"no_repeat_ngram_size": (1, 2, 3), "repetition_penalty": (0.7, 1.3, 2.5), "renormalize_logits": (True,)},
-    **{
-        "forced_bos_token_id": (0, 44, 61),
-        "forced_eos_token_id": (2, [17]),
-        "eos_token_id": ([2, 46], [2, 17, 44, 80]),
-    },
-    **{"suppress_tokens": ([44], [2, 46, 70]), "begin_suppress_tokens": ([2], [44, 55]), "do_sample": (True,)},
-    **{"bad_words_ids": ([[44]], [[2], [70, 71], [82, 85, 2]]), "num_return_sequences": (1,)},
-    **{"length_penalty_form": ("gnmt",), "tokens_beyond_source": (1, 4), "encoder_repetition_penalty": (1.5,)},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("form", ["a page", "CTranslate2", "transformers", "ONNX"])
-def test_settings_that_are_drawn_together_are_carried_out_or_named(form, seed, memorised, tmp_path):
-    draw, asked = random.Random(seed), {}
-    while len(asked) < 20:
-        names = [*draw.sample(list(POOL), draw.randint(1, 4)), *draw.choice([[], ["num_beams"]])]
-        drawn = {name: draw.choice(POOL[name]) for name in names}
-        with suppress(ValueError):  # what `generate()` itself refuses
-            generated(memorised[0], [5, 6, 7, 2], with_settings(memorised[0], drawn))
-            asked[str(len(asked))] = drawn
-    assert compare(form, memorised, asked, tmp_path)

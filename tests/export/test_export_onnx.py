@@ -15,7 +15,7 @@ from test_export_forms import OPTIONS
 from transformers import MarianConfig, MarianMTModel
 
 from guides import printing_of, text_of
-from heedful import HeedForConditionalGeneration, TokenizerPair
+from heedful import HeedForConditionalGeneration
 from heedful.checksums_heed import CHECKSUMS_FILE
 from heedful.data.cleaning import sample
 from heedful.export.comparison import sentences_to_compare
@@ -156,13 +156,6 @@ def folder(saved, traced) -> Path:
     assert 0 < result.difference < 1e-4
     assert result.size == sum((target / name).stat().st_size for name in ONNX_FILES)
     return target
-
-
-@pytest.fixture(scope="module")
-def loaded(saved):
-    """The model with attention weights, and its tokenizers."""
-    model = HeedForConditionalGeneration.from_pretrained(saved, dtype=torch.float32, attn_implementation="eager")
-    return model.eval(), TokenizerPair.from_pretrained(saved)
 
 
 def check_names(folder):

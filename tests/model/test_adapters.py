@@ -113,13 +113,6 @@ def test_an_adapter_learns_the_model_under_it_stays_and_it_is_saved_loaded_and_m
         assert {path.name for path in (tmp_path / "merged").iterdir()} == files
 
 
-def test_all_linear_layers_have_an_adapter_but_the_output():
-    model = peft.get_peft_model(tiny_model(), ADAPTERS["all_linear"])
-    linear = {name for name, module in tiny_model().named_modules() if isinstance(module, torch.nn.Linear)}
-    found = {name.removeprefix("base_model.model.") for name in model.targeted_module_names}
-    assert found == linear - {"lm_head"}
-
-
 @pytest.mark.parametrize("name", ADAPTERS | PROMPTS)
 def test_two_micro_batches_have_the_gradient_of_one_batch(name):
     model = adapted((ADAPTERS | PROMPTS)[name], updates=1, tie_word_embeddings=name != "embeddings")
@@ -192,12 +185,6 @@ def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_p
     loaded = HeedForConditionalGeneration.from_pretrained(tmp_path)
     assert matrices_of(loaded) == matrices
     assert torch.equal(logits_of(loaded), logits_of(merged))
-
-
-@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
-def test_an_adapter_on_a_tied_matrix_is_warned_of(target):
-    with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
-        peft.get_peft_model(tiny_model(), peft.LoraConfig(**{**LORA, "target_modules": [target]}))
 
 
 def test_several_adapters_are_switched_disabled_and_generate_what_the_merged_model_does():
@@ -304,13 +291,6 @@ def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_pa
     alone = model(input_ids=ROWS[1][None], decoder_input_ids=tokens[1:2, :-1]).logits
     assert_near(alone, scores[1:2])
     assert model.generate(**inputs, max_new_tokens=6, num_beams=3).shape[0] == 3
-
-
-def test_a_prefix_takes_the_sizes_of_the_decoder_where_the_stacks_differ():
-    sizes = {"num_layers": 3, "num_attention_heads": 2, "token_dim": 32}
-    prefix = peft.PrefixTuningConfig(**TASK, num_virtual_tokens=4, **sizes)
-    losses = trained(peft.get_peft_model(tiny_model(**VARIANTS["unequal_stacks"]), prefix))
-    assert losses[-1] < losses[0]
 
 
 TURNED = {"네.": "It rains.", "비가 온다.": "Yes."}

@@ -1,6 +1,5 @@
 """Every attention kernel computes the same, and what one cannot do is refused by name."""
 
-import importlib.util
 import itertools
 import threading
 
@@ -318,14 +317,6 @@ def test_a_kernel_that_would_compute_something_else_is_refused_by_name(tmp_path)
     for heads, has_flash in ((4, True), (2, False)):
         model = HeedForConditionalGeneration(tiny_config(d_k=8, decoder_attention_heads=heads))
         assert model._supports_flash_attn is has_flash
-
-
-@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash_attn is installed")
-@pytest.mark.skipif(importlib.util.find_spec("kernels") is not None, reason="kernels fetches a substitute")
-@pytest.mark.parametrize("version", [2, 3])
-def test_flash_attention_without_its_package_is_an_error_that_says_so(version):
-    with pytest.raises(ImportError, match=f"FlashAttention{version}.*installed"):
-        tiny_model(attention=f"flash_attention_{version}")
 
 
 def test_encoder_and_decoder_have_one_kernel_and_two_are_refused():

@@ -37,33 +37,6 @@ def test_twelve_and_twelve_layers_in_half_precision_keep_loss_and_gradients(plac
     assert torch.cosine_similarity(found[1:], expected[1:], dim=0) > 0.98
 
 
-WAYS = [("post", "bfloat16"), ("post", "bfloat16 autocast"), ("post", "float16 autocast and scaling")]
-WAYS += [("pre", "bfloat16"), ("pre", "float16 autocast and scaling")]
-SHORT = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "label_smoothing": 0.0}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("placement", "way"), WAYS)
-def test_twelve_and_twelve_layers_learn_in_every_precision(placement, way):
-    pure, losses = torch.bfloat16 if way == "bfloat16" else torch.float32, []
-    model = fresh(pure, **DEPTH, **SHORT, norm_placement=placement, depth_scaled_init=placement == "post").train()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled="scaling" in way)
-    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9 if pure is torch.float32 else 1e-7)
-    for update in range(40):
-        optimizer.param_groups[0]["lr"] = 2e-3 * min(1.0, (update + 1) / 10)
-        with torch.autocast("cpu", HALF[way.split()[0]], enabled="autocast" in way):
-            losses.append(model(**BATCH).loss)
-        scaler.scale(losses[-1]).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    assert all(loss.isfinite() for loss in losses)
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
-    assert losses[-1] < losses[0] - 0.3
-
-
 def test_depth_scaled_init_divides_the_matrices_of_layer_l_by_its_root_and_leaves_loaded_weights_alone(tmp_path):
     plain, scaled = fresh(**DEPTH), fresh(**DEPTH, depth_scaled_init=True)
     for name, parameter in scaled.named_parameters():
@@ -96,22 +69,6 @@ def test_rows_of_padding_alone_are_finite_and_leave_the_other_rows_as_they_are(v
     if kernel != "flex_attention":
         outputs.loss.backward()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("kernel", "dtype", "side"), pairwise(["eager", "sdpa", "flex_attention"], ["float32", *HALF], ["left", "right"])
-)
-def test_a_thousand_tokens_of_padding_change_nothing(kernel, dtype, side):
-    model = tiny_model(attention=kernel).to(HALF.get(dtype, torch.float32))
-    torch.manual_seed(1)
-    source, target = torch.randint(14, 71, (1, 6)), torch.randint(14, 71, (1, 5))
-    padding = (1000, 0) if side == "left" else (0, 1000)
-    long, mask = (torch.nn.functional.pad(real, padding) for real in (source, torch.ones_like(source)))
-    with uncompiled(kernel):
-        expected = model(source, decoder_input_ids=target).logits
-        logits = model(long, attention_mask=mask, decoder_input_ids=target).logits
-    assert_near(logits.float(), expected.float(), 1e-5 if dtype == "float32" else 2e-2)
 
 
 @pytest.mark.parametrize(("kernel", "dtype"), helpers.each_once(["eager", "sdpa", "flex_attention"], HALF))

@@ -4,10 +4,9 @@ import copy
 
 import pytest
 import torch
-from accelerate import cpu_offload, disk_offload, init_empty_weights, load_checkpoint_and_dispatch
+from accelerate import cpu_offload, disk_offload
 from transformers import AutoModelForSeq2SeqLM
 
-from heedful import HeedForConditionalGeneration
 from helpers import FAMILIES, SHARINGS, VARIANTS, assert_near, each_once, padded, rounding, sentences, tiny_model
 
 torch.manual_seed(0)
@@ -68,24 +67,6 @@ def test_a_device_map_with_the_disk_changes_no_result(tmp_path, family, variant,
     if variant == "default" and places == "everything":
         model.save_pretrained(tmp_path / "again")
         assert_same(type(original).from_pretrained(tmp_path / "again"), original)
-
-
-@pytest.mark.parametrize(
-    ("sharing", "place_and_shard"), each_once(SHARINGS, [("layers", "20KB"), ("every_other_layer", "5GB")]), ids=str
-)
-def test_an_empty_model_is_filled_and_dispatched(tmp_path, sharing, place_and_shard):
-    places, shard = place_and_shard
-    original = tiny_model(**SHARINGS[sharing])
-    original.save_pretrained(tmp_path / "model", max_shard_size=shard)
-    with init_empty_weights():
-        model = HeedForConditionalGeneration(original.config)
-    model.tie_weights()
-    place = tmp_path / "model" / "model.safetensors" if shard == "5GB" else tmp_path / "model"
-    options = {"device_map": PLACES[places], "offload_folder": str(tmp_path / "offload")}
-    model = load_checkpoint_and_dispatch(model, str(place), **options)
-    model.generation_config = original.generation_config
-    assert on_disk(model)
-    assert_same(model, original)
 
 
 @pytest.mark.parametrize(("sharing", "road"), each_once(SHARINGS, ["cpu", "disk"]))

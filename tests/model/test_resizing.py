@@ -126,15 +126,6 @@ def test_new_rows_are_drawn_as_those_of_a_new_model_or_around_the_mean_of_the_ol
         assert not bias.any()
 
 
-def test_a_padded_size_is_kept_and_of_a_multiple_that_is_one():
-    model = tiny_model()
-    for asked in ({"pad_to_multiple_of": 64}, {}):
-        assert model.resize_token_embeddings(**asked) is model.get_input_embeddings()
-        assert model.config.vocab_size == 128
-    cases = [(size, f"`pad_to_multiple_of` must be at least 1, but is {size} instead") for size in (0, -8)]
-    assert_refused(cases, lambda size: model.resize_token_embeddings(pad_to_multiple_of=size))
-
-
 def test_frozen_embeddings_stay_frozen_and_the_modules_stay_the_same():
     model = tiny_model(output_bias=True, tie_word_embeddings=False)
     modules = [model.get_input_embeddings(), model.get_decoder().embed_tokens, model.lm_head]
@@ -178,6 +169,8 @@ def test_a_vocabulary_is_not_cut_below_its_special_tokens(family):
     before, start = logits_of(model), "`decoder_start_token_id` must be at least 0 and below 40, but is 50"
     cases = [(2, "`eos_token_id` must be at least 0 and below 2"), (0, "`vocab_size` must be at least 1, but is 0")]
     assert_refused([*cases, (40, start)], model.resize_token_embeddings)
+    multiple = [(0, "`pad_to_multiple_of` must be at least 1, but is 0 instead")]
+    assert_refused(multiple, lambda size: model.resize_token_embeddings(pad_to_multiple_of=size))
     assert_sizes(model, 99, 99)
     assert torch.equal(logits_of(model), before)
 

@@ -225,12 +225,6 @@ def test_options_of_from_pretrained_change_the_dtype_and_nothing_else(
     assert {weight.dtype for weight in road.from_pretrained(tmp_path, dtype="auto").parameters()} == {dtype}
 
 
-def test_no_layer_is_split_between_devices():
-    model = tiny_model().model
-    layers = {type(layer).__name__ for layer in (*model.encoder.layers, *model.decoder.layers)}
-    assert layers == set(HeedForConditionalGeneration._no_split_modules)
-
-
 def test_weights_that_are_not_the_config_of_a_recurrent_model_are_errors(folders, tmp_path):
     cases = [
         ({"encoder_layers": 3}, "lacks model.encoder.layers.2.first_cell"),

@@ -68,29 +68,12 @@ def test_an_attention_function_is_refused():
         HeedRNNForConditionalGeneration._from_config(tiny_rnn_config(), attn_implementation="sdpa")
 
 
-# What the papers say of themselves, and what follows for our numbers of weights with a vocabulary of 37,000.
+# What the papers say of themselves.
 PRESETS = {
     "rnn-gru-additive": ({"cell": "gru", "attention": "additive", "bidirectional": True}, {620, 1000}),
     "rnn-lstm": ({"cell": "lstm", "attention": "none", "reverse_source": True, "bridge": "copy"}, {1000}),
     "rnn-lstm-general": ({"cell": "lstm", "attention": "general", "input_feeding": True}, {1000}),
 }
-
-
-def weights_of(config) -> int:
-    """Count the weights of a model but for its embeddings, as its papers describe it."""
-    gates, hidden, embedding = {"gru": 3, "lstm": 4}[config.cell], config.hidden_size, config.embedding_size
-    width = hidden // 2 if config.bidirectional else hidden
-    fed, count = embedding if config.input_feeding else 0, 0
-
-    def cell(reads, size):
-        return gates * size * (reads + size + 2)
-
-    for layer in range(config.encoder_layers):
-        count += (2 if config.bidirectional else 1) * cell(hidden if layer else embedding, width)
-        count += cell(hidden if layer else embedding + fed, hidden)
-    count += hidden * embedding * (1 if config.attention == "none" else 2)
-    count += {"none": 0, "general": hidden**2, "additive": 2 * hidden**2 + hidden}[config.attention]
-    return count + (hidden**2 + hidden if config.bridge == "linear" else 0)
 
 
 def test_there_is_a_preset_for_each_of_the_three_papers_and_it_is_its_model():
@@ -101,10 +84,3 @@ def test_there_is_a_preset_for_each_of_the_three_papers_and_it_is_its_model():
         assert {field: getattr(config, field) for field in fields} == fields
         assert {config.embedding_size, config.hidden_size} == widths
         assert config.encoder_layers == config.decoder_layers == (1 if name == "rnn-gru-additive" else 4)
-        with torch.device("meta"):
-            model = HeedRNNForConditionalGeneration(config)
-        unused = [name for name, _ in model.named_parameters() if "cross_attn" in name or "bridge" in name]
-        assert unused == [] or config.attention != "none"
-        weights = model.named_parameters(remove_duplicate=False)
-        embeddings = len({id(weight) for name, weight in weights if "embed" in name or "head" in name})
-        assert model.num_parameters() == embeddings * 37000 * config.embedding_size + weights_of(config)

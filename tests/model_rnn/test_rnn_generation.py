@@ -103,15 +103,6 @@ def test_what_a_recurrent_model_cannot_read_is_refused_by_name():
     assert_near(model.lm_head(base.eval()(source, decoder_input_ids=source).last_hidden_state), expected)
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_compiling_changes_nothing():
-    model = tiny_rnn(encoder_layers=1, decoder_layers=1)
-    source, mask = padded(sentences(4, 2))
-    given = {"attention_mask": mask, "decoder_input_ids": torch.randint(helpers.FIRST_WORD, 71, (2, 2))}
-    assert_near(torch.compile(model, backend="eager")(source, **given).logits, model(source, **given).logits)
-
-
 @torch.no_grad()
 def test_outputs_come_as_a_tuple_where_a_call_or_the_config_asks_for_it():
     model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])

@@ -9,6 +9,7 @@ import itertools
 import logging
 import pickle
 import warnings
+from unittest.mock import Mock
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -35,6 +36,7 @@ SEARCHES = {
 }
 # Few and many sentences, short and long.
 BATCHES = {"one": (5,), "two": (3, 70), "five": (30, 41, 2, 9, 13), "many": tuple(range(1, 36))}
+GET_COMPILED_CALL = PreTrainedModel.get_compiled_call
 
 
 @pytest.fixture(autouse=True)
@@ -124,12 +126,10 @@ def test_steps_are_counted_over_engines_and_graphs_begin_when_they_pay(on_gpu, m
         assert not on_gpu
         GenerateEngine(model).search(sources, settings, 4096)
         assert graphs._STEPS[model] == taken
+    GenerateEngine(tiny_model(seed=1)).search(sources, settings, 4096)
     assert len(on_gpu) == 1
     messages = [record.getMessage() for record in caplog.records if record.name == graphs.__name__]
     assert messages == ["30 steps of decoding are taken: from now on they are compiled into CUDA graphs"]
-    other = tiny_model(seed=1)
-    GenerateEngine(other).search(sources, settings, 4096)
-    assert len(on_gpu) == 1
 
 
 ADAPTER = type("Adapter", (torch.nn.Linear,), {"__module__": "users"})
@@ -182,13 +182,8 @@ def test_graphs_step_aside_for_ensembles_drawn_tokens_and_on_the_cpu(on_gpu, mon
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_graphs_that_fail_are_warned_of_once_and_the_result_is_there(monkeypatch, num_beams):
     for error in (RuntimeError("no compiler"), torch.OutOfMemoryError("full"), MemoryError()):
-        tried = []
-
-        def fail(model, config, tried=tried, error=error):
-            tried.append(config)
-            raise error
-
-        monkeypatch.setattr(PreTrainedModel, "get_compiled_call", fail)
+        tried = Mock(side_effect=error)
+        monkeypatch.setattr(PreTrainedModel, "get_compiled_call", tried)
         model, sources = tiny_model(), [[5, 6, 7], [8, 9]]
         settings = settings_of(model, num_beams=num_beams)
         with pytest.warns(UserWarning, match=r"^CUDA graphs failed, and decoding goes on without them \(.*Error"):
@@ -198,7 +193,7 @@ def test_graphs_that_fail_are_warned_of_once_and_the_result_is_there(monkeypatch
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             check_same(GenerateEngine(model).search(sources, settings, 4096), expected)
-        assert len(tried) == 1
+        tried.assert_called_once()
 
 
 def test_what_is_wrong_with_a_call_or_interrupts_it_is_raised_and_is_no_failure_of_graphs(on_gpu, monkeypatch):
@@ -208,11 +203,7 @@ def test_what_is_wrong_with_a_call_or_interrupts_it_is_raised_and_is_no_failure_
         assert_error(r"^Token ids must be", GenerateEngine(model).search, [[5, 10**6]], settings_of(model), 4096)
         GenerateEngine(model).search([[5, 6]], settings_of(model), 4096)
         assert on_gpu
-
-    def interrupt(model, config):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(PreTrainedModel, "get_compiled_call", interrupt)
+    monkeypatch.setattr(PreTrainedModel, "get_compiled_call", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         GenerateEngine(model).search([[5, 6]], settings_of(model), 4096)
 
@@ -231,27 +222,15 @@ def test_beams_are_reordered_where_they_lie():
         assert torch.equal(states, expected)
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """Compile steps in earnest, and run the captured graphs as they are; yields the list of them."""
+@pytest.mark.slow
+def test_a_step_is_compiled_a_handful_of_times_for_all_shapes_and_leaves_nothing_on_the_model(monkeypatch):
     captured = []
-
-    def run_as_it_is(graph, examples):
-        captured.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(PreTrainedModel, "get_compiled_call", PreTrainedModel.get_compiled_call)
+    monkeypatch.setattr(PreTrainedModel, "get_compiled_call", GET_COMPILED_CALL)
+    run_as_it_is = lambda graph, examples: captured.append(graph) or graph.forward  # noqa: E731
     compiling = CompileConfig(fullgraph=True, dynamic=True, backend=run_as_it_is, mode=None)
     compiling._compile_all_devices = True
     monkeypatch.setattr(graphs, "COMPILING", compiling)
     torch.compiler.reset()
-    yield captured
-    torch.compiler.reset()
-
-
-@pytest.mark.slow
-def test_a_step_is_compiled_a_handful_of_times_for_all_shapes_and_leaves_nothing_on_the_model(counted):
-    torch.manual_seed(2)
     model = tiny_model(encoder_layers=1, decoder_layers=1)
     before = vars(model).keys()
     for changes in ({}, {"num_beams": 4}, {"num_beams": 5, "max_new_tokens": 17}):
@@ -260,24 +239,22 @@ def test_a_step_is_compiled_a_handful_of_times_for_all_shapes_and_leaves_nothing
             sources = [row.tolist() for row in sentences(*lengths)]
             found = GenerateEngine(model).search(sources, settings, 4096)
             check_same(found, plainly(model, sources, settings))
-    assert 0 < len(counted) <= 5
+    assert 0 < len(captured) <= 5
     assert vars(model).keys() == before
     other = pickle.loads(pickle.dumps(model))
     assert torch.equal(other.lm_head.weight, model.lm_head.weight)
+    torch.compiler.reset()
 
 
-@pytest.mark.parametrize("compiled", ["on_gpu", pytest.param("counted", marks=pytest.mark.slow)])
-def test_generate_compiles_the_step_of_beams_where_it_is_asked_to(request, compiled):
-    counted = request.getfixturevalue(compiled)
-    torch.manual_seed(2)
+def test_generate_compiles_the_step_of_beams_where_it_is_asked_to(on_gpu):
     model = tiny_model(encoder_layers=1, decoder_layers=1)
     source, mask = padded(sentences(9, 4, 1), "left")
     settings = {"attention_mask": mask, "num_beams": 3, "max_new_tokens": 8}
     expected = model.generate(source, **settings)
-    assert torch.equal(model.generate(source, **settings, cache_implementation="static"), expected)
-    assert not counted  # by a static cache alone, as with other models of transformers
     static = {"cache_implementation": "static", "compile_config": graphs.COMPILING}
     assert torch.equal(model.generate(source, **settings, **static, disable_compile=True), expected)
-    assert not counted
+    # Not by a static cache alone, as with other models of transformers.
+    assert torch.equal(model.generate(source, **settings, cache_implementation="static"), expected)
+    assert not on_gpu
     assert torch.equal(model.generate(source, **settings, **static), expected)
-    assert len(counted) == 1  # and not the first call, which fills the cache
+    assert len(on_gpu) == 1  # and not the first call, which fills the cache

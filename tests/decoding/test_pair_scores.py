@@ -14,9 +14,8 @@ from guides import assert_named
 from heedful import Translator
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.decoding.scoring import PairScore, dual_cross_entropy
 from heedful.training.loop.validation import validation_loss
-from helpers import assert_refused, tiny_model, tiny_rnn
+from helpers import assert_error, assert_refused, tiny_model, tiny_rnn
 from memorised import saved_in
 
 
@@ -54,8 +53,7 @@ def test_scores_do_not_depend_on_the_batch_its_padding_or_the_rows_read_together
     alone = list(translator.score_pairs(mixed, token_budget=1))
     monkeypatch.setattr("heedful.decoding.engines.LOGITS_BUDGET", 12_000)
     for budget, rows in itertools.product((24, 60, 8192), (1, 5, 4096)):
-        found = list(translator.score_pairs(mixed, token_budget=budget, chunk_size=rows))
-        for one, other in zip(alone, found, strict=True):
+        for one, other in zip(alone, translator.score_pairs(mixed, token_budget=budget, chunk_size=rows), strict=True):
             assert one.token_ids == other.token_ids
             assert one.token_scores == pytest.approx(other.token_scores, abs=1e-5)
     assert list(translator.score_pairs(reversed(mixed), token_budget=1, chunk_size=3)) == alone[::-1]  # to the bit
@@ -84,18 +82,6 @@ def test_the_mean_over_all_tokens_is_the_validation_loss(translator, tokenizers,
     assert -math.fsum(score.log_probability for score in scores) / tokens == pytest.approx(loss, rel=1e-6)
 
 
-def test_a_model_in_training_is_scored_without_dropout_and_left_training(training_model, tokenizers, pairs):
-    (one,), (other,) = (list(Translator(training_model, tokenizers).score_pairs([("네.", "Yes.")])) for _ in range(2))
-    assert one == other
-    assert training_model.training
-
-
-def test_the_dual_cross_entropy_is_that_of_the_paper():
-    forward, backward = PairScore((1, 2), ("a", "b"), (-1.0, -2.0)), PairScore((1,), ("c",), (-0.5,))
-    assert dual_cross_entropy(forward, backward) == abs(1.5 - 0.5) + (1.5 + 0.5) / 2
-    assert dual_cross_entropy(backward, forward) == dual_cross_entropy(forward, backward)
-
-
 def test_pairs_that_cannot_be_scored_are_named_and_settings_that_would_be_ignored(model, tokenizers, pairs):
     translator = Translator(model, tokenizers)
     settings = [
@@ -107,23 +93,21 @@ def test_pairs_that_cannot_be_scored_are_named_and_settings_that_would_be_ignore
     wrong = [(pair, "Pair 2 must be a source and a target") for pair in ("ab", ("a",), ("a", None), ("a", "b", "c"))]
     wrong.append((("a", "\ud800"), "must be Unicode"))
     assert_refused(wrong, lambda pair: list(translator.score_pairs([("a", "b"), pair], chunk_size=1)))
-    with pytest.raises(ValueError, match="`engine`, `precision` and `ensemble` must be left out to score pairs"):
-        Translator(model, tokenizers, precision="int8").score_pairs([])
-    assert list(translator.score_pairs([])) == []
+    message = "`engine`, `precision` and `ensemble` must be left out to score pairs"
+    assert_error(message, Translator(model, tokenizers, precision="int8").score_pairs, [])
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_pair_that_is_too_long_is_told_with_its_number(model, tokenizers, monkeypatch, side):
     monkeypatch.setattr(model.config, "max_position_embeddings", 12)
     monkeypatch.setattr(model.config, "position_encoding", "learned")
-    translator = Translator(model, tokenizers)
+    score = partial(Translator(model, tokenizers).score_pairs, chunk_size=1)
     pairs = [("네.", "Yes."), tuple("네." * 20 if number == side else "네." for number in (0, 1)), ("네.", "No.")]
-    with pytest.raises(ValueError, match=r"^Sentence 2 must have at most 12 tokens, the model's number of positions"):
-        list(translator.score_pairs(pairs, chunk_size=1))
+    message = r"^Sentence 2 must have at most 12 tokens, the model's number of positions"
+    assert_error(message, lambda: list(score(pairs)))
     with pytest.warns(UserWarning, match=r"Sentence 2, of \d+ tokens, is too long to be scored, and left empty"):
-        first, missing, last = translator.score_pairs(pairs, chunk_size=1, keep_going=True)
-    assert missing is None
-    assert [first, last] == list(translator.score_pairs([pairs[0], pairs[2]], chunk_size=1))
+        found = list(score(pairs, keep_going=True))
+    assert found == [*score(pairs[:1]), None, *score(pairs[2:])]
 
 
 def test_sources_longer_than_the_training_are_told_once_without_advice_on_translating(model, tokenizers, monkeypatch):
@@ -190,11 +174,12 @@ def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
     forward = Translator.from_pretrained(folder).score_pairs(pairs.items())
     turned = Translator(recurrent, tokenizers).score_pairs((target, source) for source, target in pairs.items())
     for line, one, other in zip(output.splitlines(), forward, turned, strict=True):
-        row = json.loads(line)
+        row, apart = json.loads(line), abs(one.per_token - other.per_token)
         assert row["per_token"] == pytest.approx(one.per_token, abs=1e-5)
         assert row["backward_per_token"] == pytest.approx(other.per_token, abs=1e-5)
         assert row["backward_token_scores"][-1] == ["</s>", pytest.approx(other.token_scores[-1], abs=1e-5)]
-        assert row["dual_cross_entropy"] == pytest.approx(dual_cross_entropy(one, other), abs=2e-5)
+        dual = apart - (one.per_token + other.per_token) / 2  # of nats, which are not negative
+        assert row["dual_cross_entropy"] == pytest.approx(dual, abs=2e-5)
     assert [line.split(":")[0] for line in errors.splitlines()[-2:]] == [
         f"8 pairs, {sum(map(len, tokenizers.encode_target(list(texts))))} {side} tokens"
         for side, texts in (("target", pairs.values()), ("source", pairs))
@@ -203,8 +188,8 @@ def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
     place = saved_in(tmp_path / "both", tiny_model(vocab_size=len(both.source), **both.special_ids()), both)
     code, output, errors = heedful_command("score", place, *arguments, "--to", "en", "--backward-to", "ko")
     assert code == 0, errors
-    translator = Translator.from_pretrained(place)
-    turned = translator.score_pairs([(target, source) for source, target in pairs.items()], target_language="ko")
+    turned = [(target, source) for source, target in pairs.items()]
+    turned = Translator.from_pretrained(place).score_pairs(turned, target_language="ko")
     found = [float(row["backward_per_token"]) for row in table(output)]
     assert found == pytest.approx([each.per_token for each in turned], abs=1e-4)
     assert heedful_command("score", place, *arguments, "--to", "en", "--backward-to", "fr")[0] == 2

@@ -1,5 +1,7 @@
 """Our beam search, with all its options, equals the plainest one, and transformers' own where it has none."""
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -21,17 +23,16 @@ SETTINGS = {
 
 
 def each_alone(models, rows, averaged=None, **options):
-    """Decode each sentence with the plainest implementation."""
+    """Decode each sentence with the plainest implementation; return `(score, tokens)` of all."""
     found = []
     for row in rows:
 
         def next_token(tokens, row=row):
             asked = [plain.ask(model, row, tokens) for model in models]
-            if averaged is None:
-                return asked[0][:2]
-            return averaged([log_probabilities for log_probabilities, *_ in asked]), asked[0][1]
+            probabilities = averaged([each for each, *_ in asked]) if averaged else asked[0][0]
+            return probabilities, asked[0][1]
 
-        found.append(plain.PlainBeamSearch(next_token, **options).search())
+        found += plain.PlainBeamSearch(next_token, **options).search()
     return found
 
 
@@ -94,13 +95,8 @@ def test_gnmt_penalties_and_a_length_limit_by_source_equal_the_plainest_search(k
     options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6, "use_cache": cached}
     ours = decode(model, rows, strategy, max_new_tokens=9, **options)
     plain = {"beams": 4, "penalty": gnmt, "alpha": 0.6, "beta": 0.3}
-    theirs = [each_alone([model], [row], limit=min(9, len(row) + 2), **plain)[0] for row in rows]
-    assert_same(ours, [entry for found in theirs for entry in found])
-
-
-def test_no_output_has_more_tokens_than_its_own_source_and_the_allowance():
-    found = decode(tiny_model(), sentences(*LENGTHS), BeamSearch(tokens_beyond_source=1), eos_token_id=None)
-    assert [len(tokens) - 1 for _, tokens in found] == [8, 3, 7]
+    theirs = (each_alone([model], [row], limit=min(9, len(row) + 2), **plain) for row in rows)
+    assert_same(ours, [*chain.from_iterable(theirs)])
 
 
 def test_forced_words_may_be_an_argument_of_generate_as_in_transformers_4():
@@ -111,14 +107,10 @@ def test_forced_words_may_be_an_argument_of_generate_as_in_transformers_4():
 
 
 WEIGHTS = (0.5, 0.3, 0.2)
-
-
-def mixture(log_probabilities):
-    return sum(weight * each.exp() for weight, each in zip(WEIGHTS, log_probabilities, strict=True)).log()
-
-
-def geometric(log_probabilities):
-    return sum(weight * each for weight, each in zip(WEIGHTS, log_probabilities, strict=True))
+AVERAGES = {
+    "probabilities": lambda logs: sum(weight * each.exp() for weight, each in zip(WEIGHTS, logs, strict=True)).log(),
+    "log_probabilities": lambda logs: sum(weight * each for weight, each in zip(WEIGHTS, logs, strict=True)),
+}
 
 
 @pytest.mark.parametrize(("averaging", "cached"), [("probabilities", True), ("log_probabilities", False)])
@@ -130,16 +122,8 @@ def test_an_ensemble_equals_the_plainest_search_over_averages(kind, averaging, c
     strategy = BeamSearch(models=models[1:], weights=[5, 3, 2], averaging=averaging, length_penalty_form="gnmt")
     options = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.6, "use_cache": cached}
     ours = decode(models[0], rows, strategy, side, **options)
-    averaged = {"probabilities": mixture, "log_probabilities": geometric}[averaging]
-    theirs = each_alone(models, rows, averaged, beams=3, limit=LIMIT, penalty=gnmt, alpha=0.6)
-    assert_same(ours, [entry for found in theirs for entry in found])
-
-
-def test_an_ensemble_of_a_model_with_itself_is_the_model():
-    model, rows, options = tiny_model(), sentences(*LENGTHS), {"num_beams": 4, "num_return_sequences": 4}
-    for averaging in ("probabilities", "log_probabilities"):
-        itself = decode(model, rows, BeamSearch(models=[model], averaging=averaging), **options)
-        assert_same(itself, decode(model, rows, BeamSearch(), **options))
+    plainest = {"beams": 3, "limit": LIMIT, "penalty": gnmt, "alpha": 0.6}
+    assert_same(ours, each_alone(models, rows, AVERAGES[averaging], **plainest))
 
 
 def test_an_ensemble_goes_on_with_padded_prompts_as_with_each_alone():
@@ -168,30 +152,21 @@ def test_options_of_all_kinds_work_together():
     assert all(contains(tokens, [20, 21]) for _, tokens in together)
 
 
-def test_a_prompt_and_embeddings_and_encoder_outputs_are_taken_as_generate_takes_them():
+def test_prompts_embeddings_encoder_outputs_and_stopping_criteria_are_taken_as_generate_takes_them():
     model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
-    options = {"attention_mask": mask, "max_new_tokens": 6, "num_beams": 4, "do_sample": False}
-    prompt = torch.tensor([[START, 30, 31]] * 3)
-    source = {
-        "input_ids": lambda: {"input_ids": ids},
-        "inputs_embeds": lambda: {"inputs_embeds": model.get_input_embeddings()(ids)},
-        "encoder_outputs": lambda: {"encoder_outputs": model.get_encoder()(ids, attention_mask=mask)},
-    }
-    for given_source in source.values():
-        theirs = model.generate(**given_source(), decoder_input_ids=prompt, **options)
-        ours = model.generate(**given_source(), decoder_input_ids=prompt, custom_generate=BeamSearch(), **options)
+    both = {"attention_mask": mask, "num_beams": 4, "do_sample": False}
+    for source in (
+        lambda: {"input_ids": ids},
+        lambda: {"inputs_embeds": model.get_input_embeddings()(ids)},
+        lambda: {"encoder_outputs": model.get_encoder()(ids, attention_mask=mask)},
+    ):
+        options = both | {"decoder_input_ids": torch.tensor([[START, 30, 31]] * 3), "max_new_tokens": 6}
+        theirs, ours = (
+            model.generate(**source(), **options, **strategy) for strategy in ({}, {"custom_generate": BeamSearch()})
+        )
         assert [cut(row) for row in ours.tolist()] == [cut(row) for row in theirs.tolist()]
-
-
-def test_stopping_criteria_end_hypotheses_as_in_transformers():
-    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
-
-    def criterion(tokens, scores, **_):
-        return tokens[:, -1] % 3 == 0
-
-    options = {"attention_mask": mask, "num_beams": 4, "max_length": 12, "stopping_criteria": [criterion]}
-    theirs = model.generate(ids, **options)
-    ours = model.generate(ids, custom_generate=BeamSearch(), **options)
+    options = both | {"max_length": 12, "stopping_criteria": [lambda tokens, scores, **_: tokens[:, -1] % 3 == 0]}
+    theirs, ours = model.generate(ids, **options), model.generate(ids, custom_generate=BeamSearch(), **options)
     for one, other in zip(ours.tolist(), theirs.tolist(), strict=True):
         end = next((place for place, token in enumerate(one) if token in ENDS or (place and token % 3 == 0)), len(one))
         assert one[: end + 1] == other[: end + 1]

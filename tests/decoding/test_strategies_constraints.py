@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 import plain_strategies as plain
 from heedful import BeamSearch
-from heedful.decoding.strategies.constraints import ForcedWords, Progress
 from helpers import assert_error, each_once, sentences, tiny_model
-from plain_strategies import KINDS, LENGTHS, LIMIT, assert_same, contains, decode, missing, model_of, unmet
+from plain_strategies import KINDS, LENGTHS, LIMIT, assert_same, contains, decode, model_of, unmet
 
 WORDS = {
     "one_token": [[40]],
@@ -46,18 +45,16 @@ def test_every_one_of_the_n_best_contains_the_words_which_may_fill_the_whole_out
 
 
 def test_each_sentence_may_have_words_of_its_own_or_none():
-    model, rows = tiny_model(), sentences(*LENGTHS)
-    words = [[[20, 21]], [], [[[30], [31]]]]
-    together = decode(model, rows, BeamSearch(sentence_force_words_ids=words), num_beams=4)
-    alone = [
-        decode(model, [row], BeamSearch(sentence_force_words_ids=[own]), num_beams=4)[0]
-        for row, own in zip(rows, words, strict=True)
-    ]
-    assert_same(together, alone)
+    model, rows, words = tiny_model(), sentences(*LENGTHS), [[[20, 21]], [], [[[30], [31]]]]
+
+    def found(rows, words):
+        return decode(model, rows, BeamSearch(sentence_force_words_ids=words), num_beams=4)
+
+    together = found(rows, words)
+    assert_same(together, [found([row], [own])[0] for row, own in zip(rows, words, strict=True)])
     assert contains(together[0][1], [20, 21])
     assert {30, 31} & set(together[2][1])
-    forced = decode(model, rows, BeamSearch(sentence_force_words_ids=[[], [], []]), num_beams=4)
-    assert_same(forced, decode(model, rows, BeamSearch(), num_beams=4))
+    assert_same(found(rows, [[], [], []]), decode(model, rows, BeamSearch(), num_beams=4))
 
 
 PHRASES = st.lists(st.lists(st.integers(14, 24), min_size=1, max_size=3, unique=True), min_size=1, max_size=2)
@@ -71,28 +68,6 @@ def test_whatever_the_words_they_occur_in_the_output(words, beams, seed):
     strategy, options = BeamSearch(force_words_ids=words), {"max_new_tokens": 10, "no_repeat_ngram_size": 0}
     found = decode(tiny_model(), rows, strategy, num_beams=beams, **options)
     assert not any(unmet(tokens[1:], words) for _, tokens in found)
-
-
-SMALL_PHRASES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=3)
-
-
-@settings(deadline=None)
-@given(st.lists(SMALL_PHRASES, max_size=3), st.lists(st.integers(0, 4), max_size=8))
-def test_progress_is_what_the_tokens_contain(words, tokens):
-    forced = ForcedWords(tuple(tuple(tuple(phrase) for phrase in phrases) for phrases in words))
-    progress = Progress()
-    for token in tokens:
-        progress = forced.advance(progress, token)
-    assert forced.remaining(progress) == missing(tokens, words)
-    assert (forced.remaining(progress) == 0) == (not unmet(tokens, words))
-    for _ in range(forced.remaining(progress)):
-        after = [forced.advance(progress, token) for token in forced.next_tokens(progress)]
-        nearer = min(after, key=forced.remaining)
-        assert forced.remaining(nearer) < forced.remaining(progress)
-        progress = nearer
-        if forced.remaining(progress) == 0:
-            break
-    assert forced.remaining(progress) == 0
 
 
 REFUSED = {
@@ -111,10 +86,10 @@ REFUSED = {
 
 
 def test_words_that_make_no_sense_or_do_not_fit_are_refused_by_name():
-    model = tiny_model()
+    search = partial(decode, tiny_model(), num_beams=3)
     for message, words in REFUSED.items():
-        assert_error(message, decode, model, sentences(4), BeamSearch(**words), num_beams=3)
+        assert_error(message, search, sentences(4), BeamSearch(**words))
     strategy = BeamSearch(force_words_ids=[[20, 21, 22, 23]], tokens_beyond_source=1)
-    assert_error("longest output, 3 tokens", decode, tiny_model(), sentences(5, 2), strategy, num_beams=3)
-    with pytest.raises(ValueError, match=r"`force_words_ids` of sentence 0 must be possible within 8"):
-        decode(tiny_model(), sentences(4), BeamSearch(force_words_ids=[[20]]), num_beams=3, bad_words_ids=[[20]])
+    assert_error("longest output, 3 tokens", search, sentences(5, 2), strategy)
+    message = r"`force_words_ids` of sentence 0 must be possible within 8"
+    assert_error(message, search, sentences(4), BeamSearch(force_words_ids=[[20]]), bad_words_ids=[[20]])

@@ -157,9 +157,11 @@ def test_transformers_has_nothing_to_say_of_lengths(translator, monkeypatch):
 
 
 def test_translating_turns_dropout_off_and_leaves_the_model_as_it_was(training_model, tokenizers, pairs, translator):
-    results = Translator(training_model, tokenizers).translate(list(pairs))
+    learning = Translator(training_model, tokenizers)
+    found = [learning.translate(list(pairs)), list(learning.score_pairs(pairs.items()))]
     assert training_model.training
-    assert results == Translator(training_model.eval(), tokenizers).translate(list(pairs))
+    training_model.eval()
+    assert found == [learning.translate(list(pairs)), list(learning.score_pairs(pairs.items()))]
     before = translator.model.generation_config.to_dict()
     translator.model.train()
     translator.model.get_encoder().eval()  # as a frozen one

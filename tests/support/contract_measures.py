@@ -34,6 +34,7 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.run_folder.checkpoints import checkpoint_path
 from heedful_lab.korean_english.pairs import korean_english_pairs
+from memorised import encoded
 from tiny_runs import tiny_recipe
 
 PAIRS, EVALUATION_PAIRS = 48, 21
@@ -98,8 +99,7 @@ def prepare(folder: Path, longest: tuple[int, int] = (9, 4)) -> None:
 
 def encode(tokenizers: TokenizerPair, pairs: list[dict[str, str]]) -> list[dict[str, list[int]]]:
     """Turn pairs into `input_ids` and `labels`."""
-    columns = tokenizers.encode_source([p["ko"] for p in pairs]), tokenizers.encode_target([p["en"] for p in pairs])
-    return [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
+    return encoded(tokenizers, *([pair[side] for pair in pairs] for side in ("ko", "en")))
 
 
 def collator(pad: int):

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import functools
 import importlib.util
 import itertools
 import json
@@ -142,14 +143,8 @@ def ending_model(**changes):
     return model
 
 
-def tiny_rnn(seed: int = 0, **changes) -> HeedRNNForConditionalGeneration:
-    """Return a tiny recurrent model."""
-    return tiny_model(family="recurrent", seed=seed, **changes)
-
-
-def tiny_rnn_config(**changes) -> HeedRNNConfig:
-    """Return the config of a tiny recurrent model."""
-    return tiny_config("recurrent", **changes)
+tiny_rnn = functools.partial(tiny_model, family="recurrent")
+tiny_rnn_config = functools.partial(tiny_config, "recurrent")
 
 
 def dequantized(model):

@@ -51,11 +51,16 @@ def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: 
     return model.eval()
 
 
+def encoded(tokenizers: TokenizerPair, sources, targets, language: str | None = None) -> list[dict[str, list[int]]]:
+    """Return texts as rows of `input_ids` and `labels`."""
+    columns = tokenizers.encode_source(list(sources), language), tokenizers.encode_target(list(targets))
+    return [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
+
+
 def learn_by_heart(model, tokenizers: TokenizerPair, pairs: dict[str, str], language=None, learning_rate=5e-3):
     """Train a model until it translates the pairs with a margin, so that no rounding changes a translation."""
-    columns = tokenizers.encode_source(list(pairs), language), tokenizers.encode_target(list(pairs.values()))
-    rows = [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
-    batch, optimizer = collate(rows, model.config.pad_token_id), torch.optim.Adam(model.parameters(), learning_rate)
+    batch = collate(encoded(tokenizers, pairs, pairs.values(), language), model.config.pad_token_id)
+    optimizer = torch.optim.Adam(model.parameters(), learning_rate)
     for step in range(1, MOST_STEPS + 1):
         model(**batch).loss.backward()
         optimizer.step()

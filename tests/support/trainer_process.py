@@ -15,6 +15,7 @@ from transformers import Seq2SeqTrainer
 import contract_measures as contract
 from heedful import HeedSeq2SeqTrainer
 from heedful.versions_heed import CHECKPOINTING
+from trainer_runs import logged
 
 WHOLE = (contract.PAIRS, 1)  # pairs of a micro-batch, and micro-batches of an update
 # How one process splits an update, the smoothing, and whether buckets of tokens are its micro-batches: every pair of
@@ -49,8 +50,7 @@ def streamed(column, folder: Path, make_stream) -> tuple[list[float], bool]:
         trainer = column.trainer(max_steps=5, learning_rate=1e-3, **split, **saving)
         trainer.args.output_dir, trainer.train_dataset = str(folder), make_stream()
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        runs.append((losses, [weight.detach().clone() for weight in trainer.model.parameters()]))
+        runs.append((logged(trainer), [weight.detach().clone() for weight in trainer.model.parameters()]))
     same = runs[0][0] == runs[1][0] and all(map(torch.equal, runs[0][1], runs[1][1]))
     return runs[0][0], same
 
@@ -74,7 +74,7 @@ def losses(column, folder: Path, resume_from: Path | None = None, **options) -> 
     trainer = column.trainer(options=options, max_steps=6, learning_rate=1e-3, **arguments)
     trainer.args.output_dir = str(folder)
     trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return logged(trainer)
 
 
 def evaluation_of_few(column, count: int) -> dict:

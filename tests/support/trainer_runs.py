@@ -14,7 +14,7 @@ from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from helpers import tiny_config
-from memorised import PAIRS
+from memorised import PAIRS, encoded
 
 TRAINERS = [Seq2SeqTrainer, HeedSeq2SeqTrainer]
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
@@ -35,9 +35,7 @@ def separate_tokenizers() -> TokenizerPair:
 
 def encoded_pairs(tokenizers: TokenizerPair | None = None) -> list[dict[str, list[int]]]:
     """Return the six pairs as `input_ids` and `labels`; no two have as many labels."""
-    tokenizers = tokenizers or joint_tokenizers()
-    columns = tokenizers.encode_source(SOURCES), tokenizers.encode_target(TARGETS)
-    return [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
+    return encoded(tokenizers or joint_tokenizers(), SOURCES, TARGETS)
 
 
 def fresh_model(**changes) -> HeedForConditionalGeneration:

@@ -14,7 +14,7 @@ from heedful_lab.studies.models import dependence, ladder, markov, positions
 from heedful_lab.studies.pairs import corpus_pairs
 from heedful_lab.studies.recurrent import cells, clue
 from helpers import slow_but
-from small_studies import SMALLEST, run_smallest
+from small_studies import run_smallest
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +58,6 @@ def test_masking_trains_one_recipe_twice_and_measures_both(small):
     assert results["values"]["difference"] < 1e-4
     assert results["values"]["hidden_change"] < 1e-6 < results["values"]["zeroed_change"]
     assert all(row[3] <= row[2] < 1 for row in rows["sums"])
-
-
-@pytest.mark.slow
-def test_heads_are_compared_looked_at_and_left_out(small):
-    *_, rows = small("heads")
-    assert len({row[2] for row in rows["quality"]}) == 1  # parameters
-    full, half, none = (row[2:4] for row in rows["pruning"][:3])
-    assert full[0] == full[1]  # nothing is left out, in any order
-    assert half[0] != half[1]
-    assert none[0] == pytest.approx(none[1])
 
 
 def test_questions_leaves_out_each_head_of_the_encoder(small):
@@ -218,18 +208,3 @@ def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_upda
     assert [getattr(config, "cell", config.model_type) for config in configs] == ["rnn", "lstm", "gru", "gru", "heed"]
     assert [config.attention for config in configs[:4]] == ["none", "none", "none", "additive"]
     assert [row[-1] for row in rows["ladder"]] == ["none", "13.8", "20.6", "28.3", "36.5"]
-
-
-def test_paths_measures_every_model_at_every_length(small):
-    *_, tables = small("paths")
-    rows = tables["paths"]
-    assert rows[0] == ["LSTM", 2, 3, 4]
-    assert rows[-1] == ["Transformer", 3, 1, 1]
-
-
-def test_complexity_has_a_row_for_every_length_of_the_command(small):
-    _, found, rows = small("complexity")
-    settings = " ".join(SMALLEST["complexity"].settings)
-    assert found["command"] == f"heedful study complexity --seed 1 --updates 2 {settings}"
-    assert [row[0] for row in rows["time"]] == [8, 16, 32]
-    assert "n = 32, with d = 16, 2 heads, r = 4, k = 3 and the cell lstm" in found["tables"][0]["title"]

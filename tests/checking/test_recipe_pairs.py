@@ -58,18 +58,16 @@ def test_clean_pairs_give_no_finding():
         assert list(found) == []
 
 
-def test_pairs_that_teach_nothing_are_told_with_their_rows():
-    for kind, pair in (("empty", (" ", "Hello.")), ("identical", ("PyTorch", "PyTorch")), ("duplicate", CLEAN[3])):
+def test_pairs_that_teach_nothing_are_told_with_their_rows_unless_the_rules_drop_them():
+    pointless = {"empty": ("", "Hello."), "identical": ("PyTorch", "PyTorch"), "duplicate": CLEAN[3]}
+    for kind, pair in pointless.items():
         rules = OFF if kind != "empty" else None
         finding = only(checks.check_pointless_pairs(with_pairs(pair), rules), kind)
         assert "1 of 401 train pairs" in finding.message
         assert finding.where.startswith(f"data.cleaning.drop_{kind}" if rules else "data.train")
         assert finding.examples[0].startswith("train row 101: ")
-
-
-def test_pairs_that_the_rules_drop_are_not_complained_about():
     rules = CleaningRules(drop_identical=True, drop_duplicates=True)
-    pairs = [*CLEAN[:100], ("", "Hello."), ("PyTorch", "PyTorch"), CLEAN[3], *CLEAN[100:]]
+    pairs = [*CLEAN[:100], *pointless.values(), *CLEAN[100:]]
     assert list(checks.check_pointless_pairs(split(pairs), rules)) == []
     finding = only(dropped_by_cleaning(pairs, rules), "cleaning")
     assert finding.level == "note"
@@ -86,25 +84,20 @@ def test_a_corpus_of_copies_is_an_error_and_copies_that_are_to_be_learned_are_a_
     assert finding.advice.endswith("drops them. Keep them where a text may be right as it is, as in spelling.")
 
 
-def test_held_out_pairs_in_training_are_told_with_the_share_that_dropping_them_costs():
-    (seen, translation), (other, _) = CLEAN[0], CLEAN[1]
+def test_held_out_pairs_in_training_are_told_with_what_dropping_them_costs_and_those_that_are_dropped_counted():
+    (seen, translation), (other, _), train = CLEAN[0], CLEAN[1], split(CLEAN)
     tests = held_out([*HELD_OUT, (seen, translation), (other, "Another translation.")], key="data.test.unseen")
-    finding = only(checks.check_overlap(split(CLEAN), OFF, tests), "overlap")
+    finding = only(checks.check_overlap(train, OFF, tests), "overlap")
     assert finding.where == "data.test.unseen"
     assert "2 of 52 unseen sources" in finding.message
     assert "1 of them with the same target" in finding.message
     assert "drops 2 training pairs" in finding.advice
     assert "unseen row 51" in finding.examples[0]
-
-
-def test_overlap_that_cleaning_drops_is_counted_and_else_an_error_of_a_test_set_and_a_warning_of_a_validation_set():
-    train = split(CLEAN)
-    assert only(checks.check_overlap(train, OFF, held_out(CLEAN[:50], "data.test.a")), "overlap").level == "error"
-    assert only(checks.check_overlap(train, OFF, held_out(CLEAN[:50])), "overlap").level == "warning"
+    for key, level in (("data.test.a", "error"), ("data.validation", "warning")):
+        assert only(checks.check_overlap(train, OFF, held_out(CLEAN[:50], key)), "overlap").level == level
     assert list(checks.check_overlap(train, CleaningRules(), held_out(CLEAN[:5], "data.test.a"))) == []
     finding = only(dropped_by_cleaning(CLEAN, CleaningRules(), CLEAN[:5]), "cleaning")
-    assert finding.level == "note"
-    assert "overlap" in finding.message
+    assert (finding.level, "overlap" in finding.message) == ("note", True)
 
 
 def test_rows_that_have_slipped_are_length_outliers_unless_lengths_differ_widely_everywhere():
@@ -146,10 +139,9 @@ def test_every_defect_of_a_text_is_found_and_named_with_its_row():
     assert list(checks.check_text(split([(text, text) for text in [*texts, "„Ä“", "ÃO"]]))) == []
 
 
-def test_swapped_languages_and_those_that_contradict_the_scripts_are_told():
-    finding = only(
-        checks.check_scripts(split(CLEAN), held_out([(en, ko) for ko, en in HELD_OUT]), (None, None)), "scripts"
-    )
+def test_swapped_languages_those_that_contradict_the_scripts_and_targets_in_another_are_told():
+    turned, untranslated = [(en, ko) for ko, en in HELD_OUT], [(ko, ko) for ko, _ in CLEAN[:40]]
+    finding = only(checks.check_scripts(split(CLEAN), held_out(turned), (None, None)), "scripts")
     assert (finding.level, finding.where) == ("error", "data.validation")
     assert "swapped" in finding.message
     for languages, expected in (
@@ -158,10 +150,6 @@ def test_swapped_languages_and_those_that_contradict_the_scripts_are_told():
     ):
         found = checks.check_scripts(split(CLEAN), [], languages)
         assert [(finding.level, finding.where) for finding in found] == expected
-
-
-def test_targets_in_another_script_are_told_from_a_share_on():
-    untranslated = [(ko, ko) for ko, _ in CLEAN[:40]]
     finding = only(checks.check_scripts(split([*CLEAN, *untranslated]), [], ("ko", "en")), "scripts")
     assert finding.level == "warning"
     assert "40 of 440 training targets" in finding.message
@@ -170,16 +158,8 @@ def test_targets_in_another_script_are_told_from_a_share_on():
 
 
 def test_the_script_of_a_text_is_that_of_most_letters_and_names_commands_and_german_say_nothing():
-    texts = {
-        "안녕하세요 PC": "Hangul",
-        "Привет, мир": "Cyrillic",
-        "こんにちは世界": "CJK",
-        "Ünïcode": "Latin",
-        "42": None,
-    }
-    assert {text: checks.script_of(text) for text in texts} == texts
     mixed = [("제한된 Mozilla Firefox 열기", "Open a restricted Mozilla Firefox")] * 60
-    assert checks.script_of(mixed[0][0]) == "Latin"
+    assert [*map(checks.script_of, (mixed[0][0], "안녕하세요 PC", "42"))] == ["Latin", "Hangul", None]
     assert list(checks.check_scripts(split([*CLEAN, *mixed]), [], ("ko", "en"))) == []
     pairs = [("jump twice", "I_JUMP I_JUMP"), ("grüße überall", "greetings everywhere"), ("12 + 3", "15")] * 10
     assert list(checks.check_scripts(split(pairs), [split(pairs, "validation")], ("command", "actions"))) == []

@@ -1,7 +1,6 @@
 """Checks on tokenizers, what they make of pairs, and run lengths: each is given its defect, and something sound."""
 
 import json
-import unicodedata
 
 import pytest
 import transformers
@@ -126,69 +125,44 @@ def test_a_vocabulary_too_large_for_the_data_is_a_warning_with_its_rare_types(jo
     tokenizers = given()
     frequent = rows_of(tokenizers, [{"source": "jump walk", "target": "walk jump"}] * 30)
     assert list(checks.check_vocabulary_use(frequent, tokenizers, "key")) == []
-    # walk four times, jump twice
-    pairs = [{"source": "walk walk", "target": "walk jump"}, {"source": "jump", "target": "walk"}]
-    (finding,) = checks.check_vocabulary_use(rows_of(tokenizers, pairs), tokenizers, "key")
-    said = "0 of 2 entries of the source vocabulary never occur in training; 2 (100 %) occur fewer than 5 times, "
-    assert finding.message.replace("joint", "source") == f"{said}parts of others left out."
     # Of a word that is one token the parts are never seen, and nothing could be made of it without them.
     words = [{"source": "abcdefghij", "target": "abcdefghij"}] * 30
     pieces = train_tokenizers(["abcdefghij"] * 30, ["abcdefghij"] * 30, vocab_size=275, joint=True)
-    assert len(pieces.source) > 264
     assert list(checks.check_vocabulary_use(rows_of(pieces, words), pieces, "key")) == []
 
 
 def test_a_tokenizer_that_does_not_compose_text_is_told(joint):
-    state = json.loads(joint.source.backend_tokenizer.to_str())
-    state["normalizer"] = None
+    state = json.loads(joint.source.backend_tokenizer.to_str()) | {"normalizer": None}
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), **special)
     (finding,) = checks.check_normalization(split(), TokenizerPair(fast, fast), "tokenizer.path")
     assert float(finding.message.split(" costs ")[1].split()[0]) > 1.5
-    text = unicodedata.normalize("NFD", SOURCES[0])
-    assert len(fast(text)["input_ids"]) > 1.5 * len(fast(SOURCES[0])["input_ids"])
 
 
 # The length of a run.
 # 1,000 updates of which 100 make an epoch, with validations and checkpoints on the way.
-SOUND = {
-    "optimization.schedule": "linear",
-    "optimization.warmup_updates": 100,
-    "optimization.max_updates": 1000,
-    "validation.every_updates": 100,
-    "checkpoints.every_updates": 100,
-    "validation.patience": 5,
-}
+SOUND = {"optimization.schedule": "linear", "optimization.warmup_updates": 100, "optimization.max_updates": 1000}
+SOUND |= {"validation.every_updates": 100, "checkpoints.every_updates": 100, "validation.patience": 5}
 PLAN = (100, 0.5)  # updates of an epoch, and seconds of an update
-PAPER = {"optimization.schedule": "paper", "optimization.learning_rate": 1.0}
-NEVER = {"validation.every_updates": 1001}
+PAPER = {"optimization.schedule": "paper", "optimization.warmup_updates": 4000}
+NEVER, OF_BEST = {"validation.every_updates": 1001}, {"validation.patience": None, "checkpoints.publish": "best"}
 CASES = [  # the plan, changes of the recipe, the findings, and what their texts say
     (PLAN, {}, [], []),
     ((), {}, [], []),
     (PLAN, {"optimization.warmup_updates": 2000}, [("error", "optimization.warmup_updates")], ["50 % of its peak"]),
     (PLAN, {"optimization.warmup_updates": 600}, [("warning", "optimization.warmup_updates")], []),
-    (
-        *(PLAN, PAPER | {"optimization.warmup_updates": 4000}),
-        *([("error", "optimization.warmup_updates")], ["25 % of its peak"]),
-    ),
+    (PLAN, PAPER, [("error", "optimization.warmup_updates")], ["25 % of its peak"]),
     *(
         (PLAN, {limit: value}, [("warning", "optimization.max_updates")], ["after 600 updates", f"`{limit}`", "44 %"])
         for limit, value in (("optimization.max_epochs", 6), ("optimization.max_minutes", 5))
     ),
-    (PLAN, {"optimization.max_epochs": 60, "optimization.max_minutes": 50}, [], []),
     (PLAN, {"optimization.schedule": "constant", "optimization.max_epochs": 6}, [], []),
     ((4,), {}, [("warning", "optimization.max_updates")], ["250 times"]),
     ((5,), {}, [], []),
     (PLAN, NEVER | {"validation.patience": None}, [("warning", "validation.every_updates")], []),
     (PLAN, NEVER, [("error", "validation.every_updates")], []),
-    (
-        *(PLAN, NEVER | {"validation.patience": None, "checkpoints.publish": "best"}),
-        *([("error", "validation.every_updates")], []),
-    ),
-    (
-        *(PLAN, {"checkpoints.every_updates": 2000}),
-        *([("warning", "checkpoints.every_updates")], ["nothing is averaged"]),
-    ),
+    (PLAN, NEVER | OF_BEST, [("error", "validation.every_updates")], []),
+    (PLAN, {"checkpoints.every_updates": 2000}, [("warning", "checkpoints.every_updates")], ["nothing is averaged"]),
     (  # a warm-up that the data end first
         *(PLAN, {"optimization.max_epochs": 3, "optimization.warmup_updates": 400}),
         [("error", "optimization.warmup_updates"), ("warning", "validation.patience")],

@@ -50,42 +50,37 @@ def test_sparsemax_is_a_projection_onto_the_simplex():
 
 
 def test_what_is_no_such_model_is_refused_by_name(tmp_path):
-    comet_checkpoint(tmp_path / "good")
-    assert_error("`--metric` must be comet:FOLDER, but is bleurt:x", learned_metric, "bleurt:x")
-    assert_error("folder with hparams.yaml", learned_metric, f"comet:{tmp_path}", error=FileNotFoundError)
+    good = tmp_path / "good"
+    settings, weights, encoder = good / "hparams.yaml", good / "checkpoints/model.ckpt", good / "encoder"
+    comet_checkpoint(good)
+
+    def refuses(message, metric=f"comet:{good}", error=ValueError):
+        assert_error(message, learned_metric, metric, error=error)
+
+    refuses("`--metric` must be comet:FOLDER, but is bleurt:x", "bleurt:x")
+    refuses("folder with hparams.yaml", f"comet:{tmp_path}", FileNotFoundError)
     wrong = {"class_identifier": "unified_metric", "pool": "max", "layer_norm": True, "activations": "Foo"}
     for name, value in (wrong | {"layer": 99}).items():
-        (tmp_path / "good/hparams.yaml").write_text(json.dumps(SETTINGS | {name: value}))
-        assert_error(f"`{name}` of .* must be .*, but is {value}", learned_metric, f"comet:{tmp_path / 'good'}")
+        settings.write_text(json.dumps(SETTINGS | {name: value}))
+        refuses(f"`{name}` of .* must be .*, but is {value}")
     unsaid = {name: value for name, value in SETTINGS.items() if name != "layer_norm"}  # which COMET takes for true
-    (tmp_path / "good/hparams.yaml").write_text(json.dumps(unsaid))
-    assert_error("`layer_norm` of .* must be False, but is True", learned_metric, f"comet:{tmp_path / 'good'}")
-    here = SETTINGS | {"pretrained_model": str(tmp_path / "other")}
-    (tmp_path / "good/hparams.yaml").write_text(json.dumps(here))
-    (tmp_path / "good/encoder").rename(tmp_path / "other")
-    assert_error(
-        "`pretrained_model` of .* must be a name on the Hub, but", learned_metric, f"comet:{tmp_path / 'good'}"
-    )
-    (tmp_path / "good/encoder").symlink_to(tmp_path / "other")
-    assert_error(
-        "encoder must be a file in the model's folder, but is a link", learned_metric, f"comet:{tmp_path / 'good'}"
-    )
-    (tmp_path / "good/encoder").unlink()
-    (tmp_path / "other").rename(tmp_path / "good/encoder")
-    (tmp_path / "good/hparams.yaml").write_text(json.dumps(SETTINGS))
-    whole = torch.load(tmp_path / "good/checkpoints/model.ckpt", weights_only=True)["state_dict"]
-    cut = {name: value[:-1] for name, value in whole.items() if name == "estimator.ff.3.bias"}
-    for lost in (
-        "encoder.model.embeddings.word_embeddings",
-        "layerwise_attention.gamma",
-        "estimator.ff.0",
-        "estimator",
-    ):
+    settings.write_text(json.dumps(unsaid))
+    refuses("`layer_norm` of .* must be False, but is True")
+    settings.write_text(json.dumps(SETTINGS | {"pretrained_model": str(tmp_path / "other")}))
+    encoder.rename(tmp_path / "other")
+    refuses("`pretrained_model` of .* must be a name on the Hub, but")
+    encoder.symlink_to(tmp_path / "other")
+    refuses("encoder must be a file in the model's folder, but is a link")
+    encoder.unlink()
+    (tmp_path / "other").rename(encoder)
+    settings.write_text(json.dumps(SETTINGS))
+    whole = torch.load(weights, weights_only=True)["state_dict"]
+    for lost in ("encoder.model.embeddings.word_embeddings", "layerwise_attention.gamma", "estimator"):
         left = {name: value for name, value in whole.items() if not name.startswith(lost)}
-        torch.save({"state_dict": left}, tmp_path / "good/checkpoints/model.ckpt")
-        assert_error(f"`{lost[:12]}.*` of .* must have the shape", learned_metric, f"comet:{tmp_path / 'good'}")
-    torch.save({"state_dict": whole | cut}, tmp_path / "good/checkpoints/model.ckpt")
-    assert_error(r"shape \(6,\), but has \(5,\)", learned_metric, f"comet:{tmp_path / 'good'}")
-    for file in ("checkpoints/model.ckpt", "hparams.yaml"):
-        (tmp_path / "good" / file).write_text("[: no")
-        assert_error("must be as `unbabel-comet` saves a model", learned_metric, f"comet:{tmp_path / 'good'}")
+        torch.save({"state_dict": left}, weights)
+        refuses(f"`{lost[:12]}.*` of .* must have the shape")
+    torch.save({"state_dict": whole | {"estimator.ff.3.bias": whole["estimator.ff.3.bias"][:-1]}}, weights)
+    refuses(r"shape \(6,\), but has \(5,\)")
+    for file in (weights, settings):
+        file.write_text("[: no")
+        refuses("must be as `unbabel-comet` saves a model")

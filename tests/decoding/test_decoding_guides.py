@@ -1,4 +1,4 @@
-"""The guide to scores and comparisons says what the package does: its commands and its Python run."""
+"""The guides to decoding, scores and comparisons say what the package does: their commands and their Python run."""
 
 import json
 import re
@@ -6,13 +6,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from transformers.utils import logging as transformers_logging
 
 from comet_checkpoint import comet_checkpoint
 from guides import commands_of, python_of, run_commands, text_of
+from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.confidence import Confidence
 from heedful.evaluation import comparison
 from heedful.evaluation.error_rates import ERROR_RATES
+from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import tiny_model
 from memorised import saved_in
 
@@ -77,3 +81,42 @@ def test_the_python_of_the_guide_runs_and_every_column_is_explained(place, capsy
     assert compared.split()[1] == "2"
     for name in ("log_probability", "per_token", "tokens", "token_scores", "dual_cross_entropy", *ERROR_RATES):
         assert f"`{name}`" in GUIDE
+
+
+BLOCKS = python_of(text_of("decoding"))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two folders like the ones that two runs leave, untrained."""
+    pairs = list(korean_english_pairs("train", 300))
+    tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=400)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 80}
+    found = {}
+    for seed, name in enumerate(("runs/quickstart/model", "runs/other/model")):
+        torch.manual_seed(seed)
+        model = HeedForConditionalGeneration(HeedConfig(vocab_size=400, **sizes))
+        model.generation_config.max_length = 60
+        found[name] = saved_in(tmp_path_factory.mktemp("run"), model, tokenizers)
+    return found
+
+
+def test_the_python_of_the_guide_runs_and_keeps_its_promises(folders, capsys):
+    transformers_logging.disable_progress_bar()
+    names = {}
+    assert len(BLOCKS) >= 8
+    for block in BLOCKS:
+        for name, folder in folders.items():
+            block = block.replace(name, str(folder))
+        exec(block, names)
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) >= 10
+    tokenizer, translate = names["tokenizer"], names["translate"]
+    for text in translate(names["forced"], num_beams=4, max_new_tokens=16):
+        assert " woman" in text or " lady" in text
+    assert " woman" in translate(names["own"], num_beams=4, max_new_tokens=16)[0]
+    assert names["prepared"].kernel in printed
+    woman = names["woman"]
+    assert tokenizer.decode(woman) == " woman"
+    for row in names["found"].sequences.tolist():
+        assert any(row[start : start + len(woman)] == woman for start in range(len(row)))

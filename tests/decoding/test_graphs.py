@@ -82,7 +82,7 @@ def check_same(found, expected):
 @pytest.mark.parametrize(
     ("variant", "case"), each_once(VARIANTS, list(itertools.product(SEARCHES, BATCHES)), ["default"])
 )
-def test_graphs_find_the_tokens_of_plain_steps_in_every_variant_of_the_model(on_gpu, variant, case):
+def test_graphs_find_the_tokens_of_plain_steps(on_gpu, variant, case):
     torch.manual_seed(2)
     (search, batch), model = case, tiny_model(**VARIANTS[variant])
     sources, settings = [row.tolist() for row in sentences(*BATCHES[batch])], settings_of(model, **SEARCHES[search])

@@ -265,8 +265,9 @@ def test_a_push_without_a_network_fails_in_one_line_and_only_what_belongs_to_a_m
     assert str(raised.value).endswith(f"({folder} has passed its checks, and `--dry-run` lists what is sent).")
     private = """
         training_state/optimizer.pt log.jsonl training_args.bin checkpoint-5/model.safetensors a.tmp .env[prod] .env
-        runs/x/events.out wandb/run/files/config.yaml my.py note.txt .a.model target_tokenizer/.x vocab.bak secret.model
+        runs/x/events.out wandb/run/files/config.yaml my.py note.txt .a.model target_tokenizer/.x vocab.bak
         target_tokenizer/model.safetensors [m]odel.safetensors model_optimizer.safetensors pytorch_model.bin.tmp
+        secret.model
     """
     public = ["LICENSE", "target_tokenizer/tokenizer.json", "recipe.yaml", "confidence.json", ".eval_results/a.yaml"]
     before = files_to_push(folder)

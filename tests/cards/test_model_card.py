@@ -229,26 +229,6 @@ def test_the_facts_of_the_project_are_of_the_quickstarts_recipe_and_its_card_is_
     assert set(quickstart.scores) == set(recipe.data.test)
 
 
-def test_readme_and_benchmarks_show_the_scores_of_the_card(quickstart):
-    """`heedful evaluate` prints what the card says of the same pairs."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    command = r"^\$ heedful evaluate .* --data builtin:compositional:1000 .*\n((?:.+\n)+)"
-    shown = re.search(command, readme, re.MULTILINE)[1]
-    scores = quickstart.scores["compositional"]
-    lines = [f"{scores['count']} pairs"]
-    titles = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}
-    titles |= {name: name.replace("_", " ") for name in ("token_error_rate", "character_error_rate")}
-    for name, title in titles.items():
-        low, high = scores[f"{name}_interval"]
-        unit = "" if name in ("bleu", "chrf", "ter") else " %"
-        line = f"{title:<21}{scores[name]:6.2f}{unit}  (95 %: {low:.2f} to {high:.2f})"
-        lines.append(f"{line}  {scores.get(f'{name}_signature', '')}".rstrip())
-    assert shown.splitlines() == lines
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\|.*\| (\w+), 1,000 \| exact match \*\*([\d.]+) %\*\* \|", page, re.MULTILINE)
-    assert dict(rows) == {name: f"{scores['exact_match']:.1f}" for name, scores in quickstart.scores.items()}
-
-
 @pytest.mark.parametrize(
     ("options", "language", "count"),
     [({}, None, 3), ({"joint": False}, None, 3), ({"vocab_size": 272, "languages": ["ko", "en"]}, "en", 2)],

@@ -235,59 +235,56 @@ def test_a_bias_of_zeros_is_left_out_another_kept_and_no_memory_shared(source):
     assert without.lm_head.bias is None
 
 
-def test_what_cannot_be_expressed_or_read_is_named_and_nothing_is_left(tmp_path, source):
-    cases = {
-        r"`architectures` must be BartForConditionalGeneration, but is BartModel": {"architectures": ["BartModel"]},
-        "`decoder_start_token_id` must be set, but is None instead": {"decoder_start_token_id": None},
-        "`is_decoder` must be False, but .*`pad_token_id` must be": {"is_decoder": True, "pad_token_id": None},
-        "`is_encoder_decoder` must be True, but is False instead": {"is_encoder_decoder": False},
-        "`quantization_config` must be absent, but is .*awq": {"quantization_config": {"quant_method": "awq"}},
-        "have, unknown to the model, model.decoder.layers.1": {"decoder_layers": 1},
-        "lack model.decoder.layers.2": {"decoder_layers": 3},
-        r"must have the shapes of its config, but are model\.encoder\.layers\.0\.fc1": {"encoder_ffn_dim": 48},
-    }
-    folder = shutil.copytree(source, tmp_path / "changed")
-    config = json.loads((folder / "config.json").read_text())
+BROKEN = {  # by checkpoint and file: what it says instead, whole or in part, and what a message says of it
+    ("bart", "config.json"): [
+        ({"architectures": ["BartModel"]}, r"`architectures` must be BartForConditionalGeneration, but is BartModel"),
+        ({"decoder_start_token_id": None}, "`decoder_start_token_id` must be set, but is None instead"),
+        ({"is_decoder": True, "pad_token_id": None}, "`is_decoder` must be False, but .*`pad_token_id` must be"),
+        ({"is_encoder_decoder": False}, "`is_encoder_decoder` must be True, but is False instead"),
+        ({"quantization_config": {"quant_method": "awq"}}, "`quantization_config` must be absent, but is .*awq"),
+        ({"decoder_layers": 1}, "have, unknown to the model, model.decoder.layers.1"),
+        ({"decoder_layers": 3}, "lack model.decoder.layers.2"),
+        ({"encoder_ffn_dim": 48}, r"must have the shapes of its config, but are model\.encoder\.layers\.0\.fc1"),
+    ],
+    ("marian", "config.json"): [
+        ({"encoder_layers": 10**9}, "`encoder_layers` of .* must be at most 10,000"),
+        ({"max_position_embeddings": 10**8}, "asks for 6,400,.* parameters, but its weights have"),
+        ({"encoder_attention_heads": 0}, "cannot be loaded: ZeroDivisionError"),
+        ({"dtype": "system"}, "cannot be loaded: AttributeError"),
+    ],
+    ("marian", "vocab.json"): [
+        (["a"], "tokenizer cannot be loaded: KeyError"),
+        ({"<unk>": 1.5}, r"source's tokenizer must give ids from 0 to \d+, but gives 1\.5"),
+    ],
+    ("marian", "source.spm"): [(b"{}", "tokenizer cannot be loaded: RuntimeError")],
+    ("marian", "generation_config.json"): [
+        ({"forced_bos_token_id": 10**9}, "`forced_bos_token_id` of the generation config must"),
+        ([1], "must be a JSON object, but is list"),
+    ],
+    ("marian", "model.safetensors"): [
+        ("cut", "cannot be loaded: .*SafetensorError"),
+        (b"", "cannot be loaded: .*asks for .* parameters, .* have 0 bytes"),
+    ],
+}
 
-    def try_to_convert(changes):
-        (folder / "config.json").write_text(json.dumps(config | changes))
-        convert(folder, tmp_path / "heed")
 
-    assert_refused([(changes, message) for message, changes in cases.items()], try_to_convert)
-    weights = (source / "model.safetensors").read_bytes()
-    for broken, message in ((weights[:-9], "SafetensorError"), (b"", "asks for .* parameters, .* have 0 bytes")):
-        (folder / "model.safetensors").write_bytes(broken)
-        assert_refused([({}, f"cannot be loaded: .*{message}")], try_to_convert)
-    assert [path.name for path in tmp_path.iterdir()] == ["changed"]
-
-
-def test_what_a_stranger_put_into_a_checkpoint_is_refused_in_a_sentence_and_nothing_is_left(tmp_path):
-    whole = BUILDERS["marian"](tmp_path / "marian")
-    vocabulary = json.loads((whole / "vocab.json").read_text())
-    halves = {token: id_ + 0.5 for token, id_ in vocabulary.items()}
-    cases = [
-        ("vocab.json", halves, r"source's tokenizer must give ids from 0 to \d+, but gives \d+\.5"),
-        ("vocab.json", [1], "tokenizer cannot be loaded: KeyError"),
-        ("source.spm", {}, "tokenizer cannot be loaded: RuntimeError"),
-        (
-            "generation_config.json",
-            {"forced_bos_token_id": 10**9},
-            "`forced_bos_token_id` of the generation config must",
-        ),
-        ("generation_config.json", [1], "must be a JSON object, but is list"),
-        ("config.json", {"encoder_layers": 10**9}, "`encoder_layers` of .* must be at most 10,000"),
-        ("config.json", {"max_position_embeddings": 10**8}, "asks for 6,400,.* parameters, but its weights have"),
-        ("config.json", {"encoder_attention_heads": 0}, "cannot be loaded: ZeroDivisionError"),
-        ("config.json", {"dtype": "system"}, "cannot be loaded: AttributeError"),
-    ]
+def test_what_cannot_be_expressed_or_read_is_named_in_a_sentence_and_nothing_is_left(tmp_path, source):
+    places = {"bart": source, "marian": BUILDERS["marian"](tmp_path / "marian")}
 
     def try_to_convert(case):
-        folder, (name, content) = shutil.copytree(whole, tmp_path / "changed", dirs_exist_ok=True), case
-        own = json.loads((whole / name).read_text()) if name == "config.json" else {}
-        (folder / name).write_text(json.dumps(own | content if isinstance(content, dict) else content))
+        name, file, content = case
+        folder = shutil.copytree(places[name], tmp_path / "changed", dirs_exist_ok=True)
+        if isinstance(content, dict):
+            change_json(folder / file, **content)
+        else:
+            whole = (folder / file).read_bytes()
+            forms = {str: lambda: whole[:-9], bytes: lambda: content, list: lambda: json.dumps(content).encode()}
+            (folder / file).write_bytes(forms[type(content)]())
         convert(folder, tmp_path / "heed")
+        shutil.rmtree(folder)
 
-    assert_refused([(case, message) for *case, message in cases], try_to_convert)
+    rows = [((*place, content), message) for place, cases in BROKEN.items() for content, message in cases]
+    assert_refused(rows, try_to_convert)
     assert {path.name for path in tmp_path.iterdir()} == {"marian", "changed"}
 
 

@@ -67,13 +67,6 @@ def saved(folder: Path, tokenizers, has_learned: bool = True, **options) -> Path
     return saved_in(folder, model, tokenizers)
 
 
-def ranged(character: str, count: int) -> str:
-    """Return the range of the characters that begin with some bytes of one."""
-    encoded = character.encode()
-    first, last = (encoded[:count] + filler * (len(encoded) - count) for filler in (b"\x80", b"\xbf"))
-    return f"{first.decode()}–{last.decode()}"
-
-
 def run(path: Path, texts: list[str], beams: int | None) -> list[list[dict]]:
     return in_node(RUN, path, json.dumps([texts, beams]))
 
@@ -123,21 +116,6 @@ def test_the_attention_that_a_page_shows_is_the_models(tokenizers, tmp_path):
         expected = torch.stack([layer[0] for layer in output.cross_attentions]).permute(2, 0, 1, 3)  # (T, L, h, S)
         assert (torch.tensor(found["cross"]) - expected).abs().max() < 1e-4
         assert expected.std() > 0.01
-
-
-@needs_node
-def test_bytes_are_shown_as_what_one_reads_and_a_begun_character_as_its_range():
-    page = page_module.PAGE.read_text(encoding="utf-8")
-    functions = page[page.index("function decoded(") : page.index("const mean = ")]
-    known = {" 노트": "▁노트", "북": "북", "😀": "😀", "\ufeff": "\ufeff"}
-    cases = {text.encode(): label for text, label in known.items()}
-    # The first bytes of characters: of two, three and four bytes, and those whose second byte has fewer values.
-    cases |= {" 뷁".encode()[:2]: "▁뀀–뿿", "북".encode()[:2]: ranged("북", 2)}
-    cases |= {"😀".encode()[:3]: ranged("😀", 3), "é".encode()[:1]: ranged("é", 1), b"\xe0": "ࠀ–\u0fff"}
-    cases |= {b"\xed": "퀀–\ud7ff", b"\xf0": "\U00010000–\U0003ffff", b"\xf4": "\U00100000–\U0010ffff"}
-    cases |= {b"\x85\xb8": "‹85 B8›", b"\xff": "‹FF›"}
-    program = f"{functions}; console.log(JSON.stringify(JSON.parse(process.argv[1]).map(readable)))"
-    assert in_node(program, json.dumps([list(each) for each in cases])) == list(cases.values())
 
 
 @needs_chromium

@@ -114,7 +114,7 @@ def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name
     """Return the path of a file to be written, if its suffix fits and its folder exists; else name the argument."""
     path = Path(path)
     if suffixes is not None and path.suffix.lower() not in suffixes:
-        raise ValueError(f"`{name}` must end in one of {', '.join(suffixes)}, but is {path} instead.")
+        raise wrong(name, f"end in one of {', '.join(suffixes)}", path)
     real = Path(os.path.realpath(path)) if path.is_symlink() else path  # of a link to itself the link
     if real.is_symlink() or (path.exists() and not path.is_file()):
         raise ValueError(f"`{name}` must be a file to write, but {path} is {'a folder' if path.is_dir() else 'none'}.")

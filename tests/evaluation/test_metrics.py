@@ -168,7 +168,7 @@ def whole(*given, **settings):
 def test_batches_give_the_scores_of_the_whole_and_references_may_be_nested_and_mixed(metric):
     metric.add_batch(predictions=[], references=[])
     cases = [((["a", "b"], ["a"]), "2 predictions and 1 references")]
-    cases += [(("a", ["a"]), "must be lists"), ((["a"], "a"), "must be lists")]
+    cases += [(("a", ["a"]), "`predictions` must be a list"), ((["a"], "a"), "`references` must be a list")]
     assert_refused(cases, lambda given: metric.add_batch(predictions=given[0], references=given[1]))
     metric.add_batch(predictions=THREE[:2], references=WANTED[:2])
     metric.add(prediction=THREE[2], reference=WANTED[2])

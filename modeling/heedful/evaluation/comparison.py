@@ -15,6 +15,7 @@ from heedful.evaluation import metrics
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP, TITLE_WIDTH, comparable
 from heedful.files import check_at_least
+from heedful.messages_heed import wrong
 
 TIE = 1e-7  # up to which two differences of scores are the same
 HEADING = (
@@ -245,10 +246,10 @@ def _p_value(differences: np.ndarray, difference: float) -> float:
 
 def _check_systems(systems: Mapping[str, Any], references: Sequence[Any], sources: Sequence[str]) -> None:
     if len(systems) < 2:
-        raise ValueError(f"`systems` must be at least two, but are {len(systems)} instead.")
+        raise wrong("systems", "be at least two", len(systems), verb="are")
     if len(references) < 2 or len(sources) != len(references):
         counts = f"{len(references)} and {len(sources)}"
-        raise ValueError(f"`references` must be at least two, and as many as `sources`, but are {counts} instead.")
+        raise wrong("references", "be at least two, and as many as `sources`", counts, verb="are")
     for name, seeds in systems.items():
         if isinstance(seeds, str) or not len(seeds) or any(isinstance(texts, str) for texts in seeds):
             raise ValueError(f"`systems[{name!r}]` must be a list with the list of translations of each seed.")

@@ -21,6 +21,7 @@ from heedful.data.cleaning import sample
 from heedful.data.languages import LOOKED_AT, is_unspaced, language_of
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
 from heedful.files import duration, one_line, shortened
+from heedful.messages_heed import wrong
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +87,11 @@ def score_translations(
             leaves nothing of the references.
         ImportError: If a package that the tokenizer needs is not installed.
     """
-    predictions, alternatives = _as_list(predictions, "predictions"), nested(references)
+    predictions, alternatives = as_list(predictions, "predictions"), nested(references)
     _check_sentences(predictions, alternatives)
     check_scoring(bootstrap, ignore)
     if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
-        raise ValueError(f"`metrics` must be some of {METRICS}, but is {metrics!r} instead.")
+        raise wrong("metrics", f"be some of {METRICS}", repr(metrics))
     if tokenize is not None and "bleu" not in metrics:
         raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
     predictions, alternatives = comparable(predictions, ignore), references_left(ignore, alternatives)
@@ -123,8 +124,8 @@ def fitting_tokenizer(given: str | None, references: Sequence[Sequence[str]], na
     texts = [texts[0] for texts in sample(references, LOOKED_AT)]
     fitting = "13a" if not is_unspaced(texts) else "zh" if language_of("", texts) == "zh" else "char"
     if given in SPACED_TOKENIZERS and fitting not in SPACED_TOKENIZERS:
-        what = f"`{name}` must be {fitting} or another one that finds words"
-        raise ValueError(f"{what} in references without spaces between words, but is {given} instead.")
+        must = f"be {fitting} or another one that finds words in references without spaces between words"
+        raise wrong(name, must, given)
     return given or fitting
 
 
@@ -170,7 +171,7 @@ class Counted(list[str]):
 
 def nested(references: Any) -> list[list[str]]:
     """Return the list of references of each pair, also where it is one text."""
-    return [[texts] if isinstance(texts, str) else texts for texts in _as_list(references, "references")]
+    return [[texts] if isinstance(texts, str) else texts for texts in as_list(references, "references")]
 
 
 def streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
@@ -181,13 +182,11 @@ def streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
 def check_scoring(bootstrap: int, ignore: str | None, section: str = "") -> None:
     """Raise a `ValueError` that names the setting, a section before it, if one is out of range."""
     if bootstrap != 0 and bootstrap < SMALLEST_BOOTSTRAP:
-        least = f"0 or at least {SMALLEST_BOOTSTRAP}"
-        raise ValueError(f"`{section}bootstrap` must be {least}, but is {bootstrap} instead.")
+        raise wrong(f"{section}bootstrap", f"be 0 or at least {SMALLEST_BOOTSTRAP}", bootstrap)
     try:
         regex.compile(ignore or "")
     except regex.error as error:
-        what = f"`{section}ignore` must be a regular expression"
-        raise ValueError(f"{what}, but is {ignore!r} instead: {error}.") from error
+        raise wrong(f"{section}ignore", "be a regular expression", repr(ignore), advice=str(error)) from error
 
 
 def comparable(texts: Sequence[str], ignore: str | None) -> list[str]:
@@ -232,23 +231,23 @@ def check_equally_many(predictions: Sequence, references: Sequence) -> None:
         raise ValueError(f"`predictions` and `references` must be equally many, but are {counts} instead: {place}.")
 
 
-def _as_list(sentences: Any, field: str) -> list:
+def as_list(sentences: Any, field: str) -> list:
+    """Return sentences as a list; a `ValueError` names the field if they are one text."""
     if isinstance(sentences, str | bytes):
-        raise ValueError(f"`{field}` must be a list of sentences, but is one {type(sentences).__name__} instead.")
+        raise wrong(field, "be a list of sentences", f"one {type(sentences).__name__}")
     return list(sentences)
 
 
 def _check_sentences(predictions: list, references: list) -> None:
     check_equally_many(predictions, references)
     if not predictions:
-        raise ValueError("`predictions` must hold at least one sentence, but is empty instead.")
+        raise wrong("predictions", "hold at least one sentence", "empty")
     for index, (prediction, alternatives) in enumerate(zip(predictions, references, strict=True)):
         if not isinstance(prediction, str):
-            raise ValueError(f"`predictions[{index}]` must be a string, but is {type(prediction).__name__} instead.")
+            raise wrong(f"predictions[{index}]", "be a string", type(prediction).__name__)
         is_list = isinstance(alternatives, Sequence) and not isinstance(alternatives, str | bytes)
         if not is_list or not alternatives or not all(isinstance(text, str) for text in alternatives):
-            must = "must be text or a list of texts"
-            raise ValueError(f"`references[{index}]` {must}, but is {alternatives!r} instead.")
+            raise wrong(f"references[{index}]", "be text or a list of texts", repr(alternatives))
 
 
 def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
@@ -260,7 +259,7 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
         order = 2 if name == "chrf++" else 0
         return _of_plain_numbers(TER)() if name == "ter" else chrf(word_order=order, lowercase=lowercase)
     if tokenize not in BLEU.TOKENIZERS:
-        raise ValueError(f"`tokenize` must be one of {sorted(BLEU.TOKENIZERS)}, but is {tokenize!r} instead.")
+        raise wrong("tokenize", f"be one of {sorted(BLEU.TOKENIZERS)}", repr(tokenize))
     try:
         return BLEU(tokenize=tokenize, lowercase=lowercase)
     except (ImportError, RuntimeError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from heedful.evaluation.metrics import check_equally_many, nested, score_translations
+from heedful.evaluation.metrics import as_list, check_equally_many, nested, score_translations
 
 CITATION = "Matt Post (2018). A Call for Clarity in Reporting BLEU Scores. WMT 2018, pages 186–191."
 
@@ -45,10 +45,9 @@ class TranslationMetric(evaluate.Metric):
         self, *, predictions: Sequence[str], references: Sequence[str | Sequence[str]], **kwargs: Any
     ) -> None:
         """Add detokenized predictions, and for each its reference or the list of its references."""
-        if isinstance(predictions, str) or isinstance(references, str):
-            raise ValueError("`predictions` and `references` must be lists of sentences, but one is a string instead.")
-        check_equally_many(predictions, references)
-        evaluate.Metric.add_batch(self, predictions=list(predictions), references=nested(references), **kwargs)
+        given = as_list(predictions, "predictions"), nested(references)
+        check_equally_many(*given)
+        evaluate.Metric.add_batch(self, predictions=given[0], references=given[1], **kwargs)
 
     def _compute(
         self, predictions: Sequence[str], references: Sequence[Sequence[str]], **settings: Any

@@ -11,6 +11,7 @@ from heedful.data.tokenization import options_inside
 from heedful.decoding.loading import first_line, resolve_device
 from heedful.evaluation.metrics import TITLE_WIDTH
 from heedful.files import check_inside
+from heedful.messages_heed import wrong
 from heedful.training.recipe_file import read_yaml
 
 KINDS = {"regression_metric": True, "referenceless_regression_metric": False}  # whether a reference is read
@@ -28,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "layer_norm": True,
     "activations": "Tanh",
     "layer": "mix",
-}  # COMET's own
+}  # its own
 ENCODER = "encoder.model."
 
 
@@ -36,7 +37,7 @@ def learned_metric(name: str, device: str | None = None) -> "Comet":
     """Return the metric that `--metric` names: `comet:FOLDER`."""
     kind, _, folder = name.partition(":")
     if kind != "comet" or not folder:
-        raise ValueError(f"`--metric` must be comet:FOLDER, but is {name} instead.")
+        raise wrong("--metric", "be comet:FOLDER", name)
     return Comet(folder, device)
 
 

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
-from heedful.data.epochs.micro_batches import split_update
 from heedful.training import model_of_recipe
 from heedful.training.loop import feed
-from heedful.training.loop import loop as loop_module
 from heedful.training.loop.feed import AHEAD, Feed, made_ahead
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.updates import compilation
@@ -218,17 +216,6 @@ def test_a_budget_that_shrank_divides_updates_anew_that_were_made_ahead(make_loo
     assert all(size <= 1000 for size in sizes[1:])
 
 
-def test_a_budget_that_shrinks_while_an_update_is_made_is_not_taken_for_its_own(make_loop, monkeypatch):
-    made_by = make_loop({"optimization.shrink_token_budget": True, "optimization.token_budget": 700})
-
-    def split_and_shrink(update, token_budget, processes):
-        made_by.progress.token_budget = 350
-        return split_update(update, token_budget, processes)
-
-    monkeypatch.setattr(loop_module, "split_update", split_and_shrink)
-    assert next(made_by._updates()).token_budget == 700
-
-
 def test_what_is_made_ahead_comes_in_order_and_ends_with_its_reader_who_does_not_wait_for_it():
     begun, free, made, before = threading.Event(), threading.Event(), [], threading.active_count()
 
@@ -283,18 +270,11 @@ def test_a_run_that_diverges_is_stopped_at_the_line_of_the_log_and_nothing_of_it
     assert saved_updates(tmp_path / "run") == [2]
 
 
-def test_results_are_read_once_for_each_line_of_the_log_or_one_update_later(make_loop, monkeypatch):
+def test_results_are_read_once_for_each_line_of_the_log(make_loop, monkeypatch):
     loop, read, stacks = late(make_loop({"logging.every_updates": 3})), Results.read, []
     monkeypatch.setattr(Results, "read", lambda self, keep=0: stacks.append(read(self, keep)) or stacks[-1])
     loop.run()
     assert [len(found) for found in stacks if found] == [3, 3]
-    monkeypatch.undo()
-    results = Results(SimpleNamespace(device=torch.device("cpu"), num_processes=1))
-    for number in (1, 2):
-        results.add((number, 10, 20), torch.tensor([6.0, 1.0, 2.0]), (30, False, True), torch.tensor(0.5))
-        found = results.read(keep=1)
-    assert [(each.update, each.loss, each.late_ranks) for each in found] == [(1, 3.0, 1.0)]
-    assert [each.update for each in results.read()] == [2]
 
 
 def test_without_a_gpu_nothing_is_made_ahead_compiled_or_read_late(make_loop):

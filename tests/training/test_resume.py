@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -521,24 +520,6 @@ def test_a_checkpoint_off_the_interval_counts_as_regular_only_while_it_is_the_la
     assert [path.name[-1] for path in paths] == ["2", "4"]
 
 
-def test_a_recipe_that_keeps_fewer_makes_room_when_it_resumes(make_loop, tmp_path):
-    changes = {"checkpoints.every_updates": 1, "validation.every_updates": 1, "optimization.max_updates": 3}
-    make_loop(changes).run()
-    assert saved_updates(tmp_path / "run") == [1, 2, 3]
-    loop = make_loop({**changes, "checkpoints.keep_last": 1, "resume": True})
-    assert saved_updates(tmp_path / "run") == sorted({loop.progress.best[1], 3})
-
-
-def test_a_smaller_budget_of_the_recipe_counts_and_a_shrunk_one_only_where_shrinking_is_allowed(make_loop):
-    loop = make_loop({"optimization.shrink_token_budget": True, "optimization.token_budget": 700})
-    loop.progress.token_budget = 1000
-    assert loop.token_budget == 700
-    loop.progress.token_budget = 300
-    assert loop.token_budget == 300
-    loop.recipe.optimization.shrink_token_budget = False
-    assert loop.token_budget == 700
-
-
 def test_a_damaged_line_of_the_log_is_dropped_with_a_warning(make_loop, tmp_path, caplog):
     make_loop({"optimization.max_updates": 2}).run()
     damaged = [b'{"update": 1, "x": "\xff"}', b'{"train/loss": 2.0}', b'{"update": null}', b'"x"', b'{"update": 7, "x']
@@ -627,18 +608,3 @@ def test_allowed_changes_of_the_optimizer_are_at_work(make_loop):
     loop = make_loop({"optimization.beta2": 0.9, "optimization.max_updates": 2, "resume": True, **ALLOWED})
     assert {group["betas"] for group in loop.engine.optimizer.param_groups} == {(0.9, 0.9)}
     assert len(loop.engine.optimizer.state) == len(loop.engine.parameters)
-
-
-def test_a_run_that_came_further_than_a_lowered_number_of_epochs_stays_where_it_is(make_loop):
-    changes = {"optimization.max_epochs": 2, "optimization.max_updates": None, "optimization.tokens_per_update": 9000}
-    there = make_loop(changes).run()
-    again = make_loop(changes | {"optimization.max_epochs": 1, "resume": True}).run()
-    assert (again.epoch, again.update_in_epoch, again.update) == (2, 0, there.update)
-
-
-def test_activation_checkpointing_warns_of_nothing(make_loop):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)
-        loop = make_loop({"model.activation_checkpointing": True, "optimization.max_updates": 1})
-        loop.run()
-    assert loop.engine.network.model.decoder.gradient_checkpointing

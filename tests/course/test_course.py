@@ -115,18 +115,6 @@ def test_a_notebook_alone_installs_heedful_first_and_needs_no_file_beside_it(tmp
     assert all(target.startswith("https://") for target in targets)
 
 
-def test_guides_come_in_the_order_of_use_each_once_and_a_name_in_a_table_leads_to_its_file():
-    hooks = load_script("docs/site_hooks.py")
-    guides = {f"guides/{path.name}" for path in (ROOT / "docs" / "guides").glob("*.md")}
-    found = hooks.pages(["install.md", "guides/"], {"install.md"})
-    assert found[:3] == ["install.md", "guides/train.md", "guides/low_resource.md"]
-    assert {*found} == {"install.md", *guides}
-    assert [
-        hooks.file_of(name) for name in ("cli/main.py", "heedful.BeamSearch", "heedful.no", "configuration/x")
-    ] == [*("modeling/heedful/cli/main.py", "modeling/heedful/decoding/strategies/beam_search.py", None, None)]
-    assert hooks.file_of("heedful.attention_heed.HeedAttention") == "modeling/heedful/attention_heed.py"
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     """The folder of the site, built without a warning."""

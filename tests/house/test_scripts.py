@@ -5,7 +5,6 @@ import json
 import math
 import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,17 +147,6 @@ def test_the_page_of_a_series_of_runs_has_the_tables_that_were_measured(name):
     page = (SCRIPTS.parent / "docs/studies" / f"{name.replace('_', '')}.md").read_text(encoding="utf-8")
     assert tables
     assert [table for table in tables if f"\n\n{table}\n\n" not in page] == []
-
-
-def test_a_large_file_that_git_knows_needs_a_reason_and_a_reason_needs_a_large_file(tmp_path):
-    (tmp_path / "left.bin").write_bytes(bytes(250_001))
-    (tmp_path / "한국어.txt").write_bytes(bytes(250_000))
-    script = load("upkeep/sizes")
-    for command in ("init -q", "add ."):
-        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
-    (large,) = script.refused(tmp_path, {})
-    assert large.startswith("left.bin must have at most 250,000 bytes, but has 250,001")
-    assert [line.split()[0] for line in script.refused(tmp_path, {"left.bin": "", "한국어.txt": ""})] == ["한국어.txt"]
 
 
 def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_path, capsys, monkeypatch, run_script):

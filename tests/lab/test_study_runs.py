@@ -8,11 +8,9 @@ import torch
 
 from heedful.data.epochs.micro_batches import collate
 from heedful.data.sources import read_pairs
-from heedful_lab.studies.attention import scaling
 from heedful_lab.studies.catalogue import NAMES
-from heedful_lab.studies.models import dependence, ladder, markov, positions
+from heedful_lab.studies.models import dependence, markov, positions
 from heedful_lab.studies.pairs import corpus_pairs
-from heedful_lab.studies.recurrent import cells, clue
 from helpers import slow_but
 from small_studies import run_smallest
 
@@ -33,21 +31,6 @@ def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
 
 
 @pytest.mark.slow
-def test_dilution_measures_no_entropy_above_that_of_equal_weights(small):
-    *_, rows = small("dilution")
-    assert {row[0] for row in rows["entropy"]} == {"encoder", "decoder", "cross"}
-    # Hardly trained, it looks everywhere alike.
-    assert all(0.5 < row[4] <= 1 + 1e-6 for row in rows["entropy"])
-
-
-def test_scaling_trains_every_scoring_at_every_width(small):
-    lab, *_ = small("scaling")
-    keys = ("model.options.attention_scoring", "model.options.encoder_attention_heads")
-    found = {tuple(training.changes[key] for key in keys) for training in lab.trainings}
-    assert found == {(scoring, heads) for scoring in scaling.SCORINGS for heads in (16, 4, 1)}
-
-
-@pytest.mark.slow
 def test_masking_trains_one_recipe_twice_and_measures_both(small):
     _, results, rows = small("masking")
     masked, unmasked = results["trainings"]
@@ -60,14 +43,6 @@ def test_masking_trains_one_recipe_twice_and_measures_both(small):
     assert all(row[3] <= row[2] < 1 for row in rows["sums"])
 
 
-def test_questions_leaves_out_each_head_of_the_encoder(small):
-    _, results, tables = small("questions")
-    (rows,) = tables.values()
-    assert [row[0] for row in rows] == [f"encoder {n}.{h}" for n in (0, 1) for h in range(4)] + ["none left out"]
-    best = max(rows[:-1], key=lambda row: row[1] - row[2])
-    assert [results["values"][name] for name in ("head", "asked")] == best[:2]
-
-
 @pytest.mark.slow
 def test_homonyms_have_one_vector_before_the_first_layer(small):
     _, results, rows = small("homonyms")
@@ -76,30 +51,6 @@ def test_homonyms_have_one_vector_before_the_first_layer(small):
     assert rows["layers"][0][1:] == pytest.approx([chance, chance, 1, 1, chance, chance], abs=1e-5)
     assert rows["layers"][-1][4] < 0.999
     assert rows["layers"][-1][3] != rows["layers"][-2][3]
-
-
-@pytest.mark.slow
-def test_each_cell_has_its_score_and_each_gate_its_shares(small):
-    *_, rows = small("cells")
-    gates = {"LSTM": ["forget", "input", "output"], "GRU": ["reset", "update"]}
-    expected = [[name, gate] for name in cells.GATED for gate in gates[name.split()[0]]]
-    assert [row[:2] for row in rows["gates"]] == expected
-    large, as_large, as_wide = (row[2] for row in rows["few"])
-    assert as_wide < 0.9 * large < as_large
-    assert all(0.2 < row[2] < 0.9 and row[3] + row[4] < 1 for row in rows["gates"])
-    # A forget gate begins at a bias of 1, all others at 0.
-    means = {(row[0], row[1]): row[2] for row in rows["gates"]}
-    assert means["LSTM", "forget"] == pytest.approx(0.73, abs=0.08)
-    assert means["GRU", "update"] == pytest.approx(0.5, abs=0.08)
-
-
-def test_the_clue_scores_every_number_and_distance_and_says_which_head_looks(small):
-    *_, rows = small("clue")
-    assert [row[0] for row in rows["clues"]] == [row[0] for row in rows["distance"]] == list(clue.MODELS)
-    looking = [row[-2].partition(" ")[0] in ("cross", "encoder") for row in rows["clues"]]
-    assert looking == [False, False, True, True]
-    shares = [share for row in rows["distance"] for share in row[1:]] + [s for row in rows["clues"] for s in row[2:6]]
-    assert all(0 <= share <= 100 for share in shares)
 
 
 def test_gradients_says_where_training_without_clipping_ends(small):
@@ -117,17 +68,6 @@ def test_positions_trains_every_encoding_on_both_tasks(small):
     assert len(set(used)) == 2 * len(positions.ENCODINGS)
     assert {where for _, where in used[::2]} == {"builtin:train:400"}
     assert "builtin:train:400" not in [where for _, where in used[1::2]]
-
-
-@pytest.mark.slow
-def test_sharing_adds_vocabulary_times_width_for_every_further_matrix(small):
-    _, results, rows = small("sharing")
-    rows = rows["quality"]
-    fewest, matrix = rows[0][2], 400 * 64
-    assert [(row[2] - fewest) // matrix + 1 for row in rows] == [row[1] for row in rows] == [1, 2, 2, 3]
-    assert results["values"]["saved"] == pytest.approx(2 * matrix / rows[-1][2])
-    assert len({one["metrics"]["validation"]["loss"] for one in results["trainings"]}) == 4
-    assert results["command"] == "heedful study sharing --seed 1 --updates 2 --data builtin:train:400"
 
 
 @pytest.mark.slow
@@ -193,18 +133,3 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(small):
         hook.remove()
         assert dependence._share_at_the_first(translator, pairs) == pytest.approx(sum(shares) / 2, rel=1e-3)
         assert dependence._share_at_the_first(translator, pairs[:1]) == pytest.approx(shares[0], rel=1e-3)
-
-
-@pytest.mark.slow
-def test_all_rungs_of_the_ladder_have_the_same_data_tokenizer_and_number_of_updates(small):
-    lab, _, rows = small("ladder")
-    assert [one.name for one in lab.trainings] == [rung["name"] for rung in ladder.RUNGS]
-    own = ("model.options", "model.attn_implementation", "optimization.learning_rate")
-    shared = [{key: value for key, value in one.changes.items() if key not in own} for one in lab.trainings]
-    assert all(one == shared[0] for one in shared)
-    assert len({(one.folder / "model" / "tokenizer.json").read_text() for one in lab.trainings}) == 1
-    assert len({one.target_tokens for one in lab.trainings}) == 1
-    configs = [one.translator().model.config for one in lab.trainings]
-    assert [getattr(config, "cell", config.model_type) for config in configs] == ["rnn", "lstm", "gru", "gru", "heed"]
-    assert [config.attention for config in configs[:4]] == ["none", "none", "none", "additive"]
-    assert [row[-1] for row in rows["ladder"]] == ["none", "13.8", "20.6", "28.3", "36.5"]

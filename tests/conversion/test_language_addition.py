@@ -120,11 +120,12 @@ def test_pieces_of_unigram_are_those_that_its_search_chooses():
     assert list(learn_pieces(backend, words, "", 10)) == ["qx"]  # "he" comes too seldom for its score to win
 
 
-def test_a_piece_of_new_texts_is_left_out_where_the_models_own_training_data_have_it(place):
+def test_a_piece_is_left_out_where_the_models_own_training_data_have_it_and_a_missing_file_is_named(place):
     source = of_languages(place / "model")
-    tree = tiny_tree(place / "run", {"data.train": "old.tsv", "data.source": "1", "data.target": "2"})
-    del tree["data"]["validation"]
+    data = {"data.train": "one.tsv", "data.mixture": {"more": {"train": "old.tsv"}}}
+    tree = tiny_tree(place / "run", {"data.source": "1", "data.target": "2", **data})
     (source / "recipe.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    table_file(source / "one.tsv", [("고양이", "Kočka běží")])
     table_file(source / "old.tsv", [("고양이", "Kočka běží dlouho")])
     pieces = []
     for name, old in (("own", []), ("both", ["new.tsv"])):
@@ -133,21 +134,9 @@ def test_a_piece_of_new_texts_is_left_out_where_the_models_own_training_data_hav
         pieces.append([piece for piece in vocabulary if piece in ("Ġdlouho", "Ġparku")])
         assert "old texts have the greedy output" in result.notes[-1]
     assert pieces == [["Ġparku"], []]
-
-
-def test_the_models_own_training_data_are_all_its_parts_and_a_missing_file_is_named(place):
-    source = of_languages(place / "model")
-    table_file(source / "first.tsv", [("고양이", "Kočka běží")])
-    table_file(source / "second.tsv", [("강아지", "V parku")])
-    data = {"data.train": "first.tsv", "data.mixture": {"more": {"train": "second.tsv"}}}
-    tree = tiny_tree(place / "run", {"data.source": "1", "data.target": "2", **data})
-    (source / "recipe.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    texts = ["고양이", "Kočka běží", "강아지", "V parku"]
-    assert list(addition._old_texts(source, [])) == texts
-    (source / "first.tsv").rename(place / "first.tsv")
-    must = "`old` must name what the model was trained on, for `data.train` of .*/first.tsv in the model's folder does"
-    assert_error(must, list, addition._old_texts(source, []))
-    assert list(addition._old_texts(source, ["first.tsv"])) == texts
+    (source / "one.tsv").unlink()
+    must = "`old` must name what the model was trained on, for `data.train` of .*/one.tsv in the model's folder does"
+    assert_error(must, add_language, source, place / "none", new(old=[]))
 
 
 @pytest.mark.parametrize("algorithm", ["word", "character"])

@@ -40,10 +40,6 @@ class OwnLoss(Base):
         return super().loss(*given, **settings) + 1000
 
 
-class OwnSmoothing(Base):
-    _smoothing = property(lambda self: 0.5)
-
-
 class OwnForward(Base):
     def forward(self, *given, num_items_in_batch=None, **settings):
         output = super().forward(*given, num_items_in_batch=num_items_in_batch, **settings)
@@ -94,11 +90,6 @@ class Doubled(HeedAttention):
         return tuple(2 * states for states in super().project_source(*given, **settings))
 
 
-class MeanAttention(nn.Module):
-    def forward(self, hidden_states, *given, **settings):
-        return hidden_states.mean(1, keepdim=True).expand_as(hidden_states), None
-
-
 class OwnEncoder(HeedEncoder):
     def add_positions(self, embeddings, positions):
         return super().add_positions(embeddings, positions.flip(-1))
@@ -126,7 +117,7 @@ class OwnField(Base):
 def with_attention(kind, model):
     for layer in model.model.encoder.layers:
         own = layer.self_attn
-        layer.self_attn = kind(model.config, "encoder") if issubclass(kind, HeedAttention) else kind()
+        layer.self_attn = kind(model.config, "encoder")
         layer.self_attn.load_state_dict(own.state_dict(), strict=False)
     return model
 
@@ -162,7 +153,6 @@ NORM = "model.encoder.layers.0.self_attn_residual.norm"
 # The class, and a change of its instance.
 CHANGES = {
     "a loss": (OwnLoss, None),
-    "the smoothing of a loss": (OwnSmoothing, None),
     "a forward that adds to the loss": (OwnForward, None),
     "a forward that takes no number of labels": (OwnForwardWithoutCount, None),
     "the loss of one model": (Base, partial(with_method, "", "loss", lambda loss: loss + 1000)),
@@ -172,7 +162,6 @@ CHANGES = {
     "the scale of embeddings": (OwnEmbeddings, None),
     "a field of the config": (OwnField, None),
     "a parameter of attention": (Base, partial(with_attention, Temperature)),
-    "another attention": (Base, partial(with_attention, MeanAttention)),
     "a method of one attention": (
         Base,
         partial(with_method, "model.encoder.layers.0.self_attn", "project_own", lambda found: [2 * x for x in found]),
@@ -182,7 +171,6 @@ CHANGES = {
     "the encoder's positions": (Base, partial(with_own_class, "model.encoder", OwnEncoder)),
     "a norm": (Base, partial(with_part, NORM, lambda model: LoudNorm(model.config.d_model))),
     "no norm": (Base, partial(with_part, NORM, lambda model: nn.Identity())),
-    "a norm of torch's": (Base, partial(with_part, NORM, lambda model: nn.RMSNorm(model.config.d_model))),
     "an embedding": (
         Base,
         partial(with_part, "model.encoder.embed_positions", lambda model: nn.Embedding(99, model.config.d_model)),

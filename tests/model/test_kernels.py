@@ -146,15 +146,6 @@ def test_a_users_own_choice_of_backends_is_left_as_it_is_and_cudnn_is_back_after
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("name", ["eager", "of_my_own"])
-def test_other_attention_functions_are_called_as_they_are(own_kernel, seen, monkeypatch, name):
-    called = []
-    monkeypatch.setattr(kernels_heed, "without_cudnn", lambda *args, **kwargs: called.append(args))
-    assert tiny_model(attention=name)(SOURCE, labels=TARGET).loss.isfinite()
-    assert not called
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_two_threads_do_not_leave_cudnn_out_for_good(monkeypatch):
     monkeypatch.setattr(kernels_heed, "chooses_from_all", lambda: True)
     entered, may_leave = threading.Event(), threading.Event()

@@ -182,28 +182,16 @@ def translator(symbols):
     return Translator(tiny_model(**sizes, share_encoder_decoder_embeddings=False, **symbols.special_ids()), symbols)
 
 
-def test_the_line_of_an_unknown_symbol_is_told(translator):
-    message = r"^Line 3: each symbol must be one of the 3 of the source's vocabulary, but 'd' is none"
-    with pytest.raises(ValueError, match=message):
-        list(translator.translate_lines(["a b", "", "a d"], chunk_size=2, max_new_tokens=2))
-    pairs = [("a", "X"), ("b", "Y"), ("c", "X Z")]
-    with pytest.raises(ValueError, match=r"^Line 3: each symbol .* target's vocabulary, but 'Z' is none"):
-        list(translator.score_pairs(pairs, chunk_size=2))
-
-
 def test_a_closed_vocabulary_is_verified_with_its_own_symbols_and_the_pipeline_names_others(translator, symbols):
     assert check_round_trip(symbols).level == check_special_text(symbols).level == "pass"
     assert len(make_sample(translator.model, symbols)) == 6
     turn = HeedText2TextPipeline(model=translator.model, tokenizer=symbols.source, target_tokenizer=symbols.target)
     assert turn("a b", max_new_tokens=2)
-    with pytest.raises(ValueError, match=r"^'a d': each symbol must be one of the 3 of the source's .* 'd' is none"):
-        turn(["a b", "a d"], max_new_tokens=2)
-
-
-def test_the_pipeline_puts_jamo_together():
+    message = r"^'a d': each symbol must be one of the 3 of the source's .* 'd' is none"
+    assert_error(message, turn, ["a b", "a d"], max_new_tokens=2)
     model = memorised_model(PAIRS["jamo"], {"밥": "한글 밥"})
     translate = HeedTranslationPipeline(model=model, tokenizer=PAIRS["jamo"].source)
-    assert translate("밥")[0]["translation_text"] == "한글 밥"
+    assert translate("밥")[0]["translation_text"] == "한글 밥"  # it puts jamo together
 
 
 def test_the_guide_s_example_prints_what_it_says(capsys):
@@ -212,12 +200,16 @@ def test_the_guide_s_example_prints_what_it_says(capsys):
     assert capsys.readouterr().out == printed
 
 
-def test_exports_name_what_they_cannot_take(symbols):
-    with pytest.raises(ValueError, match=r"Sentence 2 of those to compare on .* but 'Hello' is none"):
-        comparison.encode(symbols, ["a b", "Hello"], None)
-
-
-def test_evaluate_names_the_pair_of_an_unknown_symbol(translator, symbols, tmp_path, heedful_command):
+def test_whoever_reads_texts_names_the_line_or_pair_of_an_unknown_symbol(
+    translator, symbols, tmp_path, heedful_command
+):
+    told = "each symbol must be one of the 3 of the source's vocabulary, but 'd' is none"
+    lines = translator.translate_lines(["a b", "", "a d"], chunk_size=2, max_new_tokens=2)
+    assert_error(f"^Line 3: {told}", list, lines)
+    scored = translator.score_pairs([("a", "X"), ("b", "Y"), ("c", "X Z")], chunk_size=2)
+    assert_error("^Line 3: each symbol .* target's vocabulary, but 'Z' is none", list, scored)
+    message = "Sentence 2 of those to compare on .* but 'Hello' is none"
+    assert_error(message, comparison.encode, symbols, ["a b", "Hello"], None)
     for each in (translator.model, symbols):
         each.save_pretrained(tmp_path / "model")
     data = table_file(tmp_path / "data.tsv", [("a b", "X"), ("c", "Y Z")])

@@ -85,7 +85,8 @@ def test_rows_end_to_end_teach_what_padded_ones_do(make_loop, quick_compiler, pa
     assert all(0 <= share < 0.5 for share in logged(tmp_path / "run", "train/padding_share"))
 
 
-def test_a_compiled_run_stopped_with_updates_made_ahead_goes_on_to_the_bit(make_loop, quick_compiler, ahead, tmp_path):
+def test_a_compiled_run_stopped_with_updates_made_ahead_goes_on_to_the_bit(make_loop, monkeypatch, ahead, tmp_path):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # to trace each run takes seconds
     changes = {"optimization.max_updates": 3} | COMPILED
     make_loop(changes, folder=tmp_path / "straight").run()
     make_loop(changes | {"optimization.max_updates": 2}).run()

@@ -295,8 +295,7 @@ KINDS = {
 
 # Inside and at the end of an epoch, before and after a validation. The rest of the product is slow.
 QUICK = [("plain", 1), ("plain", 4), ("stream", 3), ("stream", 4)]
-QUICK += [("schedule_free", 1), ("schedule_free", 5), ("muon", 4)]
-QUICK += [("all against overfitting", 4), ("student", 3), ("recurrent student", 3)]
+QUICK += [("schedule_free", 5), ("muon", 4), ("all against overfitting", 4), ("recurrent student", 3)]
 
 
 @pytest.mark.parametrize(("kind", "stop"), slow_but(QUICK, itertools.product(KINDS, range(1, END))))

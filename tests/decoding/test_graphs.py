@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 import torch
-from transformers import CompileConfig, PreTrainedModel, StaticCache
+from transformers import CompileConfig, PreTrainedModel
 
 from heedful import generation_heed
 from heedful.decoding import engines
@@ -22,7 +22,6 @@ from heedful.decoding.engines import GenerateEngine, pad_sources, token_batches
 from heedful.decoding.native.engine import prepare_for_inference
 from heedful.decoding.strategies import graphs
 from heedful.decoding.strategies.sampling import SeededSampling
-from heedful.generation_heed import CachedGenerationMixin
 from heedful.modeling_heed import HeedForConditionalGeneration
 from helpers import VARIANTS, assert_error, each_once, padded, sentences, tiny_model, tiny_rnn
 from plain_strategies import model_of
@@ -206,20 +205,6 @@ def test_what_is_wrong_with_a_call_or_interrupts_it_is_raised_and_is_no_failure_
     monkeypatch.setattr(PreTrainedModel, "get_compiled_call", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         GenerateEngine(model).search([[5, 6]], settings_of(model), 4096)
-
-
-def test_beams_are_reordered_where_they_lie():
-    model, rows = tiny_model(decoder_layers=1), torch.tensor([2, 0, 2, 1])
-    cache = StaticCache(config=model.config, max_cache_len=3)
-    keys, values = torch.randn(2, 4, 2, 1, 8)
-    cache.update(keys, values, 0)
-    layer = cache.layers[0]
-    before = [(states.data_ptr(), states[rows]) for states in (layer.keys, layer.values)]
-    pair = type("Pair", (), {"self_attention_cache": cache})()
-    assert CachedGenerationMixin._reorder_cache(pair, rows) is pair
-    for states, (address, expected) in zip((layer.keys, layer.values), before, strict=True):
-        assert states.data_ptr() == address
-        assert torch.equal(states, expected)
 
 
 @pytest.mark.slow

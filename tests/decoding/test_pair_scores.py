@@ -8,13 +8,10 @@ from functools import partial
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from guides import assert_named
 from heedful import Translator
-from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.training.loop.validation import validation_loss
 from helpers import assert_error, assert_refused, tiny_model, tiny_rnn
 from memorised import saved_in
 
@@ -70,16 +67,6 @@ def test_a_translations_score_is_its_pairs_divided_by_the_length_penalty(
     for translation, score in zip(translations, scores, strict=True):
         assert score.token_ids == translation.token_ids
         assert score.log_probability / len(score.tokens) ** 0.6 == pytest.approx(translation.score, abs=1e-4)
-
-
-def test_the_mean_over_all_tokens_is_the_validation_loss(translator, tokenizers, mixed):
-    sources, targets = (list(texts) for texts in zip(*mixed, strict=True))
-    sources, targets = tokenizers.encode_source(sources), tokenizers.encode_target(targets)
-    rows = EncodedPairs({"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True))
-    loss = validation_loss(translator.model, rows, 100, Accelerator(cpu=True))
-    scores = list(translator.score_pairs(mixed))
-    tokens = sum(len(score.tokens) for score in scores)
-    assert -math.fsum(score.log_probability for score in scores) / tokens == pytest.approx(loss, rel=1e-6)
 
 
 def test_pairs_that_cannot_be_scored_are_named_and_settings_that_would_be_ignored(model, tokenizers, pairs):

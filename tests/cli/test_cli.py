@@ -305,8 +305,6 @@ def test_an_evaluation_shows_how_much_is_done_and_one_against_the_trainings_dire
     assert not any("should be" in str(each.message) for each in record)
 
 
-
-
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; sys.argv = ['heedful', '--help']\n"
@@ -328,16 +326,15 @@ def test_the_versions_are_told_and_a_shell_completes_commands(heedful_command, p
     assert heedful_command()[1].split() == ["train", "translate"]
 
 
-def test_help_shows_every_command_in_its_panel_but_hidden_ones_and_has_no_pictures(printed):
-    for command in ([], *([name] for name in cli.PLACES), ["pairs", "scan"], ["export", "onnx"]):
+def test_help_shows_every_command_in_its_panel_and_has_no_pictures(printed):
+    expected = {title: [*names] for title, names in cli.PANELS.items()} | {cli.PLUGINS: ["pairs", "study"]}
+    more = [[], ["pairs", "scan"], ["export", "onnx"]]
+    for command in [*more, *([name] for name in chain.from_iterable(expected.values()))]:
         assert not [letter for letter in printed(*command, "--help") if ord(letter) > 0x1F000], command
     panels = re.split("╭─ (.*?) ─+╮", printed("--help"))
-    shown = {
-        title: re.findall("^│ ([a-z][a-z-]*)  ", rows, re.M)
-        for title, rows in zip(panels[1::2], panels[2::2], strict=True)
-        if title != "Options"
-    }
-    assert shown == {title: [*names] for title, names in cli.PANELS.items() if title}
+    shown = zip(panels[1::2], panels[2::2], strict=True)
+    found = {title: re.findall("^│ ([a-z][a-z-]*)  ", rows, re.M) for title, rows in shown if title != "Options"}
+    assert found == expected
 
 
 def test_every_kind_of_end_has_its_exit_code_but_a_bug_keeps_its_traceback(

@@ -12,7 +12,6 @@ from zipfile import ZipFile
 import pytest
 
 import heedful
-from helpers import load_script
 from import_graph import imports_of
 
 pytestmark = pytest.mark.multiprocess
@@ -86,14 +85,3 @@ def test_the_citation_and_the_changelog_are_of_the_version_that_the_wheel_has(wh
     assert f"\nversion: {heedful.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     newest = re.search(r"^## (.*?),", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert newest[1] == heedful.__version__
-
-
-def test_a_release_notices_a_file_too_many_and_what_an_index_would_miss(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "upkeep"))
-    release = load_script("scripts/upkeep/release.py")
-    for found in (["x.py"], ["x.py", "y.py", "z.py"], ["x.py", "x.py", "y.py"]):
-        with pytest.raises(SystemExit, match=r"a\.whl must hold each file of the package once"):
-            release.check_same(Path("a.whl"), found, ["x.py", "y.py"])
-    assert any("Repository" in line for line in release.missing_for_a_tag({}))
-    docs = release.read_project()["optional-dependencies"]["docs"]
-    assert release.modules_of(docs) == ["material", "mkdocstrings", "jupytext"]

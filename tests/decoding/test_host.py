@@ -24,39 +24,25 @@ def happens(condition):
     return any(condition() or time.sleep(0.01) for _ in range(1000))
 
 
-def test_a_further_thread_is_there_while_cores_are_contended_and_until_they_are_calm(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_further_thread_is_there_while_cores_are_contended_and_until_they_are_calm(monkeypatch, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     began, release, found = threading.Event(), threading.Event(), []
-
-    def crowd(end):
-        began.set()
-        end.wait(10)
-        release.set()
-
-    monkeypatch.setattr(host, "_crowd", crowd)
+    monkeypatch.setattr(host, "_crowd", lambda end: (began.set(), end.wait(10), release.set()))
 
     def shares():
         yield 0.15
         found.append(began.is_set())
         yield 0.5
-        found.append(began.wait(10))
-        for _ in range(CALM_INTERVALS - 1):
-            yield 0.0
-        yield 0.15  # neither contended nor calm: the count of calm intervals begins again
-        for _ in range(CALM_INTERVALS - 1):
-            yield 0.0
+        found.append(began.wait(10 if threads > 1 else 0))  # one thread waits for no other
+        # What is neither contended nor calm lets the count of calm intervals begin again.
+        yield from [*[0.0] * (CALM_INTERVALS - 1), 0.15, *[0.0] * (CALM_INTERVALS - 1)]
         found.append(release.is_set())
         yield 0.0
-        found.append(release.wait(10))
+        found.append(release.wait(10 if threads > 1 else 0))
 
     _follow(shares())
-    assert found == [False, True, False, True]
-
-
-def test_one_thread_waits_for_no_other(monkeypatch):
-    monkeypatch.setattr(host, "_crowd", lambda end: pytest.fail("a thread was started"))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    _follow([0.9])
+    assert found == [False, threads > 1, False, threads > 1]
 
 
 def test_openmp_has_more_threads_than_cores_while_it_is_to_share_them():

@@ -1,6 +1,7 @@
 """The decoding of section 6.1 by a model's own generation config: GNMT's penalty, a limit by the source's length."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -65,25 +66,16 @@ def test_each_sentence_ends_at_its_own_limit_whatever_stands_beside_it(paper, pa
 
 
 def test_engines_that_cannot_read_the_settings_refuse_them_or_warn(paper, tokenizers, pairs):
-    ids = torch.tensor([[15, 16, 17]])
-    with pytest.warns(
-        UserWarning, match=r"does not read `length_penalty_form` and `tokens_beyond_source`.*BeamSearch"
-    ):
-        paper.model.generate(ids, max_new_tokens=2)
+    generate = partial(paper.model.generate, torch.tensor([[15, 16, 17]]), max_new_tokens=2)
+    with pytest.warns(UserWarning, match="does not read `length_penalty_form` and `tokens_beyond_source`.*BeamSearch"):
+        generate()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        paper.model.generate(ids, max_new_tokens=2, max_length=None, custom_generate=BeamSearch())
+        generate(max_length=None, custom_generate=BeamSearch())
     native = Translator(paper.model, tokenizers, engine="native")
     assert_error("`length_penalty_form` must not be set with the native decoder", native.translate, list(pairs))
-    from heedful.export.ctranslate2.engine import check_settings
-
-    config = GenerationConfig(eos_token_id=2, num_beams=4, early_stopping=True)
-    check_settings(config, paper.model.config)
-    config.tokens_beyond_source = 50
-    with pytest.raises(ValueError, match="`tokens_beyond_source` must not be set with CTranslate2, but is 50 instead"):
-        check_settings(config, paper.model.config)
-    with pytest.raises(ValueError, match=r"`length_penalty_form` must be given once, but is 'power'.*'gnmt'"):
-        paper.model.generate(torch.tensor([[15, 16]]), custom_generate=BeamSearch(length_penalty_form="power"))
+    message = r"`length_penalty_form` must be given once, but is 'power'.*'gnmt'"
+    assert_error(message, generate, custom_generate=BeamSearch(length_penalty_form="power"))
 
 
 def test_settings_of_an_earlier_model_go_with_the_next_recipe(tmp_path):

@@ -111,9 +111,7 @@ def test_darker_cells_have_more_weight(tmp_path):
     assert right[inside].min() > 0.4 * width
 
 
-def test_the_extras_font_serves_where_the_system_has_none_and_code_points_where_there_is_no_font(
-    small_map, tmp_path, monkeypatch
-):
+def test_the_extras_font_serves_or_else_code_points(small_map, tmp_path, monkeypatch):
     pytest.importorskip("koreanize_matplotlib")
     with monkeypatch.context() as patch:
         patch.setattr(drawing, "WIDE_FONTS", ())

@@ -357,9 +357,7 @@ def test_columns_stand_below_each_other_beside_korean_letters():
 
 
 @pytest.mark.parametrize("layer", [None, 1])
-def test_the_grid_draws_scores_as_dots_below_the_weights_and_writes_them_where_there_is_room(
-    model, tokenizers, tmp_path, drawn, layer, monkeypatch
-):
+def test_the_grid_draws_scores_as_dots_below_weights(model, tokenizers, tmp_path, drawn, layer, monkeypatch):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
     for room in (len(maps.target_tokens), len(maps.target_tokens) - 1):
         monkeypatch.setattr(drawing, "NUMBERED", room)

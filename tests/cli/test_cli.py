@@ -77,9 +77,7 @@ def test_training_learns_and_tells_what_it_made_and_writes_no_line_that_is_not_o
     assert [line for line in lines if line.strip() and not re.match(ours, line)] == []
 
 
-def test_the_published_folder_is_the_runs_own_and_beside_it_lies_what_was_to_be_published_too(
-    trained, model, heedful_command, tmp_path
-):
+def test_the_published_folder_is_the_runs_own_with_all_forms(trained, model, heedful_command, tmp_path):
     pytest.importorskip("matplotlib")
     assert foreign_files(model) == []  # so that a run that goes on replaces the picture too
     assert (model / "learning_curve.png").is_file()
@@ -150,9 +148,7 @@ def test_the_published_model_knows_its_longest_source_and_warns_of_longer_ones(m
     assert printed("translate", model, text, "--split").strip() == " ".join(alone * 3)
 
 
-def test_confidence_is_read_from_the_models_folder_and_its_reliability_is_in_the_card(
-    model, printed, refused, monkeypatch
-):
+def test_confidence_is_the_folders_and_its_reliability_in_the_card(model, printed, refused, monkeypatch):
     found, translate = json.loads((model / "confidence.json").read_text()), partial(printed, "translate", model)
     assert (found["measure"], found["num_beams"]) == ("chrf", 1)
     assert sum(count for *_, count in found["reliability"]) == 100
@@ -273,9 +269,7 @@ def test_the_n_best_come_with_their_scores_best_first(model, printed):
     assert json.loads(printed("translate", model, "--json", "")) == {"text": "", "score": None}
 
 
-def test_evaluation_as_json_is_what_training_measured_and_people_see_every_score_with_its_interval(
-    model, printed, tmp_path
-):
+def test_evaluation_is_what_training_measured_and_people_see_intervals(model, printed, tmp_path):
     settings = ["--data", "builtin:test:20", *KO_EN, "--bootstrap", 0, "--json", "--predictions", tmp_path / "out.txt"]
     measured = json.loads((model / "metrics.json").read_text())
     assert json.loads(printed("evaluate", model, *settings)) == measured["unseen"]
@@ -291,9 +285,7 @@ def test_evaluation_as_json_is_what_training_measured_and_people_see_every_score
     assert "tok:13a" in lines[0]
 
 
-def test_an_evaluation_shows_how_much_is_done_and_one_against_the_trainings_direction_is_warned_of(
-    model, heedful_command, monkeypatch
-):
+def test_an_evaluation_shows_its_progress_and_warns_of_its_direction(model, heedful_command, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     settings = ["--data", "builtin:test:3", "--bootstrap", "0", "--max-new-tokens", "2", "--token-budget", "1"]
     told = f"`--source` and `--target` should be ko and en, as {model} was trained, but are en and ko instead."
@@ -337,9 +329,7 @@ def test_help_shows_every_command_in_its_panel_and_has_no_pictures(printed):
     assert found == expected
 
 
-def test_every_kind_of_end_has_its_exit_code_but_a_bug_keeps_its_traceback(
-    monkeypatch, heedful_command, refused, tmp_path
-):
+def test_every_end_has_its_exit_code_but_a_bug_its_traceback(monkeypatch, heedful_command, refused, tmp_path):
     no_yaml = ModuleNotFoundError("No module named 'yaml'", name="yaml.safe")
     no_number = StrictDataclassFieldValidationError("dropout", TypeError("no number"))
     for error, code, message in (

@@ -52,9 +52,7 @@ def test_no_output_adds_a_line_to_a_file_and_pairs_keep_what_was_written(folder,
     assert {*noised} - {*TEXTS.values()}
 
 
-def test_texts_of_a_table_are_those_of_one_column_which_is_asked_for(
-    folder, heedful_command, printed, refused, tmp_path, monkeypatch
-):
+def test_texts_of_a_table_are_those_of_one_column(folder, heedful_command, printed, refused, tmp_path, monkeypatch):
     def first(name):
         return json.loads(read_lines(f"{name}.jsonl", "")[0])
 

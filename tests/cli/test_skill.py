@@ -19,9 +19,7 @@ MORE = {"train": QUICK, "doctor": QUICK, "evaluate": ["--max-new-tokens", "8"], 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_every_command_of_the_skill_runs_in_its_order_and_prints_json_where_it_says_so(
-    heedful_command, tmp_path, monkeypatch
-):
+def test_every_command_of_the_skill_runs_in_its_order(heedful_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "push", lambda *_, **__: hub.Pushed("me/pairs", "1", "https://hub/me/pairs/commit/1"))
     table = [f"{pair['ko']}\t{pair['en']}\n" for pair in korean_english_pairs("train", 300)]

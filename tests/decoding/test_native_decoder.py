@@ -87,9 +87,7 @@ SEARCH = st.fixed_dictionaries({"length_penalty": PENALTIES, "early_stopping": E
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 6), st.integers(1, 3), st.integers(1, 20), SEARCH)
-def test_every_setting_of_a_search_gives_the_tokens_and_scores_of_generate(
-    seed, sentences, beams, returned, max_new_tokens, search
-):
+def test_every_search_finds_what_generate_finds(seed, sentences, beams, returned, max_new_tokens, search):
     model = make_model({}, seed=seed % 3)
     arguments = {"num_beams": beams, "max_new_tokens": max_new_tokens, "return_dict_in_generate": True}
     if beams > 1:

@@ -57,9 +57,7 @@ def test_scores_do_not_depend_on_the_batch_its_padding_or_the_rows_read_together
 
 
 @pytest.mark.parametrize(("engine", "num_beams"), itertools.product(("native", "generate"), (1, 3)))
-def test_a_translations_score_is_its_pairs_divided_by_the_length_penalty(
-    model, tokenizers, pairs, monkeypatch, engine, num_beams
-):
+def test_a_translations_score_is_its_pairs(model, tokenizers, pairs, monkeypatch, engine, num_beams):
     monkeypatch.setattr(model.generation_config, "length_penalty", 0.6)
     translator = Translator(model, tokenizers, engine=engine)
     translations = [best for (best,) in translator.translate(list(pairs), num_beams=num_beams)]
@@ -116,9 +114,7 @@ def table(text: str) -> list[dict[str, str]]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def test_the_command_writes_a_table_in_order_and_the_perplexity_on_standard_error(
-    score, tmp_path, model, tokenizers, pairs
-):
+def test_the_command_writes_a_table_and_the_perplexity(score, tmp_path, model, tokenizers, pairs):
     (tmp_path / "ko.txt").write_text("".join(f"{source}\n" for source in pairs), encoding="utf-8")
     (tmp_path / "en.txt").write_text("".join(f"{target}\n" for target in pairs.values()), encoding="utf-8")
     code, output, errors = score(tmp_path / "ko.txt", tmp_path / "en.txt", "--tokens", "--token-budget", 20)
@@ -150,9 +146,7 @@ def test_json_lines_hold_the_pairs_too_also_compressed(score, tmp_path, pairs):
     assert score(*arguments, "--json")[1].encode() == written
 
 
-def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
-    score, heedful_command, folder, recurrent, tokenizers, pairs, tmp_path
-):
+def test_both_directions_are_combined(score, heedful_command, folder, recurrent, tokenizers, pairs, tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs.items()), encoding="utf-8")
     saved_in(tmp_path / "backward", recurrent, tokenizers)
     arguments = (tmp_path / "pairs.tsv", "--source", 1, "--target", 2)
@@ -182,9 +176,7 @@ def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
     assert heedful_command("score", place, *arguments, "--to", "en", "--backward-to", "fr")[0] == 2
 
 
-def test_a_bad_line_is_told_with_its_number_and_a_pair_that_is_too_long_has_empty_cells(
-    score, tmp_path, pairs, monkeypatch
-):
+def test_a_bad_line_is_told_and_a_pair_that_is_too_long_has_empty_cells(score, tmp_path, pairs, monkeypatch):
     lines = [json.dumps({"source": source, "target": target}) for source, target in pairs.items()]
     for bad, message in (("{", "line 9 is broken"), ('{"source": "a"}', "'target' must be text in every row")):
         (tmp_path / "pairs.jsonl").write_text("\n".join([*lines, bad]), encoding="utf-8")

@@ -184,9 +184,7 @@ def test_other_encoder_decoders_translate_too(tokenizers, translator, learned_po
     assert [*map(position_limit, configs)] == [None, 12, 40]
 
 
-def test_ids_that_stand_in_the_generation_config_alone_are_found_there_and_an_end_may_be_one_of_several(
-    tokenizers, tmp_path
-):
+def test_ids_of_the_generation_config_alone_are_found_and_ends_may_be_several(tokenizers, tmp_path):
     sizes = {"vocab_size": 290, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     parts = {side: T5GemmaModuleConfig(**sizes, cross_attention_hidden_size=16) for side in ("encoder", "decoder")}
@@ -266,9 +264,7 @@ def test_what_is_no_list_of_texts_is_named(translator, tokenizers):
     assert_refused(models, lambda given: Translator(given[0], tokenizers, ensemble=given[1] if given[1:] else ()))
 
 
-def test_white_space_around_a_text_changes_nothing_and_alone_it_is_not_shown_to_the_model(
-    translator, pairs, monkeypatch
-):
+def test_white_space_around_a_text_changes_nothing_and_alone_is_no_text(translator, pairs, monkeypatch):
     plain, scores = translator.translate(list(pairs)), list(translator.score_pairs(pairs.items()))
     for around in (" {}", "{} ", "{}\n", "\u00a0{}\t"):
         spaced = [around.format(text) for text in pairs]
@@ -428,9 +424,7 @@ def test_unknown_words_in_outputs_are_shown_and_counted_in_every_road(tmp_path, 
     assert [(each["reference"], each["prediction"], each["count"]) for each in confusions] == [("zebra", "<unk>", 2)]
 
 
-def test_lines_of_a_text_are_translated_one_by_one_in_every_road_unless_the_model_takes_texts_whole(
-    translator, tokenizers, tmp_path, printed, monkeypatch, encoded
-):
+def test_lines_are_translated_alone_by_every_road(translator, tokenizers, tmp_path, printed, monkeypatch, encoded):
     text, expected = "네.\r\n\n  비가 온다. \r네.", "Yes.\r\n\n  It rains. \rYes."
     folder = saved_in(tmp_path, translator.model, tokenizers)
     for model in (translator.model, Translator.from_pretrained(folder).model):
@@ -501,9 +495,7 @@ def test_a_source_is_split_where_the_pipeline_splits_it(short_sources, encoded, 
     assert [piece for piece in seen if piece] == pieces
 
 
-def test_a_source_that_no_memory_could_hold_or_beyond_learned_positions_is_refused_or_left_out(
-    translator, monkeypatch, learned_positions_model, tokenizers
-):
+def test_too_long_sources_are_refused_or_left_out(translator, monkeypatch, learned_positions_model, tokenizers):
     monkeypatch.setattr(translation, "MOST_SOURCE_TOKENS", 600)
     lines = ["네.", "x" * 1000, "비가 온다."]
     assert_error(r"Sentence 2 must have at most 600 tokens, .* but has 1001 instead", translator.translate, lines)

@@ -35,9 +35,7 @@ def lines(pairs) -> list[str]:
     ],
     ids=["sampling", "noised"],
 )
-def test_what_is_random_follows_from_the_seed_and_the_line_and_not_from_the_batch(
-    model, tokenizers, lines, making, engines
-):
+def test_what_is_random_follows_from_the_seed_and_the_line(model, tokenizers, lines, making, engines):
     def made(seed, engine=engines[0], **batches):
         translator = Translator(model, tokenizers, engine=engine)
         return list(making(seed=seed).pairs(translator, lines, max_new_tokens=30, **batches))
@@ -122,9 +120,7 @@ def test_settings_that_would_be_ignored_or_cannot_be_are_named(model, tokenizers
     assert len(list(BackTranslation("sampling").pairs(translator, ["네."]))) <= 1
 
 
-def test_the_command_writes_pairs_leaves_out_a_broken_line_and_leaves_no_file_after_wrong_use(
-    folder, pairs, tmp_path, heedful_command
-):
+def test_the_command_writes_pairs_and_nothing_after_wrong_use(folder, pairs, tmp_path, heedful_command):
     backtranslate = partial(heedful_command, "backtranslate", folder)
     expected = [{"source": text, "target": target} for target, text in pairs.items()]
     texts, path = tmp_path / "texts.txt", tmp_path / "pairs.jsonl.gz"

@@ -115,9 +115,7 @@ def backward(model, tokenizers) -> Translator:
     return Translator(model, tokenizers)
 
 
-def test_the_candidate_is_chosen_from_which_the_reverse_model_finds_the_source_most_probable(
-    backward, pairs, monkeypatch
-):
+def test_the_reverse_model_chooses_the_likeliest_candidate(backward, pairs, monkeypatch):
     rows = [(source, [(text, 0.0) for text in [*pairs][::-1]]) for source in pairs.values()]
     choice = CandidateChoice("reverse")
     found = list(choice.pairs(rows, backward, token_budget=100, chunk_size=3))

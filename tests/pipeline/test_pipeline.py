@@ -171,9 +171,7 @@ def test_lines_paragraphs_and_white_space_stay_where_they_are_and_are_no_text_al
         assert translate(text, return_scores=True) == [{"translation_text": text, "score": None}]
 
 
-def test_sentences_are_translated_one_by_one_where_needed_and_a_whole_text_keeps_its_line_breaks(
-    translate, monkeypatch
-):
+def test_sentences_are_translated_one_by_one_where_needed(translate, monkeypatch):
     text = " ".join(KOREAN)
     expected = " ".join(ENGLISH)
     assert translate(text, split_sentences=True)[0]["translation_text"] == expected
@@ -513,9 +511,7 @@ def test_the_task_is_known_trusts_no_copied_code_and_finds_the_target_tokenizer(
     assert_error("must not hold a `target_tokenizer`", pipeline, TASK, model=str(tmp_path), device="cpu")
 
 
-def test_what_does_not_translate_has_a_task_of_its_own_and_takes_a_text_whole(
-    model, folder, tmp_path, tokenizers, monkeypatch
-):
+def test_what_does_not_translate_takes_a_text_whole(model, folder, tmp_path, tokenizers, monkeypatch):
     generate = pipeline(TEXT_TASK, model=str(folder), device="cpu")
     assert generate(KOREAN) == [{"generated_text": text} for text in ENGLISH]
     generate.save_pretrained(tmp_path)

@@ -49,18 +49,6 @@ def test_the_plan_is_that_of_training_and_counts_tokens_and_padding(corpus):
     assert plan.padded_tokens == pytest.approx(sum(map(sum, lengths)) / (1 - padding) / len(updates))
 
 
-def test_ranks_share_the_work_of_an_update_and_updates_beyond_those_looked_at_are_counted(corpus, monkeypatch):
-    alone, shared = plan_batches(corpus, 200), plan_batches(corpus, 200, world_size=2)
-    assert 0.45 < shared.padded_tokens / alone.padded_tokens < 0.7
-    assert shared.target_tokens == alone.target_tokens
-    assert shared.first == [split_update(update, 200, 2) for update in corpus.updates(0)][:12]
-    monkeypatch.setattr(estimate, "LOOKED_AT_UPDATES", 2)
-    plan = plan_batches(corpus, 200)
-    assert plan.updates_per_epoch == alone.updates_per_epoch
-    assert plan.target_tokens != alone.target_tokens  # those of two updates
-    assert alone.updates_per_epoch > 3
-
-
 def test_parameters_are_counted_by_what_they_do_and_by_matrix_and_tied_ones_once(corpus, tmp_path):
     options = {"d_k": 4, "d_v": 12, "norm_placement": "pre", "attention_scoring": "additive"}
     changes = {f"model.options.{name}": value for name, value in options.items()}
@@ -103,18 +91,6 @@ def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corp
     assert min(speed.of_token, speed.of_step) > 0
     assert speed.seconds(300) == pytest.approx(300 * speed.of_token + speed.of_step)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-
-
-def test_r_drop_is_timed_with_both_passes_in_micro_batches_of_half_the_rows(tmp_path, corpus):
-    recipe = tiny_recipe(tmp_path / "run", {"optimization.r_drop": 5.0, "optimization.token_budget": 500})
-    plan = plan_batches(corpus, recipe.optimization.micro_batch_tokens)
-    assert plan.first == plan_batches(corpus, 250).first
-    rehearsal = rehearsal_of(recipe, corpus)
-    network, rows = rehearsal.engine.network, []
-    loss_of = network.loss_of
-    network.loss_of = lambda batch, *others: rows.append(len(batch["labels"])) or loss_of(batch, *others)
-    rehearsal.take_update(plan.first[0])
-    assert sum(rows) == 2 * sum(len(part) for part in plan.first[0][0])
 
 
 def test_an_update_that_is_timed_is_taken_by_the_engine(corpus, tmp_path):

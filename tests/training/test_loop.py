@@ -23,13 +23,11 @@ from heedful.checking.estimate import dry_run
 from heedful.data.cleaning import sample
 from heedful.fast_paths_heed import runs_known_code
 from heedful.proposals.tuning import tune
-from heedful.training.loop import feed, throughput, validation
-from heedful.training.loop import loop as loop_module
+from heedful.training.loop import throughput, validation
 from heedful.training.loop.monitoring import training_values
 from heedful.training.loop.throughput import operations_of_pairs
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.model_of_recipe import make_engine
-from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.recipe import OptimizationRecipe
 from heedful.training.run import train
@@ -47,7 +45,7 @@ from heedful.training.updates.optimizers import (
 )
 from heedful.training.updates.schedule import learning_rate
 from helpers import assert_error
-from process_checks import equal, rows_of, share_of_padding, weights_of
+from process_checks import equal, share_of_padding, weights_of
 from tiny_runs import around, logged, saved_updates, tiny_recipe
 
 
@@ -62,13 +60,6 @@ def test_the_training_loss_falls_in_bf16_at_the_schedules_rates_and_weights_are_
     assert rates == pytest.approx([0.003, 0.006, 0.009, *[0.012] * 9])
     assert loop.engine.optimizer.param_groups[0]["lr"] == pytest.approx(0.012)
     assert {weight.dtype for weight in weights_of(loop.recipe.folder, 12).values()} == {torch.float32}
-
-
-def test_dropout_is_at_work(make_loop, tmp_path, monkeypatch):
-    for seed in (1, 2):
-        monkeypatch.setattr("heedful.training.loop.loop.seed_of_update", lambda *_, seed=seed: seed)
-        make_loop({"optimization.max_updates": 1}, tmp_path / str(seed)).run()
-    assert not equal(*(weights_of(tmp_path / str(seed), 1) for seed in (1, 2)))
 
 
 def test_a_run_may_be_resumed_before_it_began_and_after_its_end(make_loop, tmp_path, caplog):
@@ -179,14 +170,6 @@ def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corp
         total += torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="sum").item()
         count += labels.numel()
     assert losses[0] == pytest.approx(total / count, rel=1e-5)
-
-
-def test_a_stream_gives_the_rows_of_the_corpus_in_every_epoch_and_counts_them(corpus, tmp_path):
-    changes = {"data.streaming": True, "data.pool_size": 70}
-    streamed = prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "tokenizer")
-    assert streamed.pairs is None
-    assert sorted(rows_of(streamed, 0)) == sorted(rows_of(streamed, 1)) == sorted(rows_of(corpus, 0))
-    assert streamed.pairs == corpus.pairs  # as it was read to its end
 
 
 def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one_autocast(make_loop, monkeypatch):
@@ -416,22 +399,6 @@ def test_a_line_of_the_log_without_any_update_says_nothing_of_losses():
     assert "train/target_tokens_per_s" in values
     assert not {"train/loss", "train/perplexity", "train/gradient_norm"} & values.keys()
     assert all(math.isfinite(value) for value in values.values())
-
-
-def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
-    clock = SimpleNamespace(now=0.0)
-
-    def taking(seconds, function):
-        return lambda *given: setattr(clock, "now", clock.now + seconds) or function(*given)
-
-    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(feed, "collate", taking(3, feed.collate))
-    loop = make_loop({"optimization.max_updates": 2})
-    monkeypatch.setattr(loop.engine, "step", taking(1, loop.engine.step))
-    loop.run()
-    shares = logged(tmp_path / "run", "train/waiting_share")
-    assert len(shares) == 2
-    assert all(0.7 < share < 1 for share in shares)  # 3 seconds of 4 with one micro-batch, more with several
 
 
 def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_multiplied_with():

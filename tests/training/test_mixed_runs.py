@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from heedful import HeedConfig, TokenizerPair
-from heedful.checking.doctor import diagnose
-from heedful.data.mixture import AugmentationRules
+from heedful import TokenizerPair
 from heedful.data.sources import read_pairs
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import make_recipe, read_recipe
@@ -166,16 +164,6 @@ def test_held_out_texts_are_dropped_from_every_part_and_duplicates_of_other_part
     assert corpus.parts == {"data.train": 5, "data.mixture.held": 1}
 
 
-def test_the_doctor_looks_at_every_part(parts, tmp_path):
-    part = {"odd": {"train": table(tmp_path / "odd.tsv", ["x\x00y", ""], ["Eins.", "Zwei."]), "tag": "bt"}}
-    _, recipe = parts(part)
-    diagnosis = diagnose(recipe)
-    assert diagnosis.looked_at == 7
-    found = {finding.check: finding.message for finding in diagnosis.findings}
-    assert "1 sources" in found["control_characters"]
-    assert "empty 1" in found["cleaning"]
-
-
 PART = {"train": "b.tsv"}
 MIXED = {"data.mixture": {"a": PART}}
 WRONG = [
@@ -226,15 +214,3 @@ def test_files_and_columns_of_parts_are_those_beside_the_recipe(tmp_path, monkey
     assert (part.train, part.source, part.target, part.tag) == ("recipes/b.tsv", "1", "2", "bt")
     assert read_recipe("recipes/mine.yaml", ["data.mixture.b.train=b.tsv"]).data.mixture["b"].train == "b.tsv"
     assert read_recipe("recipes/mine.yaml", ["data.folder=x"]).data.parts["data.mixture.b"].train == "x/b.tsv"
-
-
-def test_the_keys_of_the_guide_exist(tmp_path):
-    rows = re.findall(r"^\| (`.*?) \|", GUIDE, re.MULTILINE)
-    keys = [key for row in rows for key in re.findall(r"`(\S+?)[:`]", row)]
-    assert len(keys) >= 10
-    for key in keys:
-        part, _, name = key.rpartition(".")
-        if part in ("optimization", "tokenizer"):
-            assert hasattr(getattr(tiny_recipe(tmp_path), part), name)
-        else:
-            assert hasattr(HeedConfig(), name) or hasattr(AugmentationRules(), name)

@@ -8,12 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful import HeedConfig, HeedForConditionalGeneration, Translator
+from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.attention.recording import record_weights
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
-from heedful.data.tokenizer_training import train_tokenizers
-from heedful_lab.studies.attention import dilution, homonyms, masking, questions, scaling
+from heedful_lab.studies.attention import dilution, homonyms, masking, scaling
 from heedful_lab.studies.attention.homonyms import WORDS, sentences, separation, split_meanings
 from heedful_lab.studies.attention.single_heads import (
     attention_modules,
@@ -96,26 +95,6 @@ def test_the_trained_models_have_queries_of_the_width_and_of_variance_one(scorin
     assert attention.scaling == (d_k**-0.5 if scoring == "scaled_dot" else 1)
     queries = attention.q_proj(torch.randn(2000, scaling.D_MODEL))
     assert queries.var().item() == pytest.approx(1, rel=0.05)
-
-
-@pytest.fixture(scope="module")
-def translator():
-    sentences = [text for pair in questions.described_pairs()[:50] for text in pair]
-    tokenizers = train_tokenizers(sentences, sentences, vocab_size=400)
-    return Translator(tiny_model(vocab_size=400, **tokenizers.special_ids()), tokenizers)
-
-
-def test_a_head_that_looks_at_the_token_before_asks_of_all_words_alike(translator, monkeypatch):
-    def before(translator, pairs, kinds):
-        length = len(translator.tokenizers.encode_source(pairs[0][:1])[0])
-        heads = [Head("encoder", layer, head) for layer in (0, 1) for head in range(4)]
-        yield dict.fromkeys(heads, torch.diag(torch.ones(length - 1), -1))
-
-    monkeypatch.setattr(questions, "attention_by_head", before)
-    monkeypatch.setattr(questions, "token_words", lambda _, ids: [*list(range(len(ids) - 1)), None])
-    found = questions.questions_of_heads(translator, [("용감한 화가는 잔다.", "The brave painter sleeps.")])
-    assert set(found.values()) == {(1.0, 1.0)}
-    assert len(found) == 8
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: word["form"])

@@ -15,7 +15,7 @@ from heedful_lab.studies.pairs import write_pairs
 from heedful_lab.studies.report import Outcome, Table, figure_file, filled_findings, render_report
 from heedful_lab.studies.study import Lab, Study, run_study
 from heedful_lab.studies.training import checksum_of, study_recipe, train_model
-from helpers import assert_error
+from helpers import assert_error, assert_refused
 
 TINY = {
     "data.train": "builtin:train:400",
@@ -71,15 +71,12 @@ def test_a_study_of_the_command_leaves_results_a_report_and_its_figures(tmp_path
     app(["study", "plain", "--output", str(folder), "--seed", "4"], standalone_mode=False)
     assert capsys.readouterr().out.strip() == str(folder / "report.md")
     assert sorted(path.name for path in folder.iterdir()) == ["plain-line.svg", "report.md", "results.json"]
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     report = (folder / "report.md").read_text(encoding="utf-8")
-    assert report == render_report(results)
-    assert "| 3 | 1.50 |" in report
-    assert "- Half of 3 is 1.50." in report
-    assert "## Halves of 2 numbers\n" in report
-    assert "![line](plain-line.svg)\n\nA line up to 1.5.\n" in report
-    assert "heedful study plain --seed 4\n" in report
-    assert results["seed"] == 4
+    for line in (
+        *("| 3 | 1.50 |", "- Half of 3 is 1.50.", "## Halves of 2 numbers", "heedful study plain --seed 4"),
+        "![line](plain-line.svg)\n\nA line up to 1.5.",
+    ):
+        assert f"{line}\n" in report
 
 
 def fails(lab: Lab) -> Outcome:
@@ -207,22 +204,19 @@ def test_the_command_line_wins_over_the_recipe_but_not_over_data_that_a_training
 
 
 def test_data_and_settings_that_a_study_cannot_use_are_errors():
-    for kind, data, message in (
-        ("builtin", "corpora/multi30k", "must be builtin:train:COUNT for the study s"),
-        ("builtin", "builtin:test:100", "must be builtin:train:COUNT"),
-        ("builtin", "builtin:train:0", "must be builtin:train:COUNT"),
-        ("none", "builtin:train:100", "must be empty for the study s"),
-        ("folder", None, "must be a folder for the study s, but is empty instead"),
-        ("folder", "no/such/folder", "must be a folder for the study s"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Lab(Study("s", "?", found, data=kind), data=data)
-    for name, value in (("seed", -1), ("updates", 0)):
-        assert_error(f"`--{name}` must be at least", Lab, PLAIN, **{name: value})
-    with pytest.raises(ValueError, match=r"must be those of the study plain \(none\), but one is cell instead"):
-        Lab(PLAIN, changed=["cell=gru"])
-    with pytest.raises(ValueError, match="`--data` must be a folder for the study ladder"):
-        Lab(find_study("ladder"))
+    builtin, folder = (Study("s", "?", found, data=kind) for kind in ("builtin", "folder"))
+    cases = [
+        ((builtin, {"data": "corpora/multi30k"}), "must be builtin:train:COUNT for the study s"),
+        ((builtin, {"data": "builtin:test:100"}), "must be builtin:train:COUNT"),
+        ((builtin, {"data": "builtin:train:0"}), "must be builtin:train:COUNT"),
+        ((PLAIN, {"data": "builtin:train:100"}), "must be empty for the study plain"),
+        ((folder, {}), "must be a folder for the study s, but is empty instead"),
+        ((folder, {"data": "no/such/folder"}), "must be a folder for the study s"),
+        ((PLAIN, {"seed": -1}), "`--seed` must be at least"),
+        ((PLAIN, {"updates": 0}), "`--updates` must be at least"),
+        ((PLAIN, {"changed": ["cell=gru"]}), r"must be those of the study plain \(none\), but one is cell instead"),
+    ]
+    assert_refused(cases, lambda given: Lab(given[0], **given[1]))
     assert_error("but is dilutoin instead; did you mean dilution", find_study, "dilutoin")
     for option in (["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]):
         assert_error("name of a study must be given", app, ["study", *option], standalone_mode=False)

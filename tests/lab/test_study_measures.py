@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
 from heedful.positions_heed import sinusoids
 from heedful_lab.studies.catalogue import find_study
-from heedful_lab.studies.measures import Head
 from heedful_lab.studies.models import dependence, positions
 from heedful_lab.studies.models.ngrams import NgramModel
 from heedful_lab.studies.models.paths import MODELS, cells_between, make_model
@@ -180,19 +179,6 @@ def test_the_last_line_asks_for_the_only_word_of_its_kind_which_is_anywhere_and_
     assert max(words.values()) / words.total() < 0.03  # one of 96
 
 
-def test_the_head_that_looks_most_is_found_where_the_word_is_asked_for(monkeypatch):
-    pairs = [("axe noon . the weapon was", "axe"), ("noon axe . the hour was", "noon")]
-
-    def look_at_the_first_source_word(translator, pairs, kinds):
-        encoder, cross = torch.zeros(2, 7, 7), torch.zeros(2, 2, 7)
-        encoder[1, 4, 0], cross[0, 0, 0] = 0.9, 0.5  # `weapon` and `hour` are the fifth words
-        by_kind = {"cross": cross, "encoder": encoder}
-        yield from [{Head(kind, 0, head): by_kind[kind][head] for kind in by_kind for head in (0, 1)}] * len(pairs)
-
-    monkeypatch.setattr(clue, "attention_by_head", look_at_the_first_source_word)
-    assert clue.weight_on_the_clue(None, pairs) == ("encoder 0.1", pytest.approx(0.9))
-
-
 def test_the_gradient_by_distance_is_autograds_through_the_equation():
     torch.manual_seed(4)
     encoder = gradients.fresh_encoder("tanh").double()
@@ -222,15 +208,6 @@ def test_sigmoid_vanishes_by_a_quarter_or_more_and_relu_with_positive_weights_ex
     cells = "gru, open", "gru"
     opened, fresh = (gradients.gradient_by_distance(cell, gradients.ORTHOGONAL, 1)[100] for cell in cells)
     assert fresh < 1e-6 < 0.01 < opened
-
-
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_a_gate_that_keeps_the_state_begins_open(cell):
-    encoder = gradients.fresh_encoder(f"{cell}, open")
-    gate = {"lstm": "forget", "gru": "update"}[cell]
-    layer = encoder.layers[0].first_cell
-    gates = layer.gates(layer.read(torch.zeros(1, gradients.WIDTH)), torch.zeros(1, gradients.WIDTH))
-    assert {name for name, values in gates.items() if values.mean() > 0.9} == {gate}
 
 
 def test_a_short_sequence_is_learned_and_clipping_saves_what_explodes():

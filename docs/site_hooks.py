@@ -1,6 +1,5 @@
 """What the site needs beyond its pages: navigation, languages, links out of docs/, the reference, notebooks."""
 
-import ast
 import re
 import tomllib
 from pathlib import Path
@@ -128,9 +127,8 @@ def on_page_context(context, page, config, nav):
 
 def public_names() -> dict[str, str]:
     """Read which module each public name comes from, without importing any."""
-    tree = ast.parse((ROOT / "modeling" / "heedful" / "__init__.py").read_text(encoding="utf-8"))
-    values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
-    return ast.literal_eval(values["_HOMES"])
+    text = (ROOT / "modeling" / "heedful" / "__init__.pyi").read_text(encoding="utf-8")
+    return {name: home for home, name in re.findall(r"from (\S+) import (\w+)", text)}
 
 
 def write_notebook(markdown: str, path: Path, config, uri: str) -> None:

@@ -1,0 +1,33 @@
+from heedful.attention.drawing import draw_attention as draw_attention
+from heedful.attention.drawing import draw_attention_grid as draw_attention_grid
+from heedful.attention.maps import attention_map as attention_map
+from heedful.attention.maps import attention_maps as attention_maps
+from heedful.attention.report import write_attention_report as write_attention_report
+from heedful.configuration_heed import HeedConfig as HeedConfig
+from heedful.configuration_heed_rnn import HeedRNNConfig as HeedRNNConfig
+from heedful.data.tokenization import TokenizerPair as TokenizerPair
+from heedful.decoding.native.engine import prepare_for_inference as prepare_for_inference
+from heedful.decoding.strategies.beam_search import BeamSearch as BeamSearch
+from heedful.decoding.strategies.minimum_bayes_risk import MinimumBayesRisk as MinimumBayesRisk
+from heedful.decoding.strategies.sampling import SeededSampling as SeededSampling
+from heedful.decoding.translation import Translator as Translator
+from heedful.distillation.back_translation import BackTranslation as BackTranslation
+from heedful.evaluation.comparison import compare_translations as compare_translations
+from heedful.modeling_heed import HeedDecoder as HeedDecoder
+from heedful.modeling_heed import HeedEncoder as HeedEncoder
+from heedful.modeling_heed import HeedForConditionalGeneration as HeedForConditionalGeneration
+from heedful.modeling_heed import HeedModel as HeedModel
+from heedful.modeling_heed import HeedPreTrainedModel as HeedPreTrainedModel
+from heedful.modeling_heed_rnn import HeedRNNDecoder as HeedRNNDecoder
+from heedful.modeling_heed_rnn import HeedRNNEncoder as HeedRNNEncoder
+from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration as HeedRNNForConditionalGeneration
+from heedful.modeling_heed_rnn import HeedRNNModel as HeedRNNModel
+from heedful.modeling_heed_rnn import HeedRNNPreTrainedModel as HeedRNNPreTrainedModel
+from heedful.pipeline_heed import HeedText2TextPipeline as HeedText2TextPipeline
+from heedful.pipeline_heed import HeedTranslationPipeline as HeedTranslationPipeline
+from heedful.training.recipe_file import make_recipe as make_recipe
+from heedful.training.recipe_file import read_recipe as read_recipe
+from heedful.training.run import train as train
+from heedful.training.trainer.trainer import HeedSeq2SeqTrainer as HeedSeq2SeqTrainer
+
+__version__: str

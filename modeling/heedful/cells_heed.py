@@ -34,7 +34,7 @@ class Cell(nn.RNNBase):
     step: Callable[[torch.Tensor, State], State]
     fused_step: Callable[..., Any] | None
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         inputs: torch.Tensor,
         state: State | None = None,

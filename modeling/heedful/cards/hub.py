@@ -15,8 +15,8 @@ from heedful.cards.model_card import CARD_FILE, with_repository
 from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.confidence import CONFIDENCE_FILE
-from heedful.decoding.loading import ADAPTER_FILE, CODE_REFERENCE, WEIGHT_FILES, first_line, load_model
-from heedful.files import check_inside, is_plain_file, quoted, read_object, write_text
+from heedful.decoding.loading import ADAPTER_FILE, CODE_REFERENCE, WEIGHT_FILES, load_model
+from heedful.files import check_inside, first_line, is_plain_file, quoted, read_object, write_text
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

@@ -20,8 +20,7 @@ from heedful.checking.run_length import check_run_length
 from heedful.data.mixture import both_ways, check_room
 from heedful.data.sources import table_files
 from heedful.data.tables import layouts_of, table_rows
-from heedful.decoding.loading import first_line
-from heedful.files import check_at_least
+from heedful.files import check_at_least, first_line
 from heedful.packed_rows_heed import why_padded
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model

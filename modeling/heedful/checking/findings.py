@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, Self
 
-from heedful.decoding.loading import first_line
+from heedful.files import first_line
 
 Settings = ParamSpec("Settings")
 # What a check of a model measures: the worst figure seen, the largest that passes, and what was compared.

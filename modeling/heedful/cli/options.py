@@ -305,7 +305,7 @@ def writing(path: Path | None) -> Iterator[TextIO]:
         with nullcontext(path) if is_stream(path) else written_whole(path) as place, place.open("ab") as file:
             # Without its name and time, so that the same text makes the same file.
             packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else file
-            with packed, TextIOWrapper(packed, encoding="utf-8", newline="\n") as stream:  # type: ignore[type-var]
+            with packed, TextIOWrapper(packed, encoding="utf-8", newline="\n") as stream:
                 yield stream
     except BaseException:
         for folder in new:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+from transformers import GenerationConfig
 
 from heedful.decoding.loading import model_folder
 from heedful.decoding.strategies.steps import asked_of
+from heedful.decoding.translation import Translation
 from heedful.files import read_object, write_text
 
 CONFIDENCE_FILE = "confidence.json"
@@ -18,6 +20,7 @@ MOST, FEWEST = 500, 100  # sentences to calibrate with
 STEPS = 20  # of the curve, at most
 BINS = 5  # of the reliability curve
 UNFAMILIAR = 0.01  # the share of held-out sources that are taken for texts of another kind
+Numbers = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Confidence:
 
     @classmethod
     def of_pairs(
-        cls, translations: Sequence[Any], accepted: Sequence[Sequence[str]], exact: bool, num_beams: int
+        cls, translations: Sequence[Translation], accepted: Sequence[Sequence[str]], exact: bool, num_beams: int
     ) -> Self | None:
         """Calibrate with translations (`text` and `score`) and all that is right; `None` where they are too few."""
         if len(translations) < FEWEST:
@@ -82,7 +85,7 @@ class Confidence:
         except TypeError as error:
             raise ValueError(f"{place} must be as `heedful train` writes it: {error}.") from None
 
-    def check(self, generation_config: Any, target_language: str | None = None, **given: Any) -> None:
+    def check(self, generation_config: GenerationConfig, target_language: str | None = None, **given: Any) -> None:
         """Raise a `ValueError` that names a setting of a search, or one given in its place, that is not its own."""
         config = copy.deepcopy(generation_config)
         config.update(**{name: value for name, value in given.items() if value is not None})
@@ -100,17 +103,18 @@ class Confidence:
         """Return the likely quality of a translation with this score, in percent."""
         return float(_read(score, self.scores, self.values))
 
-    def of_translation(self, translation: Any, ids: Sequence[int]) -> float | None:
+    def of_translation(self, translation: Translation, ids: Sequence[int]) -> float | None:
         """Return the same; `None` if it was cut off, or its source, by its ids, is unlike those of the training."""
         is_alike = not self.tokens or self.familiarity_of(ids) >= self.familiarity
-        return self.of(translation.score) if translation.finished and is_alike else None
+        score = translation.score if translation.finished and is_alike else None
+        return None if score is None else self.of(score)
 
     def familiarity_of(self, ids: Sequence[int]) -> float:
         """Return how often training had the tokens of a source, in bits, on average."""
         return float(np.mean([ord(self.tokens[token : token + 1] or "0") - ord("0") for token in ids]))
 
 
-def settings_of(generation_config: Any, target_language: str | None) -> dict[str, Any]:
+def settings_of(generation_config: GenerationConfig, target_language: str | None) -> dict[str, Any]:
     """Return all settings of a search that change an output, `num_beams` always among them."""
     language = {} if target_language is None else {"target_language": target_language}
     return asked_of(generation_config) | {"num_beams": generation_config.num_beams or 1} | language
@@ -122,12 +126,13 @@ def quality(text: str, accepted: Sequence[str], exact: bool) -> float:
         return 100.0 * (text.strip() in (each.strip() for each in accepted))
     from sacrebleu.metrics import CHRF
 
-    return CHRF().sentence_score(text, accepted).score
+    return float(CHRF().sentence_score(text, accepted).score)
 
 
-def _read(scores: Any, xs: Any, ys: Any) -> np.ndarray:
+def _read(scores: np.ndarray | float, xs: Numbers, ys: Numbers) -> np.ndarray:
     """Return the values of a curve at scores, of which the best is 0: how far the lowest is from it is the scale."""
-    return np.interp(scores, xs, ys) * np.exp(np.minimum(0.0, 1 - np.asarray(scores) / min(xs[0], -1e-9)))
+    beyond = np.exp(np.minimum(0.0, 1 - np.asarray(scores) / min(xs[0], -1e-9)))
+    return np.asarray(np.interp(scores, xs, ys) * beyond)
 
 
 def _curve(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

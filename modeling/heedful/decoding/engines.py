@@ -13,21 +13,26 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokenizerBase
 
 from heedful.configuration_base_heed import special_token
-from heedful.decoding.search_settings import SEARCH_SETTINGS, active_settings, device_of, length_penalty
+from heedful.decoding.search_settings import SEARCH_SETTINGS, Inputs, active_settings, device_of, length_penalty
 from heedful.generation_heed import COMPILED_DEVICES, check_logits, counted
+from heedful.protocols import Seq2SeqModel
 
 EngineName = Literal["auto", "native", "generate"]
 
+Processor = LogitsProcessorList | None
 # Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
-Processors = Callable[[Sequence[int]], Any]
-Progress = Callable[[int], Any]  # gets how many more sentences or lines are done
+Processors = Callable[[Sequence[int]], Processor]
+Tokenizer = PreTrainedTokenizerBase | None
+Progress = Callable[[int], object]  # gets how many more sentences or lines are done
 Sources = Sequence[Sequence[int]]  # token ids of sentences
+Result = tuple[torch.Tensor, torch.Tensor | None]  # `(rows, length)` tokens, and `(rows)` scores where they are known
 
 
-def ignored(count: int) -> None:
-    """Take the progress of a search that nothing shows."""
+def ignored(_: object) -> None:
+    """Take the progress of a search that nothing shows, or make no processors of a batch."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class GenerateEngine:
     The mean of the probabilities of an `ensemble` of further models chooses each token; `tokenizer` is the target's.
     """
 
-    def __init__(self, model: Any, ensemble: Sequence[Any] = (), tokenizer: Any = None):
+    def __init__(self, model: Seq2SeqModel, ensemble: Sequence[Seq2SeqModel] = (), tokenizer: Tokenizer = None):
         self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
 
     @property
@@ -61,16 +66,21 @@ class GenerateEngine:
         """Whether it still computes what the model does."""
         return True
 
-    def check(self, config: Any) -> None:
+    def check(self, config: GenerationConfig) -> None:
         """Raise a `ValueError` that names a setting of a generation config which the engine cannot follow."""
 
     def search(
-        self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
+        self,
+        sources: Sources,
+        config: GenerationConfig,
+        token_budget: int,
+        processors: Processors = ignored,
+        progress: Progress = ignored,
     ) -> list[list[Hypothesis]]:
         """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
 
-        The padded source tokens of a batch × rows per sentence keep within the budget. `processors` are `Processors`,
-        and `progress` gets the number of sentences that are done since its last call.
+        The padded source tokens of a batch × rows per sentence keep within the budget. `progress` gets the number of
+        sentences that are done since its last call.
         """
         settings = copy.deepcopy(config)
         if self.model.generation_config.max_new_tokens is None:  # or `generate()` would warn of two lengths
@@ -79,16 +89,13 @@ class GenerateEngine:
         results: list[list[Hypothesis]] = [[] for _ in sources]
         with evaluation_mode(self.model), torch.no_grad():  # `generate()` goes further where it may
             for batch in token_batches(costs, token_budget):
-                processor = None if processors is None else processors(batch)
-                found = self._search_batch([sources[number] for number in batch], settings, config, processor)
+                found = self._search_batch([sources[number] for number in batch], settings, config, processors(batch))
                 for number in batch:
                     results[number] = [next(found) for _ in range(config.num_return_sequences)]
                 progress(len(batch))
         return results
 
-    def generate(
-        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def generate(self, inputs: Inputs, settings: GenerationConfig, processor: Processor) -> Result:
         """Return the `(rows, length)` tokens of a batch, and their scores if the search has computed them."""
         if self.model.device.type in COMPILED_DEVICES and not self.ensemble and processor is None:
             from heedful.decoding.strategies import graphs
@@ -107,7 +114,9 @@ class GenerateEngine:
         found = self.model.generate(**inputs, **search, return_dict_in_generate=True)
         return found.sequences, found.sequences_scores
 
-    def _search_batch(self, sources: Sources, settings: Any, config: Any, processor: Any) -> Iterator[Hypothesis]:
+    def _search_batch(
+        self, sources: Sources, settings: GenerationConfig, config: GenerationConfig, processor: Processor
+    ) -> Iterator[Hypothesis]:
         inputs = pad_sources(sources, special_token(self.model, "pad_token_id"), device_of(self.model))
         sequences, scores = self.generate(inputs, settings, processor)
         counts, finished = count_tokens(sequences, inputs["attention_mask"], config, self.tokenizer)
@@ -118,17 +127,17 @@ class GenerateEngine:
         yield from map(Hypothesis, rows, scores.tolist(), finished.tolist())
 
 
-def rows_per_sentence(config: Any) -> int:
+def rows_per_sentence(config: GenerationConfig) -> int:
     """Return how many rows of a batch one sentence takes."""
-    return max(config.num_beams, config.num_return_sequences)
+    return int(max(config.num_beams, config.num_return_sequences))
 
 
 # One thread at a time translates with a model: another would bring dropout back while it is at work.
-_LOCKS: "WeakKeyDictionary[torch.nn.Module, threading.RLock]" = WeakKeyDictionary()
+_LOCKS: "WeakKeyDictionary[Seq2SeqModel, threading.RLock]" = WeakKeyDictionary()
 
 
 @contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+def evaluation_mode(model: Seq2SeqModel) -> Iterator[None]:
     """Switch dropout off for a while, and leave each module in the mode that it was in."""
     with _LOCKS.setdefault(model, threading.RLock()):
         training = [module for module in model.modules() if module.training]
@@ -156,8 +165,8 @@ def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[i
         yield batch
 
 
-def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return `input_ids` and `attention_mask` of a batch, both `(batch, longest source)` and padded on the right."""
+def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> Inputs:
+    """Return a batch of sentences, padded on the right."""
     longest = max(map(len, sources))
     filled = [[*source, *[pad_token_id] * (longest - len(source))] for source in sources]
     mask = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
@@ -168,7 +177,7 @@ LOGITS_BUDGET = 2**25  # logits held at once while scores are computed: of float
 
 
 def count_tokens(
-    sequences: torch.Tensor, source_mask: torch.Tensor, config: Any, tokenizer: Any
+    sequences: torch.Tensor, source_mask: torch.Tensor, config: GenerationConfig, tokenizer: Tokenizer
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many tokens were generated in each of `(rows, length)` sequences, and whether each ended in </s>.
 
@@ -185,7 +194,7 @@ def count_tokens(
 
 
 def score_sequences(
-    model: Any, inputs: dict[str, torch.Tensor], sequences: torch.Tensor, counts: torch.Tensor, config: Any
+    model: Seq2SeqModel, inputs: Inputs, sequences: torch.Tensor, counts: torch.Tensor, config: GenerationConfig
 ) -> torch.Tensor:
     """Return the log-probabilities, in nats, of `(rows, length)` sequences, divided by the length penalty: `(rows)`.
 
@@ -201,7 +210,7 @@ def score_sequences(
 
 
 def token_log_probabilities(
-    model: Any, inputs: dict[str, torch.Tensor], decoder_inputs: torch.Tensor, labels: torch.Tensor
+    model: Seq2SeqModel, inputs: Inputs, decoder_inputs: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
     """Return the log-probability of each label in nats, `(rows, length)`; 0 where the label is -100."""
     score, parts = torch.nn.functional.cross_entropy, logits_in_parts(model, inputs, decoder_inputs)
@@ -211,7 +220,7 @@ def token_log_probabilities(
 
 
 def logits_in_parts(
-    model: Any, inputs: dict[str, torch.Tensor], decoder_inputs: torch.Tensor
+    model: Seq2SeqModel, inputs: Inputs, decoder_inputs: torch.Tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield some rows of a batch at a time, and their float32 logits `(rows, length, V)`."""
     rows = max(1, LOGITS_BUDGET // (decoder_inputs.shape[1] * model.get_output_embeddings().weight.shape[0]))

@@ -7,17 +7,15 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.search_settings import SEARCH_SETTINGS, check_ids
 from heedful.files import ENDLESS, check_inside, first_line, import_extra, listed, read_object, shortened
+from heedful.protocols import Seq2SeqModel
 
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
 WEIGHT_FILES = tuple(f"{name}{suffix}" for name in WHOLE_FILES for suffix in ("", ".index.json"))
@@ -69,15 +67,15 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    wanted: Any = {"revision": revision, "allow_patterns": FETCHED_FILES, "ignore_patterns": IGNORED_FILES}
+    wanted: dict[str, Any] = {"allow_patterns": FETCHED_FILES, "ignore_patterns": IGNORED_FILES}
     try:
-        return Path(snapshot_download(str(model), **wanted))
+        return Path(snapshot_download(str(model), revision=revision, **wanted))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError) as error:
         must = f"{model}{f' at revision {revision}' if revision else ''} must be a folder here or a model on the Hub"
         raise FileNotFoundError(f"{must}, but is neither: {first_line(error)}") from error
 
 
-def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedModel":
+def load_model(folder: str | Path, revision: str | None = None) -> Seq2SeqModel:
     """Load an encoder-decoder from a local folder or the Hub, on the CPU and in evaluation mode.
 
     Unlike `AutoModelForSeq2SeqLM.from_pretrained` alone, it refuses weights that do not match the model (there,
@@ -100,7 +98,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
 
     import heedful  # noqa: F401
 
-    model: Any = load_weights(folder, AutoModelForSeq2SeqLM, local_files_only=True)
+    model: Seq2SeqModel = load_weights(folder, AutoModelForSeq2SeqLM, local_files_only=True)
     if names := changed.result():  # last, because the errors above say more
         must = f"The model in {folder} must be the one that was saved there, but {listed(names)} changed since"
         raise ValueError(f"{must}. If that is meant, delete {CHECKSUMS_FILE}, which remembers them.")
@@ -155,7 +153,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").is_file()
 
 
-def load_tokenizers(folder: Path, model: Any, given: str | Path) -> TokenizerPair:
+def load_tokenizers(folder: Path, model: Seq2SeqModel, given: str | Path) -> TokenizerPair:
     """Load tokenizers that fit a model from its folder, which a user has `given` by its path or id."""
     folder = tokenizer_folder(folder)
     try:
@@ -247,7 +245,7 @@ def _check_adapter(path: Path) -> None:
             raise ValueError(f"`{key}` of {path} must be {must}, but is {shortened(value)} instead.")
 
 
-def merged_adapter(folder: Path) -> Any:
+def merged_adapter(folder: Path) -> Seq2SeqModel:
     """Load the model that an adapter was trained on, with the adapter merged into its weights."""
     from heedful.generation_heed import check_weights
 
@@ -267,7 +265,7 @@ def merged_adapter(folder: Path) -> Any:
     is_small = isinstance(read_object(folder / ADAPTER_FILE).get("init_lora_weights", True), bool)
     with reading(folder, "adapter"):
         settings = peft.PeftConfig.from_pretrained(str(folder))
-        adapted: Any = None
+        adapted = None
         if not settings.is_prompt_learning:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
@@ -280,6 +278,6 @@ def merged_adapter(folder: Path) -> Any:
         raise ValueError(f"{must}, but is {settings.peft_type.value} instead: {cure}.")
     known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings beside its weights
     check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
-    whole = adapted.merge_and_unload().eval()
+    whole: Seq2SeqModel = adapted.merge_and_unload().eval()
     check_weights(whole, f" in {folder}")
     return whole

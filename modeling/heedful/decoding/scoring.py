@@ -1,7 +1,7 @@
 """How probable a model finds given pairs, token by token."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from heedful.configuration_base_heed import special_token
-from heedful.data.epochs.batching import BatchingSettings, TokenCounts, UpdateBatches
+from heedful.data.epochs.batching import BatchingSettings, Row, TokenCounts, UpdateBatches
+from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
 from heedful.data.labels import token_labels
 from heedful.decoding.engines import evaluation_mode, token_log_probabilities
-from heedful.decoding.search_settings import device_of
+from heedful.decoding.search_settings import Inputs, device_of
+from heedful.protocols import Seq2SeqModel
 from heedful.symbols_heed import checked_texts, naming_the_line, trimmed
 
 
@@ -52,7 +54,7 @@ def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
     return abs(first - second) + (first + second) / 2
 
 
-def score_rows(model: Any, rows: Sequence[Mapping[str, list[int]]], token_budget: int) -> list[list[float]]:
+def score_rows(model: Seq2SeqModel, rows: Sequence[Row], token_budget: int) -> list[list[float]]:
     """Return the log-probabilities of each row's `labels`, given its `input_ids`, in batches of padded tokens."""
     lengths = [len(row["input_ids"]) for row in rows], [len(row["labels"]) for row in rows]
     results: list[list[float]] = [[] for _ in rows]
@@ -64,8 +66,11 @@ def score_rows(model: Any, rows: Sequence[Mapping[str, list[int]]], token_budget
 
 
 def forced_batches(
-    model: Any, rows: Any, lengths: tuple[TokenCounts, TokenCounts], token_budget: int
-) -> Iterator[tuple[list[int], dict[str, torch.Tensor], torch.Tensor, torch.Tensor]]:
+    model: Seq2SeqModel,
+    rows: Sequence[Row] | EncodedPairs,
+    lengths: tuple[TokenCounts, TokenCounts],
+    token_budget: int,
+) -> Iterator[tuple[list[int], Inputs, torch.Tensor, torch.Tensor]]:
     """Yield the rows, of such sources and targets, in batches: numbers, the inputs of encoder and decoder, labels."""
     pad, start = (special_token(model, name) for name in ("pad_token_id", "decoder_start_token_id"))
     for (numbers,) in UpdateBatches(*lengths, BatchingSettings(token_budget)).epoch(0):

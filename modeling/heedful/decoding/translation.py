@@ -21,11 +21,12 @@ from heedful.decoding.loading import load_model, load_tokenizers, model_folder, 
 from heedful.decoding.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
+from heedful.protocols import Seq2SeqModel
 from heedful.sentences_heed import LINE_BREAK
 from heedful.symbols_heed import UNKNOWN, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel
+    from transformers import GenerationConfig
 
     from heedful.decoding.native.kernels import Precision
     from heedful.decoding.paragraphs import Paragraphs
@@ -121,11 +122,11 @@ class Translator:
 
     def __init__(
         self,
-        model: "PreTrainedModel",
+        model: Seq2SeqModel,
         tokenizers: TokenizerPair,
         engine: EngineName = "auto",
         precision: "Precision" = "float32",
-        ensemble: Sequence["PreTrainedModel"] = (),
+        ensemble: Sequence[Seq2SeqModel] = (),
     ):
         if not isinstance(tokenizers, TokenizerPair):
             raise ValueError(f"`tokenizers` must be a `TokenizerPair`, but is a {type(tokenizers).__name__} instead.")
@@ -146,8 +147,8 @@ class Translator:
         if engine == "generate" and precision != "float32":
             must = "`precision` must be float32 with the engine generate, which computes as the model is"
             raise ValueError(f"{must}, but is {precision!r} instead.")
-        self.model: Any = model
-        self.tokenizers, self.engine, self.precision, self.ensemble = tokenizers, engine, precision, ensemble
+        self.model, self.tokenizers, self.ensemble = model, tokenizers, ensemble
+        self.engine, self.precision = engine, precision
         self._engines: dict[str, GenerateEngine] = {}
         if engine != "auto":
             self._current(engine)
@@ -178,7 +179,7 @@ class Translator:
         """
         target, given = resolve_device(device), folder
         folder = model_folder(folder, revision)
-        model = load_model(folder).to(target)  # type: ignore[arg-type]
+        model = load_model(folder).to(target)
         return cls(model, load_tokenizers(folder, model, given), engine, precision)
 
     def translate(

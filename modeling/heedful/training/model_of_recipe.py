@@ -1,8 +1,9 @@
 """The model that a recipe describes, and the engine that trains it."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
@@ -10,6 +11,7 @@ from accelerate.utils import DistributedType
 import heedful
 from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
+from heedful.protocols import TrainableModel
 from heedful.training.loop.feed import Feed, may_pack
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
@@ -20,13 +22,13 @@ from heedful.training.updates.optimizers import make_optimizer
 from heedful.versions_heed import CHECKPOINTING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
     from heedful.configuration_base_heed import HeedBaseConfig
     from heedful.training.updates.objective import Objective
 
 
-def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path | None = None) -> "PreTrainedModel":
+def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path | None = None) -> TrainableModel:
     """Make the recipe's model: with fresh weights, those of the model that it starts from, or those of a checkpoint.
 
     A config that contradicts the tokenizers, or has other sizes than the checkpoint, is a `ValueError`.
@@ -37,7 +39,7 @@ def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path 
     else:
         from heedful.decoding.loading import load_model
 
-        model = load_model(recipe.start_from)
+        model = cast("TrainableModel", load_model(recipe.start_from))
         tokenizers.check_config(model.config)
     if recipe.attn_implementation is not None:
         model.set_attn_implementation(recipe.attn_implementation)
@@ -52,7 +54,7 @@ def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path 
     return model
 
 
-def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe) -> TrainingEngine:
+def make_engine(accelerator: Accelerator, model: TrainableModel, settings: OptimizationRecipe) -> TrainingEngine:
     """Return the engine that trains a model, which has the same float32 weights on every rank."""
     is_sharded = accelerator.distributed_type == DistributedType.FSDP
     if settings.shrink_token_budget and is_sharded:
@@ -152,6 +154,6 @@ def _made(kind: type["HeedBaseConfig"], options: dict[str, Any]) -> "HeedBaseCon
         raise mistake(f"model.options.{named[1]}", types, repr(options[named[1]])) from error
 
 
-def _class_of(config: "HeedBaseConfig") -> type["PreTrainedModel"]:
-    """Return the model of a config: `HeedForConditionalGeneration` of `HeedConfig`, likewise for recurrent ones."""
-    return getattr(heedful, type(config).__name__.removesuffix("Config") + "ForConditionalGeneration")
+def _class_of(config: "HeedBaseConfig") -> Callable[[Any], TrainableModel]:
+    is_recurrent = isinstance(config, heedful.HeedRNNConfig)
+    return heedful.HeedRNNForConditionalGeneration if is_recurrent else heedful.HeedForConditionalGeneration

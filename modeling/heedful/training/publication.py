@@ -5,7 +5,7 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -17,6 +17,7 @@ from heedful.data.sources import read_pairs
 from heedful.decoding.loading import load_model
 from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.decoding.translation import Translator
+from heedful.protocols import TrainableModel
 from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.preparation import Corpus, StoredCorpus
 from heedful.training.recipe import DecodingRecipe, Recipe
@@ -26,7 +27,7 @@ from heedful.training.run_folder.folder import foreign_files
 from heedful.training.run_folder.progress import Progress
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel
+    from transformers import GenerationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +58,12 @@ def is_translation(source_language: str, target_language: str) -> bool:
     return len(languages) == 2 and not languages & {UNDETERMINED, NO_LANGUAGE}
 
 
-def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelerator: Accelerator) -> "PreTrainedModel":
+def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelerator: Accelerator) -> TrainableModel:
     """Write the final folder on the main process, and return the model with the published weights on every rank."""
     from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
 
     checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
-    model = load_model(checkpoints[-1])
+    model = cast("TrainableModel", load_model(checkpoints[-1]))
     what = "weights" if len(checkpoints) == 1 else "average"
     logger.info("publishing the %s of %s", what, ", ".join(path.name for path in checkpoints))
     missing, unexpected = model.load_state_dict(average_weights(checkpoints), strict=False)

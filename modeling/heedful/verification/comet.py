@@ -8,9 +8,9 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from heedful.data.tokenization import options_inside
-from heedful.decoding.loading import first_line, resolve_device
+from heedful.decoding.loading import resolve_device
 from heedful.evaluation.metrics import TITLE_WIDTH
-from heedful.files import check_inside
+from heedful.files import check_inside, first_line
 from heedful.messages_heed import wrong
 from heedful.training.recipe_file import read_yaml
 

@@ -26,8 +26,8 @@ from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files, has_toke
 from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL, special_token
 from heedful.data.tokenization import TokenizerPair, options_inside, tokenizing
 from heedful.decoding.engines import evaluation_mode
-from heedful.decoding.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, reading, resolve_device
-from heedful.files import check_inside, listed, read_object
+from heedful.decoding.loading import ADAPTER_FILE, CODE_REFERENCE, reading, resolve_device
+from heedful.files import check_inside, first_line, listed, read_object
 from heedful.symbols_heed import symbols_of
 from heedful.verification import samples
 from heedful.verification.engine_check import check_engines

@@ -5,13 +5,13 @@ V target tokens.
 """
 
 import ctypes
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
 
-from heedful.decoding.native.kernels import CompiledProduct, Layer, Model, Norm, Precision, library, place_of
-from heedful.decoding.native.network import DecodingState, NativeNetwork
+from heedful.decoding.native.kernels import CompiledProduct, Layer, Library, Model, Norm, Precision, library, place_of
+from heedful.decoding.native.network import DecoderLayer, DecodingState, NativeNetwork
 from heedful.modeling_heed import HeedForConditionalGeneration
 
 
@@ -20,7 +20,7 @@ class CompiledNetwork(NativeNetwork):
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
         super().__init__(model, precision)
-        self._library: Any = library()
+        self._library = cast("Library", library())
         self._norms: list[torch.Tensor] = []  # that they are not freed
         self._embedding = self.embed_target.weight.float().contiguous()
         self.layers = [self._described(layer) for layer in self.decoder_layers]
@@ -30,15 +30,15 @@ class CompiledNetwork(NativeNetwork):
         last = self._norm(model.model.decoder.norm), output, embedding, self.embed_target.scale
         self.stack = Model(*sizes, config.norm_placement == "post", *last)
 
-    def _described(self, layer: Any) -> Layer:
+    def _described(self, layer: DecoderLayer) -> Layer:
         own, cross, inner = layer.self_attn, layer.cross_attn, layer.feed_forward
         products = own.project, own.project_output, cross.project, cross.project_output, inner.inner, inner.outer
-        return Layer(*(each.linear for each in products), *map(self._norm, layer.norm_modules.values()))
+        linears = (cast("CompiledProduct", each).linear for each in products)
+        return Layer(*linears, *map(self._norm, layer.norm_modules.values()))
 
-    def _norm(self, module: nn.Module | None) -> Norm:
-        if module is None:
+    def _norm(self, norm: nn.LayerNorm | None) -> Norm:
+        if norm is None:
             return Norm()
-        norm: Any = module
         weight, bias = (each.detach().float().contiguous() for each in (norm.weight, norm.bias))
         self._norms += weight, bias
         return Norm(*(place_of(each, self.config.d_model) for each in (weight, bias)), norm.eps)
@@ -57,8 +57,9 @@ class CompiledNetwork(NativeNetwork):
         """Return the cache of a search in which nothing was read yet."""
         return CompiledState(self, source, attention_mask, beams)
 
-    def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
+    def step(self, tokens: torch.Tensor, state: DecodingState) -> torch.Tensor:
         """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones, until the next step."""
+        assert isinstance(state, CompiledState)
         state.make_room()
         position = self.embed_target.encoding(state.length)
         rows, room, tokens = len(state.slots), state.slots.shape[1], tokens.contiguous()

@@ -6,17 +6,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria
 
 from heedful.configuration_base_heed import position_limit
-from heedful.configuration_heed import RELATIVE_ENCODINGS
+from heedful.configuration_heed import RELATIVE_ENCODINGS, HeedConfig
 from heedful.decoding.engines import evaluation_mode
 from heedful.decoding.native import kernels
+from heedful.decoding.native.network import NativeNetwork
 from heedful.decoding.search_settings import SEARCH_SETTINGS
 from heedful.decoding.strategies.steps import HUB_MODES, OTHER_MODES, asked_of
 from heedful.fast_paths_heed import foreign_code, foreign_hooks, method_of_one, runs_known_functions
 from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE
 
 NAME = "the native decoder"
@@ -52,7 +54,7 @@ WEIGHTS = re.compile(
 )
 NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
 # What `kernels.cpp` computes: models much like the paper's, whose heads part their states evenly.
-COMPILED: dict[str, tuple[Any, ...]] = {
+COMPILED: dict[str, tuple[object, ...]] = {
     "activation_function": ("relu",),
     "norm_type": ("layernorm",),
     "embedding_norm": (False,),
@@ -62,7 +64,7 @@ COMPILED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def model_obstacle(model: Any) -> str | None:
+def model_obstacle(model: Seq2SeqModel) -> str | None:
     """Return why the native decoder cannot take a model's place, or `None` if it can."""
     if (reason := obstacle_to_copies(model, NAME)) is not None:
         return reason
@@ -77,7 +79,7 @@ def model_obstacle(model: Any) -> str | None:
     return None
 
 
-def obstacle_to_copies(model: Any, engine: str) -> str | None:
+def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
     """Return why weights copied into an engine would not compute what a model does, or `None` where they would.
 
     Of a model all classes, methods, weights and fields of its config must be those that the engines were written for.
@@ -96,7 +98,7 @@ def obstacle_to_copies(model: Any, engine: str) -> str | None:
         return f"The fields of the config must be those that {engine} reads, but `{unread[0]}` is unknown to it."
     for name, module in model.named_modules():
         # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
-        kind: Any = type(module)
+        kind = type(module)
         has_weights = kind.__module__.startswith("torch.") and any(True for _ in module.parameters(recurse=False))
         has_none = kind is nn.Identity and name.endswith("embedding_norm")
         is_other_norm = name.endswith("norm") and kind is not NORMS[model.config.norm_type] and not has_none
@@ -115,7 +117,7 @@ def obstacle_to_copies(model: Any, engine: str) -> str | None:
     return None
 
 
-def kernels_obstacle(config: Any, precision: str) -> str | None:
+def kernels_obstacle(config: HeedConfig, precision: str) -> str | None:
     """Return why `kernels.cpp` cannot compute the steps of a model here, or `None` if it can."""
     library = kernels.library()
     if library is None:
@@ -129,7 +131,9 @@ def kernels_obstacle(config: Any, precision: str) -> str | None:
     return None
 
 
-def settings_obstacle(config: Any, stopping_criteria: Iterable[Any] = (), **model_kwargs: Any) -> str | None:
+def settings_obstacle(
+    config: GenerationConfig, stopping_criteria: Iterable[StoppingCriteria] = (), **model_kwargs: Any
+) -> str | None:
     """Return why the native decoder cannot follow a call of `generate()`, or its config alone; `None` if it can."""
     for name, value in asked_of(config, UNREAD).items():
         why = ", which reads no source tokens" * name.startswith("encoder_")
@@ -158,7 +162,7 @@ def padding_obstacle(attention_mask: torch.Tensor | None) -> str | None:
 
 
 @torch.no_grad()
-def difference(model: Any, network: Any, precision: str) -> str | None:
+def difference(model: HeedForConditionalGeneration, network: NativeNetwork, precision: str) -> str | None:
     """Return how far the logits of packed weights are from the model's, whose code may be changed; `None` if equal.
 
     A few tokens of source and target are compared, and the limits leave room for rounding alone.
@@ -182,8 +186,7 @@ class Fingerprint:
     """What a model's weights and hooks were when a copy was made."""
 
     def __init__(self, model: nn.Module):
-        self._model: Any = model
-        self._traces = _traces(model)
+        self._model, self._traces = model, _traces(model)
         # Views of the weights, for what writes to `.data`, or is fused, changes no version.
         flat = [parameter.detach().flatten() for parameter in model.parameters()]
         self._samples = [numbers[:: max(1, len(numbers) // COMPARED)] for numbers in flat]
@@ -196,10 +199,10 @@ class Fingerprint:
         return _traces(self._model) != self._traces or not torch.equal(_bits(self._samples), self._values)
 
 
-def _traces(model: Any) -> list[tuple[int, int]]:
+def _traces(model: nn.Module) -> list[tuple[int, int]]:
     """Return what changes whenever a weight is replaced or written to, or code of others comes between modules."""
     modules = list(model.modules())
-    kinds: list[Any] = list(dict.fromkeys(map(type, modules)))
+    kinds = {type(module): None for module in modules}
     found = [(0, int(runs_known_functions(model))), *((id(kind), id(kind.forward)) for kind in kinds)]
     for module in modules:
         found += [(id(module), id(hook)) for hook in foreign_hooks(module)]

@@ -4,8 +4,12 @@ import warnings
 from typing import Any, get_args
 
 import torch
+from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
 
+from heedful.decoding.engines import Result
 from heedful.decoding.native import conditions
 from heedful.decoding.native.compiled_network import CompiledNetwork
 from heedful.decoding.native.kernels import Precision, kernel_name
@@ -14,6 +18,8 @@ from heedful.decoding.native.search import SearchSettings, beam_search, greedy_s
 from heedful.decoding.strategies.steps import once_per_sentence
 from heedful.generation_heed import check_logits
 from heedful.host import keep_freed_memory, share_cores
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.protocols import Seq2SeqModel
 
 
 class NativeDecoder:
@@ -23,7 +29,7 @@ class NativeDecoder:
     `prepare_for_inference`.
     """
 
-    def __init__(self, model: Any, precision: Precision = "float32"):
+    def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
         if precision not in get_args(Precision):
             _raise(f"`precision` must be one of {', '.join(get_args(Precision))}, but is {precision!r} instead.")
         _raise(conditions.model_obstacle(model))
@@ -67,7 +73,9 @@ class NativeDecoder:
             states = self.network.encode(input_ids, attention_mask)
         return states.clone()  # a tensor of inference mode could not be read where gradients are computed
 
-    def __call__(self, model: Any, input_ids: torch.Tensor, generation_config: Any, **given: Any) -> Any:
+    def __call__(
+        self, model: Seq2SeqModel, input_ids: torch.Tensor, generation_config: GenerationConfig, **given: Any
+    ) -> torch.Tensor | ModelOutput:
         """Decode as a strategy of `generate(custom_generate=…)`; greedy search returns `sequences_scores` too.
 
         A `ValueError` says what only `generate()` itself can do, or that the model is not as it was packed.
@@ -80,19 +88,18 @@ class NativeDecoder:
         tokens, scores = self.search(input_ids, generation_config, **given)
         if not generation_config.return_dict_in_generate:
             return tokens
-        from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
         return GenerateBeamEncoderDecoderOutput(sequences=tokens, sequences_scores=scores)  # type: ignore[arg-type]
 
     def search(
-        self, input_ids: torch.Tensor, generation_config: Any, logits_processor: Any, **given: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, input_ids: torch.Tensor, config: GenerationConfig, logits_processor: LogitsProcessorList, **given: Any
+    ) -> Result:
         """Search, without a check that all settings can be followed, from `(batch · beams, length)` prompts on.
 
         Returns tokens, and their scores, in greedy search only if `return_dict_in_generate` asks for them.
         """
         self.model.model.decoder.check_token_ids(input_ids)
-        settings = SearchSettings(generation_config, logits_processor, input_ids.shape[1])
+        settings = SearchSettings(config, logits_processor, input_ids.shape[1])
         if not 0 <= settings.fill < (limit := self.model.config.target_vocab_size):
             _raise(f"`pad_token_id` must be at least 0 and below {limit}, but is {settings.fill} instead.")
         prompt = input_ids[:: settings.beams]

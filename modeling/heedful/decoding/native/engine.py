@@ -3,22 +3,26 @@
 import warnings
 from contextlib import AbstractContextManager
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
+from transformers import GenerationConfig, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput
 
-from heedful.decoding.engines import GenerateEngine
+from heedful.decoding.engines import GenerateEngine, Processor, Result
 from heedful.decoding.native.conditions import model_obstacle, padding_obstacle, settings_obstacle
 from heedful.decoding.native.decoder import NativeDecoder
 from heedful.decoding.native.kernels import Precision
+from heedful.decoding.search_settings import Inputs
 from heedful.fast_paths_heed import runs_known_code
 from heedful.generation_heed import FiniteLogits
+from heedful.modeling_heed import HeedEncoder, HeedForConditionalGeneration
+from heedful.protocols import Seq2SeqModel
 
 ENCODER_ARGUMENTS = ("input_ids", "attention_mask", "inputs_embeds", "packing")  # of `HeedEncoder.forward`, in order
 
 
-def may_replace(model: Any, config: Any) -> bool:
+def may_replace(model: Seq2SeqModel, config: GenerationConfig) -> bool:
     """Return whether the native decoder gives the tokens of `generate()` with a generation config."""
     return model.dtype == torch.float32 and settings_obstacle(config) is None and model_obstacle(model) is None
 
@@ -26,35 +30,34 @@ def may_replace(model: Any, config: Any) -> bool:
 class NativeEngine(GenerateEngine):
     """`generate()` by the native decoder; a `ValueError` if that cannot take the model's place."""
 
-    def __init__(self, model: Any, precision: Precision = "float32"):
+    def __init__(self, model: Seq2SeqModel, precision: Precision = "float32"):
         super().__init__(model)
-        self.decoder = NativeDecoder(model, precision)
+        self.decoder = NativeDecoder(cast("HeedForConditionalGeneration", model), precision)  # which looks at it
 
     @property
     def is_current(self) -> bool:
         """Whether the packed weights are still the model's."""
         return self.decoder.is_current
 
-    def check(self, config: Any) -> None:
+    def check(self, config: GenerationConfig) -> None:
         """Raise a `ValueError` that names what the native decoder cannot follow of a generation config."""
         if (reason := settings_obstacle(config)) is not None:
             raise ValueError(reason)
 
-    def generate(
-        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def generate(self, inputs: Inputs, settings: GenerationConfig, processor: Processor) -> Result:
         """Return the `(rows, length)` tokens of a batch, and their scores unless logits processors changed them."""
         settings.return_dict_in_generate = True
         search = {"generation_config": settings, "logits_processor": processor, "custom_generate": self._decode}
-        return self.model.generate(**self.decoder.encoded(**inputs), **search)
+        sequences, scores = self.model.generate(**self.decoder.encoded(**inputs), **search)
+        return sequences, scores
 
-    def _decode(self, *call: Any, logits_processor: Any, **given: Any) -> Any:
-        output = self.decoder(*call, logits_processor=logits_processor, **given)
+    def _decode(self, *call: Any, logits_processor: LogitsProcessorList, **given: Any) -> Result:
+        output: Any = self.decoder(*call, logits_processor=logits_processor, **given)
         is_changed = any(not isinstance(each, FiniteLogits) for each in logits_processor)
         return output.sequences, None if is_changed else output.sequences_scores
 
 
-def prepare_for_inference(model: Any, precision: Precision = "float32") -> "PreparedModel":
+def prepare_for_inference(model: HeedForConditionalGeneration, precision: Precision = "float32") -> "PreparedModel":
     """Let `generate()` of a model on the CPU run over packed weights, with the same tokens in float32.
 
     Greedy search and beam search are then those of the native decoder, and so is the encoder that `get_encoder()`
@@ -81,7 +84,7 @@ def prepare_for_inference(model: Any, precision: Precision = "float32") -> "Prep
     return PreparedModel(decoder)
 
 
-class PreparedModel(AbstractContextManager):
+class PreparedModel(AbstractContextManager["PreparedModel", None]):
     """A model whose `generate()` runs over packed weights; made by `prepare_for_inference`.
 
     `kernel` names what multiplies: kernels.cpp, or a library of torch; `precision` is what the weights are kept in.
@@ -93,7 +96,7 @@ class PreparedModel(AbstractContextManager):
         self.encoder = PreparedEncoder(self)
         self.model.prepared = self
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the model is not prepared, neither here nor in another process.
         return type(None), ()
 
@@ -105,7 +108,9 @@ class PreparedModel(AbstractContextManager):
         if self.model.prepared is self:
             self.model.prepared = None
 
-    def encode(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> BaseModelOutput | None:
+    def encode(
+        self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **options: Any
+    ) -> BaseModelOutput | None:
         """Encode as `HeedEncoder.forward` does, or return `None` where its modules must."""
         is_plain = options.pop("return_dict", None) is not False
         is_plain = is_plain and all(value is None or value is False for value in options.values())
@@ -115,10 +120,12 @@ class PreparedModel(AbstractContextManager):
         if is_other or (decoder := self._current_decoder()) is None:
             return None
         # The decoder's modules may have to go on with it.
-        states = decoder.encode(input_ids, attention_mask).to(self.model.get_input_embeddings().weight.dtype)
+        states = decoder.encode(input_ids, attention_mask).to(self.model.model.encoder.embed_tokens.weight.dtype)
         return BaseModelOutput(last_hidden_state=states)
 
-    def decode(self, input_ids: torch.Tensor, generation_config: Any, **given: Any) -> torch.Tensor | None:
+    def decode(
+        self, input_ids: torch.Tensor, generation_config: GenerationConfig, **given: Any
+    ) -> torch.Tensor | None:
         """Return the tokens as a strategy does, or `None` if the loops of `generate()` itself must find them."""
         is_ours = (
             self._may_compute()
@@ -152,7 +159,7 @@ class PreparedEncoder:
     """The encoder of a prepared model as `generate()` calls it; what else is asked of it is the encoder's own."""
 
     def __init__(self, prepared: PreparedModel):
-        self._prepared, self._encoder = prepared, prepared.model.model.encoder
+        self._prepared, self._encoder = prepared, cast("HeedEncoder", prepared.model.model.encoder)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._encoder, name)

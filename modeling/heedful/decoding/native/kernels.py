@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +88,12 @@ def place_of(numbers: torch.Tensor, *shape: int, dtype: torch.dtype = torch.floa
     return numbers.data_ptr()
 
 
+class Library(ctypes.CDLL):
+    """The compiled kernels."""
+
+    has_bytes: bool  # whether this processor multiplies bytes by them
+
+
 class CompiledProduct:
     """The product x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), from `(rows, in_features)` to `(rows, out_features)` in float32.
 
@@ -96,8 +102,7 @@ class CompiledProduct:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, is_int8: bool, is_relu: bool):
-        self._library: Any = library()
-        self.is_relu = is_relu
+        self._library, self.is_relu = cast("Library", library()), is_relu
         width, (features, inputs) = self._library.panel_width(), weight.shape
         depth = BYTES_AT_ONCE if is_int8 else 1
         weight = F.pad(weight, (0, -inputs % depth, 0, -features % width))
@@ -107,10 +112,10 @@ class CompiledProduct:
             weight = (weight / scale[:, None]).round().to(torch.int8)
             offset = 128 * weight.sum(1, dtype=torch.int32)
         packed = weight.view(-1, width, weight.shape[1] // depth, depth).transpose(1, 2).contiguous()
-        self._kept: list[Any] = [packed, None if bias is None else bias.contiguous(), scale, offset]
         place_of(packed, *packed.shape, dtype=torch.int8 if is_int8 else torch.float32)
         if bias is not None:
-            place_of(self._kept[1], features)
+            place_of(bias := bias.contiguous(), features)
+        self._kept = packed, bias, scale, offset
         self.linear = Linear(*(None if each is None else each.data_ptr() for each in self._kept), inputs, features)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
@@ -137,8 +142,8 @@ def packed_linear(
     if not has_onednn():
         return plain
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    multiply: Any = torch.ops.mkldnn._linear_pointwise.default
-    options: Any = ("relu" if relu else "none", [], "")
+    multiply: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    options = "relu" if relu else "none", list[float](), ""
     if weight.numel() > SMALL_MATRIX:
         return lambda states: multiply(states, packed, bias, *options)
     return lambda states: plain(states) if len(states) == 1 else multiply(states, packed, bias, *options)
@@ -157,7 +162,7 @@ def kernel_name() -> str:
 
 
 @functools.cache
-def library() -> Any:
+def library() -> Library | None:
     """Return the compiled kernels, or `None`: with one warning where they cannot be compiled or loaded."""
     if processor_heed.registers() not in REGISTERS:
         return None
@@ -165,7 +170,7 @@ def library() -> Any:
     if processor_heed.has("avx512_vnni"):
         flags.append("-mavx512vnni")
     try:
-        loaded: Any = _loaded(flags)
+        loaded = _loaded(flags)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
         warnings.warn(f"The native decoder runs without kernels of its own, and slower: {reason}", stacklevel=2)
@@ -178,7 +183,7 @@ def library() -> Any:
     return loaded
 
 
-def _loaded(flags: list[str]) -> ctypes.CDLL:
+def _loaded(flags: list[str]) -> Library:
     """Load the compiled kernels from the user's cache, or compile them where none there are whole and can run."""
     key = hashlib.sha256(" ".join([SOURCE.read_text(encoding="utf-8"), platform.machine(), *flags]).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -203,7 +208,7 @@ def _loaded(flags: list[str]) -> ctypes.CDLL:
         os.close(handle)
 
 
-def _library_at(path: Path, flags: list[str]) -> ctypes.CDLL:
+def _library_at(path: Path, flags: list[str]) -> Library:
     """Load the compiled kernels at a path in a folder of the user's, or compile them there."""
     # None that is a link or that others can change; none that is cut, which would end Python; and what a whole one
     # needs may have gone since.
@@ -211,9 +216,9 @@ def _library_at(path: Path, flags: list[str]) -> ctypes.CDLL:
         found = path.lstat()
         is_mine = os.name != "posix" or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
         if is_mine and S_ISREG(found.st_mode) and path.with_suffix(".sha256").read_text("utf-8") == checksum(path):
-            return ctypes.CDLL(str(path))
+            return Library(str(path))
     _compile(path, flags)
-    return ctypes.CDLL(str(path))
+    return Library(str(path))
 
 
 def _compile(path: Path, flags: list[str]) -> None:
@@ -223,10 +228,10 @@ def _compile(path: Path, flags: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         made = Path(temporary) / path.name
         command = [compiler, *flags, str(SOURCE), "-o", str(made)]
-        settings: Any = {"capture_output": True, "text": True, "timeout": 120}  # seconds
+        run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=120)  # seconds
         # Without OpenMP, which not all compilers have, one thread computes.
-        if subprocess.run([*command, "-fopenmp"], **settings).returncode:
-            subprocess.run(command, check=True, **settings)
+        if run([*command, "-fopenmp"]).returncode:
+            run(command, check=True)
         made.chmod(0o700)
         made.with_suffix(".sha256").write_text(checksum(made), encoding="utf-8")
         for file in (made, made.with_suffix(".sha256")):

@@ -13,18 +13,22 @@ Letters in shape comments: N sentences, K hypotheses per sentence, R = N·K rows
 tokens, t target tokens so far, H heads, D = d_model, V target tokens, C candidates.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from heedful import modeling_heed as heed
 from heedful.attention_heed import HeedAttention
+from heedful.configuration_heed import HeedConfig
 from heedful.decoding.native.kernels import Precision, Product, packed_linear
 from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
-from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
 
+Groups = Sequence[Sequence[int]]  # sentences and length of each
+Mask = torch.Tensor | WindowedMask | None
 SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
 CHUNK = 64  # tokens: `best_tokens` sorts only the best chunks of a row
 FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it is full
@@ -37,13 +41,13 @@ class NativeNetwork:
     needs `kernels.cpp`.
     """
 
-    def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
-        self.config: Any = model.config
+    def __init__(self, model: heed.HeedForConditionalGeneration, precision: Precision = "float32"):
+        self.config: HeedConfig = model.config
         encoder, decoder = model.model.encoder, model.model.decoder
         self.embed_source = _Embedding(encoder)
         self.embed_target = _Embedding(decoder)
         self.encoder_layers = [_EncoderLayer(layer, precision) for layer in encoder.layers] * encoder.rounds
-        self.decoder_layers = [_DecoderLayer(layer, precision) for layer in decoder.layers] * decoder.rounds
+        self.decoder_layers = [DecoderLayer(layer, precision) for layer in decoder.layers] * decoder.rounds
         self.encoder_norm, self.decoder_norm = _norm(encoder.norm), _norm(decoder.norm)
         cross = [layer.cross_attn for layer in decoder.layers] * decoder.rounds
         self.project_source = _joined([each for one in cross for each in _key_values(one)], precision)
@@ -57,14 +61,16 @@ class NativeNetwork:
         mask = self._encoder_mask(input_ids, attention_mask)
         return self.encode_groups(input_ids, positions, [input_ids.shape], mask).view(*input_ids.shape, -1)
 
-    def encode_groups(self, input_ids: torch.Tensor, positions: torch.Tensor, groups: Any, mask: Any) -> torch.Tensor:
+    def encode_groups(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, groups: Groups, mask: Mask
+    ) -> torch.Tensor:
         """Encode tokens of one group after the other, each of (sentences, length): `(tokens, D)`."""
         states = self.embed_source(input_ids, positions).view(input_ids.numel(), -1)
         for layer in self.encoder_layers:
             states = layer(states, groups, mask, positions)
         return self.encoder_norm(states)
 
-    def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None):
+    def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Mask:
         """Return what self-attention of `(N, S)` tokens adds to its scores, in windows if faster, or `None`."""
         radius, length = self.config.encoder_neighbourhood, input_ids.shape[1]
         if radius is None:
@@ -92,8 +98,9 @@ class NativeNetwork:
         """Return the cache of a search in which nothing was read yet."""
         return SourceState(self, source, attention_mask, beams)
 
-    def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
+    def step(self, tokens: torch.Tensor, state: "DecodingState") -> torch.Tensor:
         """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones."""
+        assert isinstance(state, SourceState)
         state.make_room()
         states = self.embed_target(tokens, torch.tensor([state.length]))  # (R, D)
         for number, layer in enumerate(self.decoder_layers):
@@ -173,7 +180,7 @@ class SourceState(DecodingState):
 class _Embedding:
     """Token embeddings, scaled, plus positions (sections 3.4 and 3.5 of the paper)."""
 
-    def __init__(self, stack: Any):
+    def __init__(self, stack: heed.HeedStack):
         self.weight = stack.embed_tokens.weight.detach()
         self.scale = stack.embedding_scale
         self.norm = _norm(stack.embedding_norm)
@@ -195,13 +202,14 @@ class _Embedding:
         """Return the encodings of at least so many positions: to compute them takes longer than a small layer."""
         known = self.known_positions
         if known is None or len(known) < needed:
-            is_table = isinstance(self.encode_positions, nn.Embedding)
-            number = self.encode_positions.num_embeddings if is_table else max(FIRST_ROOM, 2 * needed)
+            encode = self.encode_positions
+            number = encode.num_embeddings if isinstance(encode, nn.Embedding) else max(FIRST_ROOM, 2 * needed)
             if needed > number:
                 must = f"have at most {number} tokens (`max_position_embeddings` of learned positions)"
                 raise ValueError(f"A sequence must {must}, but it has {needed} instead.")
             # The local name, because another thread may replace the attribute by a shorter table.
-            known = self.known_positions = self.encode_positions(torch.arange(number)).float()
+            assert encode is not None
+            known = self.known_positions = encode(torch.arange(number)).float()
         return known
 
 
@@ -222,17 +230,17 @@ class _Attention:
 class _FeedForward:
     """FFN(x) (section 3.3 of the paper) of `(rows, D)` states with packed weights."""
 
-    def __init__(self, module: HeedFeedForward, precision: Precision):
+    def __init__(self, module: heed.HeedFeedForward, precision: Precision):
         is_relu = isinstance(module.activation, nn.ReLU) and module.fc_gate is None
         self.inner = packed_linear(module.fc1.weight, module.fc1.bias, precision, relu=is_relu)
         self.outer = packed_linear(module.fc2.weight, module.fc2.bias, precision)
-        self.activation: Any = None if is_relu else module.activation
+        self.activation = None if is_relu else module.activation
         gate = module.fc_gate
         self.gate = None if gate is None else packed_linear(gate.weight, gate.bias, precision)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         inner = self.inner(states)
-        if self.gate is not None:
+        if self.gate is not None and self.activation is not None:
             inner = self.activation(self.gate(states)) * inner
         elif self.activation is not None:
             inner = self.activation(inner)
@@ -242,7 +250,7 @@ class _FeedForward:
 class _Layer:
     """Packed weights of a layer of either stack, and its residual connections (section 3.1)."""
 
-    def __init__(self, layer: Any, precision: Precision):
+    def __init__(self, layer: heed.HeedEncoderLayer | heed.HeedDecoderLayer, precision: Precision):
         self.self_attn = _Attention(layer.self_attn, precision, is_cross_attention=False)
         self.feed_forward = _FeedForward(layer.feed_forward, precision)
         residuals = {name: getattr(layer, f"{name}_residual") for name in SUBLAYERS if hasattr(layer, name)}
@@ -259,7 +267,7 @@ class _Layer:
 class _EncoderLayer(_Layer):
     """Self-attention and a feed-forward network, over the rows of all sentences."""
 
-    def __call__(self, states: torch.Tensor, groups: Any, mask: Any, positions: torch.Tensor):
+    def __call__(self, states: torch.Tensor, groups: Groups, mask: Mask, positions: torch.Tensor) -> torch.Tensor:
         """Transform the `(tokens, D)` states of groups of (sentences, length); with more than one there is no mask."""
 
         def attend(states: torch.Tensor) -> torch.Tensor:
@@ -281,14 +289,14 @@ class _EncoderLayer(_Layer):
         return self.connect("feed_forward", states, self.feed_forward)
 
 
-class _DecoderLayer(_Layer):
+class DecoderLayer(_Layer):
     """One step of self-attention, attention to the source and a feed-forward network, for R rows."""
 
-    def __init__(self, layer: Any, precision: Precision):
+    def __init__(self, layer: heed.HeedDecoderLayer, precision: Precision):
         super().__init__(layer, precision)
         self.cross_attn = _Attention(layer.cross_attn, precision, is_cross_attention=True)
 
-    def __call__(self, states: torch.Tensor, state: SourceState, number: int):
+    def __call__(self, states: torch.Tensor, state: SourceState, number: int) -> torch.Tensor:
         """Transform the `(R, D)` states of the newest tokens."""
 
         def attend_to_target(states: torch.Tensor) -> torch.Tensor:
@@ -315,7 +323,9 @@ class _DecoderLayer(_Layer):
         return self.connect("feed_forward", states, self.feed_forward)
 
 
-def _kernel(module: None, query: Any, key: Any, value: Any, mask: Any = None) -> tuple[torch.Tensor, None]:
+def _kernel(
+    module: None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, None]:
     """Attend from `(N, H, S, d_k)` scaled queries, with the signature of transformers: `(N, S, H, d_v)`."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0).transpose(1, 2), None
 
@@ -324,28 +334,26 @@ def _norm(module: nn.Module | None) -> Product:
     """Return a norm over the last dimension, where there is one."""
     if module is None or isinstance(module, nn.Identity):
         return lambda states: states
-    norm: Any = module
-    weight, shape, epsilon = norm.weight.detach().float(), norm.weight.shape, norm.eps
+    assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
+    weight, shape = module.weight.detach().float(), [*module.weight.shape]
     if isinstance(module, nn.RMSNorm):
-        return lambda states: F.rms_norm(states, shape, weight, epsilon)
-    bias = norm.bias.detach().float()
+        return partial(F.rms_norm, normalized_shape=shape, weight=weight, eps=module.eps)
+    bias, epsilon = module.bias.detach().float(), module.eps
     return lambda states: torch.layer_norm(states, shape, weight, bias, epsilon)
 
 
 def _key_values(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Return weight and bias of the key and value projections, repeated for the heads that share them."""
 
-    def repeated(parameter: Any, width: int) -> Any:
-        if parameter is None:
-            return None
+    def repeated(parameter: torch.Tensor, width: int) -> torch.Tensor:
         by_head = parameter.view(-1, width, *parameter.shape[1:])
         return by_head.repeat_interleave(module.num_key_value_groups, dim=0).flatten(0, 1)
 
     sides = (module.k_proj, module.d_k), (module.v_proj, module.d_v)
-    return [(repeated(linear.weight, width), repeated(linear.bias, width)) for linear, width in sides]
+    return [(repeated(each.weight, d), None if each.bias is None else repeated(each.bias, d)) for each, d in sides]
 
 
-def _joined(projections: list[Any], precision: Precision) -> Product:
+def _joined(projections: list[tuple[torch.Tensor, torch.Tensor | None]], precision: Precision) -> Product:
     """Return one matrix product in place of several with the same input."""
     weights, biases = zip(*projections, strict=True)
     return packed_linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases), precision)
@@ -353,8 +361,8 @@ def _joined(projections: list[Any], precision: Precision) -> Product:
 
 def _by_head(states: torch.Tensor, attention: _Attention) -> tuple[torch.Tensor, torch.Tensor]:
     """Part `(rows, length, H·(d_k + d_v))` keys and values: `(rows, H, length, d)` of each."""
-    parts = states.split(attention.widths[-2:], dim=-1)
-    return tuple(each.unflatten(2, (attention.heads, -1)).transpose(1, 2) for each in parts)  # type: ignore[return-value]
+    key, value = (part.unflatten(2, (attention.heads, -1)) for part in states.split(attention.widths[-2:], dim=-1))
+    return key.transpose(1, 2), value.transpose(1, 2)
 
 
 def _additive(allowed: torch.Tensor) -> torch.Tensor:

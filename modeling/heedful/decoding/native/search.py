@@ -3,16 +3,15 @@
 Letters in shape comments: N sentences still open, K hypotheses of each, V target tokens, C candidates.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from transformers.generation import LogitsProcessorList, logits_process
+from transformers.generation import GenerationConfig, LogitsProcessorList, logits_process
 
+from heedful.decoding.engines import Result
 from heedful.decoding.native.network import DecodingState, NativeNetwork, best_tokens
 from heedful.decoding.search_settings import end_tokens
 from heedful.decoding.strategies.beams import Beam, Hypotheses, check_found
-from heedful.decoding.strategies.steps import filler
+from heedful.decoding.strategies.steps import RowFunction, filler
 from heedful.generation_heed import FiniteLogits, check_logits
 
 # The share of finished sentences at which they leave the batch, for which what a state knows of the others is copied.
@@ -20,16 +19,14 @@ LEAVING_SHARE = 1 / 8
 # The logits processors of transformers that treat the rows of a batch by their number.
 ROW_PROCESSORS = logits_process.PrefixConstrainedLogitsProcessor, logits_process.SynthIDTextWatermarkLogitsProcessor
 
-Result = tuple[torch.Tensor, torch.Tensor | None]
-
 
 class SearchSettings:
     """The settings of one search, read from a generation config and its logits processors."""
 
-    def __init__(self, config: Any, processor: Any, prompt_length: int):
+    def __init__(self, config: GenerationConfig, processor: LogitsProcessorList, prompt_length: int):
         self.config = config
         others = LogitsProcessorList(each for each in processor if not isinstance(each, FiniteLogits))
-        self.processor: Any = others or None
+        self.processor: RowFunction | None = others or None
         self.beams: int = config.num_beams or 1  # K
         self.returned: int = config.num_return_sequences or 1  # hypotheses of each sentence
         self.max_new_tokens: int = config.max_length - prompt_length
@@ -102,7 +99,7 @@ def beam_search(
     Returns `(N·returned, length)` tokens with the prompt and `(N·returned)` scores, as of greedy search; best first.
     """
     prompts = prompt[:, None].expand(-1, settings.beams, -1)
-    beam = Beam(settings.config, prompts, settings.max_new_tokens, settings.fill)
+    beam = Beam(settings.config, prompts, settings.max_new_tokens, settings.fill, None)
     rows = torch.arange(len(prompt))  # the sentences that are still in the batch
     found: list[tuple[torch.Tensor, Hypotheses]] = []  # sentences that left it, and their hypotheses
     while len(rows):

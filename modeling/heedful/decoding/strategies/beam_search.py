@@ -13,13 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
+from transformers import GenerationConfig
+from transformers.utils import ModelOutput
 
 from heedful.decoding.search_settings import LengthPenaltyForm, end_tokens
 from heedful.decoding.strategies import steps
 from heedful.decoding.strategies.beams import NEVER, Beam, check_found, coverage_penalty
-from heedful.decoding.strategies.constraints import ForcedWords, Progress, read_constraints
+from heedful.decoding.strategies.constraints import ForcedWords, Progress, Words, read_constraints
+from heedful.decoding.strategies.steps import RowFunction
 from heedful.files import check_at_least
 from heedful.generation_heed import check_logits
+from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE, by_name
 
 # Settings of the strategy that generate()'s config may have in its place.
@@ -61,25 +65,25 @@ class BeamSearch:
             do not fit into the length or cannot be met, or no token may follow a hypothesis.
     """
 
-    force_words_ids: Sequence[Any] | None = None
-    sentence_force_words_ids: Sequence[Sequence[Any]] | None = None
-    length_penalty_form: LengthPenaltyForm | None = None
+    force_words_ids: Sequence[Words] | None = None
+    sentence_force_words_ids: Sequence[Sequence[Words]] | None = None
+    length_penalty_form: LengthPenaltyForm = None
     coverage_penalty: float = 0.0
     tokens_beyond_source: int | None = None
-    models: Sequence[Any] = field(default=(), repr=False)
+    models: Sequence[Seq2SeqModel] = field(default=(), repr=False)
     weights: Sequence[float] | None = None
     averaging: steps.Averaging = "probabilities"
 
     def __call__(
         self,
-        model: Any,
+        model: Seq2SeqModel,
         input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
+        logits_processor: RowFunction,
+        stopping_criteria: RowFunction,
+        generation_config: GenerationConfig,
         inputs_tensor: torch.Tensor | None = None,
         **model_kwargs: Any,
-    ) -> Any:
+    ) -> torch.Tensor | ModelOutput:
         """Decode from the `(B · K, L)` prompts of `generate()`, which prepares the arguments, as of every strategy.
 
         `inputs_tensor` are the `(B, S)` source tokens, `model_kwargs` the encoded source, its mask and the cache.
@@ -91,15 +95,15 @@ class BeamSearch:
         strategy = replace(self, **{name: steps.single_source_of(self, config, name) for name in SHARED})
         _check_settings(strategy, config)
         steps.check_members(model, self.models)
-        prompts = input_ids.view(-1, config.num_beams or 1, input_ids.shape[1])  # (B, K, L)
-        ensemble = _Ensemble(strategy, prompts, model, inputs_tensor, model_kwargs)
-        search = _Search(strategy, config, ensemble, prompts, logits_processor, stopping_criteria)
+        prompts = input_ids.view(-1, config.num_beams or 1, input_ids.shape[1])
+        ensemble = _Ensemble(strategy, prompts, steps.ModelSteps(model, model_kwargs), inputs_tensor)
+        search = _Search(strategy, config, ensemble, logits_processor, stopping_criteria)
         while not bool(search.beam.done.all()):
             search.step()
         return search.result(model_kwargs["encoder_outputs"])
 
 
-def _check_settings(strategy: BeamSearch, config: Any) -> None:
+def _check_settings(strategy: BeamSearch, config: GenerationConfig) -> None:
     """Raise a `ValueError` if a setting is out of range, or two cannot be combined."""
     beams, returned = config.num_beams or 1, config.num_return_sequences or 1
     steps.require(not config.do_sample, "do_sample", "be False with BeamSearch", True)
@@ -126,27 +130,30 @@ def _check_settings(strategy: BeamSearch, config: Any) -> None:
 class _Ensemble:
     """The model or models that say how likely each next token is."""
 
-    def __init__(self, strategy: BeamSearch, prompts: torch.Tensor, model: Any, source: Any, model_kwargs: dict):
+    def __init__(
+        self, strategy: BeamSearch, prompts: torch.Tensor, first: steps.ModelSteps, source: torch.Tensor | None
+    ):
         sentences, beams, _ = prompts.shape
-        self.averaging = strategy.averaging
+        self.prompts, self.averaging = prompts, strategy.averaging
         weights = strategy.weights or [1.0] * (1 + len(strategy.models))
         self.weights = [weight / sum(weights) for weight in weights]
-        encoded, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
+        encoded, mask = first.model_kwargs["encoder_outputs"][0], first.model_kwargs.get("attention_mask")
         mask = encoded.new_ones(encoded.shape[:2]) if mask is None else mask
         self.source_mask = steps.once_per_sentence(mask, sentences)  # (B, S)
-        if strategy.models and (source is None or source.is_floating_point() or (source < 0).any()):
-            must = "be given to generate() with several models, each of which encodes the source"
-            raise ValueError(f"`input_ids` must {must}, but `inputs_embeds` or `encoder_outputs` are given instead.")
-        first = steps.ModelSteps(model, model_kwargs)
-        self.members = [first, *(steps.member_steps(member, source, first, beams) for member in strategy.models)]
+        self.members = [first]
+        for member in strategy.models:
+            if source is None or source.is_floating_point() or (source < 0).any():
+                must = "`input_ids` must be given to generate() with several models, each of which encodes the source"
+                raise ValueError(f"{must}, but `inputs_embeds` or `encoder_outputs` are given instead.")
+            self.members.append(steps.member_steps(member, source, first, beams))
         self.needs_attention = strategy.coverage_penalty > 0
         for each in self.members:
             each.model_kwargs["output_attentions"] = self.needs_attention or each.model_kwargs.get("output_attentions")
 
-    def next(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
+    def next(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, ModelOutput]:
         """Return `(B * K, V)` log-probabilities, `(B * K, S)` attention where needed, and the first model's output."""
         outputs, device = [member.next(tokens) for member in self.members], tokens.device
-        each = [output.logits[:, -1].to(device, torch.float32).log_softmax(-1) for output in outputs]
+        each = [output["logits"][:, -1].to(device, torch.float32).log_softmax(-1) for output in outputs]
         log_probabilities = each[0] if len(each) == 1 else steps.average(each, self.weights, self.averaging)
         if not self.needs_attention:
             return log_probabilities, None, outputs[0]
@@ -159,8 +166,14 @@ class _Search:
     """The state of one beam search and its step."""
 
     def __init__(
-        self, strategy: BeamSearch, config: Any, ensemble: _Ensemble, prompts: Any, processor: Any, criteria: Any
+        self,
+        strategy: BeamSearch,
+        config: GenerationConfig,
+        ensemble: _Ensemble,
+        processor: RowFunction,
+        criteria: RowFunction,
     ):
+        prompts = ensemble.prompts  # (B, K, L)
         self.strategy, self.config, self.ensemble = strategy, config, ensemble
         self.processor, self.criteria = processor, criteria
         self.ends, self.fill = end_tokens(config), steps.filler(config)
@@ -217,7 +230,8 @@ class _Search:
         """Choose candidates by the log-probabilities of hypotheses with one more token, and go on with the best."""
         scores, places, tokens, progress = self._candidates(totals)  # (B, M)
         first = torch.arange(self.batch, device=tokens.device)[:, None] * self.beams
-        candidates = self.beam.running.extended(places, tokens, scores, first)
+        candidates = self.beam.running.extended(places, tokens, scores)
+        candidates.parents[..., -1] += first
         ended = self.criteria(candidates.tokens.flatten(0, 1), self.records.scores).view(tokens.shape)
         ended |= (candidates.parents.shape[-1] >= self.limits)[:, None]
         conditions: dict[str, Any] = {}
@@ -231,7 +245,9 @@ class _Search:
             conditions["bonus"] = coverage_penalty(candidates.coverage, mask, self.strategy.coverage_penalty)
         self.beam.advance(candidates, ended, **conditions)
 
-    def _candidates(self, totals: torch.Tensor) -> tuple[Any, Any, Any, Any]:
+    def _candidates(
+        self, totals: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[list[Progress]] | None]:
         """Return score, hypothesis and token of M candidates, best first, and their progress with forced words.
 
         They are so many that K go on even if each of the others ends, with each end token.
@@ -255,7 +271,7 @@ class _Search:
         scores = flat.gather(1, best).masked_fill(is_empty, NEVER)
         return scores, best // vocabulary, best % vocabulary, [[progress for _, _, progress in row] for row in filled]
 
-    def result(self, encoded: Any) -> Any:
+    def result(self, encoded: ModelOutput) -> torch.Tensor | ModelOutput:
         """Return the best hypotheses, as generate() does."""
         best = self.beam.finished.of((slice(None), slice(self.config.num_return_sequences or 1)))
         check_logits(best.scores, self.ensemble.members[0].model.dtype)

@@ -4,12 +4,12 @@ Letters in shape comments: N sentences, K hypotheses of each, M candidates, S so
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from transformers import GenerationConfig
 
-from heedful.decoding.search_settings import LengthPenaltyForm, length_penalty
+from heedful.decoding.search_settings import LengthPenaltyForm, Numbers, length_penalty
 from heedful.decoding.strategies.constraints import Progress
 
 NEVER = float("-inf")
@@ -43,15 +43,15 @@ class Hypotheses:
         tokens, parents = _picked(self.tokens, places), _picked(self.parents, places)
         return Hypotheses(tokens, parents, self.scores.gather(1, places), coverage, progress)
 
-    def extended(self, places: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, row: Any = 0) -> "Hypotheses":
-        """Return the hypotheses at `(N, M)` places with a token more and new scores; rows are counted from `row`."""
+    def extended(self, places: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> "Hypotheses":
+        """Return the hypotheses at `(N, M)` places with a token more and new scores."""
         longer = self.pick(places)
         longer.scores = scores
         longer.tokens = torch.cat([longer.tokens, tokens[..., None]], -1)
-        longer.parents = torch.cat([longer.parents, (places + row)[..., None]], -1)
+        longer.parents = torch.cat([longer.parents, places[..., None]], -1)
         return longer
 
-    def of(self, some: Any) -> "Hypotheses":
+    def of(self, some: torch.Tensor | tuple[slice, slice]) -> "Hypotheses":
         """Return tokens, parents and scores of some sentences, or of an index into `(N, K)`."""
         return Hypotheses(self.tokens[some], self.parents[some], self.scores[some])
 
@@ -80,7 +80,7 @@ class Beam:
     """
 
     def __init__(
-        self, config: Any, prompts: torch.Tensor, limits: Any, fill: int, form: LengthPenaltyForm | None = None
+        self, config: GenerationConfig, prompts: torch.Tensor, limits: Numbers, fill: int, form: LengthPenaltyForm
     ):
         """Begin with `(N, K, L)` prompts, of which at most `limits` tokens, `(N)` or one for all, follow."""
         self.config, self.limits, self.fill, self.form = config, limits, fill, form
@@ -92,7 +92,9 @@ class Beam:
         self.running.scores[:, 0] = 0.0  # otherwise all hypotheses of the first step would be alike
         self.done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)  # (N)
 
-    def advance(self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Any = True, bonus: Any = 0.0) -> None:
+    def advance(
+        self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Numbers = True, bonus: Numbers = 0.0
+    ) -> None:
         """Store the ended ones of the K best candidates, if better than those stored, and go on with the best others.
 
         Of `(N, M)` those that are not `is_complete` are not stored; `bonus` adds to the normalised log-probability.
@@ -122,7 +124,7 @@ class Beam:
         self.done = self.done | is_over | (full & (cannot_improve | stops_when_full))
         self.running.scores = self.running.scores.masked_fill(self.done[:, None], NEVER)
 
-    def _penalty(self, length: Any) -> Any:
+    def _penalty(self, length: Numbers) -> Numbers:
         return length_penalty(length, self.config.length_penalty, self.form)
 
     def keep(self, sentences: torch.Tensor) -> None:

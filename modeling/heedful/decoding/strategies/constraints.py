@@ -4,12 +4,13 @@ Lexically constrained decoding (Hokamp and Liu, 2017) with dynamic beam allocati
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
 Phrase = tuple[int, ...]
 Constraint = tuple[Phrase, ...]
+Words = Sequence[int] | Sequence[Sequence[int]]  # a constraint as users give it: a phrase, or several
 
 
 class Progress(NamedTuple):
@@ -104,7 +105,7 @@ def _begun(phrase: Phrase, recent: Phrase) -> list[int]:
     return [0, *(begun for begun in range(1, most + 1) if recent[-begun:] == phrase[:begun])]
 
 
-def read_constraints(given: Any, vocabulary: int, ends: Sequence[int], name: str) -> ForcedWords:
+def read_constraints(given: object, vocabulary: int, ends: Sequence[int], name: str) -> ForcedWords:
     """Read the constraints of one sentence, as `BeamSearch` takes them; others are a `ValueError` that names them."""
     if not _is_list(given):
         raise ValueError(f"`{name}` must be a list of constraints, but is {given!r} instead.")
@@ -119,8 +120,8 @@ def read_constraints(given: Any, vocabulary: int, ends: Sequence[int], name: str
     return ForcedWords(constraints)
 
 
-def _read_constraint(given: Any, name: str) -> Constraint:
-    phrases = [given] if _is_list(given) and given and isinstance(given[0], int) else given
+def _read_constraint(given: object, name: str) -> Constraint:
+    phrases: Any = [given] if _is_list(given) and given and isinstance(given[0], int) else given
     are_phrases = _is_list(phrases) and phrases and all(_is_list(phrase) and phrase for phrase in phrases)
     if not are_phrases or not all(isinstance(token, int) for phrase in phrases for token in phrase):
         must = "be a list of token ids, or a list of such lists of which one is to occur"
@@ -128,5 +129,5 @@ def _read_constraint(given: Any, name: str) -> Constraint:
     return tuple(map(tuple, phrases))
 
 
-def _is_list(given: Any) -> bool:
+def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(given, Sequence) and not isinstance(given, str)

@@ -4,17 +4,20 @@ import copy
 import logging
 import math
 import warnings
-from typing import Any
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from transformers import CompileConfig
+from transformers import CompileConfig, GenerationConfig
 
 from heedful.configuration_base_heed import position_limit
+from heedful.decoding.search_settings import Inputs
 from heedful.decoding.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
 from heedful.fast_paths_heed import is_eager, runs_known_code
 from heedful.files import first_line
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.protocols import Seq2SeqModel
 
 logger = logging.getLogger(__name__)
 # On an H200 it took 9 to 13 s to compile a step of the base model, which then took 2 to 3 ms less: so many plain steps
@@ -24,17 +27,17 @@ MOST_POSITIONS = 2**17  # of a static cache, before it is padded: in the base mo
 OWN_CHOICES = ("cache_implementation", "compile_config", "disable_compile", "prefill_chunk_size")
 COMPILING = CompileConfig(mode="reduce-overhead", fullgraph=True, dynamic=True)
 # The plain steps that each model has taken, and less than any number where graphs have failed.
-_STEPS: "WeakKeyDictionary[torch.nn.Module, float]" = WeakKeyDictionary()
+_STEPS: "WeakKeyDictionary[Seq2SeqModel, float]" = WeakKeyDictionary()
 
 
-def may_use_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> bool:
+def may_use_graphs(model: Seq2SeqModel, inputs: Inputs, settings: GenerationConfig) -> bool:
     """Return whether graphs find the tokens of `generate()`: of a Heed Transformer as it was made, that draws none."""
     known = {*BEAM_SETTINGS, *GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id"}  # of each row alone
     sentences, longest = inputs["input_ids"].shape
     steps = settings.max_new_tokens or settings.max_length
     return (
         model.config.model_type == "heed"
-        and model.prepared is None
+        and cast("HeedForConditionalGeneration", model).prepared is None
         and model.config._attn_implementation in ("eager", "sdpa")
         and asked_of(settings).keys() <= known
         and not any(getattr(settings, name) for name in OWN_CHOICES)
@@ -46,7 +49,7 @@ def may_use_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -
     )
 
 
-def generate(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> torch.Tensor:
+def generate(model: Seq2SeqModel, inputs: Inputs, settings: GenerationConfig) -> torch.Tensor:
     """Return the tokens of `generate()` for a batch that may use graphs: by them once they pay, and plainly before."""
     taken, failure = _STEPS.get(model, 0.0), None
     if taken >= STEPS_THAT_PAY:
@@ -54,7 +57,8 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> torc
             return _generate_by_graphs(model, inputs, settings)
         except Exception as error:  # whatever a compiler, a driver or a full memory raises
             failure = first_line(error)
-    sequences = model.generate(**inputs, generation_config=settings)  # which raises what is wrong with the call itself
+    # Which raises what is wrong with the call itself.
+    sequences: torch.Tensor = model.generate(**inputs, generation_config=settings)
     _STEPS[model] = taken + sequences.shape[1] if failure is None else -math.inf
     if failure is not None:
         warnings.warn(f"CUDA graphs failed, and decoding goes on without them ({failure}).", stacklevel=2)
@@ -63,7 +67,7 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> torc
     return sequences
 
 
-def _generate_by_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> torch.Tensor:
+def _generate_by_graphs(model: Seq2SeqModel, inputs: Inputs, settings: GenerationConfig) -> torch.Tensor:
     """Pad the batch to one of few shapes, with rows that are repeated and so end when the rows themselves do."""
     sentences, longest = inputs["input_ids"].shape
     rows = max(2, 1 << (sentences - 1).bit_length())
@@ -75,4 +79,5 @@ def _generate_by_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: A
     own = copy.copy(settings)
     own.cache_implementation, own.compile_config = "static", COMPILING
     # Of a copy: on the model `generate()` would leave a closure, with which it could be neither copied nor pickled.
-    return copy.copy(model).generate(**padded, generation_config=own)[: sentences * settings.num_return_sequences]
+    sequences: torch.Tensor = copy.copy(model).generate(**padded, generation_config=own)
+    return sequences[: sentences * settings.num_return_sequences]

@@ -6,13 +6,15 @@ Letters in shape comments: B sentences, N candidates of a sentence, L target len
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.strategies.steps import HUB_MODES, check_request, filler, require
+from heedful.protocols import Seq2SeqModel
 
 Utility = Callable[[str, str], float]
 
@@ -25,7 +27,7 @@ class MinimumBayesRiskOutput(ModelOutput):
     sequences_scores: torch.Tensor | None = None  # (B * keep) expected utilities
     candidate_sequences: torch.Tensor | None = None  # (B * N, L), all candidates
     utilities: torch.Tensor | None = None  # (B, N) expected utility of every candidate
-    candidates: Any = None  # what the candidates' strategy returned, with its scores
+    candidates: torch.Tensor | ModelOutput | None = None  # what the candidates' strategy returned, with its scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +52,19 @@ class MinimumBayesRisk:
             a setting would not be read.
     """
 
-    tokenizer: Any = field(repr=False)
+    tokenizer: TokenizerPair | PreTrainedTokenizerBase = field(repr=False)
     candidates: Callable[..., Any] | None = None
     utility: Utility | None = None
     keep: int = 1
 
     def __call__(
         self,
-        model: Any,
+        model: Seq2SeqModel,
         input_ids: torch.Tensor,
-        generation_config: Any,
+        generation_config: GenerationConfig,
         inputs_tensor: torch.Tensor | None = None,
         **given: Any,
-    ) -> Any:
+    ) -> torch.Tensor | MinimumBayesRiskOutput:
         """Find N = `num_return_sequences` candidates as `BeamSearch` does, and return `(B * keep, L)` of them."""
         count = generation_config.num_return_sequences or 1
         self._check(count)
@@ -72,7 +74,8 @@ class MinimumBayesRisk:
         if self.candidates is not None:
             search: Callable[..., Any] = partial(self.candidates, inputs_tensor=inputs_tensor)
         else:
-            search = type(model)._beam_search if (generation_config.num_beams or 1) > 1 else type(model)._sample
+            kind = cast("type[GenerationMixin]", type(model))
+            search = kind._beam_search if (generation_config.num_beams or 1) > 1 else kind._sample
         found = search(model, input_ids, generation_config=generation_config, **given)
         sequences = found if isinstance(found, torch.Tensor) else found.sequences  # (B * N, L)
         prompt_length = input_ids.shape[1]

@@ -23,7 +23,7 @@ class SeededSampling:
     temperature: float = 1.0  # divides the logits; the lower, the more the likely tokens are preferred
     top_k: int | None = None  # how many of the most likely tokens are drawn from; None is all
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_at_least(0, seed=self.seed)
         check_at_least(1, top_k=self.top_k)
         if not 0 < self.temperature < float("inf"):

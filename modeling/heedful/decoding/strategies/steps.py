@@ -4,17 +4,22 @@ Letters in shape comments: B sentences, K hypotheses per sentence, V target toke
 """
 
 import re
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
 
 import torch
+from transformers import GenerationConfig
+from transformers.utils import ModelOutput
 
 from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS, active_settings, device_of, end_tokens
+from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE, by_name, cache_of
 
 Averaging = Literal["probabilities", "log_probabilities"]
+Arguments = dict[str, Any]  # of the model, as `generate()` collects them
+RowFunction = Callable[..., torch.Tensor]  # logits processors or stopping criteria, of the tokens and scores of rows
 
-UNSET: tuple[Any, ...] = (None, False, 0, "", [], (), {})
+UNSET: tuple[object, ...] = (None, False, 0, "", [], (), {})
 # Settings of ways of decoding that are code on the Hub, which may find candidates for one of our strategies.
 HUB_MODES = ("penalty_alpha", "diversity_penalty", "num_beam_groups")
 # Settings of other ways of decoding, which no strategy of ours reads.
@@ -36,7 +41,7 @@ OTHER = re.compile(
     f"low_memory|num_return_sequences|return_dict_in_generate|output_.*|transformers_version|{LONGEST_SOURCE}"
 )
 # The values that change nothing, where they are not those of `UNSET`.
-IDLE: dict[str, tuple[Any, ...]] = {
+IDLE: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "min_length", "guidance_scale"), (*UNSET, 1)),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (*UNSET, 1)),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "min_new_tokens"), (None,)),
@@ -45,25 +50,25 @@ IDLE: dict[str, tuple[Any, ...]] = {
 
 
 def check_request(
-    strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Sequence[str] = ()
+    strategy: str, model: Seq2SeqModel, config: GenerationConfig, model_kwargs: Arguments, unread: Sequence[str] = ()
 ) -> None:
     """Raise a `ValueError` if the model has no encoder, the cache holds tokens, or a setting that is set is unread."""
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
-    for name, value in asked_of(generation_config, (*OTHER_MODES, *unread)).items():
+    for name, value in asked_of(config, (*OTHER_MODES, *unread)).items():
         require(False, name, f"not be set with {strategy}", repr(value))
     cache = model_kwargs.get(CACHE)
     length = 0 if cache is None else int(cache.get_seq_length())
     require(length == 0, CACHE, f"be empty with {strategy}", f"of {length} tokens")
 
 
-def require(is_right: bool, field: str, must: str, value: Any) -> None:
+def require(is_right: bool, field: str, must: str, value: object) -> None:
     """Raise a `ValueError` that names a setting, what it must be and what it is, unless it is right."""
     if not is_right:
         raise ValueError(f"`{field}` must {must}, but is {value} instead.")
 
 
-def single_source_of(strategy: Any, config: Any, name: str) -> Any:
+def single_source_of(strategy: object, config: GenerationConfig, name: str) -> Any:
     """Return a setting of a strategy or, where that is `None`, of generate()'s config; they must not differ."""
     own, given = getattr(strategy, name), getattr(config, name, None)
     if own is not None and given not in (None, own):
@@ -72,7 +77,7 @@ def single_source_of(strategy: Any, config: Any, name: str) -> Any:
     return given if own is None else own
 
 
-def asked_of(generation_config: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
+def asked_of(generation_config: GenerationConfig, names: Sequence[str] | None = None) -> dict[str, Any]:
     """Return what a generation config asks for by some settings, or by all that change the tokens."""
     if names is None:
         # `generate()` takes `min_new_tokens` in place of `min_length`.
@@ -81,26 +86,25 @@ def asked_of(generation_config: Any, names: Sequence[str] | None = None) -> dict
     return active_settings(generation_config, {name: IDLE.get(name, UNSET) for name in names})
 
 
-def filler(generation_config: Any) -> int:
+def filler(generation_config: GenerationConfig) -> int:
     """Return the token that follows the end of finished sequences: padding, or the end token if there is none."""
-    if generation_config.pad_token_id is not None:
-        return generation_config.pad_token_id
-    return next(iter(end_tokens(generation_config)), 0)
+    padding = generation_config.pad_token_id
+    return next(iter(end_tokens(generation_config)), 0) if padding is None else int(padding)
 
 
 class ModelSteps:
     """A model with what its decoder gets at each step, as `generate()` prepares it, expanded to `(B * K, …)`."""
 
-    def __init__(self, model: Any, model_kwargs: dict[str, Any]):
+    def __init__(self, model: Seq2SeqModel, model_kwargs: Arguments):
         self.model, self.model_kwargs = model, dict(model_kwargs)
         self._is_first = True
 
-    def next(self, tokens: torch.Tensor) -> Any:
+    def next(self, tokens: torch.Tensor) -> ModelOutput:
         """Run the decoder on those of `(B * K, L)` tokens that it has not seen yet, and return the model's output."""
         length = 1 if self.model_kwargs.get("use_cache") and not self._is_first else None
         given = {"next_sequence_length": length, "is_first_iteration": self._is_first, **self.model_kwargs}
         inputs = self.model.prepare_inputs_for_generation(tokens.to(device_of(self.model)), **given)
-        outputs = self.model(**inputs, return_dict=True)
+        outputs: ModelOutput = self.model(**inputs, return_dict=True)
         self._is_first = False
         if cache_of(outputs) is not None:
             self.model_kwargs |= by_name(cache_of(outputs))
@@ -119,7 +123,7 @@ class ModelSteps:
 class Records:
     """What `generate()` is asked to return of each step besides the tokens, by the settings `output_…`."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: GenerationConfig):
         wanted = {
             **{"scores": config.output_scores, "logits": config.output_logits},
             **dict.fromkeys(("decoder_attentions", "cross_attentions"), config.output_attentions),
@@ -133,17 +137,17 @@ class Records:
         """The recorded scores, as stopping criteria get them."""
         return tuple(self.steps.get("scores", ())) or None
 
-    def add(self, scores: torch.Tensor, outputs: Any) -> None:
+    def add(self, scores: torch.Tensor, outputs: ModelOutput) -> None:
         """Record a step: its `(rows, V)` processed scores, and what is wanted of the model's output."""
         for name, values in self.steps.items():
             if name == "scores":
                 values.append(scores.clone())
             elif name == "logits":
-                values.append(outputs.logits[:, -1].to(scores.device, torch.float32, copy=True))
+                values.append(outputs["logits"][:, -1].to(scores.device, torch.float32, copy=True))
             elif outputs.get(name):  # a recurrent decoder has no self-attention
                 values.append(outputs[name])
 
-    def fields(self, encoded: Any, sentences: int) -> dict[str, Any]:
+    def fields(self, encoded: ModelOutput, sentences: int) -> dict[str, Any]:
         """Return the fields of transformers' output, with one row of the encoder's states for each sentence."""
         fields: dict[str, Any] = {name: tuple(values) or None for name, values in self.steps.items()}
         for name in ("attentions", "hidden_states"):
@@ -157,7 +161,7 @@ def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
     return states[:: len(states) // sentences]
 
 
-def check_members(model: Any, members: Sequence[Any]) -> None:
+def check_members(model: Seq2SeqModel, members: Sequence[Seq2SeqModel]) -> None:
     """Raise a `ValueError` that names the first of some models that cannot choose tokens together with another."""
     for number, member in enumerate(members):
         name, kind = f"models[{number}]", type(member).__name__
@@ -170,7 +174,7 @@ def check_members(model: Any, members: Sequence[Any]) -> None:
             require(ours == theirs[what], name, must, theirs[what])
 
 
-def _vocabulary(model: Any) -> dict[str, Any]:
+def _vocabulary(model: Seq2SeqModel) -> dict[str, object]:
     config = model.generation_config
     return {
         "target size": model.get_output_embeddings().weight.shape[0],
@@ -180,14 +184,15 @@ def _vocabulary(model: Any) -> dict[str, Any]:
     }
 
 
-def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_sentence: int) -> ModelSteps:
+def member_steps(member: Seq2SeqModel, source: torch.Tensor, first: ModelSteps, rows_per_sentence: int) -> ModelSteps:
     """Encode `(B, S)` source tokens with a further model, for K = `rows_per_sentence`, with the masks of the first."""
     given = first.model_kwargs
     device, mask = device_of(member), given.get("attention_mask")
     mask = None if mask is None else once_per_sentence(mask, len(source)).to(device)
     encoded = member.get_encoder()(input_ids=source.to(device), attention_mask=mask, return_dict=True)
     model_kwargs = {"encoder_outputs": encoded, "attention_mask": mask}
-    _, model_kwargs = member._expand_inputs_for_generation(rows_per_sentence, is_encoder_decoder=True, **model_kwargs)
+    expand = cast("Any", member)._expand_inputs_for_generation
+    _, model_kwargs = expand(rows_per_sentence, is_encoder_decoder=True, **model_kwargs)
     model_kwargs["use_cache"] = given.get("use_cache")
     if given.get("decoder_attention_mask") is not None:
         model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(device)
@@ -206,10 +211,11 @@ def average(log_probabilities: list[torch.Tensor], weights: list[float], averagi
     return torch.logsumexp(stacked + shares.log(), dim=0)
 
 
-def source_attention(outputs: Any) -> torch.Tensor:
+def source_attention(outputs: ModelOutput) -> torch.Tensor:
     """Return how much the newest token attended to each source token: mean of the last layer's heads, `(rows, S)`."""
     layers = outputs.get("cross_attentions")
     if not layers or layers[-1] is None:
         must = "`attn_implementation` must be a kernel that returns attention weights for a `coverage_penalty`"
         raise ValueError(f"{must}, but the model's returns none: load it with attn_implementation='eager'.")
-    return layers[-1][:, :, -1].float().mean(1)
+    weights: torch.Tensor = layers[-1]
+    return weights[:, :, -1].float().mean(1)

@@ -15,11 +15,10 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from heedful.attention_heed import AdditiveScore
-from heedful.decoding.loading import first_line
 from heedful.export.comparison import plain_config
 from heedful.export.onnx import onnx_model
 from heedful.export.onnx.onnx_model import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, cache_names
-from heedful.files import import_extra, listed
+from heedful.files import first_line, import_extra, listed
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import RELATIVE_PARTS
 

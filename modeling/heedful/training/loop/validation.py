@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -17,13 +17,11 @@ from heedful.data.sources import references_of
 from heedful.decoding.translation import Translator
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import affordable_metrics, score_translations
+from heedful.protocols import Seq2SeqModel, TrainableModel
 from heedful.training.preparation import Corpus
 from heedful.training.processes.collectives import all_reduce, is_sharded
 from heedful.training.recipe import Recipe
 from heedful.training.updates.engine import TrainingEngine
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 METRICS = ("bleu", "chrf", "chrf++", "exact_match", *ERROR_RATES)  # all but TER, which is slow
 LOWER_IS_BETTER = ("loss", *ERROR_RATES)
@@ -49,7 +47,7 @@ def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str
 
 
 @contextmanager
-def _measured_model(engine: TrainingEngine) -> Iterator["PreTrainedModel"]:
+def _measured_model(engine: TrainingEngine) -> Iterator[TrainableModel]:
     """Yield an ordinary model; where weights are sharded each rank has one, and generates without the others."""
     model = engine.network
     if engine.averages or is_sharded(engine.model):
@@ -60,7 +58,7 @@ def _measured_model(engine: TrainingEngine) -> Iterator["PreTrainedModel"]:
 
 
 @torch.no_grad()
-def validation_loss(model, rows: EncodedPairs, token_budget: int, accelerator: Accelerator) -> float:
+def validation_loss(model: Seq2SeqModel, rows: EncodedPairs, token_budget: int, accelerator: Accelerator) -> float:
     """Return the cross-entropy in nats per target token, of all ranks' batches of at most so many padded tokens."""
     batches = UpdateBatches(rows.source_lengths, rows.target_lengths, BatchingSettings(token_budget)).epoch(0)
     own = batches[accelerator.process_index :: accelerator.num_processes]

@@ -17,13 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from heedful.data.epochs.batching import Row
 from heedful.data.epochs.micro_batches import MicroBatch
 from heedful.files import first_line
+from heedful.protocols import TrainableModel
 from heedful.training.loop.feed import Feed
 from heedful.training.processes.collectives import full_tensor, full_weights, local_shard, shard_like
 from heedful.training.updates.optimizers import AVERAGED, COUNTED, set_learning_rate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from heedful.training.updates.compilation import CompiledBody
 
 logger = logging.getLogger(__name__)
@@ -32,9 +31,9 @@ logger = logging.getLogger(__name__)
 class Learner(torch.nn.Module):
     """A network as a module whose call is its loss: DDP and FSDP2 wrap calls of modules alone."""
 
-    def __init__(self, network: "PreTrainedModel"):
+    def __init__(self, network: TrainableModel):
         super().__init__()
-        self.network: Any = network
+        self.network = network
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -58,7 +57,7 @@ class TrainingEngine:
 
     def __init__(
         self,
-        model: "PreTrainedModel",
+        model: TrainableModel,
         optimizer: torch.optim.Optimizer,
         feed: Feed,
         body: "CompiledBody | None" = None,
@@ -75,11 +74,12 @@ class TrainingEngine:
                 parameter.grad = torch.zeros_like(parameter)
 
     @property
-    def network(self) -> "PreTrainedModel":
+    def network(self) -> TrainableModel:
         """The model without its wrapping."""
-        return self.accelerator.unwrap_model(self.model).network
+        learner: Learner = self.accelerator.unwrap_model(self.model)
+        return learner.network
 
-    def plain_network(self, device: torch.device | str) -> "PreTrainedModel":
+    def plain_network(self, device: torch.device | str) -> TrainableModel:
         """Return a model of the same config that is neither wrapped nor sharded, with random weights."""
         with torch.device(device):
             plain = self._kind(self._config)

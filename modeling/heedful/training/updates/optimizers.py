@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from heedful.files import import_extra
+from heedful.protocols import TrainableModel
 from heedful.training.recipe import OptimizationRecipe, mistake
 
 MOMENTUM = 0.95  # of Muon
@@ -16,7 +17,7 @@ AVERAGED = "training_weight"  # in a saved state of an optimizer that averages: 
 COUNTED = ("k", "weight_sum", "lr_max")
 
 
-def make_optimizer(model: torch.nn.Module, settings: OptimizationRecipe) -> torch.optim.Optimizer:
+def make_optimizer(model: TrainableModel, settings: OptimizationRecipe) -> torch.optim.Optimizer:
     """Return Adam with the paper's constants (section 5.3), AdamW, or another one; no vector is decayed."""
 
     def made(kind: Any, parameters: list[torch.nn.Parameter], **more: Any) -> torch.optim.Optimizer:
@@ -40,7 +41,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _make_other_optimizer(
-    model: torch.nn.Module, settings: OptimizationRecipe, made: Callable[..., Any]
+    model: TrainableModel, settings: OptimizationRecipe, made: Callable[..., Any]
 ) -> torch.optim.Optimizer:
     """Return AdamW that averages its weights, or Muon; `made` makes a relative of Adam for a list of parameters.
 
@@ -134,7 +135,7 @@ def averaged_weights(optimizer: torch.optim.Optimizer, weights: Mapping[str, tor
     return {name: weight.lerp(state["z"], end) if "z" in state else weight for name, weight, state in states}
 
 
-def _matrices_of_layers(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+def _matrices_of_layers(model: TrainableModel) -> list[torch.nn.Parameter]:
     """Return the trained matrices that are neither tables, of embeddings or distances, nor the output matrix."""
     tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     output = getattr(model, "lm_head", None)

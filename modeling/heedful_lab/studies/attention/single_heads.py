@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -19,6 +19,7 @@ from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
 from heedful.decoding.engines import evaluation_mode
 from heedful.decoding.translation import Translator
+from heedful.protocols import Seq2SeqModel
 from heedful_lab.studies.measures import Head, attention_by_head
 from heedful_lab.studies.pairs import Pair
 
@@ -73,22 +74,23 @@ def sharpest(looks: dict[Head, Look], kind: str) -> Head:
     return max((head for head in looks if head.kind == kind), key=lambda head: looks[head]["largest weight"])
 
 
-def attention_modules(model: "HeedForConditionalGeneration") -> dict[tuple[Kind, int], "HeedAttention"]:
+def attention_modules(model: Seq2SeqModel) -> dict[tuple[Kind, int], "HeedAttention"]:
     """Return the attention modules by kind and layer."""
-    encoder, decoder = enumerate(model.model.encoder.layers), enumerate(model.model.decoder.layers)
+    stacks = cast("HeedForConditionalGeneration", model).model
+    encoder, decoder = enumerate(stacks.encoder.layers), enumerate(stacks.decoder.layers)
     modules: dict[tuple[Kind, int], HeedAttention] = {("encoder", number): one.self_attn for number, one in encoder}
     for number, layer in decoder:
         modules |= {("decoder", number): layer.self_attn, ("cross", number): layer.cross_attn}
     return modules
 
 
-def heads_of(model: "HeedForConditionalGeneration") -> list[Head]:
+def heads_of(model: Seq2SeqModel) -> list[Head]:
     """Return all heads of a model."""
     places = attention_modules(model).items()
     return [Head(*place, number) for place, module in places for number in range(_head_count(module))]
 
 
-def head_importance(model: "HeedForConditionalGeneration", rows: EncodedPairs) -> dict[Head, float]:
+def head_importance(model: Seq2SeqModel, rows: EncodedPairs) -> dict[Head, float]:
     """Return the importance of every head, |∂L/∂ξ| of the loss per token, mean of sentences; a layer's at norm 1."""
     pad, modules = model.config.pad_token_id or 0, attention_modules(model)
     masks = [torch.ones(_head_count(one), device=model.device, requires_grad=True) for one in modules.values()]
@@ -106,7 +108,7 @@ def head_importance(model: "HeedForConditionalGeneration", rows: EncodedPairs) -
     return dict(zip(heads_of(model), scaled, strict=True))
 
 
-def without_heads(model: "HeedForConditionalGeneration", heads: Iterable[Head]) -> "HeedForConditionalGeneration":
+def without_heads(model: Seq2SeqModel, heads: Iterable[Head]) -> Seq2SeqModel:
     """Return a copy of the model that computes as if the heads were not there: `out_proj` reads zeros from them."""
     pruned = copy.deepcopy(model)
     modules = attention_modules(pruned)

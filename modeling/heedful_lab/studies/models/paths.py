@@ -46,7 +46,7 @@ def cut_before(model: Any, number: int | None) -> Iterator[list[Cell]]:
         return run
 
     for cell in cells:
-        cell.step = cutting(cell)  # type: ignore[method-assign]
+        cell.step = cutting(cell)
     try:
         yield steps
     finally:

@@ -182,9 +182,9 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
     assert train(tiny_recipe(tmp_path / "run", {"optimization.max_updates": 1})).progress.update == 1
 
 
-def test_overwriting_moves_an_earlier_run_aside_with_everything_in_its_folder(tmp_path, caplog):
+def test_overwriting_moves_an_earlier_run_aside_with_everything_in_its_folder(finished, tmp_path, caplog):
     folder, left = tmp_path / "run", tmp_path / "run.replaced"  # what an earlier version left
-    train(tiny_recipe(folder, {"optimization.max_updates": 2, "checkpoints.every_updates": 1}))
+    shutil.copytree(finished.recipe.folder, folder)
     for file in (folder / "notes.txt", folder / "model/mine/a.txt", left / "log.jsonl", tmp_path / "run.1/b.txt"):
         file.parent.mkdir(exist_ok=True)
         file.write_text("mine")

@@ -183,12 +183,6 @@ def one_line(text: str) -> str:
     return LINE_END.sub(" ", text)
 
 
-def filled_template(template: Path, parts: Mapping[str, str]) -> str:
-    """Return a template with each `{{name}}` in it replaced by the part of that name."""
-    # In one pass, because the inserted text may contain such marks itself.
-    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], template.read_text(encoding="utf-8"))
-
-
 def json_in_html(data: Any) -> str:
     """Write JSON in which no text can end the script element around it."""
     text = json_line(data, separators=(",", ":"))

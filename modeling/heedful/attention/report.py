@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 
 from heedful.attention.maps import AttentionMaps
 from heedful.attention.measures import attention_rollout, between_words, scores_between_words, word_attention
 from heedful.attention.recording import Kind, check_number
-from heedful.files import check_writable, filled_template, json_in_html, write_text
+from heedful.files import check_writable, json_in_html, write_text
 
 REPORT_SUFFIXES = (".html",)
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -70,7 +71,8 @@ def write_attention_report(
         "start": {"kind": kind, "layer": number, "head": head},
     }
     parts = {"title": html.escape(title or "Attention"), "data": json_in_html(data)}
-    write_text(path, filled_template(TEMPLATE, parts))
+    report = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), keep_trailing_newline=True)
+    write_text(path, report.render(parts))
     return path
 
 

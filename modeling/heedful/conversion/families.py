@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from heedful.configuration_heed import GATED_ACTIVATIONS, HeedConfig
+from heedful.messages_heed import wrong
 from heedful.positions_heed import T5_BUCKETS, T5_MAX_DISTANCE, sinusoids
 
 ROUNDING = 2e-3  # what half precision leaves of a sine
@@ -98,8 +99,7 @@ class Family:
     def fixed_choices(self, config: Any, wanted: Mapping[str, Any]) -> Choices:
         """Return fields with the one value that each can have, and the numbers of key heads, which are the default."""
         choices: Choices = {name: (value,) for name, value in {**COMMON, **wanted, **self.options}.items()}
-        keys = {f"{side}_key_value_heads": (None, getattr(config, f"{side}_attention_heads")) for side in SIDES}
-        return choices | keys
+        return choices | plain_heads(config)
 
     def stock_options(self, config: HeedConfig) -> dict[str, Any]:
         """Return the fields of their config that computes the same as one of ours."""
@@ -230,7 +230,8 @@ class T5Family(Family):
 
     def _scales_output(self, config: Any) -> bool:
         """Return whether theirs has one matrix for the input and the output; umT5 of older versions has always two."""
-        return config.tie_word_embeddings and config.tie_output_embeddings and self.options is SHARED
+        has_two = self.options["relative_bias_in_each_layer"]
+        return config.tie_word_embeddings and config.tie_output_embeddings and not has_two
 
     def _names(self, config: Any) -> dict[str, str]:
         """Return our name of each of their weights, but for the tables of distances and second names of embeddings."""
@@ -281,12 +282,17 @@ def stock_kind(config: HeedConfig) -> str:
     return "pegasus" if is_pre else "marian"
 
 
+def plain_heads(config: Any) -> Choices:
+    """Return what the numbers of key heads must be where queries do not share any."""
+    return {f"{side}_key_value_heads": (None, getattr(config, f"{side}_attention_heads")) for side in SIDES}
+
+
 def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[str]:
     """Yield for each field of a config that is none of its choices what it must be; the first if there is no field."""
     for name, values in choices.items():
         if getattr(config, name, values[0]) not in values:
             shown = " or ".join(str(value) for value in values if value is not None or len(values) == 1)
-            yield f"`{name}` must be {shown}, but is {getattr(config, name)} instead."
+            yield str(wrong(name, f"be {shown}", getattr(config, name)))
 
 
 def written_out(ours: Any) -> Weights:
@@ -317,8 +323,7 @@ def exact_sinusoids(
         expected[config.pad_token_id] = 0
     distance = (table.float().cpu() - expected).abs().max().item()
     if not distance <= max(ROUNDING, torch.finfo(dtype).eps):
-        but = f"differs from them by {distance:.1e} instead"
-        raise ValueError(f"`{name}` must hold the sinusoids that Heed computes, but {but}.")
+        raise wrong(name, "hold the sinusoids that Heed computes", f"from them by {distance:.1e}", verb="differs")
     return expected
 
 

@@ -21,6 +21,7 @@ import torch
 from transformers import GenerationConfig
 
 from heedful.cards.model_card import CARD_FILE
+from heedful.conversion.families import SIDES, Choices, field_faults
 from heedful.conversion.model_conversion import relative_difference
 from heedful.data.cleaning import sample
 from heedful.data.sources import builtin_corpus, read_pairs
@@ -30,8 +31,8 @@ from heedful.decoding.loading import STOCK, load_model, model_folder, tokenizer_
 from heedful.decoding.native.conditions import obstacle_to_copies
 from heedful.decoding.search_settings import SEARCH_SETTINGS
 from heedful.decoding.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
-from heedful.export.ctranslate2.engine import CTRANSLATE2_SETTINGS
 from heedful.files import check_at_least, check_is_new, new_folder, read_lines
+from heedful.messages_heed import wrong
 from heedful.symbols_heed import UnknownSymbol, trimmed
 from heedful.training.publication import MODEL_FOLDER
 from heedful.training.recipe_file import recipe_of
@@ -46,7 +47,7 @@ _ALL = frozenset(name for name in vars(GenerationConfig()) if name[0] != "_")
 SETTINGS = {
     **dict.fromkeys(("transformers", "ONNX"), _ALL),
     "a page": frozenset((*TOKENS, *BEAM_SETTINGS, *SEARCH_SETTINGS)),
-    "CTranslate2": CTRANSLATE2_SETTINGS,
+    "CTranslate2": frozenset((*GREEDY_SETTINGS, *BEAM_SETTINGS)),
 }
 # Forms that other code computes with the weights, and with room for one tokenizer, which knows no languages.
 COPIES = ("transformers", "a page")
@@ -153,11 +154,11 @@ def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:
     tokenizers = TokenizerPair.from_pretrained(tokenizer_folder(folder))
     tokenizers.check_config(loaded.config)
     check_settings(loaded.generation_config, form)
-    if form in COPIES and loaded.config.model_type == "heed" and (reason := obstacle_to_copies(loaded, form)):
+    if form != "ONNX" and loaded.config.model_type == "heed" and (reason := obstacle_to_copies(loaded, form)):
         raise ValueError(reason)
     if form in COPIES and not tokenizers.is_joint:
         why = "source and target have a tokenizer each, and the folder has one"
-        raise ValueError(f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: {why}.")
+        raise wrong("share_encoder_decoder_embeddings", f"be True for {form}", False, advice=why)
     if form in COPIES and len(tokenizers.languages) > 1:
         found = f"{', '.join(tokenizers.languages)}: nothing there writes their tags before a sentence"
         raise ValueError(f"The model must have one target language for {form}, but has {found}.")
@@ -183,10 +184,20 @@ def check_kind(config: Any, form: str) -> None:
     hint = f"`heedful convert` turns models of the types {', '.join(STOCK)} into Heed models"
     if config.model_type == "heed_rnn":
         if form == "a page" and config.attention == "none":
-            raise ValueError("`attention` must be one of dot, scaled_dot, general, additive for a page, but is none.")
+            raise wrong("attention", "be one of dot, scaled_dot, general, additive for a page", "none")
         hint = f"the engines know no recurrent decoder, such as this one of {config.cell} cells"
     if config.model_type != "heed" and (config.model_type, form) != ("heed_rnn", "a page"):
-        raise ValueError(f"`model_type` must be heed to be exported, but is {config.model_type} instead: {hint}.")
+        raise wrong("model_type", "be heed to be exported", config.model_type, advice=hint)
+
+
+def check_fields(config: Any, choices: Choices, form: str) -> None:
+    """Raise one error that names all fields of a config which a form cannot compute."""
+    faults = list(field_faults(config, choices))
+    widths = (config.d_model // getattr(config, f"{side}_attention_heads") for side in SIDES)
+    if any((config.d_k or width) != (config.d_v or width) for width in widths):
+        faults.append(str(wrong("d_v", f"be the same as `d_k`, {config.d_k}", config.d_v)))
+    if faults:
+        raise ValueError(f"{form} cannot hold the model: {' '.join(faults)}")
 
 
 def plain_config(config: Any) -> Any:
@@ -217,7 +228,7 @@ def searches_of(config: GenerationConfig, beams: int, **others: Any) -> Searches
 def check_quantization(quantization: str, known: Sequence[str]) -> None:
     """Raise a `ValueError` if a type of weights is not among the known ones."""
     if quantization not in known:
-        raise ValueError(f"`quantization` must be one of {', '.join(known)}, but is {quantization!r} instead.")
+        raise wrong("quantization", f"be one of {', '.join(known)}", repr(quantization))
 
 
 def encode(tokenizers: TokenizerPair, sentences: list[str], limit: int | None) -> list[list[int]]:

@@ -12,27 +12,27 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 
 from heedful.configuration_base_heed import position_limit
-from heedful.conversion.families import field_faults
+from heedful.conversion.families import plain_heads
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.loading import model_folder
 from heedful.decoding.search_settings import MOST_SOURCE_TOKENS, end_tokens
 from heedful.decoding.strategies.steps import asked_of
 from heedful.export import comparison
-from heedful.files import check_writable, filled_template, json_in_html, write_text
+from heedful.files import check_writable, json_in_html, write_text
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 
 PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))
 LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
 WIDEST = 127  # of int8, symmetrical
-SIDES = ("encoder", "decoder")
 LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
 # The example in a card's code: a string as JSON has it.
 EXAMPLE = re.compile(r'\b(?:translate|generate|tokenizer)\(\[?("(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-f]{4})*")')
 # What the JavaScript computes; every other value is refused.
-CHOICES: dict[str, tuple[Any, ...]] = {
+CHOICES: dict[str, Sequence[Any]] = {
     "attention_scoring": ("scaled_dot",),
     "position_encoding": ("sinusoidal", "learned"),
     "norm_type": ("layernorm",),
@@ -56,7 +56,7 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
     for model in models:
         loaded, tokenizers = comparison.load_for("a page", model)
         if loaded.config.model_type == "heed":
-            _check_expressible(loaded.config)
+            comparison.check_fields(loaded.config, CHOICES | plain_heads(loaded.config), "A page")
         cards.append(comparison.card_of(model_folder(model)))
         packed.append(_packed(comparison.model_name(model), cards[-1], loaded, tokenizers))
     size = sum(len(each["weights"]) * 3 // 4 for each in packed)
@@ -66,7 +66,8 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
         example = json.loads(next(chain.from_iterable(map(EXAMPLE.findall, cards)), '""'), strict=False)
     parts = {"title": html.escape(" · ".join(each["name"] for each in packed)), "example": html.escape(example)}
     parts |= {script.stem: script.read_text(encoding="utf-8") for script in (TRANSFORMER, RECURRENT)}
-    write_text(path, filled_template(PAGE, parts | {"models": json_in_html(packed)}))
+    page = jinja2.Template(PAGE.read_text(encoding="utf-8"), keep_trailing_newline=True)
+    write_text(path, page.render(parts, models=json_in_html(packed)))
     return path
 
 
@@ -74,17 +75,6 @@ def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `(rows, columns)` int8 and the `(rows)` scales in float32 by which they are multiplied."""
     scales = (matrix.abs().amax(1) / WIDEST).clamp(min=1e-12)
     return (matrix / scales[:, None]).round().to(torch.int8), scales
-
-
-def _check_expressible(config: Any) -> None:
-    """Raise one error that names all fields which the JavaScript cannot compute."""
-    heads = {f"{side}_key_value_heads": (None, getattr(config, f"{side}_attention_heads")) for side in SIDES}
-    faults = list(field_faults(config, CHOICES | heads))
-    widths = (config.d_model // count for _, count in heads.values())
-    if any((config.d_k or width) != (config.d_v or width) for width in widths):
-        faults.append(f"`d_v` must be the same as `d_k`, {config.d_k}, but is {config.d_v} instead.")
-    if faults:
-        raise ValueError(f"A page cannot hold the model: {' '.join(faults)}")
 
 
 def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:

@@ -5,6 +5,7 @@ sentences, the same logits, and the same translations, greedily and with beams.
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from heedful.decoding.engines import count_tokens, pad_sources
 from heedful.decoding.loading import load_model
 from heedful.export import comparison
 from heedful.files import read_object, write_text
+from heedful.messages_heed import wrong
 from heedful.training.model_of_recipe import config_of
 from heedful.training.preparation import given_tokenizers
 from heedful.training.publication import UNDETERMINED, with_decoding
@@ -41,8 +43,7 @@ SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens") 
 FORM_FOLDER = "transformers"  # of a run
 RUN_SENTENCES = 500
 LOGITS = 2**25  # of the first sentences so many are compared, which the other process writes to a file
-USAGE = "\n## How to use\n"  # begins the section of a card that is another one for the stock form
-EXAMPLE = "inputs = tokenizer("  # begins the line of its code with a sentence
+USAGE = re.compile(r"^## How to use\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # the section of a card that changes
 
 
 def export_transformers(
@@ -92,7 +93,7 @@ def check_recipe(recipe: Recipe) -> None:
     elif folder.exists() and not recipe.overwrite:
         where = f"where there is {folder}"
     if where is not None:
-        raise ValueError(f"`publish.also` must be empty {where}, but is {recipe.publish.also} instead.")
+        raise wrong("publish.also", f"be empty {where}", recipe.publish.also)
     config: Any = load_model(start).config if start else config_of(recipe.model, {}, recipe.tokenizer.joint)
     comparison.check_kind(config, "transformers")
     stock_config(config)
@@ -188,15 +189,14 @@ def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
 def _write_card(source: Path, name: str, folder: Path, stock: Any, **facts: Any) -> None:
     """Write the model's own card, or one with little in it, with the code that loads the stock form."""
     card = comparison.card_of(source)
-    before, _, rest = card.partition(USAGE)
-    usage, _, after = rest.partition("\n## ")
-    example = next((line for line in usage.splitlines() if line.startswith(EXAMPLE)), None)
+    usage = USAGE.search(card)
+    example = re.search(r"^inputs = tokenizer\(.*$|\Z", usage[0] if usage else "", re.MULTILINE)
     metadata = None if card else metadata_of_card(name, [UNDETERMINED], [], license="unknown")
     section = render(
-        "stock_usage_template.md", metadata, name=name, kind=type(stock).__name__, example=example, beams=BEAMS,
-        limit=getattr(stock.config, "max_position_embeddings", None), **facts,
+        "stock_usage_template.md", metadata, name=name, kind=type(stock).__name__, example=example[0] or None,
+        beams=BEAMS, limit=getattr(stock.config, "max_position_embeddings", None), **facts,
     )  # fmt: skip
-    parts = [before.rstrip(), section.rstrip(), *(["## " + after.rstrip()] if after else [])]
-    write_text(folder / CARD_FILE, "\n\n".join(filter(None, parts)) + "\n")
+    text = USAGE.sub(lambda _: f"{section}\n", card) if usage else f"{card.rstrip()}\n\n{section}".lstrip()
+    write_text(folder / CARD_FILE, text.rstrip() + "\n")
     if (source / CURVE_FILE).is_file():
         shutil.copy(source / CURVE_FILE, folder)

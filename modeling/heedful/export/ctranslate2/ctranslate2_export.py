@@ -14,7 +14,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.loading import resolve_device
 from heedful.export import comparison
 from heedful.export.ctranslate2 import engine
-from heedful.export.ctranslate2.specification import import_ctranslate2, obstacle, positions_of_table, save_model
+from heedful.export.ctranslate2.specification import CHOICES, import_ctranslate2, positions_of_table, save_model
 
 BEAMS = 5
 
@@ -34,11 +34,10 @@ def export_ctranslate2(
     import_ctranslate2()
     comparison.check_quantization(quantization, get_args(engine.ComputeType))
     resolved = resolve_device(device)
-    engine.check_compute_type(quantization, resolved, "quantization")
+    engine.check_compute_type(quantization, resolved)
     with comparison.begun_export(model, target, sentences, "CTranslate2") as draft:
         loaded, folder = draft.model, draft.folder
-        if reason := obstacle(loaded):
-            raise ValueError(reason)
+        comparison.check_fields(loaded.config, CHOICES, "CTranslate2")
         save_model(loaded, draft.tokenizers, folder, quantization)
         searches, limit = _searches(loaded), positions_of_table(loaded.config)
         loaded.to(resolved)

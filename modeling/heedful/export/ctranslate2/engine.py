@@ -11,17 +11,14 @@ from typing import Any, Literal
 import torch
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.decoding.engines import Hypothesis, Sources, rows_per_sentence
+from heedful.decoding.engines import Hypothesis, Sources
 from heedful.decoding.search_settings import end_tokens
-from heedful.decoding.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of, require
+from heedful.decoding.strategies.steps import GREEDY_SETTINGS, asked_of, require
 from heedful.export.ctranslate2 import specification
 
 Mixed = Literal["int8_float32", "int8_float16", "int8_bfloat16"]
 ComputeType = Literal["float32", "int8", "int16", "float16", "bfloat16", Mixed]
-# In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that no other can beat.
-ALMOST_ZERO = 1e-30
-# In beam search CTranslate2 changes logits, but `generate()` log-probabilities: there the greedy ones are refused.
-CTRANSLATE2_SETTINGS = frozenset((*GREEDY_SETTINGS, *BEAM_SETTINGS))
+ALMOST_ZERO = 1e-30  # in place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis
 
 
 class CTranslate2Engine:
@@ -41,7 +38,7 @@ class CTranslate2Engine:
         words = [[self._source_tokens[token] for token in source] for source in sources]
         results = self._translator.translate_batch(
             words,
-            max_batch_size=max(token_budget // rows_per_sentence(config), max(map(len, words))),
+            max_batch_size=max(token_budget // config.num_beams, max(map(len, words))),
             batch_type="tokens",
             max_input_length=0,
             return_end_token=True,  # so that it counts in the length, as it does in generate()
@@ -51,16 +48,13 @@ class CTranslate2Engine:
         return [[Hypothesis(tuple(map(ids.__getitem__, row))) for row in result.hypotheses] for result in results]
 
     def _search_options(self, config: Any) -> dict[str, Any]:
-        penalty = 1.0 if config.length_penalty is None else config.length_penalty
-        stops_at_the_best = _any_rule_ends_alike(config) and config.early_stopping is not True
         shortest = (config.min_length or 1) - 1 if config.min_new_tokens is None else config.min_new_tokens
         # As in generate(), an end token is not a bad word.
         bad = [row for row in config.bad_words_ids or [] if len(row) > 1 or row[0] not in end_tokens(config)]
         banned = [*bad, *([token] for token in config.suppress_tokens or [])]
         return {
             "beam_size": config.num_beams,
-            "num_hypotheses": config.num_return_sequences,
-            "length_penalty": penalty if penalty or stops_at_the_best else ALMOST_ZERO,
+            "length_penalty": 1.0 if config.length_penalty is None else config.length_penalty or ALMOST_ZERO,
             "max_decoding_length": config.max_new_tokens,
             "min_decoding_length": min(shortest, config.max_new_tokens),
             "end_token": [self._target_tokens[token] for token in end_tokens(config)],
@@ -71,34 +65,25 @@ class CTranslate2Engine:
 
 
 def check_settings(config: Any, model_config: Any) -> None:
-    """Raise a `ValueError` that names a setting of a generation config which CTranslate2 cannot follow."""
+    """Raise a `ValueError` that names one of a form's settings which CTranslate2 cannot follow in this search."""
     ends, beams = end_tokens(config), config.num_beams or 1
     start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
-    require(not config.do_sample, "do_sample", "be False with CTranslate2", True)
     for name, value in asked_of(config).items():
-        require(name in CTRANSLATE2_SETTINGS, name, "not be set with CTranslate2", repr(value))
+        # In beam search CTranslate2 changes logits, but `generate()` log-probabilities.
         is_taken = beams == 1 or name not in GREEDY_SETTINGS
         require(is_taken, name, "not be set in CTranslate2's beam search", repr(value))
     require(bool(ends), "eos_token_id", "be set with CTranslate2", None)
     require(beams == 1 or len(ends) == 1, "eos_token_id", "be one token in CTranslate2's beam search", ends)
-    if beams > 1 and config.early_stopping is not True and not _any_rule_ends_alike(config):
-        rule = "CTranslate2's beam search, which ends a sentence with its `num_beams`-th finished hypothesis"
-        raise ValueError(f"`early_stopping` must be True in {rule}, but is {config.early_stopping!r} instead.")
     must = f"be {own} with CTranslate2, as in the model's config"
     require(start in (None, own), "decoder_start_token_id", must, start)
 
 
-def _any_rule_ends_alike(config: Any) -> bool:
-    """Return whether the best hypothesis is the same by every rule of ending: without a length penalty it is."""
-    return config.length_penalty == 0.0 and config.num_return_sequences in (None, 1)
-
-
-def check_compute_type(name: str, device: torch.device, field: str) -> None:
-    """Raise a `ValueError` that names the user's field if CTranslate2 does not compute in a type on a device."""
+def check_compute_type(name: str, device: torch.device) -> None:
+    """Raise a `ValueError` if CTranslate2 does not compute in a type on a device."""
     kind, index = _place(device)
     supported = specification.import_ctranslate2().get_supported_compute_types(kind, index)
     must = f"be one of {', '.join(sorted(supported))}, which CTranslate2 can compute with on this {kind}"
-    require(name in supported, field, must, repr(name))
+    require(name in supported, "quantization", must, repr(name))
 
 
 def _place(device: torch.device) -> tuple[str, int]:

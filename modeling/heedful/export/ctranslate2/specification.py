@@ -3,6 +3,7 @@
 What CTranslate2 cannot express is refused by the name of the config's field; nothing is approximated.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from torch import nn
 
 from heedful.configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig
 from heedful.data.tokenization import TokenizerPair
-from heedful.decoding.native.conditions import obstacle_to_copies
 from heedful.files import import_extra
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
@@ -28,33 +28,18 @@ ACTIVATIONS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
+# What CTranslate2 computes; every other value is refused.
+CHOICES: dict[str, Sequence[Any]] = {
+    "attention_scoring": ("scaled_dot", "dot"),
+    "activation_function": (*ACTIVATIONS, *GATED_ACTIVATIONS),
+    **dict.fromkeys(("encoder_neighbourhood", "decoder_neighbourhood"), (None,)),
+}
 # Rows of the tables in which CTranslate2 looks up positions that Heed computes, but for models of shorter texts.
 TABLE_ROWS = 2048
 WITHOUT_TABLE = ("rotary", *RELATIVE_ENCODINGS)
 
 
 import_ctranslate2 = partial(import_extra, "ctranslate2", "ctranslate2")
-
-
-def obstacle(model: Any) -> str | None:
-    """Return why CTranslate2 cannot compute what a model does, or `None` where it can."""
-    if (reason := obstacle_to_copies(model, "CTranslate2")) is not None:
-        return reason
-    config = model.config
-    if config.attention_scoring == "additive":
-        return "`attention_scoring` must be scaled_dot or dot for CTranslate2, but is additive instead."
-    for stack in ("encoder", "decoder"):
-        if (radius := getattr(config, f"{stack}_neighbourhood")) is not None:
-            return f"`{stack}_neighbourhood` must be None for CTranslate2, but is {radius} instead."
-        heads = getattr(config, f"{stack}_attention_heads")
-        d_k, d_v = config.d_k or config.d_model // heads, config.d_v or config.d_model // heads
-        if d_k != d_v:
-            return f"`d_v` must equal `d_k` for CTranslate2, but is {d_v} and not {d_k} in the {stack} instead."
-    name = config.activation_function
-    if name not in GATED_ACTIVATIONS and name not in ACTIVATIONS:
-        known = ", ".join([*ACTIVATIONS, *GATED_ACTIVATIONS])
-        return f"`activation_function` must be one of {known} for CTranslate2, but is {name} instead."
-    return None
 
 
 def positions_of_table(config: HeedConfig) -> int | None:
@@ -70,7 +55,7 @@ def positions_of_table(config: HeedConfig) -> int | None:
 def save_model(
     model: HeedForConditionalGeneration, tokenizers: TokenizerPair, folder: Path, quantization: str
 ) -> None:
-    """Write the files of a model without `obstacle`, with its weights in one of CTranslate2's types, into a folder."""
+    """Write the files of a model, with its weights in one of CTranslate2's types, into a folder."""
     specification = make_specification(model)
     source, target = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
     specification.register_source_vocabulary(source)

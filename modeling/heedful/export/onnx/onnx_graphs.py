@@ -14,13 +14,12 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from heedful.attention_heed import AdditiveScore
 from heedful.export.comparison import plain_config
 from heedful.export.onnx import onnx_model
 from heedful.export.onnx.onnx_model import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, cache_names
-from heedful.files import first_line, import_extra, listed
+from heedful.files import first_line, import_extra
+from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.positions_heed import RELATIVE_PARTS
 
 OPSET = 18  # the oldest set of operators that torch's exporter writes: the most runtimes read it
 LARGEST_FILE = 2**31 - 2**26  # a file of protocol buffers holds 2 GiB at most; larger weights lie in a file beside it
@@ -71,23 +70,12 @@ def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
 
 
 def check_exportable(model: Any) -> None:
-    """Raise a `ValueError` that names what keeps a model from being written as ONNX files."""
+    """Raise a `ValueError` for quantized weights, which the exporter cannot read."""
     quantized = getattr(model.config, "quantization_config", None)
     if quantized is not None or model.quantized_weights():
         found = "torchao's `quantize_`" if quantized is None else quantized
-        but = f"but is {found} instead: export the model as it was before it was quantized"
-        raise ValueError(f"`quantization_config` must be absent to export a model, {but}.")
-    known = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, AdditiveScore, *RELATIVE_PARTS)
-    foreign = [
-        f"{name} ({type(module).__name__})"
-        for name, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
-        and type(module) not in known
-        and not name.endswith(".activation")  # some have parameters of their own
-    ]
-    if foreign:
-        but = f"but has {listed(foreign)}: merge an adapter first, with `merge_and_unload()`"
-        raise ValueError(f"The model must have no adapters or other replaced parts to be exported, {but}.")
+        advice = "export the model as it was before it was quantized"
+        raise wrong("quantization_config", "be absent to export a model", found, advice=advice)
 
 
 class _Encoder(nn.Module):

@@ -22,12 +22,14 @@ from transformers.utils import can_return_tuple
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, import_extra
 from heedful.generation_heed import HeedGenerationMixin
+from heedful.messages_heed import wrong
 from heedful.versions_heed import by_name, cached_signature, given_cache
 
 # As optimum names them.
 ENCODER_FILE = "encoder_model.onnx"
 DECODER_FILE = "decoder_model.onnx"
 DECODER_WITH_PAST_FILE = "decoder_with_past_model.onnx"
+FOR = "for a model exported to ONNX"  # in messages
 ONNX_FILES = (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
 
 
@@ -159,13 +161,12 @@ def _run(session: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 def _check_request(tokens: Any, cache: EncoderDecoderCache | None, others: dict[str, Any]) -> None:
     """Refuse what would be ignored, and what the exported files do not compute."""
     if cache is not None and cache.is_compileable:
-        raise ValueError("`cache_implementation` must be dynamic for a model exported to ONNX, but is static instead.")
+        raise wrong("cache_implementation", f"be dynamic {FOR}", "static")
     if cache is not None and cache.get_seq_length() and tokens.shape[1] != 1:
-        found = f"{tokens.shape[1]} instead"
-        raise ValueError(f"`decoder_input_ids` must have one token beside a filled cache, but has {found}.")
+        raise wrong("decoder_input_ids", "have one token beside a filled cache", tokens.shape[1], verb="has")
     mask = others.pop("decoder_attention_mask", None)
     if mask is not None and not bool(mask.all()):
-        raise ValueError("`decoder_attention_mask` must be 1 everywhere for a model exported to ONNX.")
+        raise wrong("decoder_attention_mask", f"be 1 everywhere {FOR}", "0 somewhere")
     for name, value in others.items():
         if name != "return_dict" and value not in (None, False):
-            raise ValueError(f"`{name}` must be left out for a model exported to ONNX, but is {value} instead.")
+            raise wrong(name, f"be left out {FOR}", value)

@@ -9,7 +9,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import count, repeat
 from random import Random
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -32,6 +32,7 @@ EXAMPLES_PER_REASON = 3
 TAG = re.compile(r"(?:[!-`{-~]+|[0-9][!-~]*|[!-~]*[;:=+<>|#@&*/\[({][!-~]+)")
 FEWEST_WORDS = 20  # different ones beside tags; fewer may be commands
 Rows = Iterable[Mapping[str, str]]
+Item = TypeVar("Item")
 SOURCES_FILE = "training_sources.bin"  # in a run's folder: their checksums
 
 
@@ -154,7 +155,7 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
     return numbers
 
 
-def sample(rows: Sequence[Any], most: int | None) -> list[Any]:
+def sample(rows: Sequence[Item], most: int | None) -> list[Item]:
     """Return at most so many rows, drawn by a fixed seed and in their order: a file may be sorted. None is all."""
     if most is None or len(rows) <= most:
         return list(rows)
@@ -182,7 +183,7 @@ class Judge:
         self._held_out, self._texts = self._sources | targets, {*texts}
         self._rules, self._both_directions, self.report = rules, both_directions, CleaningReport()
 
-    def kept(self, rows: Iterable[tuple[Any, str, str, int]]) -> Iterator[Any]:
+    def kept(self, rows: Iterable[tuple[Item, str, str, int]]) -> Iterator[Item]:
         """Yield what comes with a source, a target and the number of a part that break no rule."""
         self.report.clear()
         seen: set[bytes] = set()

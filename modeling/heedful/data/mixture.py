@@ -117,7 +117,7 @@ def check_room(data: Any, config: "PreTrainedConfig") -> None:
             raise ValueError(f"`data.max_{side}_tokens` must be {must}, but is {most} instead.")
 
 
-def languages_of(parts: Mapping[Any, MixturePart]) -> tuple[str, ...]:
+def languages_of(parts: Mapping[str, MixturePart]) -> tuple[str, ...]:
     """Return the target languages of a model that learns several; otherwise none."""
     translated = [part for part in parts.values() if part.tag != DENOISE]
     languages = tuple(dict.fromkeys(str(part.to) for part in translated[::-1]))
@@ -174,12 +174,12 @@ def mark_ids(rules: DenoiseRules, tokenizers: TokenizerPair) -> list[int]:
     return control_ids(rules.marks, tokenizers, "data.denoise", "another `data.denoise.kind`")
 
 
-def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> Any:
+def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> "Dataset | IterableDataset":
     """Read all parts but the other direction, one after another; of several, each pair has its number as `part`."""
     import pyarrow as pa
     from datasets import Dataset, IterableDataset
 
-    read: dict[int, Any] = {}
+    read: dict[int, Dataset | IterableDataset] = {}
     for number, (key, part) in enumerate(parts.items()):
         if key != OTHER_DIRECTION:
             with reading(key):

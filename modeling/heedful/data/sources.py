@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 Record = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in it counted from 1, and its columns
-Reader = Callable[[], Iterator[Record]]
+Reader = partial[Iterator[Record]]
 
 ROWS_PER_CHUNK = 10_000
 LARGEST_JSON = 2**31  # bytes; an array may be one line
@@ -109,11 +109,11 @@ def first_rows(location: str | Sequence[str], count: int, split: str = "train") 
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 
 
-def table_files(location: Any, split: str = "train") -> list[str]:
+def table_files(location: object, split: str = "train") -> list[str]:
     """Return the tables among the files of a corpus, which is one file or a folder."""
     if not isinstance(location, str) or not Path(location).expanduser().exists():
         return []
-    reader: Any = row_reader(location, ANY_COLUMNS, split, streaming=True)
+    reader = row_reader(location, ANY_COLUMNS, split, streaming=True)
     files = map(str, reader.args[0]) if reader.func is _file_rows else ()
     return [file for file in files if kind_of_file(file) in tables.TABLES]
 
@@ -217,7 +217,7 @@ class Corpus:
 def builtin_corpus() -> Corpus:
     """Return the built-in corpus, which the laboratory adds as `builtin`."""
     for corpus in entry_points(group="heedful.corpora", name="builtin"):
-        return corpus.load()
+        return cast("Corpus", corpus.load())
     raise ImportError("The built-in corpus must be named by an entry point of heedful.corpora: install heedful again.")
 
 
@@ -232,7 +232,7 @@ def _builtin(location: str, columns: Columns) -> Reader:
     return partial(_numbered, location, corpus.draw, match["split"], int(match["count"]))
 
 
-def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *arguments: Any) -> Iterator[Record]:
+def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *arguments: object) -> Iterator[Record]:
     """Yield what is read with its place and number; a `ValueError` says so if it is nothing."""
     number = 0
     for number, row in enumerate(read(*arguments), start=1):
@@ -420,4 +420,4 @@ def _hub_dataset(location: str, columns: Columns, split: str, streaming: bool) -
     names = dataset.column_names or []
     parts = {"translation", *(part for name in columns for part in parts_of(name, names))}
     wanted = [column for column in names if column in parts]
-    return dataset.select_columns(wanted) if wanted else dataset
+    return cast("Iterable[Mapping[str, Any]]", dataset.select_columns(wanted) if wanted else dataset)

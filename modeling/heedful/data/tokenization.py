@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from heedful.checksums_heed import TARGET_FOLDER, changed_files, check_no_target, load_tokenizer, write_checksums
 from heedful.files import ENDLESS, check_inside, check_name_inside, first_line, listed, read_object, write_text
@@ -26,7 +26,7 @@ from heedful.messages_heed import wrong
 from heedful.symbols_heed import UnknownSymbol, checked_texts, decoded, symbols_of, trimmed, unknown_symbol
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 # The class of a source's tokenizer in `tokenization_heed.py`, where the target has another.
 SOURCE_CLASS = "HeedSourceTokenizer"
@@ -81,7 +81,7 @@ class TokenizerPair:
     @property
     def pad_token_id(self) -> int:
         """The id of padding; Trainer reads it from its `processing_class`."""
-        return self.source.pad_token_id
+        return int(self.source.pad_token_id)
 
     @property
     def model_input_names(self) -> list[str]:
@@ -162,7 +162,7 @@ class TokenizerPair:
         """Return the sizes of both vocabularies, and the special ids, as a config has them."""
         return {"vocab_size": len(self.source), "decoder_vocab_size": len(self.target), **self.special_ids()}
 
-    def check_config(self, config: "PreTrainedConfig", generation_config: Any = None) -> None:
+    def check_config(self, config: "PreTrainedConfig", generation_config: "GenerationConfig | None" = None) -> None:
         """Raise a `ValueError` that names every field of a model's config that does not fit: special ids and sizes.
 
         An id that the config lacks may be in the generation config; of several ends the tokenizers have one.
@@ -220,7 +220,7 @@ class TokenizerPair:
         return cls(source, target)
 
 
-def warn_of_split_tokens(tokenizer: Any) -> None:
+def warn_of_split_tokens(tokenizer: "PreTrainedTokenizerBase") -> None:
     """Warn of tokens of `add_special_tokens` that a tokenizer of ours reads out of no text."""
     added = [str(token) for token in getattr(tokenizer, "extra_special_tokens", None) or ()]
     is_ours = not type(tokenizer).__module__.startswith("transformers.models.")
@@ -239,7 +239,7 @@ def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequenc
     switches = getattr(tokenizer, "src_lang", None) is not None or not tokenizer.is_fast
     try:
         with SWITCHING if switches else nullcontext(), tokenizing("encode texts"):
-            ids = tokenizer(**options, verbose=False)["input_ids"]
+            ids: list[list[int]] = tokenizer(**options, verbose=False)["input_ids"]
     except ValueError as error:  # one of `tokenizers` does not name the symbol
         raise unknown_symbol(tokenizer, side, texts) or error from None
     if tokenizer.is_fast or not tokenizer.split_special_tokens:
@@ -268,7 +268,7 @@ def tokenizing(task: str) -> Iterator[None]:
 def check_is_bounded(path: Path) -> None:
     """Raise a `ValueError` if a tokenizer.json makes so much of one character that a text would fill the memory."""
     state, growth = read_object(path), 1.0
-    parts: list[Any] = [state.get(name) for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor")]
+    parts: list[object] = [state.get(name) for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor")]
     for number, part in enumerate(parts):  # to which what is in each is added
         if isinstance(part, dict):
             growth *= _growth(part)
@@ -344,10 +344,10 @@ def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     if not path.is_file():
         found = f"has no {path.name}" if folder.is_dir() else "does not exist"
         raise FileNotFoundError(f"{folder} must be a folder with a tokenizer, but {found}.")
-    options: Any = options_inside(folder) | {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    options = options_inside(folder) | {"local_files_only": True, "trust_remote_code": trust_remote_code}
     # AutoTokenizer would first look for a model in the folder.
     is_ours = read_object(path).get("tokenizer_class") in ("PreTrainedTokenizerFast", SOURCE_CLASS)
-    loader: Any = PreTrainedTokenizerFast if is_ours else AutoTokenizer
+    loader = PreTrainedTokenizerFast if is_ours else AutoTokenizer
     way = "with `TokenizerPair.from_pretrained(…, trust_remote_code=True)`; Heed's own need no code"
     with tokenizing("be loaded"):
-        return load_tokenizer(loader, folder, way, **options)
+        return cast("PreTrainedTokenizerFast", load_tokenizer(loader, folder, way, **options))

@@ -15,7 +15,7 @@ from heedful.messages_heed import wrong
 from heedful.symbols_heed import CHARACTER, check_are_several
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken, Tokenizer
+    from tokenizers import AddedToken, Tokenizer, models, trainers
     from transformers import PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class TokenizerRecipe:
     target_vocab_size: int | None = None
     sentences: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         numbers = ("vocab_size", "target_vocab_size", "sentences")
         check_at_least(1, **{f"tokenizer.{name}": getattr(self, name) for name in numbers})
         if self.path is None:
@@ -192,11 +192,12 @@ def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
         warnings.warn(f"The tokenizer was trained on pieces of {what}.", stacklevel=2)
 
 
-def _untrained(algorithm: Algorithm, vocab_size: int | None, control: "list[AddedToken]") -> "tuple[Tokenizer, Any]":
+def _untrained(
+    algorithm: Algorithm, vocab_size: int | None, control: "list[AddedToken]"
+) -> "tuple[Tokenizer, trainers.Trainer]":
     """Return a tokenizer without a vocabulary, and the trainer that will fill it."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    trainer: Any
     options: dict[str, Any] = {"special_tokens": control, "show_progress": False}
     if algorithm == "word":
         tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
@@ -216,21 +217,20 @@ def _untrained(algorithm: Algorithm, vocab_size: int | None, control: "list[Adde
         size = 2**62 if vocab_size is None else vocab_size - len(FALLBACK_BYTES)
         return tokenizer, trainers.WordLevelTrainer(vocab_size=size, **options)
     options |= {"vocab_size": vocab_size, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
-    if algorithm == "bpe":
-        tokenizer = Tokenizer(models.BPE())
-        trainer = trainers.BpeTrainer(min_frequency=2, **options)
-    else:
-        tokenizer = Tokenizer(models.Unigram())
-        trainer = trainers.UnigramTrainer(unk_token=UNKNOWN, **options)
+    tokenizer = Tokenizer(models.BPE() if algorithm == "bpe" else models.Unigram())
     # ByteLevel's regular expression cuts the text of every control token into several parts, and a piece never spans
     # two parts. So no text becomes a control token, not even with Unigram, whose pieces include the control tokens.
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, trainer
+    if algorithm == "bpe":
+        return tokenizer, trainers.BpeTrainer(min_frequency=2, **options)
+    return tokenizer, trainers.UnigramTrainer(unk_token=UNKNOWN, **options)
 
 
-def _counted_model(tokenizer: "Tokenizer", algorithm: Algorithm, vocab_size: int | None, control_tokens: int) -> Any:
+def _counted_model(
+    tokenizer: "Tokenizer", algorithm: Algorithm, vocab_size: int | None, control: int
+) -> "models.Model":
     """Return the model of a tokenizer whose trainer has counted words or characters, the most frequent first."""
     from tokenizers import models
 
@@ -239,7 +239,7 @@ def _counted_model(tokenizer: "Tokenizer", algorithm: Algorithm, vocab_size: int
     if algorithm == "word":
         # Of a closed vocabulary the model's unknown token is none of it, so that it refuses unknown words.
         return models.WordLevel(vocabulary, unk_token="" if vocab_size is None else UNKNOWN)
-    tokens[control_tokens:control_tokens] = FALLBACK_BYTES
+    tokens[control:control] = FALLBACK_BYTES
     ids = {token: id_ for id_, token in enumerate(tokens)}
     return models.BPE(ids, [], byte_fallback=True, ignore_merges=True)
 

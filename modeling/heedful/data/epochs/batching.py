@@ -32,7 +32,7 @@ class BatchingSettings:
     buckets_per_update: int = 1
     seed: int = 0  # of the random order
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_at_least(1, buckets_per_update=self.buckets_per_update)
         check_at_least(self.buckets_per_update, tokens_per_update=self.tokens_per_update)
         check_at_least(0, seed=self.seed)

@@ -25,7 +25,7 @@ class PairEncoder:
     heads: Sequence[list[int]] = ()  # the ids before the sources of each part
     too_long: int = 0  # rows left out so far
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.heads = self.heads or [self.tokenizers.head()]
 
     def rows(self, pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, list[int]] | None]:

@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
 WORTHWHILE_LOAD = 0.85  # what an extra micro-batch must leave of the busiest rank's load
 RankBatches = list[list[Row]]  # the rows of each micro-batch of a rank
+Tensors = dict[str, Any]  # of rows, as `collate` or `laid_end_to_end` makes them
 Lengths = tuple[int, int, int]  # source length, target length, number of the row
 
 
 class MicroBatch(NamedTuple):
     """What one forward and backward pass computes."""
 
-    tensors: dict[str, Any]  # what `collate` or `laid_end_to_end` made of the rows
+    tensors: Tensors
     # Whether the rows belong to the update; a row that does not lets a rank without rows take part in the all-reduce.
     counts: bool = True
 
     @property
     def padded_tokens(self) -> int:
         """The tokens of both sides, padding included; 0 if the rows do not count."""
-        return self.counts * (self.tensors["input_ids"].numel() + self.tensors["labels"].numel())
+        return self.counts * sum(int(self.tensors[name].numel()) for name in ("input_ids", "labels"))
 
 
 def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size: int) -> list[RankBatches]:
@@ -55,7 +56,9 @@ def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size:
     return [[[rows[number] for _, _, number in part] for part in parts] for parts in assigned]
 
 
-def micro_batches_of_rank(parts: list[RankBatches], rank: int, make: Callable[..., Any]) -> list[MicroBatch]:
+def micro_batches_of_rank(
+    parts: list[RankBatches], rank: int, make: Callable[[list[Row]], Tensors]
+) -> list[MicroBatch]:
     """Make the tensors of a rank's part of a split update; where it has no rows, one of another rank's fills in."""
     filler = next(row for part in parts for rows in part for row in rows)
     return [MicroBatch(make(rows or [filler]), counts=bool(rows)) for rows in parts[rank]]

@@ -61,6 +61,13 @@ def saved(folder: Path, model, tokenizer, **settings) -> Path:
     return saved_in(folder, model, tokenizer)
 
 
+def built(folder: Path, kind: str, tokenizer, vocab_size: int | None = None, options=None, **settings) -> Path:
+    """Save a model of a kind, with the tokenizer's vocabulary unless another is given, and the tokenizer."""
+    sizes = {**SIZES, "vocab_size": vocab_size or len(tokenizer), **(options or {})}
+    model = transformers.AutoModelForSeq2SeqLM.from_config(transformers.AutoConfig.for_model(kind, **sizes))
+    return saved(folder, model, tokenizer, **settings)
+
+
 def make(folder: Path) -> None:
     """Make the folder of a checkpoint; a relative one would stay wherever the tests were begun."""
     if not folder.is_absolute():
@@ -85,18 +92,11 @@ def marian(folder: Path, separate: bool = False) -> Path:
         union = list(dict.fromkeys([*source[:-20], *target]))
         write_vocabulary(folder / "vocab.json", ["</s>", "<unk>", *union, "<pad>"])
         sizes = {"vocab_size": len(union) + 3, "pad_token_id": len(union) + 2}
-    config = transformers.MarianConfig(
-        **{**SIZES, **sizes, "activation_function": "swish", "scale_embedding": True, "eos_token_id": 0},
-        **{"bos_token_id": 0, "decoder_start_token_id": sizes["pad_token_id"]},
-        **{"share_encoder_decoder_embeddings": not separate},
-    )
-    settings = {"bad_words_ids": [[config.pad_token_id]], "forced_eos_token_id": 0}
-    return saved(
-        folder,
-        transformers.MarianMTModel(config),
-        transformers.MarianTokenizer(**names, separate_vocabs=separate),
-        **settings,
-    )
+    options = {**sizes, "activation_function": "swish", "scale_embedding": True, "eos_token_id": 0, "bos_token_id": 0}
+    options |= {"decoder_start_token_id": sizes["pad_token_id"], "share_encoder_decoder_embeddings": not separate}
+    settings = {"bad_words_ids": [[sizes["pad_token_id"]]], "forced_eos_token_id": 0}
+    tokenizer = transformers.MarianTokenizer(**names, separate_vocabs=separate)
+    return built(folder, "marian", tokenizer, options=options, **settings)
 
 
 def pegasus(folder: Path) -> Path:
@@ -105,10 +105,7 @@ def pegasus(folder: Path) -> Path:
     special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103)), "<unk>"]
     pieces = [(token, 0.0) for token in special] + [each for each in unigram_pieces(folder) if each[0] not in special]
     tokenizer = transformers.PegasusTokenizer(vocab=pieces)
-    model = transformers.PegasusForConditionalGeneration(
-        transformers.PegasusConfig(**SIZES, vocab_size=len(tokenizer))
-    )
-    return saved(folder, model, tokenizer, forced_eos_token_id=1)
+    return built(folder, "pegasus", tokenizer, forced_eos_token_id=1)
 
 
 def bart(folder: Path) -> Path:
@@ -120,8 +117,7 @@ def bart(folder: Path) -> Path:
     make(folder)
     bytes_.save_model(str(folder))
     tokenizer = transformers.BartTokenizer.from_pretrained(folder)
-    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**SIZES, vocab_size=len(tokenizer)))
-    return saved(folder, model, tokenizer, forced_bos_token_id=0, forced_eos_token_id=2)
+    return built(folder, "bart", tokenizer, forced_bos_token_id=0, forced_eos_token_id=2)
 
 
 def mbart(folder: Path, fifty: bool = True) -> Path:
@@ -131,10 +127,8 @@ def mbart(folder: Path, fifty: bool = True) -> Path:
     pieces = [(token, 0.0) for token in FAIRSEQ[: 3 if fifty else 4]] + unigram_pieces(folder)
     tokenizer = kind(vocab=pieces, src_lang="ko_KR", tgt_lang="en_XX")
     start = 2 if fifty else tokenizer.convert_tokens_to_ids("en_XX")
-    config = transformers.MBartConfig(
-        **SIZES, vocab_size=len(tokenizer), scale_embedding=True, decoder_start_token_id=start
-    )
-    return saved(folder, transformers.MBartForConditionalGeneration(config), tokenizer, forced_eos_token_id=2)
+    options = {"scale_embedding": True, "decoder_start_token_id": start}
+    return built(folder, "mbart", tokenizer, options=options, forced_eos_token_id=2)
 
 
 def nllb(folder: Path) -> Path:
@@ -149,7 +143,7 @@ def nllb(folder: Path) -> Path:
     tokenizer = transformers.NllbTokenizer(
         vocab=state["vocab"], merges=merges, src_lang="kor_Hang", tgt_lang="eng_Latn"
     )
-    return saved(folder, m2m100_model(len(tokenizer) + 2), tokenizer)
+    return built(folder, "m2m_100", tokenizer, len(tokenizer) + 2, {"attention_dropout": 0.0})
 
 
 def m2m100(folder: Path, counted: bool = True) -> Path:
@@ -165,13 +159,8 @@ def m2m100(folder: Path, counted: bool = True) -> Path:
             **files, src_lang="ko", tgt_lang="en", additional_special_tokens=languages
         )
         assert tokenizer.convert_tokens_to_ids("__en__") == tokenizer.lang_token_to_id["__en__"]
-    return saved(folder, m2m100_model(tokenizer.encoder_size + len(languages) + 8), tokenizer)
-
-
-def m2m100_model(vocab_size: int) -> transformers.M2M100ForConditionalGeneration:
-    return transformers.M2M100ForConditionalGeneration(
-        transformers.M2M100Config(**SIZES, vocab_size=vocab_size, attention_dropout=0.0)
-    )
+    rows = tokenizer.encoder_size + len(languages) + 8
+    return built(folder, "m2m_100", tokenizer, rows, {"attention_dropout": 0.0})
 
 
 T5_SIZES = {"d_model": 32, "d_kv": 12, "d_ff": 64, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4}

@@ -18,7 +18,7 @@ from heedful.conversion.stock_models import stock_model
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.engines import GenerateEngine
 from heedful.decoding.loading import load_model
-from heedful.decoding.strategies.steps import asked_of
+from heedful.decoding.search_settings import asked_of
 from heedful.export.comparison import SETTINGS, check_fields, check_settings
 from heedful.export.ctranslate2 import ctranslate2_export
 from heedful.export.ctranslate2.ctranslate2_export import export_ctranslate2

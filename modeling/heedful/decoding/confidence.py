@@ -11,7 +11,7 @@ import numpy as np
 from transformers import GenerationConfig
 
 from heedful.decoding.loading import model_folder
-from heedful.decoding.strategies.steps import asked_of
+from heedful.decoding.search_settings import asked_of
 from heedful.decoding.translation import Translation
 from heedful.files import read_object, write_text
 

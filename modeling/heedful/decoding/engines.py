@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokenizerBase
 
 from heedful.configuration_base_heed import special_token
-from heedful.decoding.search_settings import SEARCH_SETTINGS, Inputs, active_settings, device_of, length_penalty
+from heedful.decoding.search_settings import SEARCH_SETTINGS, Inputs, asked_of, device_of, length_penalty
 from heedful.generation_heed import COMPILED_DEVICES, check_logits, counted
 from heedful.protocols import Seq2SeqModel
 
@@ -103,7 +103,7 @@ class GenerateEngine:
             if graphs.may_use_graphs(self.model, inputs, settings):
                 return graphs.generate(self.model, inputs, settings), None
         search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
-        if self.ensemble or active_settings(settings, SEARCH_SETTINGS):
+        if self.ensemble or asked_of(settings, SEARCH_SETTINGS):
             from heedful.decoding.strategies.beam_search import BeamSearch
 
             search["custom_generate"] = BeamSearch(models=self.ensemble)

@@ -1,7 +1,7 @@
 """Settings of a search that a generation config holds, as every way of searching reads them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,13 +11,43 @@ if TYPE_CHECKING:
 
     from heedful.protocols import Seq2SeqModel
 
-Settings = dict[str, tuple[object, ...]]  # names of generate()'s settings, with the values that change nothing
-# Those that only `BeamSearch` reads; a recipe writes them into a generation config.
-SEARCH_SETTINGS: Settings = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
+# Settings that only `BeamSearch` reads, with the values that change nothing; a recipe writes them into a config.
+SEARCH_SETTINGS: dict[str, Any] = {
+    "length_penalty_form": (None, "power"),
+    "tokens_beyond_source": (None,),
+}
 LONGEST_SOURCE = "longest_trained_source"  # the tokens of the longest source that the model has learned from
 # A source of more tokens is refused unless the model has learned from longer ones: attention takes the square of it.
 MOST_SOURCE_TOKENS = 8192
 
+UNSET: tuple[object, ...] = (None, False, 0, "", [], (), {})
+# Settings of ways of decoding that are code on the Hub, which may find candidates for one of our strategies.
+HUB_MODES = ("penalty_alpha", "diversity_penalty", "num_beam_groups")
+# Settings of other ways of decoding, which no strategy of ours reads.
+OTHER_MODES = (
+    "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory", "use_mtp",
+    "speculation_type", "continuous_batching_config",
+)  # fmt: skip
+BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
+# Those that forbid a next token or make it less likely.
+GREEDY_SETTINGS = (
+    "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids", "suppress_tokens",
+)  # fmt: skip
+# What changes no token that is generated: ids and lengths, which every search has; what only sampling or an assistant
+# reads; how numbers are computed; what is returned.
+OTHER = re.compile(
+    "_.*|(eos|pad|bos|decoder_start)_token_id|max_length|max_new_tokens|temperature|(top|min|typical)_[kph]|"
+    "(epsilon|eta)_cutoff|is_assistant|(num_)?assistant_.*|max_matching_ngram_size|(assistant|target)_lookbehind|"
+    "use_cache|cache_.*|max_cache_len|compile_config|disable_compile|continuous_batching_config|prefill_chunk_size|"
+    f"low_memory|num_return_sequences|return_dict_in_generate|output_.*|transformers_version|{LONGEST_SOURCE}"
+)
+# The values that change nothing, where they are not those of `UNSET`.
+IDLE: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "min_length", "guidance_scale"), (*UNSET, 1)),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (*UNSET, 1)),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "min_new_tokens"), (None,)),
+    **{"length_penalty": (None, 1), "max_time": (None,), "stop_strings": (None,), **SEARCH_SETTINGS},
+}
 ID_SETTING = re.compile(r"\w+_token_id|\w+_ids|(begin_)?suppress_tokens")
 
 LengthPenaltyForm = Literal["power", "gnmt"] | None
@@ -25,10 +55,14 @@ Numbers = torch.Tensor | float
 Inputs = dict[str, torch.Tensor]  # `input_ids` and `attention_mask`, `(batch, source_length)`
 
 
-def active_settings(generation_config: "GenerationConfig", settings: Settings) -> dict[str, Any]:
-    """Return those of some settings that change something, with their values in a generation config."""
-    values = {name: getattr(generation_config, name, None) for name in settings}
-    return {name: value for name, value in values.items() if value not in settings[name]}
+def asked_of(generation_config: "GenerationConfig", names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Return what a generation config asks for by some settings, or by all that change the tokens."""
+    if names is None:
+        # `generate()` takes `min_new_tokens` in place of `min_length`.
+        replaced = "min_length" if generation_config.min_new_tokens is not None else None
+        names = [name for name in generation_config.to_dict() if name != replaced and not OTHER.fullmatch(name)]
+    values = {name: getattr(generation_config, name, None) for name in names}
+    return {name: value for name, value in values.items() if value not in IDLE.get(name, UNSET)}
 
 
 def end_tokens(generation_config: "GenerationConfig") -> list[int]:
@@ -37,6 +71,12 @@ def end_tokens(generation_config: "GenerationConfig") -> list[int]:
     if ends is None:
         return []
     return [int(end) for end in ends] if isinstance(ends, Sequence) else [int(ends)]
+
+
+def filler(generation_config: "GenerationConfig") -> int:
+    """Return the token that follows the end of finished sequences: padding, or the end token if there is none."""
+    padding = generation_config.pad_token_id
+    return next(iter(end_tokens(generation_config)), 0) if padding is None else int(padding)
 
 
 def check_ids(generation_config: "GenerationConfig", limit: int) -> None:

@@ -29,8 +29,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.engines import GenerateEngine, token_batches
 from heedful.decoding.loading import STOCK, load_model, model_folder, tokenizer_folder
 from heedful.decoding.native.conditions import obstacle_to_copies
-from heedful.decoding.search_settings import SEARCH_SETTINGS
-from heedful.decoding.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
+from heedful.decoding.search_settings import BEAM_SETTINGS, GREEDY_SETTINGS, SEARCH_SETTINGS, asked_of
 from heedful.files import check_at_least, check_is_new, new_folder, read_lines
 from heedful.messages_heed import wrong
 from heedful.symbols_heed import UnknownSymbol, trimmed

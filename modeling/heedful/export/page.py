@@ -19,8 +19,7 @@ from heedful.configuration_base_heed import position_limit
 from heedful.conversion.families import plain_heads
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.loading import model_folder
-from heedful.decoding.search_settings import MOST_SOURCE_TOKENS, end_tokens
-from heedful.decoding.strategies.steps import asked_of
+from heedful.decoding.search_settings import MOST_SOURCE_TOKENS, asked_of, end_tokens
 from heedful.export import comparison
 from heedful.files import check_writable, json_in_html, write_text
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS

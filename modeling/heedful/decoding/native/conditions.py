@@ -14,8 +14,7 @@ from heedful.configuration_heed import RELATIVE_ENCODINGS, HeedConfig
 from heedful.decoding.engines import evaluation_mode
 from heedful.decoding.native import kernels
 from heedful.decoding.native.network import NativeNetwork
-from heedful.decoding.search_settings import SEARCH_SETTINGS
-from heedful.decoding.strategies.steps import HUB_MODES, OTHER_MODES, asked_of
+from heedful.decoding.search_settings import HUB_MODES, OTHER_MODES, SEARCH_SETTINGS, asked_of
 from heedful.fast_paths_heed import foreign_code, foreign_hooks, method_of_one, runs_known_functions
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.protocols import Seq2SeqModel

@@ -9,9 +9,9 @@ from transformers.generation import GenerationConfig, LogitsProcessorList, logit
 
 from heedful.decoding.engines import Result
 from heedful.decoding.native.network import DecodingState, NativeNetwork, best_tokens
-from heedful.decoding.search_settings import end_tokens
+from heedful.decoding.search_settings import end_tokens, filler
 from heedful.decoding.strategies.beams import Beam, Hypotheses, check_found
-from heedful.decoding.strategies.steps import RowFunction, filler
+from heedful.decoding.strategies.steps import RowFunction
 from heedful.generation_heed import FiniteLogits, check_logits
 
 # The share of finished sentences at which they leave the batch, for which what a state knows of the others is copied.

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
-from heedful.decoding.search_settings import LengthPenaltyForm, end_tokens
+from heedful.decoding.search_settings import HUB_MODES, LengthPenaltyForm, end_tokens, filler
 from heedful.decoding.strategies import steps
 from heedful.decoding.strategies.beams import NEVER, Beam, check_found, coverage_penalty
 from heedful.decoding.strategies.constraints import ForcedWords, Progress, Words, read_constraints
@@ -90,7 +90,7 @@ class BeamSearch:
         Return `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` a
         `GenerateBeamEncoderDecoderOutput`.
         """
-        steps.check_request("BeamSearch", model, generation_config, model_kwargs, steps.HUB_MODES)
+        steps.check_request("BeamSearch", model, generation_config, model_kwargs, HUB_MODES)
         config = generation_config
         strategy = replace(self, **{name: steps.single_source_of(self, config, name) for name in SHARED})
         _check_settings(strategy, config)
@@ -176,7 +176,7 @@ class _Search:
         prompts = ensemble.prompts  # (B, K, L)
         self.strategy, self.config, self.ensemble = strategy, config, ensemble
         self.processor, self.criteria = processor, criteria
-        self.ends, self.fill = end_tokens(config), steps.filler(config)
+        self.ends, self.fill = end_tokens(config), filler(config)
         self.batch, self.beams, self.prompt_length = prompts.shape
         self.limits = prompts.new_full((self.batch,), config.max_length - self.prompt_length)  # (B)
         if strategy.tokens_beyond_source is not None:

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from transformers import CompileConfig, GenerationConfig
 
 from heedful.configuration_base_heed import position_limit
-from heedful.decoding.search_settings import Inputs
-from heedful.decoding.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
+from heedful.decoding.search_settings import BEAM_SETTINGS, GREEDY_SETTINGS, Inputs, asked_of
 from heedful.fast_paths_heed import is_eager, runs_known_code
 from heedful.files import first_line
 from heedful.modeling_heed import HeedForConditionalGeneration

@@ -13,7 +13,8 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerB
 from transformers.utils import ModelOutput
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.decoding.strategies.steps import HUB_MODES, check_request, filler, require
+from heedful.decoding.search_settings import HUB_MODES, filler
+from heedful.decoding.strategies.steps import check_request, require
 from heedful.protocols import Seq2SeqModel
 
 Utility = Callable[[str, str], float]

@@ -3,7 +3,6 @@
 Letters in shape comments: B sentences, K hypotheses per sentence, V target tokens, S source length, L target length.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
@@ -11,42 +10,13 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
-from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS, active_settings, device_of, end_tokens
+from heedful.decoding.search_settings import OTHER_MODES, asked_of, device_of, end_tokens
 from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE, by_name, cache_of
 
 Averaging = Literal["probabilities", "log_probabilities"]
 Arguments = dict[str, Any]  # of the model, as `generate()` collects them
 RowFunction = Callable[..., torch.Tensor]  # logits processors or stopping criteria, of the tokens and scores of rows
-
-UNSET: tuple[object, ...] = (None, False, 0, "", [], (), {})
-# Settings of ways of decoding that are code on the Hub, which may find candidates for one of our strategies.
-HUB_MODES = ("penalty_alpha", "diversity_penalty", "num_beam_groups")
-# Settings of other ways of decoding, which no strategy of ours reads.
-OTHER_MODES = (
-    "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory", "use_mtp",
-    "speculation_type", "continuous_batching_config",
-)  # fmt: skip
-BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
-# Those that forbid a next token or make it less likely.
-GREEDY_SETTINGS = (
-    "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids", "suppress_tokens",
-)  # fmt: skip
-# What changes no token that is generated: ids and lengths, which every search has; what only sampling or an assistant
-# reads; how numbers are computed; what is returned.
-OTHER = re.compile(
-    "_.*|(eos|pad|bos|decoder_start)_token_id|max_length|max_new_tokens|temperature|(top|min|typical)_[kph]|"
-    "(epsilon|eta)_cutoff|is_assistant|(num_)?assistant_.*|max_matching_ngram_size|(assistant|target)_lookbehind|"
-    "use_cache|cache_.*|max_cache_len|compile_config|disable_compile|continuous_batching_config|prefill_chunk_size|"
-    f"low_memory|num_return_sequences|return_dict_in_generate|output_.*|transformers_version|{LONGEST_SOURCE}"
-)
-# The values that change nothing, where they are not those of `UNSET`.
-IDLE: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("num_beams", "num_beam_groups", "min_length", "guidance_scale"), (*UNSET, 1)),
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (*UNSET, 1)),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "min_new_tokens"), (None,)),
-    **{"length_penalty": (None, 1), "max_time": (None,), "stop_strings": (None,), **SEARCH_SETTINGS},
-}
 
 
 def check_request(
@@ -75,21 +45,6 @@ def single_source_of(strategy: object, config: GenerationConfig, name: str) -> A
         where = type(strategy).__name__
         raise ValueError(f"`{name}` must be given once, but is {own!r} in {where} and {given!r} in generate().")
     return given if own is None else own
-
-
-def asked_of(generation_config: GenerationConfig, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return what a generation config asks for by some settings, or by all that change the tokens."""
-    if names is None:
-        # `generate()` takes `min_new_tokens` in place of `min_length`.
-        replaced = "min_length" if generation_config.min_new_tokens is not None else None
-        names = [name for name in generation_config.to_dict() if name != replaced and not OTHER.fullmatch(name)]
-    return active_settings(generation_config, {name: IDLE.get(name, UNSET) for name in names})
-
-
-def filler(generation_config: GenerationConfig) -> int:
-    """Return the token that follows the end of finished sequences: padding, or the end token if there is none."""
-    padding = generation_config.pad_token_id
-    return next(iter(end_tokens(generation_config)), 0) if padding is None else int(padding)
 
 
 class ModelSteps:

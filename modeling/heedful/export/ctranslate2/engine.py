@@ -12,8 +12,8 @@ import torch
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.engines import Hypothesis, Sources
-from heedful.decoding.search_settings import end_tokens
-from heedful.decoding.strategies.steps import GREEDY_SETTINGS, asked_of, require
+from heedful.decoding.search_settings import GREEDY_SETTINGS, asked_of, end_tokens
+from heedful.decoding.strategies.steps import require
 from heedful.export.ctranslate2 import specification
 
 Mixed = Literal["int8_float32", "int8_float16", "int8_bfloat16"]

@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import tempfile
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -18,23 +17,13 @@ from helpers import assert_error
 
 
 def test_two_that_write_one_file_leave_the_whole_text_of_the_last(tmp_path):
-    path, has_begun, may_end = tmp_path / "out.txt", threading.Event(), threading.Event()
-
-    def write_slowly():
-        with written_whole(path) as partial, partial.open("w") as file:
-            file.write("first half")
-            file.flush()
-            has_begun.set()
-            may_end.wait(10)
-            file.write(", second half")
-
-    writer = threading.Thread(target=write_slowly)
-    writer.start()
-    has_begun.wait(10)
-    write_text(path, "of another process")
-    assert path.read_text() == "of another process"
-    may_end.set()
-    writer.join()
+    path = tmp_path / "out.txt"
+    with written_whole(path) as partial, partial.open("w") as file:
+        file.write("first half")
+        file.flush()
+        write_text(path, "of another process")
+        assert path.read_text() == "of another process"
+        file.write(", second half")
     assert path.read_text() == "first half, second half"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -75,14 +64,9 @@ def test_an_error_leaves_what_was_there_even_the_old_name_of_a_partial_file_and_
     thesis.parent.mkdir()
     thesis.write_text("precious")
     write_text(path, "before")
-
-    def write():
-        with written_whole(path) as partial:
-            partial.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write()
+    with pytest.raises(KeyboardInterrupt), written_whole(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
     assert (path.read_text(), thesis.read_text()) == ("before", "precious")
     assert len(list(tmp_path.iterdir())) == 2
 

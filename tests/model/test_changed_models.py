@@ -48,13 +48,6 @@ class OwnForward(Base):
         return output
 
 
-class OwnForwardWithoutCount(Base):
-    def forward(self, *given, **settings):
-        output = super().forward(*given, **settings)
-        output.loss = None if output.loss is None else output.loss + 1
-        return output
-
-
 class OwnGenerate(Base):
     def generate(self, *given, **settings):
         return super().generate(*given, **settings).fill_(self.config.eos_token_id)
@@ -69,11 +62,6 @@ class OwnEmbeddings(Base):
     def __init__(self, config):
         super().__init__(config)
         self.model.encoder.embedding_scale *= 3
-
-
-class OwnLogits(Base):
-    def _score(self, states):
-        return -super()._score(states)
 
 
 class Temperature(HeedAttention):
@@ -154,11 +142,9 @@ NORM = "model.encoder.layers.0.self_attn_residual.norm"
 CHANGES = {
     "a loss": (OwnLoss, None),
     "a forward that adds to the loss": (OwnForward, None),
-    "a forward that takes no number of labels": (OwnForwardWithoutCount, None),
     "the loss of one model": (Base, partial(with_method, "", "loss", lambda loss: loss + 1000)),
     "generate": (OwnGenerate, None),
     "the inputs of a step": (OwnInputs, None),
-    "logits": (OwnLogits, None),
     "the scale of embeddings": (OwnEmbeddings, None),
     "a field of the config": (OwnField, None),
     "a parameter of attention": (Base, partial(with_attention, Temperature)),
@@ -170,7 +156,6 @@ CHANGES = {
     "the attention function": (Base, with_function),
     "the encoder's positions": (Base, partial(with_own_class, "model.encoder", OwnEncoder)),
     "a norm": (Base, partial(with_part, NORM, lambda model: LoudNorm(model.config.d_model))),
-    "no norm": (Base, partial(with_part, NORM, lambda model: nn.Identity())),
     "an embedding": (
         Base,
         partial(with_part, "model.encoder.embed_positions", lambda model: nn.Embedding(99, model.config.d_model)),

@@ -1,4 +1,4 @@
-"""The guides to adapters, kernels, recurrent models and your own models run as written, and print what they say."""
+"""The guides to loading, adapters, kernels, recurrent models and your own run as written, and print what they say."""
 
 import pytest
 import torch
@@ -7,13 +7,16 @@ from transformers.utils import logging as transformers_logging
 
 from guides import blocks_of, text_of
 from helpers import tiny_model
-from memorised import saved_model
+from memorised import SHOWN, saved_model
 
 # How many blocks a guide has at least, and how many of them print nothing that it shows.
 COUNTS = {"lora": (7, 1), "kernels": (6, 0), "recurrent": (5, 0), "own_model": (4, 0)}
+COUNTS["load_and_generate"] = (4, 3)
 
 
-@pytest.mark.parametrize("name", ["lora", pytest.param("kernels", marks=pytest.mark.slow), "recurrent", "own_model"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in COUNTS if name != "kernels"), pytest.param("kernels", marks=pytest.mark.slow)]
+)
 def test_a_guide_prints_what_it_says_it_prints(name, tmp_path, monkeypatch, capsys):
     least, silent = COUNTS[name]
     blocks = blocks_of(text_of(name))
@@ -22,6 +25,8 @@ def test_a_guide_prints_what_it_says_it_prints(name, tmp_path, monkeypatch, caps
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
+    if name == "load_and_generate":
+        saved_model(tmp_path / "runs" / "quickstart" / "model", SHOWN, vocab_size=272, norm_placement="post")
     if name == "lora":
         pytest.importorskip("peft")
         # The guide names every linear layer but the output.

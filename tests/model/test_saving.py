@@ -1,7 +1,6 @@
 """Saving and loading change nothing, by every road and in both families of models."""
 
 import ast
-import itertools
 import json
 import re
 import shutil
@@ -60,7 +59,9 @@ def test_a_loaded_model_is_the_saved_one_to_the_bit_and_shares_embeddings_as_its
     assert matrices_of(loaded) == matrices_of(model) == MATRICES.get(name, [0, 0, 0])
 
 
-@pytest.mark.parametrize(("before", "after"), [*itertools.permutations(("5GB", "20KB", "8KB"), 2), ("torch's", "5GB")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("5GB", "8KB"), ("8KB", "20KB"), ("20KB", "8KB"), ("8KB", "5GB"), ("torch's", "5GB")]
+)
 def test_what_is_saved_replaces_what_was_there(tmp_path, before, after):
     old, new = tiny_model(), tiny_model(seed=1)
     old.save_pretrained(tmp_path, max_shard_size="5GB" if before == "torch's" else before)

@@ -15,9 +15,8 @@ from heedful.decoding.native.decoder import NativeDecoder
 from heedful.export.ctranslate2.ctranslate2_export import export_ctranslate2
 from heedful.export.onnx.onnx_export import export_onnx
 from heedful.verification.verification import check_attentions, check_cache, check_special_ids, check_tied_weights
-from heedful_lab.korean_english.pairs import korean_english_pairs
-from helpers import SUTSKEVER, assert_refused, shake, tiny_rnn, tiny_rnn_config
-from memorised import saved_in
+from helpers import SUTSKEVER, assert_refused, tiny_rnn
+from memorised import PAIRS, saved_in
 
 TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
 
@@ -25,17 +24,13 @@ TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
 @pytest.fixture(scope="module", params=["joint", "separate"])
 def folder(request, tmp_path_factory):
     """Save a model that is not trained, with one tokenizer or two."""
-    path, pairs = tmp_path_factory.mktemp(request.param), list(korean_english_pairs("train", 200))
-    sizes = {"vocab_size": 300} if request.param == "joint" else {"vocab_size": 310, "target_vocab_size": 290}
-    texts = ([pair[language] for pair in pairs] for language in ("ko", "en"))
-    tokenizers = train_tokenizers(*texts, joint=request.param == "joint", **sizes)
-    vocabularies = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
-    vocabularies |= {"share_encoder_decoder_embeddings": tokenizers.is_joint, **tokenizers.special_ids()}
-    torch.manual_seed(0)
-    model = HeedRNNForConditionalGeneration(tiny_rnn_config(**vocabularies))
-    shake(model)
-    model.generation_config.max_length = 12
-    return saved_in(path, model, tokenizers)
+    joint = request.param == "joint"
+    sizes = {"vocab_size": 270} if joint else {"vocab_size": 268, "target_vocab_size": 266}
+    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), joint=joint, **sizes)
+    sizes = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
+    model = tiny_rnn(**sizes, share_encoder_decoder_embeddings=joint, **tokenizers.special_ids())
+    model.generation_config.update(eos_token_id=2, max_length=12)
+    return saved_in(tmp_path_factory.mktemp(request.param), model, tokenizers)
 
 
 @pytest.mark.filterwarnings("ignore:.*")

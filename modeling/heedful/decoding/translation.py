@@ -21,6 +21,7 @@ from heedful.decoding.loading import load_model, load_tokenizers, model_folder, 
 from heedful.decoding.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
+from heedful.messages_heed import wrong
 from heedful.protocols import Seq2SeqModel
 from heedful.sentences_heed import LINE_BREAK
 from heedful.symbols_heed import UNKNOWN, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
@@ -129,24 +130,23 @@ class Translator:
         ensemble: Sequence[Seq2SeqModel] = (),
     ):
         if not isinstance(tokenizers, TokenizerPair):
-            raise ValueError(f"`tokenizers` must be a `TokenizerPair`, but is a {type(tokenizers).__name__} instead.")
+            raise wrong("tokenizers", "be a `TokenizerPair`", f"a {type(tokenizers).__name__}")
         check_are_several(ensemble, "ensemble")
         for name, each in (("model", model), *(("ensemble", each) for each in ensemble)):
             if not callable(getattr(each, "generate", None)):
-                kind = type(each).__name__
-                raise ValueError(f"`{name}` must be loaded, with `generate()`, but is a {kind} instead.")
+                raise wrong(name, "be loaded, with `generate()`", f"a {type(each).__name__}")
         tokenizers.check_config(model.config, model.generation_config)
         if engine not in get_args(EngineName):
-            raise ValueError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r} instead.")
+            raise wrong("engine", f"be one of {', '.join(get_args(EngineName))}", repr(engine))
         if ensemble and engine not in ("auto", "generate"):
-            raise ValueError(f"`engine` must be generate for an `ensemble`, but is {engine} instead.")
+            raise wrong("engine", "be generate for an `ensemble`", engine)
         if ensemble:
             engine = "generate"
         elif engine == "auto" and precision != "float32":
             engine = "native"
         if engine == "generate" and precision != "float32":
-            must = "`precision` must be float32 with the engine generate, which computes as the model is"
-            raise ValueError(f"{must}, but is {precision!r} instead.")
+            must = "be float32 with the engine generate, which computes as the model is"
+            raise wrong("precision", must, repr(precision))
         self.model, self.tokenizers, self.ensemble = model, tokenizers, ensemble
         self.engine, self.precision = engine, precision
         self._engines: dict[str, GenerateEngine] = {}
@@ -346,11 +346,10 @@ class Translator:
         check_at_least(1, num_beams=config.num_beams, num_return_sequences=num_return_sequences)
         check_at_least(1, token_budget=options["token_budget"], max_new_tokens=max_new_tokens)
         if num_return_sequences > config.num_beams and not config.do_sample:
-            must = f"`num_return_sequences` must be at most `num_beams` ({config.num_beams})"
-            raise ValueError(f"{must}, but is {num_return_sequences} instead.")
+            raise wrong("num_return_sequences", f"be at most `num_beams` ({config.num_beams})", num_return_sequences)
         if config.num_beams > (vocabulary := len(self.tokenizers.target)):
-            must = f"`num_beams` must be at most {vocabulary}, the number of tokens in the vocabulary"
-            raise ValueError(f"{must}, but is {config.num_beams} instead.")
+            must = f"be at most {vocabulary}, the number of tokens in the vocabulary"
+            raise wrong("num_beams", must, config.num_beams)
         config.return_dict_in_generate = config.output_scores = config.output_logits = False
         config.output_attentions = config.output_hidden_states = False
         if early_stopping is not None and config.num_beams > 1:
@@ -369,8 +368,7 @@ class Translator:
         if bound is None:  # `max_length` counts the decoder's start token too
             bound = DEFAULT_MAX_NEW_TOKENS if config.max_length is None else config.max_length - 1
         if positions is not None and bound > positions and max_new_tokens is not None:
-            must = f"`max_new_tokens` must be at most {positions}, the model's number of positions"
-            raise ValueError(f"{must}, but is {max_new_tokens} instead.")
+            raise wrong("max_new_tokens", f"be at most {positions}, the model's number of positions", max_new_tokens)
         return bound if positions is None else min(bound, positions)
 
     def _longest_trained(self) -> int | None:

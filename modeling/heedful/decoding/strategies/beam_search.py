@@ -194,9 +194,8 @@ class _Search:
     def _read_words(self) -> list[ForcedWords] | None:
         shared, each = self.strategy.force_words_ids, self.strategy.sentence_force_words_ids
         if each is not None:
-            if len(each) != self.batch:
-                must = f"hold a list for each of the {self.batch} sentences"
-                raise ValueError(f"`sentence_force_words_ids` must {must}, but holds {len(each)} instead.")
+            must = f"hold a list for each of the {self.batch} sentences"
+            steps.require(len(each) == self.batch, "sentence_force_words_ids", must, len(each), "holds")
             given = [(f"sentence_force_words_ids[{number}]", own) for number, own in enumerate(each)]
         elif shared is not None:
             steps.require(bool(shared), "force_words_ids", "hold at least one constraint", "empty")
@@ -206,9 +205,8 @@ class _Search:
         vocabulary = self.ensemble.members[0].model.get_output_embeddings().weight.shape[0]
         words = [read_constraints(constraints, vocabulary, self.ends, name) for name, constraints in given]
         for (name, _), wanted, limit in zip(given, words, self.limits.tolist(), strict=True):
-            if (needed := wanted.remaining(Progress())) > limit:
-                must = f"`{name}` must fit into the longest output, {limit} tokens"
-                raise ValueError(f"{must}, but needs {needed} tokens instead.")
+            needed = wanted.remaining(Progress())
+            steps.require(needed <= limit, name, f"fit into the longest output, {limit} tokens", needed, "needs")
         return words
 
     def step(self) -> None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
+from heedful.messages_heed import wrong
+
 Phrase = tuple[int, ...]
 Constraint = tuple[Phrase, ...]
 Words = Sequence[int] | Sequence[Sequence[int]]  # a constraint as users give it: a phrase, or several
@@ -108,15 +110,15 @@ def _begun(phrase: Phrase, recent: Phrase) -> list[int]:
 def read_constraints(given: object, vocabulary: int, ends: Sequence[int], name: str) -> ForcedWords:
     """Read the constraints of one sentence, as `BeamSearch` takes them; others are a `ValueError` that names them."""
     if not _is_list(given):
-        raise ValueError(f"`{name}` must be a list of constraints, but is {given!r} instead.")
+        raise wrong(name, "be a list of constraints", repr(given))
     constraints = tuple(_read_constraint(entry, f"{name}[{number}]") for number, entry in enumerate(given))
     for number, phrases in enumerate(constraints):
         if phrases in constraints[:number]:
-            raise ValueError(f"`{name}` must hold different constraints, but has {given[number]!r} twice instead.")
+            raise wrong(name, "hold different constraints", f"{given[number]!r} twice", verb="has")
         for token in (token for phrase in phrases for token in phrase):
             if not 0 <= token < vocabulary or token in ends:
                 must = f"hold token ids from 0 to {vocabulary - 1} that end no sentence"
-                raise ValueError(f"`{name}` must {must}, but holds {token} instead.")
+                raise wrong(name, must, token, verb="holds")
     return ForcedWords(constraints)
 
 
@@ -124,8 +126,7 @@ def _read_constraint(given: object, name: str) -> Constraint:
     phrases: Any = [given] if _is_list(given) and given and isinstance(given[0], int) else given
     are_phrases = _is_list(phrases) and phrases and all(_is_list(phrase) and phrase for phrase in phrases)
     if not are_phrases or not all(isinstance(token, int) for phrase in phrases for token in phrase):
-        must = "be a list of token ids, or a list of such lists of which one is to occur"
-        raise ValueError(f"`{name}` must {must}, but is {given!r} instead.")
+        raise wrong(name, "be a list of token ids, or a list of such lists of which one is to occur", repr(given))
     return tuple(map(tuple, phrases))
 
 

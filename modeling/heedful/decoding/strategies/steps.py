@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
 from heedful.decoding.search_settings import OTHER_MODES, asked_of, device_of, end_tokens
+from heedful.messages_heed import wrong
 from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE, by_name, cache_of
 
@@ -32,10 +33,10 @@ def check_request(
     require(length == 0, CACHE, f"be empty with {strategy}", f"of {length} tokens")
 
 
-def require(is_right: bool, field: str, must: str, value: object) -> None:
+def require(is_right: bool, field: str, must: str, value: object, verb: str = "is") -> None:
     """Raise a `ValueError` that names a setting, what it must be and what it is, unless it is right."""
     if not is_right:
-        raise ValueError(f"`{field}` must {must}, but is {value} instead.")
+        raise wrong(field, must, value, verb=verb)
 
 
 def single_source_of(strategy: object, config: GenerationConfig, name: str) -> Any:

@@ -6,17 +6,14 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from guides import blocks_of, text_of
-from helpers import tiny_model
+from helpers import slow_but, tiny_model
 from memorised import SHOWN, saved_model
 
 # How many blocks a guide has at least, and how many of them print nothing that it shows.
-COUNTS = {"lora": (7, 1), "kernels": (6, 0), "recurrent": (5, 0), "own_model": (4, 0)}
-COUNTS["load_and_generate"] = (4, 3)
+COUNTS = {"lora": (7, 1), "kernels": (6, 0), "recurrent": (5, 0), "own_model": (4, 0), "load_and_generate": (4, 3)}
 
 
-@pytest.mark.parametrize(
-    "name", [*(name for name in COUNTS if name != "kernels"), pytest.param("kernels", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", slow_but([name for name in COUNTS if name != "kernels"], COUNTS))
 def test_a_guide_prints_what_it_says_it_prints(name, tmp_path, monkeypatch, capsys):
     least, silent = COUNTS[name]
     blocks = blocks_of(text_of(name))

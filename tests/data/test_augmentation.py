@@ -14,6 +14,7 @@ from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.mixture import AugmentationRules
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful_lab.korean_english.pairs import korean_english_pairs
+from helpers import assert_error
 
 PAIRS = [{"source": pair["ko"], "target": pair["en"]} for pair in korean_english_pairs("train", 200)]
 ALPHABET = "abcdeé가나다각한अिंक्ष้กÅ 12.,!?\u0301"
@@ -108,5 +109,4 @@ def test_shares_are_kept_and_drawn_anew_in_every_epoch_from_the_seed(tokenizers)
 def test_a_share_that_is_none_is_refused():
     for share in (-0.1, 1.1, float("nan")):
         message = rf"`data.augmentation.typos` must be from 0 to 1, but is {share} instead"
-        with pytest.raises(ValueError, match=message):
-            AugmentationRules(typos=share)
+        assert_error(message, AugmentationRules, typos=share)

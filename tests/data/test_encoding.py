@@ -11,6 +11,7 @@ from heedful.data.epochs.sampling import Sampling
 from heedful.data.mixture import MixturePart, source_prefixes
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
+from helpers import assert_error
 
 PAIRS = [
     {"source": "고양이가 잔다.", "target": "The cat sleeps."},
@@ -147,5 +148,4 @@ def test_a_given_tokenizer_must_have_the_tags_of_the_languages_that_are_learned(
             source_prefixes(parts, tokenizers)
     assert source_prefixes(one, train()) == [train().head("de")]  # one direction of a model of several
     for tag in ("<s>", "<unk>", "<bt", "<1a>"):  # of which none can be a language's
-        with pytest.raises(ValueError, match="`languages` must be different codes"):
-            train(languages=[tag])
+        assert_error("`languages` must be different codes", train, languages=[tag])

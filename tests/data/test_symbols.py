@@ -135,8 +135,7 @@ def test_a_symbol_that_a_given_tokenizer_lacks_is_named_in_training_data(sounds,
     own |= {"data.validation": table_file(tmp_path / "few.tsv", [("aa", "A A")])}
     own |= {"tokenizer.path": str(tmp_path / "given")}
     streamed = prepared(tmp_path, own | {"data.streaming": True}, "a")
-    with pytest.raises(ValueError, match=r"^'ab' → 'A B': each symbol must be one of the 1 of the target's"):
-        list(streamed.updates(0))
+    assert_error(r"^'ab' → 'A B': each symbol must be one of the 1 of the target's", list, streamed.updates(0))
     assert_error(r"^`data.train` after cleaning, pair 1: .* 'B' is none", prepared, tmp_path, own, "b")
     assert error_of_doctor(tmp_path, own).startswith("`data.train` after c")
 

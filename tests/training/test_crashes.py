@@ -27,6 +27,7 @@ from heedful.training.recipe_file import to_yaml
 from heedful.training.run import train
 from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage
+from helpers import assert_error
 from process_checks import equal, spoil, weights_of
 from tiny_runs import around, full_disk, logged, saved_updates, tiny_recipe
 
@@ -185,8 +186,7 @@ def test_more_updates_in_a_row_than_allowed_stop_the_run(make_loop, tmp_path, al
     changes = {"optimization.skip_nonfinite_updates": allowed, "checkpoints.every_updates": 1}
     loop = make_loop({**changes, "logging.every_updates": log_every})
     spoil(loop, {2, 3, 4})
-    with pytest.raises(FloatingPointError, match=rf"diverged at update {2 + allowed} .*{message}"):
-        loop.run()
+    assert_error(rf"diverged at update {2 + allowed} .*{message}", loop.run, error=FloatingPointError)
     assert saved_updates(tmp_path / "run") == [1, 2, 3][: 1 + allowed]
     assert all(weight.isfinite().all() for weight in loop.engine.model.parameters())
     assert make_loop({**changes, "resume": True}).run().update == 6
@@ -200,8 +200,7 @@ def test_poisoned_weights_are_never_saved(make_loop, tmp_path):
             next(iter(loop.engine.model.parameters())).data[0, 0] = float("inf")
 
     around(loop.engine, "step", after=poison)
-    with pytest.raises(FloatingPointError, match=r"a weight is not finite. The last checkpoint is unharmed"):
-        loop.run()
+    assert_error(r"a weight is not finite. The last checkpoint is unharmed", loop.run, error=FloatingPointError)
     assert saved_updates(tmp_path / "run") == [2]
 
 
@@ -247,15 +246,12 @@ def test_memory_that_runs_out_ends_the_run_with_the_ways_out(make_loop, tmp_path
     ):
         loop = make_loop({"optimization.shrink_token_budget": shrinks}, tmp_path / str(shrinks))
         run_out_of_memory_above(loop, most)
-        with pytest.raises(MemoryError, match=message):
-            loop.run()
+        assert_error(message, loop.run, error=MemoryError)
     # So does what the CPU refuses; another error is none of memory.
     loop.engine.model.forward = lambda *_: torch.empty(1 << 58)
-    with pytest.raises(MemoryError, match="does not fit in memory"):
-        loop.run()
+    assert_error("does not fit in memory", loop.run, error=MemoryError)
     loop.engine.model.forward = lambda *_: torch.ones(2, 3) @ torch.ones(2, 3)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        loop.run()
+    assert_error("shapes cannot be multiplied", loop.run, error=RuntimeError)
 
 
 def train_by_script(recipe: Path) -> None:

@@ -11,6 +11,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from heedful import processor_heed
 from heedful.training.processes import devices
 from heedful.training.processes.devices import float32_products, join_processes, keep_exchange_exact, make_accelerator
+from helpers import assert_error
 from tiny_runs import tiny_recipe
 
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO"}
@@ -146,8 +147,7 @@ PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but i
 )
 def test_what_contradicts_is_refused_before_any_process_waits(begin, monkeypatch, environment, gpus, given, message):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    with pytest.raises(ValueError, match=message):
-        begin(environment, gpus, **given)
+    assert_error(message, begin, environment, gpus, **given)
     assert not torch.distributed.is_initialized()
 
 
@@ -166,12 +166,10 @@ def test_fsdp_multiplies_in_bf16_and_sums_gradients_in_float32(monkeypatch):
 
 def test_processes_without_a_recipe_need_a_device_each_too(monkeypatch):
     for device in ("cuda:1", "mps"):
-        with pytest.raises(ValueError, match=f"`device` must be cpu or cuda .* but is {device} instead"):
-            join_processes(device)
+        assert_error(f"`device` must be cpu or cuda .* but is {device} instead", join_processes, device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in TWO.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="at most 1, the number of its GPUs"):
-        join_processes(None)
+    assert_error("at most 1, the number of its GPUs", join_processes, None)
     assert not torch.distributed.is_initialized()

@@ -24,6 +24,7 @@ from heedful.training.updates import compilation
 from heedful.training.updates.compilation import CompiledBody
 from heedful.training.updates.engine import Results
 from heedful.training.updates.packing import laid_end_to_end
+from helpers import assert_error
 from process_checks import equal, spoil, weights_of
 from rows_attention import varlen_attn
 from tiny_runs import around, logged, saved_updates
@@ -266,8 +267,7 @@ def test_the_device_leaves_weights_and_moments_where_a_gradient_is_not_finite(ma
 def test_a_run_that_diverges_is_stopped_at_the_line_of_the_log_and_nothing_of_it_is_saved(make_loop, tmp_path):
     loop = late(make_loop({"checkpoints.every_updates": 2, "logging.every_updates": 10}))
     spoil(loop, {3})
-    with pytest.raises(FloatingPointError, match="diverged at update 3 "):
-        loop.run()
+    assert_error("diverged at update 3 ", loop.run, error=FloatingPointError)
     assert saved_updates(tmp_path / "run") == [2]
 
 

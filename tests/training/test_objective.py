@@ -23,7 +23,7 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe, to_yaml
 from heedful.training.updates.objective import Objective
 from heedful.training.updates.packing import laid_end_to_end
-from helpers import assert_refused, tiny_model
+from helpers import assert_error, assert_refused, tiny_model
 from process_checks import with_stand_in_for_dropout, write_teacher
 from tiny_runs import around, logged, tiny_recipe
 
@@ -241,8 +241,7 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
     pairs = read_pairs("builtin:train:200", "ko", "en")
     other = train_tokenizers(pairs["source"], pairs["target"], vocab_size=400)
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"must be of the student's tokenizer, but is not: set `tokenizer.path`"):
-        prepare("other")
+    assert_error(r"must be of the student's tokenizer, but is not: set `tokenizer.path`", prepare, "other")
     with pytest.raises(ValueError, match="must be of the student's tokenizer"):
         check_model(tiny_recipe(tmp_path / "run", changes), other)  # before the corpus is read
     # Another teacher of the same pairs makes it another run.
@@ -257,8 +256,7 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
         (folder / "tokens.npy").unlink()
         if damaged is not None:
             (folder / "tokens.npy").write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"`optimization.distillation` \(.+teacher\) must be {message}"):
-            prepare()
+        assert_error(rf"`optimization.distillation` \(.+teacher\) must be {message}", prepare)
         (folder / "tokens.npy").touch()
 
 

@@ -22,7 +22,7 @@ from heedful.training.run import train
 from heedful.training.start_checks import check_start, faults_of_targets
 from heedful.training.updates.model_size import parameters_of
 from heedful_lab.korean_english.pairs import korean_english_pairs
-from helpers import assert_refused, tiny_config
+from helpers import assert_error, assert_refused, tiny_config
 from tiny_runs import tiny_recipe
 
 
@@ -113,8 +113,7 @@ def test_joined_rows_count_among_the_longest_and_must_fit_into_learned_positions
     recipe = tiny_recipe(tmp_path, {**files, **changes})
     check_model(recipe, None)
     recipe.model.options |= {"position_encoding": "learned", "max_position_embeddings": 48}
-    with pytest.raises(ValueError, match=r"`data.max_target_tokens` must be at most 48, the positions .+ but is 49"):
-        check_model(recipe, None)
+    assert_error(r"`data.max_target_tokens` must be at most 48, the positions .+ but is 49", check_model, recipe, None)
     recipe.data.max_target_tokens = 48
     check_model(recipe, None)
 
@@ -123,8 +122,7 @@ def test_an_option_that_contradicts_the_tokenizer_is_refused(corpus, tmp_path):
     for name, value, right in (("vocab_size", 8000, 400), ("pad_token_id", 5, 0), ("decoder_vocab_size", 3, 400)):
         recipe = tiny_recipe(tmp_path, {f"model.options.{name}": value})
         message = f"`model.options.{name}` must be left to the tokenizer.*but is {value} inst"
-        with pytest.raises(ValueError, match=message):
-            make_model(recipe.model, corpus.tokenizers)
+        assert_error(message, make_model, recipe.model, corpus.tokenizers)
         recipe.model.options[name] = right
         make_model(recipe.model, corpus.tokenizers)
 
@@ -150,8 +148,7 @@ def test_a_config_that_is_none_or_missing_is_refused(tmp_path):
         '{"model_type": "marian"}': "must be of type heed or heed_rnn, but is of marian instead",
     }.items():
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(ValueError, match=rf"The model config .*config.json \(`model.config`\) {message}"):
-            read_config(tmp_path)
+        assert_error(rf"The model config .*config.json \(`model.config`\) {message}", read_config, tmp_path)
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -167,8 +164,7 @@ def test_the_attention_kernel_is_the_one_asked_for_and_a_model_goes_on_with_its_
     assert again.model.decoder.layers[0].cross_attn.config._attn_implementation == kernel
     assert torch.equal(again.get_input_embeddings().weight, model.get_input_embeddings().weight)
     other = train_tokenizers(["가"], ["a"], vocab_size=260)
-    with pytest.raises(ValueError, match="`vocab_size` must be 260, but is 400 instead"):
-        make_model(settings, other)
+    assert_error("`vocab_size` must be 260, but is 400 instead", make_model, settings, other)
 
 
 TOO_LARGE = [
@@ -253,8 +249,7 @@ def test_what_scores_could_not_use_is_refused_before_training(tmp_path):
         "digits": r"`decoding.ignore` must leave something of the references, but '\[0-9\]' takes out all",
     }.items():
         for given in ({"data.validation": files[name]}, {"data.test": {"t": files[name]}}):
-            with pytest.raises(ValueError, match=message):
-                prepare_corpus(tiny_recipe(tmp_path, {**changes, **given}), tmp_path / name)
+            assert_error(message, prepare_corpus, tiny_recipe(tmp_path, {**changes, **given}), tmp_path / name)
 
 
 def test_what_leaves_no_pair_is_refused(files, tmp_path):
@@ -334,8 +329,7 @@ def test_targets_that_a_tokenizer_does_not_give_back_end_a_run_before_it_begins(
     where = lines(tmp_path / "a.tsv", pairs)
     changes = {"data.train": where, "data.validation": where, "data.cleaning": {"drop_overlap": False}}
     changes["tokenizer.path"] = made_by_others(tmp_path / "given", **options)
-    with pytest.raises(ValueError, match=rf"must give targets back .* changes \d+ of 60, .*{told}"):
-        check(tmp_path, changes)
+    assert_error(rf"must give targets back .* changes \d+ of 60, .*{told}", check, tmp_path, changes)
     findings = {finding.check: finding for finding in diagnose(tiny_recipe(tmp_path / "run", changes)).findings}
     assert findings["round_trip"].level == "error"
 
@@ -360,8 +354,7 @@ def test_few_targets_that_are_changed_or_unknown_are_a_warning(tmp_path, caplog)
 def test_a_tokenizer_that_puts_no_end_is_refused_by_training_and_an_error_of_the_doctor(tmp_path):
     changes = {"tokenizer.path": made_by_others(tmp_path / "given", ends=False)}
     recipe = tiny_recipe(tmp_path / "run", changes)
-    with pytest.raises(ValueError, match=r"must end each target in its end token \(id 2\), but does not end 20 of 20"):
-        train(recipe)
+    assert_error(r"must end each target in its end token \(id 2\), but does not end 20 of 20", train, recipe)
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert ("error", "ends") in [(finding.level, finding.check) for finding in diagnose(recipe).findings]
 
@@ -375,8 +368,7 @@ def test_rows_longer_than_the_models_positions_are_told_before_the_run(key, tmp_
     where = lines(tmp_path / "a.tsv", [*PAIRS, TOO_LONG])
     changes = {"data.test": {"more": where}} if key == "data.test.more" else {key: where}
     message = rf"`{key}` must have at most 64 tokens in a row, the model's positions, but 1 of \d+ rows have more"
-    with pytest.raises(ValueError, match=message):
-        check(tmp_path, changes, **POSITIONS)
+    assert_error(message, check, tmp_path, changes, **POSITIONS)
     check(tmp_path, changes)  # sinusoids have no end
     if key == "data.train":
         check(tmp_path, {**changes, "data.max_source_tokens": 64}, **POSITIONS)

@@ -156,8 +156,7 @@ def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
 
 def test_a_file_that_cannot_be_read_is_no_damage(folder, monkeypatch):
     monkeypatch.setattr(checkpoints, "checksum", Mock(side_effect=OSError(5, "Input/output error")))
-    with pytest.raises(OSError, match="Input/output error"):
-        newest_whole_checkpoint(folder)
+    assert_error("Input/output error", newest_whole_checkpoint, folder, error=OSError)
 
 
 def test_a_checkpoint_that_cannot_be_deleted_now_is_left_for_later(folder, monkeypatch, caplog):
@@ -173,8 +172,7 @@ def test_an_older_format_is_refused_with_the_way_out(folder):
     file = checkpoint_path(folder, 7) / "training_state/progress.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1, "unheard_of": 1}))
     way = "resume with the version that wrote it, or .*`model.start_from`"
-    with pytest.raises(ValueError, match=rf"has format 1; this Heedful reads 3: {way}"):
-        checkpoints.load_progress(checkpoint_path(folder, 7))
+    assert_error(rf"has format 1; this Heedful reads 3: {way}", checkpoints.load_progress, checkpoint_path(folder, 7))
 
 
 WRITERS = [*product([None], [0, 600, 5000, 10_000, 20_000])]  # all in turn
@@ -195,8 +193,7 @@ def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, 
             return write(*given, **named)
 
     monkeypatch.setattr(owner, name, write_with_little_room)
-    with pytest.raises(OSError, match="update-00000002 could not be written: "):
-        save(tmp_path, tokenizers, 2)
+    assert_error("update-00000002 could not be written: ", save, tmp_path, tokenizers, 2, error=OSError)
     # The older checkpoint is left, and nothing half written.
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
     assert newest_whole_checkpoint(tmp_path) == whole
@@ -312,8 +309,7 @@ def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
 
     around(loop.engine, "backward", before=interrupt)
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(TrainingInterrupted, match=f"after update {stop} of 6; continue with resume=true"):
-        loop.run()
+    assert_error(f"after update {stop} of 6; continue with resume=true", loop.run, error=TrainingInterrupted)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     resumed = make_loop({**changes, "resume": True}, tmp_path / "run", data)
     assert resumed.progress.update == stop
@@ -362,8 +358,7 @@ def test_a_run_stopped_before_its_validation_validates_when_it_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr("heedful.training.loop.validation.validation_loss", receive_a_signal)
-        with pytest.raises(TrainingInterrupted, match="after update 3 of 6;"):
-            loop.run()
+        assert_error("after update 3 of 6;", loop.run, error=TrainingInterrupted)
     assert checkpoints.load_progress(checkpoint_path(loop.checkpoints.folder, 3)).validated_update == 0
     make_loop({**CHANGES, "resume": True}, tmp_path / "run").run()
     assert_same(final(tmp_path / "run"), straight)
@@ -392,8 +387,7 @@ def test_a_killed_run_replaces_what_is_damaged_and_has_no_line_of_its_log_twice(
 def test_changed_rows_are_not_trained_on_as_if_they_were_the_same(make_loop, corpus, tmp_path):
     make_loop({"optimization.max_updates": 1}).run()
     changed, changes = replace(corpus, fingerprint="another"), {"resume": True, "optimization.max_updates": 2}
-    with pytest.raises(ValueError, match="their rows have changed; allow_changes=true resumes all the same"):
-        make_loop(changes, data=changed)
+    assert_error("their rows have changed; allow_changes=true resumes all the same", make_loop, changes, data=changed)
     assert make_loop({**changes, "allow_changes": True}, data=changed).run().update == 2
     for streaming in (False, True):
         counts = ("builtin:validation:19", "builtin:validation:20")
@@ -534,8 +528,7 @@ def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path)
     path = checkpoint_path(loop.checkpoints.folder, 1)
     state, weights = path / "training_state", (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="all are damaged"):
-        make_loop({"resume": True})
+    assert_error("all are damaged", make_loop, {"resume": True})
     assert path.is_dir()
     # And a newer recipe does not hide that the checkpoint is newer.
     (path / "model.safetensors").write_bytes(weights)
@@ -550,8 +543,7 @@ def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path)
 def test_a_signal_during_the_last_save_is_obeyed(make_loop):
     loop = make_loop({"optimization.max_updates": 1})
     around(loop.checkpoints, "save", before=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(TrainingInterrupted, match="after update 1"):
-        loop.run()
+    assert_error("after update 1", loop.run, error=TrainingInterrupted)
 
 
 ALLOWED, RATE = {"allow_changes": True}, {"optimization.learning_rate": 0.004}

@@ -27,7 +27,7 @@ from heedful.training.run import train
 from heedful.training.run_folder.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
 from heedful.training.run_folder.progress import Progress, early_end
 from heedful_lab.korean_english.pairs import korean_english_pairs
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 from process_checks import equal
 from tiny_runs import logged, tiny_recipe
 
@@ -137,8 +137,7 @@ def test_what_no_run_has_written_is_not_deleted(finished, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     finished.corpus.tokenizers.save_pretrained("run/tokenizer")
     for changes in ({}, {"overwrite": True}, {"tokenizer.path": "run/tokenizer"}):
-        with pytest.raises(ValueError, match=r"`output` must be .*empty"):
-            train(tiny_recipe(tmp_path / "run", changes))
+        assert_error(r"`output` must be .*empty", train, tiny_recipe(tmp_path / "run", changes))
     Path("mine/model").mkdir(parents=True)
     Path("mine/model/thesis.txt").write_text("mine")
     for recipe in (None, "x", "output: mine\nname: mine\ndata: {}\n"):  # which makes no folder a run's
@@ -165,8 +164,7 @@ def test_all_that_a_run_with_two_tokenizers_writes_is_the_runs(tmp_path):
 def test_a_mistake_before_training_leaves_a_folder_that_the_corrected_recipe_can_use(tmp_path):
     folder = tmp_path / "run"
     short = {"model.options.position_encoding": "learned", "model.options.max_position_embeddings": 8}
-    with pytest.raises(ValueError, match=r"`data.train` must have at most 8 tokens in a row"):
-        train(tiny_recipe(folder, short))
+    assert_error(r"`data.train` must have at most 8 tokens in a row", train, tiny_recipe(folder, short))
     assert [path.name for path in folder.iterdir()] == ["tokenizer"]
     result = train(tiny_recipe(folder, {"tokenizer.vocab_size": 390, "optimization.max_updates": 1}))
     assert len(result.corpus.tokenizers.source) == 390
@@ -210,8 +208,7 @@ def test_what_overwriting_does_is_said_and_what_it_cannot_move_refused(finished,
     recipe = tiny_recipe(tmp_path / "link", {"overwrite": True})
     with monkeypatch.context() as patch:
         patch.chdir(folder / "model")
-        with pytest.raises(ValueError, match="`output` must not hold the working directory where overwrite=true"):
-            check_output_folder(recipe)
+        assert_error("`output` must not hold the working directory where overwrite=true", check_output_folder, recipe)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", Mock(side_effect=OSError("Device or resource busy")))
         with pytest.raises(ValueError, match="must be a folder that can be renamed"):

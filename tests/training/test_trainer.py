@@ -18,7 +18,7 @@ import trainer_runs
 from heedful import HeedSeq2SeqTrainer
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
 from heedful.training.trainer.batches import divide_update, without_padding
-from helpers import assert_refused, tiny_model
+from helpers import assert_error, assert_refused, tiny_model
 from row_lengths import lengths, natural_lengths, padding_share, rows_of
 from row_lengths import several as many_examples
 from tiny_runs import around
@@ -193,8 +193,7 @@ def test_a_weight_that_is_not_finite_is_not_saved(column, tmp_path):
     trainer.args.output_dir = str(tmp_path / "run")
     weight = next(trainer.model.parameters())
     around(trainer.create_optimizer(), "step", after=lambda: weight.data[0].fill_(float("inf")))
-    with pytest.raises(FloatingPointError, match="a weight is not finite"):
-        trainer.train()
+    assert_error("a weight is not finite", trainer.train, error=FloatingPointError)
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
@@ -272,8 +271,7 @@ def test_what_would_be_ignored_or_break_a_promise_is_refused(column):
     of_texts = "rows with `input_ids` and `labels`"
     for rows, must in ((trainer_process.Stream(trainer.train_dataset), "a length"), (ROWS["texts"], of_texts)):
         trainer.train_dataset = rows
-        with pytest.raises(ValueError, match=f"`train_dataset` must have {must}"):
-            trainer.train()
+        assert_error(f"`train_dataset` must have {must}", trainer.train)
     with pytest.raises(ValueError, match="`labels` must hold at least one label"):
         column.trainer().evaluate([{"input_ids": [5, 2], "labels": [-100, -100]}])
     column.rows["training"] = [{**row, "labels": [-100] * len(row["labels"])} for row in column.rows["training"]]

@@ -24,7 +24,7 @@ from heedful.cards.hub import check_folder
 from heedful.data.tokenization import TokenizerPair
 from heedful.training.run_folder.checkpoints import MANIFEST, find_damage
 from heedful.training.trainer import saving
-from helpers import CODE
+from helpers import CODE, assert_error
 from hub_stand_in import HubStandIn
 from tiny_runs import full_disk
 from trainer_runs import SOURCES, fresh_model, joint_tokenizers, make_trainer, same_weights, trained
@@ -79,18 +79,15 @@ def test_checkpoints_are_whole_and_name_every_file_and_where_none_is_the_run_is_
     for path in folder.iterdir():
         assert find_damage(path) is None
         flip_a_bit(path)
-    with pytest.raises(ValueError, match=r"`resume_from_checkpoint` must find a whole .* all are damaged"):
-        run(folder, True)
+    assert_error(r"`resume_from_checkpoint` must find a whole .* all are damaged", run, folder, True)
     assert len(names(folder)) == 3
     shutil.rmtree(folder)
-    with pytest.raises(ValueError, match="`resume_from_checkpoint` must find a checkpoint in"):
-        run(folder, True)
+    assert_error("`resume_from_checkpoint` must find a checkpoint in", run, folder, True)
 
 
 def test_weights_alone_are_not_resumed(tmp_path):
     run(tmp_path, save_only_model=True)
-    with pytest.raises(ValueError, match=r"lacks optimizer.pt, scheduler.pt \(`save_only_model` leaves them out\)"):
-        run(tmp_path, True)
+    assert_error(r"lacks optimizer.pt, scheduler.pt \(`save_only_model` leaves them out\)", run, tmp_path, True)
 
 
 def test_what_transformers_trainer_has_saved_is_resumed_with_a_warning(tmp_path, caplog):
@@ -109,8 +106,7 @@ def test_a_damaged_best_checkpoint_is_not_loaded(tmp_path):
     trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, **{**OPTIONS, **options, "max_steps": 2})
     load = trainer._load_best_model
     trainer._load_best_model = lambda: [*map(flip_a_bit, tmp_path.glob("checkpoint-*")), load()]
-    with pytest.raises(ValueError, match="another checksum"):
-        trainer.train()
+    assert_error("another checksum", trainer.train)
 
 
 def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tmp_path):

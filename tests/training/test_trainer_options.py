@@ -18,7 +18,7 @@ from transformers.trainer_callback import TrainerCallback
 import trainer_runs
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.versions_heed import CHECKPOINTING
-from helpers import FAMILIES, tiny_model
+from helpers import FAMILIES, assert_error, tiny_model
 from memorised import PAIRS, memorised_model
 from trainer_process import Stream
 from trainer_runs import collator, encoded_pairs, fresh_model, joint_tokenizers, logged, make_trainer, trained
@@ -160,8 +160,7 @@ def test_what_would_be_ignored_is_refused_before_a_folder_is_made(tmp_path):
             HeedSeq2SeqTrainer(fresh_model(), arguments, collator(), encoded_pairs(), encoded_pairs())
     with pytest.raises(ValueError, match="`args` must be Seq2SeqTrainingArguments, but is TrainingArguments instead"):
         HeedSeq2SeqTrainer(fresh_model(), TrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True))
-    with pytest.raises(ValueError, match="`fp16` must be False on the CPU"):
-        make_trainer(HeedSeq2SeqTrainer, tmp_path / "run", fp16=True)
+    assert_error("`fp16` must be False on the CPU", make_trainer, HeedSeq2SeqTrainer, tmp_path / "run", fp16=True)
     assert not (tmp_path / "run").exists()
     # But pairs of a stream may be left unskipped.
     given = {"train_dataset": Stream(encoded_pairs())}
@@ -353,8 +352,7 @@ def test_sources_without_labels_are_translated_as_with_them(with_model, tmp_path
     assert np.array_equal(found.predictions, expected.predictions)
     assert found.label_ids is None
     trainer.train_dataset = sources
-    with pytest.raises(ValueError, match="A batch must hold `labels`, but holds input_ids, attention_mask instead"):
-        trainer.train()
+    assert_error("A batch must hold `labels`, but holds input_ids, attention_mask instead", trainer.train)
 
 
 @pytest.mark.parametrize("with_model", [False, True])

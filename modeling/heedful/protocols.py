@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from torch.nn import Module, Parameter
     from transformers import GenerationConfig, PreTrainedConfig
 
+    from heedful.configuration_base_heed import HeedBaseConfig
+
 
 class Seq2SeqModel(Protocol):
     """An encoder-decoder with its output layer; all is as in `transformers.PreTrainedModel` and `torch.nn.Module`."""
@@ -43,6 +45,9 @@ class TrainableModel(Seq2SeqModel, Protocol):
     """A model of either family of Heed's, as runs train it."""
 
     all_tied_weights_keys: Any
+
+    @property
+    def config(self) -> "HeedBaseConfig": ...
 
     @property
     def model(self) -> Any: ...  # both stacks

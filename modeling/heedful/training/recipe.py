@@ -45,7 +45,7 @@ class DataRecipe:
     augmentation: AugmentationRules = field(default_factory=AugmentationRules)
     denoise: DenoiseRules = field(default_factory=DenoiseRules)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _at_least(1, "data", self, "temperature", "pool_size", "max_source_tokens", "max_target_tokens")
         check_mixture(self.mixture, self.target, self.source if self.both_directions else None)
         if names := {"validation", "ended"} & self.test.keys():
@@ -118,7 +118,7 @@ class ModelRecipe:
     attn_implementation: str | None = None
     activation_checkpointing: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.start_from is not None and (self.config is not None or self.options):
             must = "empty where `model.config` or `model.options` are given"
             raise mistake("model.start_from", must, repr(self.start_from))
@@ -153,7 +153,7 @@ class OptimizationRecipe:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     compile: Literal["auto"] | bool = "auto"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _at_least(0, "optimization", self, "warmup_updates", "weight_decay", "skip_nonfinite_updates")
         _at_least(1, "optimization", self, "max_updates", "max_epochs", "buckets_per_update", "token_budget")
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
@@ -217,7 +217,7 @@ class ValidationRecipe:
     select: Criterion = "loss"
     patience: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _at_least(1, "validation", self, "every_updates", "max_new_tokens", "patience")
         _at_least(0, "validation", self, "sentences")
         if self.sentences == 0 and self.select != "loss":
@@ -233,7 +233,7 @@ class CheckpointRecipe:
     keep_last: int = 5
     publish: Literal["average", "best", "last"] = "average"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _at_least(1, "checkpoints", self, "every_updates", "keep_last")
 
 
@@ -250,7 +250,7 @@ class DecodingRecipe:
     bleu_tokenizer: str | None = None
     ignore: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _at_least(1, "decoding", self, "num_beams", "tokens_beyond_source")
         _at_least(2, "decoding", self, "max_length")  # which counts the decoder's start token
         check_scoring(self.bootstrap, self.ignore, "decoding.")
@@ -267,7 +267,7 @@ class LoggingRecipe:
     every_updates: int = 50
     trackers: list[str] = field(default_factory=list)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _at_least(1, "logging", self, "every_updates")
 
 
@@ -282,7 +282,7 @@ class CardRecipe:
     intended_use: str | None = None
     limits: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("source_language", "target_language"):
             if getattr(self, name) is not None and code_of(getattr(self, name)) is None:
                 raise mistake(f"card.{name}", "a language, such as ko or Korean", repr(getattr(self, name)))
@@ -316,7 +316,7 @@ class Recipe:
     card: CardRecipe = field(default_factory=CardRecipe)
     publish: PublishRecipe = field(default_factory=PublishRecipe)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Fill in the output folder and check what concerns several sections."""
         if not self.name.strip():
             raise mistake("name", "a word or more", repr(self.name))

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path, PureWindowsPath
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -195,7 +195,7 @@ def make_recipe(tree: dict[str, Any]) -> Recipe:
     Raises:
         ValueError: If a key is unknown or missing, or has a wrong value; the message names it.
     """
-    return make_section(Recipe, tree, "")
+    return cast("Recipe", make_section(Recipe, tree, ""))
 
 
 def to_yaml(recipe: Recipe, is_private: bool = False) -> str:

@@ -150,7 +150,7 @@ def _cut_off(recipe: Recipe, lengths: np.ndarray) -> Iterator[Fault]:
 def _longest(lengths: np.ndarray, limit: int) -> list[int]:
     """Return the numbers of what is longer than a limit, the longest first."""
     found = np.flatnonzero(lengths > limit)
-    return found[np.argsort(-lengths[found], kind="stable")].tolist()
+    return [*found[np.argsort(-lengths[found], kind="stable")].tolist()]
 
 
 def _plain(text: str) -> str:

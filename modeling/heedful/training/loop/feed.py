@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
+from transformers import PreTrainedConfig
 
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.batching import Row
 from heedful.data.epochs.micro_batches import MicroBatch, collate, micro_batches_of_rank
 from heedful.fast_paths_heed import Packing, runs_known_code
 from heedful.packed_rows_heed import why_padded
+from heedful.protocols import TrainableModel
 
 if TYPE_CHECKING:
     from heedful.training.updates.objective import Objective
@@ -40,7 +42,7 @@ class Feed:
     """Makes micro-batches of rows, padded or end to end; for a GPU in memory that it reads while Python goes on."""
 
     accelerator: Accelerator
-    config: Any  # of the model
+    config: PreTrainedConfig  # of the model
     token_budget: int  # padded tokens of a micro-batch
     objective: "Objective | None" = None  # what is minimized in place of the cross-entropy
     packs: bool = False  # whether rows lie end to end
@@ -53,7 +55,7 @@ class Feed:
     @property
     def is_ahead(self) -> bool:
         """Whether updates are made ahead: on the CPU another thread would take from the one that trains."""
-        return self.accelerator.device.type == "cuda"
+        return bool(self.accelerator.device.type == "cuda")
 
     def micro_batches(self, parts: list[list[list[Row]]]) -> list[MicroBatch]:
         """Return this rank's micro-batches of the rows that `split_update` has divided among all ranks."""
@@ -85,7 +87,7 @@ class Feed:
         return MicroBatch(self.tensors([short] * max(1, self.token_budget // sum(map(len, short.values())))))
 
 
-def may_pack(model: Any, accelerator: Accelerator) -> bool:
+def may_pack(model: TrainableModel, accelerator: Accelerator) -> bool:
     """Tell whether a GPU may read rows end to end: by flash attention, in bfloat16 on cards since Ampere."""
     if accelerator.device.type != "cuda":
         return False

@@ -272,7 +272,7 @@ class TrainingLoop:
         return last, f", ends after {last:,} updates" if last else ""
 
     def _is_due(self, section: str) -> bool:
-        return self.progress.update % getattr(self.recipe, section).every_updates == 0
+        return self.progress.update % int(getattr(self.recipe, section).every_updates) == 0
 
     def _is_finished(self) -> bool:
         progress, patience = self.progress, self.recipe.validation.patience

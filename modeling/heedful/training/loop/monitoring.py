@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.files import listed, write_text
+from heedful.protocols import Seq2SeqModel
 from heedful.training.run_folder.progress import Progress, new_window
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
 class RunLog:
     """The run's own log, a line of JSON for every event, whose values Accelerate's trackers get too."""
 
-    def __init__(self, file: Path, accelerator: "Accelerator", model: Any):
+    def __init__(self, file: Path, accelerator: "Accelerator", model: Seq2SeqModel):
         self.file, self.accelerator, self._network = file, accelerator, model
         self._is_broken = False
 

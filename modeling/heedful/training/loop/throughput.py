@@ -1,15 +1,15 @@
 """How much a device computes: operations of a model, and the peak of a card."""
 
-from typing import Any
-
 import torch
 from accelerate import Accelerator
+
+from heedful.protocols import Seq2SeqModel
 
 # Dense bfloat16 operations per second, by a part of the card's name.
 PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
 
 
-def operations_of_pairs(model: Any, source_tokens: float, target_tokens: float) -> float:
+def operations_of_pairs(model: Seq2SeqModel, source_tokens: float, target_tokens: float) -> float:
     """Return the floating-point operations of a training step on so many tokens, padding not counted."""
     # A matrix takes two for each number and token, and four backwards; scores of attention, about 1 %, are left out.
     of_source = of_target = 0
@@ -18,7 +18,7 @@ def operations_of_pairs(model: Any, source_tokens: float, target_tokens: float) 
         if parameter.dim() > 1 and not any(part in name for part in ("embed_tokens", "embed_positions", "lm_head")):
             of_source += parameter.numel() * reads_source
             of_target += parameter.numel() * (not reads_source)
-    of_target += model.get_output_embeddings().weight.numel()
+    of_target += int(model.get_output_embeddings().weight.numel())
     return 6.0 * (of_source * source_tokens + of_target * target_tokens)
 
 
@@ -28,7 +28,7 @@ def peak_operations(device: torch.device) -> float | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def device_values(model: Any, window: dict[str, float], accelerator: Accelerator) -> dict[str, float]:
+def device_values(model: Seq2SeqModel, window: dict[str, float], accelerator: Accelerator) -> dict[str, float]:
     """Return a GPU's share of its peak in bfloat16, where that is known, and its peak of memory in GiB."""
     values = {"train/peak_memory_gib": torch.cuda.max_memory_allocated(accelerator.device) / 2**30}
     torch.cuda.reset_peak_memory_stats(accelerator.device)

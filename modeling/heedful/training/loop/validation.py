@@ -25,6 +25,7 @@ from heedful.training.updates.engine import TrainingEngine
 
 METRICS = ("bleu", "chrf", "chrf++", "exact_match", *ERROR_RATES)  # all but TER, which is slow
 LOWER_IS_BETTER = ("loss", *ERROR_RATES)
+Pairs = list[dict[str, Any]]
 
 
 def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str, float]:
@@ -72,20 +73,20 @@ def validation_loss(model: Seq2SeqModel, rows: EncodedPairs, token_budget: int, 
     return all_reduce(accelerator, total.item())[0] / int(rows.target_lengths.sum())
 
 
-def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Accelerator, **settings) -> list[str]:
+def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Accelerator, **search: Any) -> list[str]:
     """Translate sentences, each on one rank, and return all translations in order on every rank."""
     rank, world_size = accelerator.process_index, accelerator.num_processes
-    found = translator.translate_lines(texts[rank::world_size], split=False, **settings)
+    found = translator.translate_lines(texts[rank::world_size], split=False, **search)
     own = [best.text for best, *_ in found]
     gathered = gather_object([(rank + world_size * number, text) for number, text in enumerate(own)])
     return [text for _, text in sorted(gathered)]
 
 
 def score_pairs(
-    translator: Translator, pairs: list[dict[str, Any]], accelerator: Accelerator, scoring: dict[str, Any], **settings
+    translator: Translator, pairs: Pairs, accelerator: Accelerator, scoring: dict[str, Any], **search: Any
 ) -> dict[str, Any]:
     """Translate the sources of pairs, spread over the ranks, and score the result against all that is right."""
-    predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **settings)
+    predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **search)
     accepted = references_of(pairs)
     if "metrics" not in scoring:
         scoring = scoring | {"metrics": affordable_metrics(None, predictions, accepted)}

@@ -58,7 +58,7 @@ def all_reduce(accelerator: Accelerator, *values: float) -> list[float]:
         return [float(value) for value in values]
     kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
     total = torch.tensor([float(value) for value in values], device=accelerator.device, dtype=kind)
-    return accelerator.reduce(total, reduction="sum").tolist()
+    return [float(value) for value in accelerator.reduce(total, reduction="sum").tolist()]
 
 
 def any_rank(accelerator: Accelerator, condition: bool) -> bool:
@@ -66,7 +66,7 @@ def any_rank(accelerator: Accelerator, condition: bool) -> bool:
     return all_reduce(accelerator, condition)[0] > 0
 
 
-def broadcast(accelerator: Accelerator, value: Any) -> Any:
+def broadcast(accelerator: Accelerator, value: object) -> Any:
     """Return the main process's value on every rank."""
     return value if accelerator.num_processes == 1 else broadcast_object_list([value])[0]
 

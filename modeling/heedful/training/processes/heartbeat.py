@@ -41,7 +41,7 @@ class Heartbeat(Watch):
             thread.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         for thread in self._threads:
             thread.join(self.period)

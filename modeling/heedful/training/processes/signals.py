@@ -18,7 +18,7 @@ class TrainingInterrupted(Exception):
 class StopSignals:
     """A context in which Ctrl-C and SIGTERM are noted; a second Ctrl-C ends the process, a second SIGTERM does not."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.received: int | None = None  # the number of the last signal that has come
         self._interruption: TrainingInterrupted | None = None
         self._handlers: dict[int, Any] = {}
@@ -27,7 +27,7 @@ class StopSignals:
         self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from heedful.checksums_heed import checksum
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_name_inside, flush, leftovers, remove, written_whole
+from heedful.protocols import TrainableModel
 from heedful.training.processes.collectives import Watch, any_rank, broadcast
 from heedful.training.recipe import CheckpointRecipe, Recipe
 from heedful.training.recipe_file import read_recipe, to_yaml
@@ -62,7 +63,9 @@ def list_checkpoints(folder: Path, prefix: str = PREFIX) -> list[tuple[int, Path
     return sorted((int(match[1]), folder / match[0]) for match in matches if match)
 
 
-def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> Path:
+def save_checkpoint(
+    folder: Path, model: TrainableModel, state: TrainingState, tokenizers: TokenizerPair, recipe: str
+) -> Path:
     """Write a checkpoint, whole or not at all, which is an `OSError`; `model` may be any of the right config."""
     path = checkpoint_path(folder, state.progress.update)
     with written_folder(path) as partial:
@@ -169,7 +172,8 @@ def write_manifest(folder: Path) -> None:
 def checkpoint_to_resume(recipe: Recipe, accelerator: "Accelerator") -> Path | None:
     """Return the newest whole checkpoint of the run, as the main process sees it; `None` for none."""
     is_reader = recipe.resume and accelerator.is_main_process
-    return broadcast(accelerator, newest_whole_checkpoint(recipe.folder / CHECKPOINTS) if is_reader else None)
+    newest = newest_whole_checkpoint(recipe.folder / CHECKPOINTS) if is_reader else None
+    return cast("Path | None", broadcast(accelerator, newest))
 
 
 class CheckpointStore:

@@ -68,7 +68,7 @@ def check_output_folder(recipe: Recipe) -> None:
             raise mistake(name, f"as in the run that is resumed ({then})", value, reason)
 
 
-def _reason_against(name: str, values: tuple[Any, Any], recipe: Recipe) -> str | None:
+def _reason_against(name: str, values: tuple[object, object], recipe: Recipe) -> str | None:
     """Return why a key of a run may not change from one of the values to the other, `None` where it may."""
     if name.startswith("tokenizer."):
         return "the weights know no other tokenizer"
@@ -107,7 +107,7 @@ def foreign_files(folder: Path) -> list[Path]:
     return sorted(file for file in files if file.parent not in ours or not any(map(file.match, OWN_FILES)))
 
 
-def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[object, object]]:
     """Return both values of each key, with dots, whose change makes it another run."""
     changeable = set(CHANGEABLE_KEYS)
     if now.get("optimization", {}).get("schedule") in ("linear", "cosine"):

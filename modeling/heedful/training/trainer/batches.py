@@ -1,31 +1,31 @@
 """What HeedSeq2SeqTrainer reads and what it predicts: micro-batches of an epoch, and tokens without padding."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
-from transformers import Seq2SeqTrainingArguments
+from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 from transformers.trainer_utils import has_length
 
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
-from heedful.data.epochs.micro_batches import assign, by_length, sorted_lengths
+from heedful.data.epochs.micro_batches import Tensors, assign, by_length, sorted_lengths
 
 
-class EmptyBatch(list):
+class EmptyBatch(list[Any]):
     """Rows of which no label counts, for a process that has no micro-batch of an update."""
 
 
-def without_labels(batch: Any) -> Any:
+def without_labels(batch: Tensors) -> Tensors:
     """Return a collated batch with all its labels ignored."""
     return {**batch, "labels": torch.full_like(batch["labels"], IGNORED_LABEL)} if "labels" in batch else batch
 
 
-def with_a_column(batch: Any, config: Any) -> dict[str, Any]:
+def with_a_column(batch: Mapping[str, Any], config: PreTrainedConfig) -> Tensors:
     """Return what a collated batch holds, with one column of padding where all rows of a side are empty."""
     held = {name: values for name, values in batch.items() if values is not None}
     fillers = {"input_ids": config.pad_token_id or 0, "attention_mask": 0, "labels": IGNORED_LABEL}
@@ -35,19 +35,19 @@ def with_a_column(batch: Any, config: Any) -> dict[str, Any]:
     return held
 
 
-def collate_micro_batch(collate: Callable[[list[Any]], Any], rows: list[Any]) -> Any:
+def collate_micro_batch(collate: Callable[[list[Any]], Tensors], rows: list[Any]) -> Tensors:
     """Make tensors of the rows of a micro-batch, of which those of a `EmptyBatch` do not count."""
     batch = collate(list(rows))
     return without_labels(batch) if isinstance(rows, EmptyBatch) else batch
 
 
-class MicroBatches(Dataset):
+class MicroBatches(Dataset[Any]):
     """The micro-batches of all processes, `parts` an update, as `plan` lists their rows for each epoch.
 
     Element `epoch × len + place` tells worker processes the epoch, too; an empty one is an `EmptyBatch` of `filler`.
     """
 
-    def __init__(self, rows: Any, plan: Callable[[int], list[list[int]]], parts: int, filler: int):
+    def __init__(self, rows: Sequence[Any], plan: Callable[[int], list[list[int]]], parts: int, filler: int):
         self.rows, self.plan, self.parts, self.filler = rows, plan, parts, filler
         self.epoch, self.batches = 0, plan(0)
         self.length = -(-len(self.batches) // parts) * parts
@@ -65,7 +65,7 @@ class MicroBatches(Dataset):
 
 
 @dataclass
-class Epoch(Sampler):
+class Epoch(Sampler[int]):
     """The numbers of an epoch's micro-batches, in order."""
 
     size: int  # the number of micro-batches
@@ -79,13 +79,13 @@ class Epoch(Sampler):
         return iter(range(start, start + self.size))
 
 
-def is_list(rows: Any) -> bool:
+def is_list(rows: object) -> TypeGuard[Sequence[Any]]:
     """Return whether a dataset has a length and its rows can be read in any order."""
     return has_length(rows) and not isinstance(rows, IterableDataset)
 
 
 def micro_batches(
-    rows: Any, args: Seq2SeqTrainingArguments, tokens_per_update: int | None, buckets_per_update: int
+    rows: Sequence[Any], args: Seq2SeqTrainingArguments, tokens_per_update: int | None, buckets_per_update: int
 ) -> MicroBatches:
     """Plan the updates of a training dataset, of a number of pairs or of `tokens_per_update`."""
     parts = args.gradient_accumulation_steps * args.world_size

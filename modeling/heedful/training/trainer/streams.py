@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -15,20 +15,21 @@ from transformers import Seq2SeqTrainer
 from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker, unwrap_peft_model
 from transformers.utils import logging
 
+from heedful.data.epochs.micro_batches import Tensors
 from heedful.training.trainer import batches as of_lists
 from heedful.training.trainer.batches import is_list
 
 logger = logging.get_logger(__name__)
 
 FILE = "stream.json"  # in a checkpoint
-Inputs = dict[str, torch.Tensor | Any]
+
 Count = torch.Tensor | int | None  # of the labels of an update
 
 
-class StreamedBatches(IterableDataset):
+class StreamedBatches(IterableDataset[Tensors]):
     """One process's share of every update of a stream, which all read; `copies` processes get the same one."""
 
-    def __init__(self, batches: DataLoader, parts: int, copies: int, accelerator: Accelerator):
+    def __init__(self, batches: DataLoader[Any], parts: int, copies: int, accelerator: Accelerator):
         self.batches, self.rows, self.accelerator = batches, batches.dataset, accelerator
         self.processes, self.process = accelerator.num_processes // copies, accelerator.process_index // copies
         self.parts = parts * self.processes
@@ -36,10 +37,10 @@ class StreamedBatches(IterableDataset):
         self.first_update: int | None = None  # the number of finished updates when the epoch began
         self.marks: list[float] = []  # the sums of all labels of this epoch up to each update
         self.expected: dict[str, Any] = {}  # how far the run was that is resumed
-        self.left_over: list[Any] = []  # at an epoch's end; begins the next epoch's first update
+        self.left_over: list[Tensors] = []  # at an epoch's end; begins the next epoch's first update
 
     def __len__(self) -> int:
-        return -(-len(self.batches) // self.processes)
+        return int(-(-len(self.batches) // self.processes))
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch."""
@@ -47,13 +48,13 @@ class StreamedBatches(IterableDataset):
             self.epoch, self.first_update, self.is_over = epoch, None, False
         getattr(self.rows, "set_epoch", lambda _: None)(epoch)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tensors]:
         for update in self._updates():
             yield from update[self.process :: self.processes]
             if self.process >= len(update) % self.processes > 0:
                 yield of_lists.without_labels(update[0])
 
-    def _updates(self) -> Iterator[list[Any]]:
+    def _updates(self) -> Iterator[list[Tensors]]:
         """Read an epoch and yield its updates."""
         size = len(self.batches) if has_length(self.batches) else None
         update, self.left_over, self.marks, read = self.left_over, [], [], 0
@@ -82,7 +83,7 @@ class StreamedBatches(IterableDataset):
             raise ValueError(f"`train_dataset` must {must}, but has {len(update)} instead.")
         self.left_over = update
 
-    def _note(self, update: list[Any]) -> None:
+    def _note(self, update: list[Tensors]) -> None:
         """Add up the labels of an update, and compare them with those of other processes and of an earlier run."""
         labels = [batch["labels"] for batch in update if isinstance(batch.get("labels"), torch.Tensor)]
         mark = float(sum((values + 1).clamp(min=0).sum() for values in labels))
@@ -140,10 +141,9 @@ class SharedUpdates(Seq2SeqTrainer):
     buckets_per_update: int
     _stream: StreamedBatches | None = None  # what is trained on, unless it is a list
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process; an update has the same number of them in every process."""
-        rows: Any = self.train_dataset
-        self._stream = None
+        rows, self._stream = self.train_dataset, None
         if rows is None:
             return super().get_train_dataloader()  # which says that it is missing
         if not is_list(rows):
@@ -154,7 +154,8 @@ class SharedUpdates(Seq2SeqTrainer):
         epoch = of_lists.Epoch(len(batches), lambda: self.state.global_step * batches.parts // len(batches))
         seed = partial(seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index)
         # Accelerate gives each process one micro-batch in turn.
-        return self.accelerator.prepare(DataLoader(batches, sampler=epoch, worker_init_fn=seed, **self._loading()))
+        loader = DataLoader(batches, sampler=epoch, worker_init_fn=seed, **self._loading())
+        return cast("DataLoader[Any]", self.accelerator.prepare(loader))
 
     def _loading(self) -> dict[str, Any]:
         """Return how a `DataLoader` collates the rows of a micro-batch, by how many workers and so on."""
@@ -167,7 +168,7 @@ class SharedUpdates(Seq2SeqTrainer):
         settings = {name: getattr(args, f"dataloader_{name}") for name in names}
         return {"collate_fn": partial(of_lists.collate_micro_batch, collate), **settings}
 
-    def _loader_of_stream(self, rows: Any) -> DataLoader:
+    def _loader_of_stream(self, rows: object) -> DataLoader[Any]:
         """Return a loader of this process's micro-batches of a stream, all of which every process reads."""
         if self.tokens_per_update is not None:
             raise ValueError("`train_dataset` must have a length with `tokens_per_update`, but has none.")
@@ -181,8 +182,8 @@ class SharedUpdates(Seq2SeqTrainer):
         batches = DataLoader(rows, batch_size=args.per_device_train_batch_size, **loading)
         self._stream = StreamedBatches(batches, args.gradient_accumulation_steps, copies, self.accelerator)
         # A generator of its own leaves the random numbers of dropout as they are.
-        options: dict[str, Any] = {"collate_fn": lambda batch: batch, "generator": torch.Generator()}
-        return DataLoaderShard(self._stream, device=self.accelerator.device, batch_size=None, **options)
+        own = {"collate_fn": lambda batch: batch, "generator": torch.Generator(), "device": self.accelerator.device}
+        return cast("DataLoader[Any]", DataLoaderShard(self._stream, batch_size=None, **own))
 
     def _init_training_state(self, max_steps: int, updates_per_epoch: int, epochs: int, *args: Any) -> tuple[int, int]:
         """Return the epoch that a run begins with, and the micro-batches of it that were trained on before."""
@@ -197,7 +198,7 @@ class SharedUpdates(Seq2SeqTrainer):
         epoch, updates = self._stream.seek(Path(checkpoint), self.state.global_step, updates_per_epoch)
         return epoch, updates * self.args.gradient_accumulation_steps
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Inputs], Count]:
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Tensors], Count]:
         """Return the micro-batches of an update and the number of their labels."""
         batches, count = super().get_batch_samples(*args, **kwargs)
         if (stream := self._stream) is not None:
@@ -206,7 +207,7 @@ class SharedUpdates(Seq2SeqTrainer):
                 stream.first_update = self.state.global_step
         return batches, count
 
-    def num_examples(self, dataloader: DataLoader) -> int:
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Return the number of pairs."""
         dataset: Any = getattr(dataloader, "dataset", None)
         is_ours = isinstance(dataset, of_lists.MicroBatches | StreamedBatches)

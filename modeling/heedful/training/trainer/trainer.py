@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from heedful.checksums_heed import TARGET_FOLDER, check_no_target
 from heedful.configuration_base_heed import IGNORED_LABEL, HeedBaseConfig, special_token
+from heedful.data.epochs.micro_batches import Tensors
 from heedful.data.tokenization import TokenizerPair, warn_of_split_tokens
 from heedful.encoder_decoder_heed import OutputLayer
 from heedful.fast_paths_heed import has_own
@@ -25,7 +26,7 @@ from heedful.loss_heed import smoothed_cross_entropy
 from heedful.training.trainer.batches import is_list, with_a_column, without_padding
 from heedful.training.trainer.saving import WholeCheckpoints
 from heedful.training.trainer.settings import check_settings
-from heedful.training.trainer.streams import Count, Inputs
+from heedful.training.trainer.streams import Count
 
 logger = logging.get_logger(__name__)
 
@@ -142,7 +143,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     # Loss
 
     def compute_loss(
-        self, model: Any, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count = None
+        self, model: Any, inputs: Tensors, return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Any:
         """Return the cross-entropy in nats per label of the whole update, and the model's outputs if asked for."""
         inputs = with_a_column(inputs, self._plain_model.config)
@@ -184,7 +185,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         rows = torch.stack([losses.detach().float(), counts.float()], dim=1)  # (B, 2)
         self._row_losses.append(self.accelerator.gather_for_metrics(rows))
 
-    def training_step(self, model: Any, inputs: Inputs, num_items_in_batch: Count = None) -> torch.Tensor:
+    def training_step(self, model: Any, inputs: Tensors, num_items_in_batch: Count = None) -> torch.Tensor:
         """Add up the gradient of a micro-batch; after the last one of an update make sure that its loss is finite."""
         if isinstance(model, DistributedDataParallel) and model is not self._settled_model:
             self._settle_buckets(model, inputs, num_items_in_batch)
@@ -198,7 +199,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
             self._stop_if(not math.isfinite(total), "the training loss is not finite")
         return loss
 
-    def _settle_buckets(self, model: DistributedDataParallel, inputs: Inputs, count: Count) -> None:
+    def _settle_buckets(self, model: DistributedDataParallel, inputs: Tensors, count: Count) -> None:
         """Let DDP build its buckets by a gradient that is thrown away: a resumed run then adds in the same order."""
         self._settled_model = model
         if model.find_unused_parameters:  # it never builds other buckets
@@ -210,7 +211,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         model.require_backward_grad_sync = is_last
         model.zero_grad()
 
-    def _without_labels(self, inputs: Inputs) -> Inputs:
+    def _without_labels(self, inputs: Tensors) -> Tensors:
         """Return the inputs with what the decoder reads in place of the labels, so that no loss is computed twice."""
         rest = {name: value for name, value in inputs.items() if name != "labels"}
         if not {"decoder_input_ids", "decoder_inputs_embeds"} & rest.keys():
@@ -235,14 +236,14 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
 
     # Evaluation
 
-    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Return the batches of an evaluation dataset; if one is given, its own even if workers persist."""
         if eval_dataset is not None and not isinstance(eval_dataset, str):
             return self.get_test_dataloader(eval_dataset)
         self.eval_dataset = _listed(self.eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
-    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """Return the batches of a dataset that is given."""
         return super().get_test_dataloader(_listed(test_dataset))
 
@@ -277,7 +278,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         return compute_metrics(EvalPrediction(*given), **kwargs)
 
     def prediction_step(
-        self, model: Any, inputs: Inputs, prediction_loss_only: bool, ignore_keys: Any = None, **gen_kwargs: Any
+        self, model: Any, inputs: Tensors, prediction_loss_only: bool, ignore_keys: Any = None, **gen_kwargs: Any
     ) -> tuple[Any, Any, Any]:
         """Return loss, predictions and labels of one batch; generated tokens and labels are padded with -100."""
         inputs = with_a_column(inputs, self._plain_model.config)

@@ -1,13 +1,18 @@
 """The compiled step: when it pays, and what of a model is compiled: all between embeddings and the loss."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from transformers import PreTrainedConfig
+from transformers.modeling_outputs import Seq2SeqModelOutput
 
 from heedful.fast_paths_heed import runs_known_code
+from heedful.modeling_heed import HeedModel
 from heedful.packed_rows_heed import PACKED_ENCODINGS
+from heedful.protocols import TrainableModel
 from heedful.training.loop.throughput import operations_of_pairs, peak_operations
 from heedful.training.recipe import OptimizationRecipe
 
@@ -25,7 +30,7 @@ GRAPHS_BELOW = 4e12
 class CompiledBody:
     """Computes what `HeedModel` does, compiled for any number of rows and tokens, or as a CUDA graph of each shape."""
 
-    def __init__(self, model: Any, uses_graphs: bool = False):
+    def __init__(self, model: HeedModel, uses_graphs: bool = False):
         self._model, self.uses_graphs = model, uses_graphs
         # Until all of it has run once: a graph is computed, then recorded, then replayed.
         self.first_calls = 3 if uses_graphs else 1
@@ -37,9 +42,9 @@ class CompiledBody:
 
         # Torch compiles each piece of code a few times at most, and a process may train many models.
         compute.__code__ = compute.__code__.replace()
-        self._compute: Any = torch.compile(compute, dynamic=True, options=options)
+        self._compute: Callable[..., Seq2SeqModelOutput] = torch.compile(compute, dynamic=True, options=options)
 
-    def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **kwargs: Any) -> Seq2SeqModelOutput:
         """Return what the model returns for ids and the arguments of its `forward`, embeddings left out."""
         # Compiled, their gradient would be added up in no fixed order.
         kwargs["inputs_embeds"] = self._model.encoder.embed_tokens(input_ids)
@@ -50,7 +55,7 @@ class CompiledBody:
 
 
 def body_of(
-    model: Any, settings: OptimizationRecipe, accelerator: Accelerator, is_sharded: bool = False, packs: bool = False
+    model: TrainableModel, settings: OptimizationRecipe, accelerator: Accelerator, is_sharded: bool, packs: bool
 ) -> CompiledBody | None:
     """Return a compiled body of a recipe's model, or `None` where nothing is compiled, which the log explains."""
     is_checkpointed = model.config.model_type == "heed" and model.model.encoder.gradient_checkpointing
@@ -69,7 +74,7 @@ def body_of(
 
 
 def check_compile(
-    settings: OptimizationRecipe, config: Any, is_checkpointed: bool, obstacle: str | None = None
+    settings: OptimizationRecipe, config: PreTrainedConfig, is_checkpointed: bool, obstacle: str | None = None
 ) -> str | None:
     """Return why a model of a config cannot be compiled, a `ValueError` if the recipe asks for it all the same."""
     if config.model_type != "heed":
@@ -83,7 +88,7 @@ def check_compile(
     return obstacle
 
 
-def _why_too_short(model: Any, settings: OptimizationRecipe, accelerator: Accelerator) -> str | None:
+def _why_too_short(model: TrainableModel, settings: OptimizationRecipe, accelerator: Accelerator) -> str | None:
     """Return why a run is too short to be compiled; `None` where it is not, as where its end is not known."""
     seconds = [settings.max_minutes * 60] if settings.max_minutes is not None else []
     if settings.max_updates is not None:

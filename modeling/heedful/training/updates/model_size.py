@@ -3,13 +3,19 @@
 import copy
 import math
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
+
+from heedful.protocols import TrainableModel
+
+Kind = Callable[[Any], TrainableModel]  # makes a model of a config
 
 
-def check_memory(kind: Any, config: Any, is_alone: bool) -> None:
+def check_memory(kind: Kind, config: PreTrainedConfig, is_alone: bool) -> None:
     """Raise a `ValueError` if this machine cannot hold a model: alone, its gradients and Adam's moments too."""
     memory, parameters = memory_of_machine(), parameters_of(kind, config)
     needed = parameters * (16 if is_alone else 4)
@@ -19,7 +25,7 @@ def check_memory(kind: Any, config: Any, is_alone: bool) -> None:
         raise ValueError(f"`model.options` and `tokenizer.vocab_size` must {must}, but {found}.")
 
 
-def parameters_of(kind: Any, config: Any) -> float:
+def parameters_of(kind: Kind, config: PreTrainedConfig) -> float:
     """Count the parameters of a model without making it: its layers are alike, so that two are enough."""
     depths = int(config.encoder_layers), int(config.decoder_layers)
     counts = {}

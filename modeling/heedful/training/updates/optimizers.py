@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,12 +15,13 @@ AT_ONCE = 1 << 24  # numbers of matrices that are multiplied together, for which
 AVERAGED = "training_weight"  # in a saved state of an optimizer that averages: the weight that gradients are of
 # What such an optimizer counts in its groups, which no recipe sets.
 COUNTED = ("k", "weight_sum", "lr_max")
+Kind = Callable[..., torch.optim.Optimizer]
 
 
 def make_optimizer(model: TrainableModel, settings: OptimizationRecipe) -> torch.optim.Optimizer:
     """Return Adam with the paper's constants (section 5.3), AdamW, or another one; no vector is decayed."""
 
-    def made(kind: Any, parameters: list[torch.nn.Parameter], **more: Any) -> torch.optim.Optimizer:
+    def made(kind: Kind, parameters: list[torch.nn.Parameter], **more: Any) -> torch.optim.Optimizer:
         groups = [
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
             {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
@@ -40,9 +41,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get("factor", 1.0)
 
 
-def _make_other_optimizer(
-    model: TrainableModel, settings: OptimizationRecipe, made: Callable[..., Any]
-) -> torch.optim.Optimizer:
+def _make_other_optimizer(model: TrainableModel, settings: OptimizationRecipe, made: Kind) -> torch.optim.Optimizer:
     """Return AdamW that averages its weights, or Muon; `made` makes a relative of Adam for a list of parameters.
 
     `schedule_free` is algorithm 1 of Defazio et al., 2024, "The Road Less Scheduled". `muon` makes the updates of the
@@ -52,7 +51,7 @@ def _make_other_optimizer(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.optimizer == "schedule_free":
         optimizer = made(import_extra("schedulefree", "optimizers").AdamWScheduleFree, trained)
-        optimizer.train()  # for good: the average is computed beside the weights that are trained
+        cast("Any", optimizer).train()  # for good: the average is computed beside the weights that are trained
         return optimizer
     matrices = _matrices_of_layers(model)
     if not matrices:
@@ -83,7 +82,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         super().__init__([muon, *adamw.param_groups], {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Change the weights by their gradients."""
         # Loading a state replaces it and the groups, so AdamW gets them anew.
         muon, *self.adamw.param_groups = self.param_groups

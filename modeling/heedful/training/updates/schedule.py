@@ -16,7 +16,7 @@ def learning_rate(update: int, settings: OptimizationRecipe, d_model: int) -> fl
     schedule = settings.schedule_in_use
     if schedule == "paper":
         rising = update * warmup**-1.5 if warmup else math.inf
-        return peak * d_model**-0.5 * min(update**-0.5, rising)
+        return float(peak * d_model**-0.5 * min(update**-0.5, rising))
     if update < warmup:
         return peak * update / warmup
     if schedule == "constant":

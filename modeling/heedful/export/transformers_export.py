@@ -190,10 +190,10 @@ def _write_card(source: Path, name: str, folder: Path, stock: Any, **facts: Any)
     """Write the model's own card, or one with little in it, with the code that loads the stock form."""
     card = comparison.card_of(source)
     usage = USAGE.search(card)
-    example = re.search(r"^inputs = tokenizer\(.*$|\Z", usage[0] if usage else "", re.MULTILINE)
+    example = re.findall(r"^inputs = tokenizer\(.*$", usage[0] if usage else "", re.MULTILINE)
     metadata = None if card else metadata_of_card(name, [UNDETERMINED], [], license="unknown")
     section = render(
-        "stock_usage_template.md", metadata, name=name, kind=type(stock).__name__, example=example[0] or None,
+        "stock_usage_template.md", metadata, name=name, kind=type(stock).__name__, example=next(iter(example), None),
         beams=BEAMS, limit=getattr(stock.config, "max_position_embeddings", None), **facts,
     )  # fmt: skip
     text = USAGE.sub(lambda _: f"{section}\n", card) if usage else f"{card.rstrip()}\n\n{section}".lstrip()

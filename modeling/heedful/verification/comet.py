@@ -24,12 +24,8 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "final_activation": (None,),
     "activations": tuple(name for name in torch.nn.modules.activation.__all__ if name != "MultiheadAttention"),
 }
-DEFAULTS: dict[str, Any] = {
-    "class_identifier": None,
-    "layer_norm": True,
-    "activations": "Tanh",
-    "layer": "mix",
-}  # its own
+# What COMET takes where hparams.yaml is silent.
+DEFAULTS: dict[str, Any] = {"class_identifier": None, "layer_norm": True, "activations": "Tanh", "layer": "mix"}
 ENCODER = "encoder.model."
 
 
@@ -77,39 +73,25 @@ class Comet:
         self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options_inside(name))
         self.device = resolve_device(device)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-        encoder = AutoModel.from_config(config, add_pooling_layer=False, trust_remote_code=False)
-        found = {key.removeprefix(ENCODER): value for key, value in saved.items() if key.startswith(ENCODER)}
-        self.weights = {key: value.to(self.device) for key, value in saved.items() if not key.startswith(ENCODER)}
-        shapes = {ENCODER + key: tuple(value.shape) for key, value in encoder.state_dict().items()}
-        shapes |= self._shapes(config)
-        for key, shape in shapes.items():
-            held = tuple(saved[key].shape) if key in saved else "none"
-            if held != shape:
-                where = place / "checkpoints/model.ckpt"
-                raise ValueError(f"`{key}` of {where} must have the shape {shape}, but has {held}.")
-        encoder.load_state_dict(found, strict=False)
-        self.encoder = encoder.eval().to(self.device)
-
-    def _shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of weights that go with the settings; a `ValueError` names a layer that is none."""
-        layers, width, layer = config.num_hidden_layers + 1, config.hidden_size, self.settings["layer"]
+        self.encoder = AutoModel.from_config(config, add_pooling_layer=False, trust_remote_code=False).eval()
+        layers, layer = config.num_hidden_layers + 1, self.settings["layer"]
         if layer != "mix" and layer not in range(layers):
             raise ValueError(f"`layer` of hparams.yaml must be mix or below {layers}, but is {layer} instead.")
-        names = [f"layerwise_attention.scalar_parameters.{number}" for number in range(layers)]
-        names = ["layerwise_attention.gamma", *names] if layer == "mix" else []
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (1,))
-        width *= 6 if KINDS[self.settings["class_identifier"]] else 4
-        for number in (numbers := self._estimator() or [0]):
-            key = f"estimator.ff.{number}.weight"
-            rows = 1 if number == numbers[-1] else len(self.weights.get(key, ()))
-            shapes |= {key: (rows, width), key.replace("weight", "bias"): (rows,)}
-            width = rows
-        return shapes
+        found = {key.removeprefix(ENCODER): value for key, value in saved.items() if key.startswith(ENCODER)}
+        self.weights = {key: value.to(self.device) for key, value in saved.items() if not key.startswith(ENCODER)}
+        try:
+            if missing := self.encoder.load_state_dict(found, strict=False).missing_keys:
+                raise KeyError(ENCODER + missing[0])
+            self.encoder.to(self.device)
+            self.scores(["a"], ["a"], ["a"])
+        except (KeyError, IndexError, RuntimeError) as error:
+            file = place / "checkpoints/model.ckpt"
+            raise ValueError(f"{file} must have the weights of hparams.yaml's model: {first_line(error)}") from error
 
     def _estimator(self) -> list[int]:
         """Return the numbers of the estimator's matrices, in their order."""
         names = (key.split(".") for key in self.weights)
-        return sorted(int(name[2]) for name in names if name[:2] == ["estimator", "ff"] and name[-1] == "weight")
+        return sorted({0, *(int(name[2]) for name in names if name[:2] == ["estimator", "ff"])})
 
     def added_to(
         self, found: dict[str, Any], sources: Sequence[str], texts: Sequence[str], accepted: Sequence[Sequence[str]]

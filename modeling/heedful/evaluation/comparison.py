@@ -14,7 +14,7 @@ import numpy as np
 from heedful.evaluation import metrics
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP, TITLE_WIDTH, comparable
-from heedful.files import check_at_least
+from heedful.files import check_at_least, read_lines
 from heedful.messages_heed import wrong
 
 TIE = 1e-7  # up to which two differences of scores are the same
@@ -160,11 +160,7 @@ def directions_table(comparisons: Mapping[str | None, Mapping[str, Any]]) -> str
 def read_predictions(path: Path, count: int, references: Sequence[Sequence[str]] = ()) -> list[str]:
     """Read translations, one a line; another number of them, and JSON where no reference is JSON, is an error."""
     what = f"{path} must hold translations, one a line, as `heedful evaluate --predictions` writes them"
-    try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{what}, but is no UTF-8 text: {error}.") from error
-    lines = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
+    lines = read_lines(path, "systems")
     if len(lines) != count:
         place = f"line {len(lines) + 1} is missing" if len(lines) < count else f"line {count + 1} has no pair"
         raise ValueError(f"{what}: {count} lines for {count} pairs, but has {len(lines)} instead: {place}.")

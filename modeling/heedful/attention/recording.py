@@ -1,7 +1,6 @@
 """The attention of one forward pass, its weights and what they are made of, and the gates of recurrent cells.
 
-Of attention only what is asked for is computed: for the encoder's weights no decoder is run, and the weights of other
-layers of a Heed model are dropped as soon as their layer has used them.
+Of attention only what is asked for is computed: for the encoder's weights no decoder is run.
 """
 
 import inspect
@@ -23,10 +22,11 @@ from heedful.modeling_heed import HeedPreTrainedModel
 Kind = Literal["cross", "encoder", "decoder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SUM_ROUNDING = 0.02  # of a row's weights in bfloat16
-# Names of the attentions in a layer of Heed's encoder and decoder.
-ATTENTIONS: dict[str, dict[Kind, str]] = {
-    "encoder": {"encoder": "self_attn"},
-    "decoder": {"decoder": "self_attn", "cross": "cross_attn"},
+# The stack of each kind of attention, and its name in a layer there.
+ATTENTIONS: dict[Kind, tuple[str, str]] = {
+    "encoder": ("encoder", "self_attn"),
+    "decoder": ("decoder", "self_attn"),
+    "cross": ("decoder", "cross_attn"),
 }
 
 
@@ -71,10 +71,9 @@ def recorded_heads(
     found: dict[Kind, list[HeadStates]] = {}
     is_relative = getattr(model.config, "position_encoding", None) in RELATIVE_ENCODINGS
     with ExitStack() as hooks:
-        for kind, module, is_asked in _attentions(model, kinds, layer) if not is_relative else ():
-            if is_asked:
-                keep = partial(_keep_heads, found.setdefault(kind, []))
-                hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+        for kind, module in _attentions(model, kinds, layer) if not is_relative else ():
+            keep = partial(_keep_heads, found.setdefault(kind, []))
+            hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
         yield found
 
 
@@ -162,43 +161,33 @@ def _checked_run(
 def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None) -> dict[Kind, list[torch.Tensor]]:
     asked = {"output_attentions": True, "return_dict": True}
     source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
-    with ExitStack() as hooks:
-        for _, module, is_asked in _attentions(model, kinds, layer):
-            if not is_asked:  # drops its weights, which are large, before transformers' own hook keeps them
-                hooks.enter_context(module.register_forward_hook(_without_weights, prepend=True))
-        encoded = model.get_encoder()(input_ids=source, **(asked if "encoder" in kinds else {"return_dict": True}))
-        weights: dict[Kind, Any] = {"encoder": encoded.get("attentions")} if "encoder" in kinds else {}
-        if {*kinds} - {"encoder"}:
-            outputs = model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False, **asked)
-            weights |= {kind: outputs.get(f"{kind}_attentions") for kind in kinds if kind != "encoder"}
+    encoded = model.get_encoder()(input_ids=source, **(asked if "encoder" in kinds else {"return_dict": True}))
+    weights: dict[Kind, Any] = {"encoder": encoded.get("attentions")} if "encoder" in kinds else {}
+    if {*kinds} - {"encoder"}:
+        outputs = model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False, **asked)
+        weights |= {kind: outputs.get(f"{kind}_attentions") for kind in kinds if kind != "encoder"}
     found: dict[Kind, list[torch.Tensor]] = {}
     for kind, tensors in weights.items():
         given = [each for each in tensors or () if each is not None]
-        layers = [each[0].float().cpu() if isinstance(each, torch.Tensor) else each for each in given]
-        if layers and layer is not None and not _has_own_layers(model):  # else the others are dropped already
-            check_number("layer", layer, len(layers))
-            layers = [layers[layer]]
-        if layers:
-            found[kind] = layers
+        if given and layer is not None:
+            check_number("layer", layer, len(given))
+            given = [given[layer]]
+        if given:
+            found[kind] = [each[0].float().cpu() if isinstance(each, torch.Tensor) else each for each in given]
     return found
 
 
-def _attentions(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[tuple[Kind, HeedAttention, bool]]:
-    """Yield kind and module of each attention in the stacks of a Heed Transformer, and whether it is asked for."""
-    for stack, names in ATTENTIONS.items():
-        if not _has_own_layers(model) or names.keys().isdisjoint(kinds):
-            continue
+def _attentions(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[tuple[Kind, HeedAttention]]:
+    """Yield kind and module of each attention that is asked for in the own layers of a Heed Transformer's stacks."""
+    if not isinstance(model, HeedPreTrainedModel) or model.config.share_layers:
+        return
+    for kind in kinds:
+        stack, name = ATTENTIONS[kind]
         layers = getattr(model, f"get_{stack}")().layers
         if layer is not None:
             check_number("layer", layer, len(layers))
-        for number, part in enumerate(layers):
-            for kind, name in names.items():
-                yield kind, getattr(part, name), kind in kinds and layer in (None, number, number - len(layers))
-
-
-def _has_own_layers(model: Any) -> bool:
-    """Return whether a model is a Heed Transformer whose layers share no module."""
-    return isinstance(model, HeedPreTrainedModel) and not model.config.share_layers
+        for part in layers if layer is None else [layers[layer]]:
+            yield kind, getattr(part, name)
 
 
 def _keep_heads(
@@ -218,10 +207,6 @@ def _keep_heads(
         scores = scores.masked_fill(mask < 0, -torch.inf)
     query, key, value, scores = (part[0].float().cpu() for part in (query, key, value, scores))
     found.append(HeadStates(query, key, value, scores, module.scaling))
-
-
-def _without_weights(module: torch.nn.Module, arguments: tuple, outputs: tuple) -> tuple:
-    return outputs[0], None
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria
 
 from heedful.configuration_base_heed import position_limit
@@ -32,19 +32,7 @@ UNREAD = (
 # What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 UNREAD_ARGUMENTS = ("streamer", "synced_gpus", "decoder_attention_mask", "decoder_inputs_embeds")
-# The fields of a config and the weights that engines read, or refuse: if you add one, decide what each engine does.
-FIELDS = {
-    "activation_dropout", "activation_function", "attention_bias", "attention_dropout", "attention_scoring",
-    "bos_token_id", "d_k", "d_model", "d_v", "decoder_attention_heads", "decoder_ffn_dim", "decoder_key_value_heads",
-    "decoder_layers", "decoder_neighbourhood", "decoder_start_token_id", "decoder_vocab_size", "depth_scaled_init",
-    "dropout", "embedding_norm", "encoder_attention_heads", "encoder_ffn_dim", "encoder_key_value_heads",
-    "encoder_layers", "encoder_neighbourhood", "eos_token_id", "feed_forward_bias", "format_version",
-    "is_encoder_decoder", "label_smoothing", "layer_norm_eps", "max_position_embeddings", "norm_placement",
-    "norm_type", "output_bias", "pad_token_id", "position_encoding", "position_offset",
-    "relative_attention_max_distance", "relative_bias_in_each_layer", "scale_embedding",
-    "share_encoder_decoder_embeddings", "share_layers", "sinusoid_layout", "source_word_dropout",
-    "target_word_dropout", "tie_output_embeddings", "tie_word_embeddings", "use_cache", "vocab_size",
-}  # fmt: skip
+# The weights that engines read, or refuse: if you add one, or a field of the config, decide what each engine does.
 WEIGHTS = re.compile(
     r"lm_head\.(weight|bias)|model\.(en|de)coder\.((embed_tokens|embed_positions|embedding_norm|norm)\.(weight|bias)|"
     r"relative_positions\..+|layers\.\d+\.((self|cross)_attn\.([qkv]|out)_proj|feed_forward\.(fc1|fc_gate|fc2)|"
@@ -92,8 +80,7 @@ def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
         return f"`F.linear` and the attention function must be torch's or transformers' for {engine}, but one is not."
     if (name := foreign_code(model.modules())) is not None:
         return f"The model's classes and methods must be Heed's for {engine}, but {name} is not."
-    known = FIELDS | PreTrainedConfig.__dataclass_fields__.keys()
-    if unread := sorted(type(model.config).__dataclass_fields__.keys() - known):
+    if unread := sorted(type(model.config).__dataclass_fields__.keys() - HeedConfig.__dataclass_fields__.keys()):
         return f"The fields of the config must be those that {engine} reads, but `{unread[0]}` is unknown to it."
     for name, module in model.named_modules():
         # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.

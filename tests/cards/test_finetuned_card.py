@@ -133,7 +133,7 @@ WRONG = [
     (["--license", "", "--dataset", "x", "--base-model", "y", *LANGUAGES], "`--license` must not be empty"),
     (TOLD[2:] + LANGUAGES, "Missing option '--license'"),
     ([*TOLD[:-1], "", *LANGUAGES], "`--base-model` must not be empty, but is '' instead"),
-    (TOLD, "must be two languages, but are und and und instead; for what is no translation, `--task`"),
+    (TOLD, "must be two languages, but are und and und instead: for what is no translation, `--task`"),
     ([*TOLD, "--source-language", "ko"], "must be two languages, but are ko and und instead"),
     ([*TOLD, "--source-language", "Klingo", "--target-language", "en"], "such as ko, but is 'Klingo' instead"),
     ([*TOLD, *LANGUAGES, "--scores", "nowhere.json"], "`--scores` must be files"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.figures import Panel, lines, save_figure
 from heedful.files import check_writable
+from heedful.messages_heed import wrong
 from heedful.training.loop.monitoring import LOG_FILE, Curve, read_curves
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def _chosen(metrics: Sequence[str], known: Sequence[str]) -> list[str]:
     for metric in metrics:
         found = [name for name in known if metric in (name, name.rpartition("/")[2])]
         if not found:
-            raise ValueError(f"`--metric` must be one that was logged ({', '.join(known)}), but is {metric} instead.")
+            raise wrong("--metric", f"be one that was logged ({', '.join(known)})", metric)
         chosen += found
     return list(dict.fromkeys(chosen))
 

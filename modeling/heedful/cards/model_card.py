@@ -22,6 +22,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.loading import HUB_ID
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.files import duration, first_line, private, write_text
+from heedful.messages_heed import wrong
 from heedful.training.publication import is_translation
 from heedful.training.run_folder.folder import leaves
 
@@ -86,11 +87,11 @@ class CardFacts:
             value = getattr(self, field.name)
             may_be_empty = field.default is None or (field.name == "scores" and self.run is None)
             if value == "" or (not may_be_empty and value in (None, (), [], {})):
-                raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
+                raise wrong(field.name, "not be empty", repr(value))
         for name in ("source_language", "target_language"):
             code = getattr(self, name)
             if not LANGUAGE_CODE.fullmatch(code):
-                raise ValueError(f"`{name}` must be a language's code such as ko, but is {code!r} instead.")
+                raise wrong(name, "be a language's code such as ko", repr(code))
         for test_set, scores in self.scores.items():
             try:
                 [f"{scores['count']:,}", *(_score(scores, metric) for metric in METRIC_NAMES)]
@@ -98,9 +99,9 @@ class CardFacts:
                 must = "must have `count`, and numbers as `heedful evaluate --json` prints them, but has not"
                 raise ValueError(f"`scores[{test_set!r}]` {must}: {first_line(error)}.") from None
         if self.run is None and not self.task and not self.is_translation:
-            but = f"but are {self.source_language} and {self.target_language} instead"
-            task = "for what is no translation, `task` must say what the model does"
-            raise ValueError(f"`source_language` and `target_language` must be two languages, {but}; {task}.")
+            found = f"{self.source_language} and {self.target_language}"
+            advice = "for what is no translation, `task` must say what the model does"
+            raise wrong("source_language` and `target_language", "be two languages", found, verb="are", advice=advice)
 
 
 def write_model_card(folder: str | Path, facts: CardFacts) -> Path:

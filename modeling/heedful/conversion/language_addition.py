@@ -33,6 +33,7 @@ from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 from heedful.decoding.loading import load_model, model_folder, tokenizer_folder
 from heedful.decoding.translation import Translator
 from heedful.files import check_at_least, check_is_new, new_folder, read_object, write_text
+from heedful.messages_heed import wrong
 from heedful.symbols_heed import trimmed
 from heedful.training.recipe_file import recipe_of
 
@@ -56,7 +57,7 @@ class NewLanguage:
     def __post_init__(self):
         check_at_least(0, pieces=self.pieces)
         if not LANGUAGE_TAG.fullmatch(f"<2{self.name}>"):
-            raise ValueError(f"`add_language` must be of letters, digits, '-' and '_', but is {self.name!r} instead.")
+            raise wrong("add_language", "be of letters, digits, '-' and '_'", repr(self.name))
 
 
 class Piece(NamedTuple):
@@ -206,7 +207,7 @@ def _begin(source: str, new: NewLanguage, source_language: str | None) -> _Begun
     """Load a model, or convert a checkpoint first, and check that it can learn the language."""
     kind = read_object(model_folder(source) / "config.json").get("model_type")
     if kind not in ("heed", "m2m_100"):
-        raise ValueError(f"`model_type` must be heed or m2m_100 (NLLB) for `add_language`, but is {kind} instead.")
+        raise wrong("model_type", "be heed or m2m_100 (NLLB) for `add_language`", kind)
     with tempfile.TemporaryDirectory() as work:
         folder, conversion = model_folder(source), None
         if kind == "m2m_100":
@@ -216,7 +217,7 @@ def _begin(source: str, new: NewLanguage, source_language: str | None) -> _Begun
             except ValueError as error:
                 raise ValueError(str(error).replace("`target_language`", "`like`")) from error
         elif source_language is not None:
-            raise ValueError(f"`source_language` must be None for a Heed model, but is {source_language!r} instead.")
+            raise wrong("source_language", "be None for a Heed model", repr(source_language))
         model: Any = load_model(folder)
         dtype = model.dtype
         pair = TokenizerPair.from_pretrained(tokenizer_folder(folder))
@@ -228,12 +229,12 @@ def _begin(source: str, new: NewLanguage, source_language: str | None) -> _Begun
     else:
         token, relative = f"<2{new.name}>", f"<2{new.like or pair.languages[0]}>"
         if relative not in pair.source.added_tokens_encoder:
-            raise ValueError(f"`like` must be one of {', '.join(pair.languages)}, but is {new.like!r} instead.")
+            raise wrong("like", f"be one of {', '.join(pair.languages)}", repr(new.like))
     pair.check_is_fast("`add_language`")
     if token in pair.source.get_vocab():
         raise ValueError(f"`add_language` must be a new language, but the model has {token} already.")
     if not model.config.share_encoder_decoder_embeddings:
-        raise ValueError("`share_encoder_decoder_embeddings` must be True for `add_language`, but is False instead.")
+        raise wrong("share_encoder_decoder_embeddings", "be True for `add_language`", False)
     _check_can_grow(json.loads(pair.source.backend_tokenizer.to_str()), new.pieces)
     return _Begun(model.float(), dtype, pair, token, str(relative), conversion)
 

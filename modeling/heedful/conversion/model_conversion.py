@@ -26,6 +26,7 @@ from heedful.data.tokenization import tokenizing
 from heedful.decoding.loading import HUB_ID, check_files, load_weights, reading
 from heedful.decoding.search_settings import check_ids
 from heedful.files import check_is_new, new_folder, read_object, write_text
+from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.training.publication import UNDETERMINED
 
@@ -163,18 +164,17 @@ def relative_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
 def _check_expressible(config: PreTrainedConfig) -> None:
     """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in FAMILIES:
-        hint = ": `--decoder-layers` gives such an encoder a decoder" * (config.model_type in ENCODERS)
-        found = f"is {config.model_type} instead{hint}"
-        raise ValueError(f"`model_type` must be one of {', '.join(FAMILIES)}, but {found}.")
+        hint = "`--decoder-layers` gives such an encoder a decoder" * (config.model_type in ENCODERS)
+        raise wrong("model_type", f"be one of {', '.join(FAMILIES)}", config.model_type, advice=hint)
     family = FAMILIES[config.model_type]
     others = set(config.architectures or ()) - {family.model_class}  # a config that was made names no class
-    faults = [f"`architectures` must be {family.model_class}, but is {name} instead." for name in sorted(others)]
+    faults = [str(wrong("architectures", f"be {family.model_class}", name)) for name in sorted(others)]
     choices = {"is_encoder_decoder": (True,), "is_decoder": (False,), **family.read_choices(config)}
     faults += field_faults(config, choices)
     missing = (name for name in SPECIAL_IDS if getattr(config, name, None) is None)
-    faults += [f"`{name}` must be set, but is None instead." for name in missing]
+    faults += [str(wrong(name, "be set", None)) for name in missing]
     if (quantized := getattr(config, "quantization_config", None)) is not None:
-        faults.append(f"`quantization_config` must be absent, but is {quantized} instead.")
+        faults.append(str(wrong("quantization_config", "be absent", quantized)))
     if faults:
         raise ValueError("The model cannot be converted: " + " ".join(faults))
 

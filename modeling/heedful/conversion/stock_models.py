@@ -19,6 +19,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 from heedful.configuration_heed import HeedConfig
 from heedful.conversion.families import EMBEDDINGS, FAMILIES, T5Family, field_faults, stock_kind
 from heedful.files import read_object, write_text
+from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedForConditionalGeneration
 
 POSITIONS = "model.decoder.embed_positions.weight"
@@ -58,7 +59,7 @@ def start_from_zero(stock: PreTrainedModel) -> PreTrainedModel:
     """
     config: Any = copy.deepcopy(stock.config)
     if config.model_type != "marian":
-        raise ValueError(f"`zero_start` must be False for a {type(stock).__name__}, but is True instead.")
+        raise wrong("zero_start", f"be False for a {type(stock).__name__}", True)
     tokens, start = config.vocab_size, config.decoder_start_token_id
     config.vocab_size = config.decoder_vocab_size = tokens + 1
     config.pad_token_id = config.decoder_start_token_id = tokens

@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from heedful.checksums_heed import has_tokenizer
 from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair, encode_texts, options_inside, tokenizing
+from heedful.messages_heed import wrong
 
 # These name the target language by the decoder's start token; the others by the first token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
@@ -71,9 +72,9 @@ def convert_tokenizers(
     sides = {"source": ("text", config.vocab_size), "target": ("text_target", config.target_vocab_size)}
     for side, (name, size) in sides.items():
         ids = [id_ for row in encode_texts(getattr(pair, side), name, TEXTS) for id_ in row]
-        if wrong := [id_ for id_ in ids if type(id_) is not int or not 0 <= id_ < size]:
+        if others := [id_ for id_ in ids if type(id_) is not int or not 0 <= id_ < size]:
             must = f"The {side}'s tokenizer must give ids from 0 to {size - 1}"
-            raise ValueError(f"{must}, but gives {wrong[0]!r} instead.")
+            raise ValueError(f"{must}, but gives {others[0]!r} instead.")
     languages = (tokenizer.src_lang, tokenizer.tgt_lang) if settings else ()
     return ConvertedTokenizers(pair, settings, notes, languages)
 
@@ -98,8 +99,8 @@ def _choose_languages(
     if not hasattr(tokenizer, "src_lang"):
         for name, language in chosen.items():
             if language is not None:
-                must = f"None for a {type(tokenizer).__name__}, which writes no language into a sentence"
-                raise ValueError(f"`{name}` must be {must}, but is {language!r} instead.")
+                kind = f"a {type(tokenizer).__name__}, which writes no language into a sentence"
+                raise wrong(name, f"be None for {kind}", repr(language))
         return {}
     source = source_language or tokenizer.src_lang
     target = target_language or tokenizer.tgt_lang
@@ -110,8 +111,7 @@ def _choose_languages(
     for name, language in zip(chosen, (source, target), strict=True):
         if language not in tokens:
             why = "the tokenizer writes a language into each sentence, and a converted folder has one direction"
-            must = f"one of {', '.join(sorted(tokens))}"
-            raise ValueError(f"`{name}` must be {must}, but is {language!r} instead: {why}.")
+            raise wrong(name, f"be one of {', '.join(sorted(tokens))}", repr(language), advice=why)
     tokenizer.src_lang, tokenizer.tgt_lang = source, target
     language_id = tokenizer.convert_tokens_to_ids(tokens[target])
     if language_id >= config.vocab_size:

@@ -17,6 +17,7 @@ from heedful.conversion.families import ENCODERS, field_faults
 from heedful.conversion.tokenizer_conversion import load_tokenizer, plain_fast
 from heedful.data.tokenization import TokenizerPair, tokenizing
 from heedful.files import check_at_least, check_is_new, new_folder
+from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedForConditionalGeneration
 
 WHY_NOT = {
@@ -49,11 +50,10 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> models.Convers
     check_at_least(1, **{"--decoder-layers": decoder_layers})
     config = models.read_config(source)
     if config.model_type not in ENCODERS:
-        why = f": {WHY_NOT[config.model_type]}" if config.model_type in WHY_NOT else ""
-        found = f"is {config.model_type} instead{why}"
-        raise ValueError(f"`model_type` must be one of {', '.join(ENCODERS)} for `--decoder-layers`, but {found}.")
+        must = f"be one of {', '.join(ENCODERS)} for `--decoder-layers`"
+        raise wrong("model_type", must, config.model_type, advice=WHY_NOT.get(config.model_type, ""))
     faults = list(field_faults(config, {"is_decoder": (False,), "position_embedding_type": ("absolute",)}))
-    faults += ["`pad_token_id` must be set, but is None instead."] * (config.pad_token_id is None)
+    faults += [str(wrong("pad_token_id", "be set", None))] * (config.pad_token_id is None)
     if faults:
         raise ValueError("The encoder cannot be converted: " + " ".join(faults))
     theirs = models.load_checkpoint(source, AutoModel, config, READ, add_pooling_layer=False).float().eval()

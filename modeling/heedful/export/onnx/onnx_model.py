@@ -71,17 +71,14 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, threads: int | None = None) -> Self:  # type: ignore[override]
-        """Load a folder that `heedful export onnx` wrote; a missing one of its files is a `FileNotFoundError`.
-
-        `threads` are onnxruntime's within one operator, by default as many as torch uses.
-        """
+    def from_pretrained(cls, folder: str | Path) -> Self:  # type: ignore[override]
+        """Load a folder that `heedful export onnx` wrote; a missing one of its files is a `FileNotFoundError`."""
         folder = Path(folder)
         for name in ("config.json", "generation_config.json", *ONNX_FILES):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} must hold a model exported to ONNX, but has no {name}.")
         check_inside(folder)
-        sessions = [session_of(folder / name, threads) for name in ONNX_FILES]
+        sessions = [session_of(folder / name) for name in ONNX_FILES]
         model = cls(HeedConfig.from_pretrained(folder, local_files_only=True), sessions)
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         return model.eval()
@@ -142,11 +139,11 @@ class OnnxEncoder(nn.Module):
         return BaseModelOutput(last_hidden_state=states)
 
 
-def session_of(path: Path, threads: int | None = None) -> Any:
-    """Open a file in onnxruntime, by default with as many threads within one operator as torch has."""
+def session_of(path: Path) -> Any:
+    """Open a file in onnxruntime, with as many threads within one operator as torch has."""
     onnxruntime = import_extra("onnxruntime", "onnx")
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

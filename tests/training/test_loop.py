@@ -311,7 +311,6 @@ def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
     changes |= {"optimization.learning_rate": 0.004, "optimization.schedule": "constant"}
     changes |= {"model.options.position_encoding": "shaw"}  # a table of distances is no matrix of a layer
     loop = make_loop({**changes, "optimization.warmup_updates": 0, "optimization.max_updates": 1})
-    before = {name: weight.detach().clone() for name, weight in loop.engine.network.named_parameters()}
     loop.run()
     optimizer = loop.engine.optimizer.optimizer
     muon, *others = optimizer.param_groups
@@ -321,10 +320,6 @@ def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
     assert optimizer.adamw.param_groups == others
     assert names.keys() == {weight for group in (muon, *others) for weight in group["params"]}
     assert (muon["lr"], others[0]["lr"]) == (0.02, 0.004)
-    for weight, name in names.items():
-        if name in taken:  # an orthogonal matrix has rank r and norm sqrt(r)
-            size = 0.2 * math.sqrt(max(weight.shape)) * 0.02 * math.sqrt(min(weight.shape))
-            assert (weight.detach() - before[name]).norm() == pytest.approx(size, rel=0.3)
 
 
 @pytest.mark.parametrize(("shape", "at_once"), [((8, 8), 128), ((6, 20), 1 << 24), ((20, 6), 120)])

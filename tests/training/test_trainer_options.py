@@ -261,41 +261,31 @@ def test_another_evaluation_dataset_is_evaluated_where_workers_persist(tmp_path)
 
 
 def columns() -> datasets.Dataset:
-    """Return a table of texts, as they come from the Hub, with the encoded pairs beside them."""
-
-    def encode(batch):
-        encoded = joint_tokenizers().source(batch["ko"], text_target=batch["en"])
-        return {name: encoded[name] for name in ("input_ids", "attention_mask", "labels")}
-
+    """Return a table of texts, as they come from the Hub, with the encoded pairs in it."""
     texts = {"ko": trainer_runs.SOURCES, "en": trainer_runs.TARGETS}
-    return datasets.Dataset.from_dict(texts).map(encode, batched=True)
+    source = joint_tokenizers().source
+    return datasets.Dataset.from_dict(texts).map(lambda row: {**source(row["ko"], text_target=row["en"])})
 
 
 def test_every_form_of_dataset_trains_and_evaluates_like_a_list(tmp_path):
     arguments = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_steps": 3}
     listed = trained(HeedSeq2SeqTrainer, tmp_path, **arguments)
-    loss = listed.evaluate()["eval_loss"]
-    mapped = columns()
+    loss, mapped = listed.evaluate()["eval_loss"], columns()
     for rows in (mapped, mapped.with_format("torch"), mapped.to_iterable_dataset(num_shards=2)):
-        trainer = trained(
-            HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows, "eval_dataset": rows}, **arguments
-        )
+        given = {"train_dataset": rows, "eval_dataset": rows}
+        trainer = trained(HeedSeq2SeqTrainer, tmp_path, given=given, **arguments)
         assert logged(trainer) == pytest.approx(logged(listed), rel=1e-5)
-        assert len(set(logged(trainer))) == 3
         assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-5)
     # A shuffled stream comes in another order every epoch.
-    shuffled = mapped.to_iterable_dataset().shuffle(seed=3, buffer_size=6)
+    given = {"train_dataset": mapped.to_iterable_dataset().shuffle(seed=3, buffer_size=6)}
     options = {"per_device_train_batch_size": 1, "max_steps": 12, "learning_rate": 0.0}
-    losses = logged(trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": shuffled}, **options))
+    losses = logged(trained(HeedSeq2SeqTrainer, tmp_path, given=given, **options))
     assert sorted(losses[:6]) == pytest.approx(sorted(losses[6:]), rel=1e-6)
     assert losses[:6] != pytest.approx(losses[6:], rel=1e-6)
-
-
-def test_batches_left_over_at_the_end_of_a_stream_begin_the_next_update(tmp_path):
+    # Batches left over at the end of a stream, which has three an epoch, begin the next update: as of a list of twice.
     arguments = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 5}
-    # Three batches an epoch: as those of a list that holds them twice.
     listed = trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": encoded_pairs() * 2}, **arguments)
-    given = {"train_dataset": columns().to_iterable_dataset()}
+    given = {"train_dataset": mapped.to_iterable_dataset()}
     streamed = trained(HeedSeq2SeqTrainer, tmp_path, given=given, **arguments)
     assert logged(streamed) == pytest.approx(logged(listed), rel=1e-5)
     assert logged(streamed, "grad_norm") == pytest.approx(logged(listed, "grad_norm"), rel=1e-4)
@@ -342,11 +332,9 @@ def test_a_table_that_a_users_forward_makes_in_evaluation_can_be_trained_with(tm
     assert logged(trainer, "eval_rows") == [6, 6, 6]
 
 
-@pytest.mark.parametrize("with_model", [False, True])
-def test_sources_without_labels_are_translated_as_with_them(with_model, tmp_path):
-    model = fresh_model()
-    given = {"data_collator": collator(model=model) if with_model else None, "processing_class": joint_tokenizers()}
-    trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, model, given, predict_with_generate=True)
+def test_sources_without_labels_are_translated_as_with_them(tmp_path):
+    given = {"data_collator": None, "processing_class": joint_tokenizers()}
+    trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, fresh_model(), given, predict_with_generate=True)
     sources = [{"input_ids": row["input_ids"]} for row in encoded_pairs()]
     found, expected = trainer.predict(sources), trainer.predict(encoded_pairs())
     assert np.array_equal(found.predictions, expected.predictions)
@@ -358,14 +346,13 @@ def test_sources_without_labels_are_translated_as_with_them(with_model, tmp_path
 @pytest.mark.parametrize("with_model", [False, True])
 @pytest.mark.parametrize("empty", [("labels",), ("input_ids",), ("input_ids", "labels")], ids=str)
 def test_an_empty_row_alone_is_as_beside_others(empty, with_model, tmp_path):
-    rows = encoded_pairs()[:4]
+    rows, found = encoded_pairs()[:4], []
     rows[1] = rows[1] | {name: [] for name in empty}
-    found = []
     for size in (1, 4):
         model = fresh_model()
-        sizes = {"per_device_eval_batch_size": size, "per_device_train_batch_size": size, "max_steps": 1}
+        options = {"per_device_eval_batch_size": size, "per_device_train_batch_size": size, "max_steps": 1}
         given = {"train_dataset": rows, "data_collator": collator(model=model) if with_model else collator()}
-        options = {**sizes, "gradient_accumulation_steps": 4 // size, "predict_with_generate": True}
+        options |= {"gradient_accumulation_steps": 4 // size, "predict_with_generate": True}
         trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, model, given, **options)
         loss = trainer.evaluate(rows)["eval_loss"]
         tokens = trainer.predict(rows, max_new_tokens=5, min_new_tokens=5).predictions

@@ -35,18 +35,6 @@ def test_rows_are_the_token_ids_of_both_sides(tokenizers):
     assert list(PairEncoder(tokenizers).rows(spaced)) == rows  # white space around texts is no part of them
 
 
-def test_what_is_too_long_is_left_out_and_counted(tokenizers):
-    rows = list(PairEncoder(tokenizers).rows(PAIRS))
-    source, target = (max(len(row[side]) for row in rows) for side in ("input_ids", "labels"))
-    for limits, kept in (((source, target), 3), ((source - 1, None), 2), ((None, target - 1), 2)):
-        encoder = PairEncoder(tokenizers, *limits)
-        found = list(encoder.rows(PAIRS))
-        assert (sum(map(bool, found)), encoder.too_long) == (kept, 3 - kept)
-        assert EncodedPairs(found).numbers.tolist() == [number for number in range(3) if found[number]]
-    both = PairEncoder(tokenizers, source - 1, target - 1)
-    assert (len(EncodedPairs(both.rows(PAIRS))), both.too_long) == (1, 2)
-
-
 def test_chunks_change_nothing_and_are_read_one_by_one(tokenizers, monkeypatch):
     whole, read = list(PairEncoder(tokenizers).rows(PAIRS)), []
     monkeypatch.setattr(encoding, "CHUNK", 2)
@@ -54,22 +42,6 @@ def test_chunks_change_nothing_and_are_read_one_by_one(tokenizers, monkeypatch):
     first = next(rows)
     assert read == [0, 1]
     assert [first, *rows] == whole
-
-
-ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
-
-
-@settings(max_examples=50)
-@given(st.lists(st.fixed_dictionaries({"input_ids": ids, "labels": ids}), max_size=8))
-def test_encoded_pairs_give_back_their_rows_and_no_others(rows):
-    encoded = EncodedPairs(iter(rows))
-    assert [encoded[number] for number in range(len(encoded))] == rows
-    assert encoded.source_lengths.tolist() == [len(row["input_ids"]) for row in rows]
-    assert encoded.target_lengths.tolist() == [len(row["labels"]) for row in rows]
-    assert (encoded.sources.dtype, encoded.targets.dtype) == (np.int32, np.int32)
-    for index in (-1, len(rows)):
-        with pytest.raises(IndexError, match=f"Row {index} does not exist: there are {len(rows)}"):
-            encoded[index]
 
 
 TEXTS = ["a b c d e f <bt> </s>", "Ein <bt> <2de> Hund."]

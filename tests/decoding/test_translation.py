@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import numpy as np
@@ -71,52 +72,45 @@ def encoded(tokenizers, monkeypatch):
 
 
 @pytest.mark.filterwarnings("error")
-def test_translations_come_in_the_order_of_the_sentences(translator, pairs):
-    found = translator.translate(list(pairs))
-    assert texts_of(found) == [[text] for text in pairs.values()]
-    assert all(result[0].finished for result in found)
-    backwards = list(reversed(pairs))
-    assert texts_of(translator.translate(backwards)) == [[pairs[text]] for text in backwards]
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_results_do_not_depend_on_the_batch_or_on_the_parts_that_are_scored(translator, pairs, monkeypatch, num_beams):
-    together = translator.translate(list(pairs), num_beams=num_beams)
-    assert_alike(translator.translate(list(pairs), num_beams=num_beams, token_budget=1), together)
+def test_results_keep_their_order_and_depend_on_no_batch_or_part_that_is_scored(
+    translator, pairs, monkeypatch, num_beams
+):
+    texts, settings = [*pairs, *list(pairs)[:2]], {"num_beams": num_beams}
+    together = translator.translate(texts, **settings)
+    assert texts_of(together) == [[pairs[text]] for text in texts]
+    assert all(result[0].finished for result in together)
+    assert_alike(translator.translate(texts[::-1], **settings)[::-1], together)
+    assert_alike(translator.translate(texts, **settings, token_budget=1), together)
     monkeypatch.setattr("heedful.decoding.engines.LOGITS_BUDGET", 1)
-    assert_alike(translator.translate(list(pairs), num_beams=num_beams), together)
+    assert_alike(translator.translate(texts, **settings), together)
     inputs = pad_sources([[5, 6, 2], [7]], 0, torch.device("cpu"))
     assert inputs["input_ids"].tolist() == [[5, 6, 2], [7, 0, 0]]
     assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
-def test_a_users_forward_may_keep_what_a_translation_computes(model, tokenizers, pairs):
+def test_a_users_forward_may_keep_what_a_translation_computes(model, tokenizers):
     own, kept = copy.deepcopy(model), []
 
+    @functools.wraps(model.forward)
     def forward(*args, **kwargs):
-        outputs = model.forward(*args, **kwargs)
-        kept.append(outputs.logits)
-        return outputs
+        kept.append(model.forward(*args, **kwargs))
+        return kept[-1]
 
-    own.forward = functools.wraps(model.forward)(forward)
-    Translator(own, tokenizers, engine="generate").translate(list(pairs)[:1])
-    assert kept
-    assert not any(logits.is_inference() for logits in kept)
+    own.forward = forward
+    Translator(own, tokenizers, engine="generate").translate(["네."])
+    assert [outputs.logits.is_inference() for outputs in kept] == [False] * len(kept) != []
 
 
 def test_beam_scores_are_those_of_generate(translator, tokenizers, pairs, monkeypatch):
+    search = {"num_beams": 3, "num_return_sequences": 2}
+    asked = {"max_new_tokens": 60, "max_length": None, "output_scores": True, "return_dict_in_generate": True}
     for length_penalty in (1.0, 0.6):
         monkeypatch.setattr(translator.model.generation_config, "length_penalty", length_penalty)
-        results = translator.translate(list(pairs), num_beams=3, num_return_sequences=2)
-        for source, translations in zip(pairs, results, strict=True):
+        for source, translations in zip(pairs, translator.translate(list(pairs), **search), strict=True):
             inputs = pad_sources(tokenizers.encode_source([source]), 0, translator.model.device)
-            output = translator.model.generate(
-                **inputs,
-                **{"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 60, "max_length": None},
-                **{"output_scores": True, "return_dict_in_generate": True},
-            )
-            scores = [translation.score for translation in translations]
-            assert scores == pytest.approx(output.sequences_scores.tolist(), abs=1e-4)
+            expected = translator.model.generate(**inputs, **search, **asked).sequences_scores.tolist()
+            assert [translation.score for translation in translations] == pytest.approx(expected, abs=1e-4)
 
 
 def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning_and_a_forced_end_is_one(translator, monkeypatch):
@@ -145,15 +139,12 @@ def test_the_default_length_comes_from_the_generation_config(translator, monkeyp
 
 
 def test_transformers_has_nothing_to_say_of_lengths(translator, monkeypatch):
-    said = []
-    logger = logging.getLogger("transformers.generation.utils")
-    monkeypatch.setattr(logger, "warning", lambda *words: said.append(words))
+    logger, settings = logging.getLogger("transformers.generation.utils"), {"token_budget": 1, "early_stopping": True}
+    monkeypatch.setattr(logger, "warning", lambda *words: pytest.fail(str(words)))
     assert translator.model.generation_config.max_length not in (None, 20)
     for engine, num_beams in product(("native", "generate"), (1, 3)):
-        Translator(translator.model, translator.tokenizers, engine).translate(
-            ["네.", "비가 온다."], num_beams=num_beams, token_budget=1, early_stopping=True
-        )
-    assert said == []
+        own = Translator(translator.model, translator.tokenizers, engine)
+        own.translate(["네.", "비가 온다."], num_beams=num_beams, **settings)
 
 
 def test_translating_turns_dropout_off_and_leaves_the_model_as_it_was(training_model, tokenizers, pairs, translator):
@@ -297,20 +288,15 @@ def test_a_translator_that_has_translated_can_be_sent_to_another_process(folder)
 
 
 def test_threads_share_a_model_and_leave_its_settings_as_they_were(model, tokenizers):
-    texts, found, config = ["고양이가 잔다.", "네."], {1: [], 3: []}, model.generation_config
-    expected = {beams: texts_of(Translator(model, tokenizers).translate(texts, num_beams=beams)) for beams in found}
+    config, beams = model.generation_config, [1, 3, 1, 3] * 8
 
-    def translate(beams):
-        translator = Translator(model, tokenizers)
-        found[beams].extend(texts_of(translator.translate(texts, num_beams=beams)) for _ in range(8))
+    def translate(num_beams):
+        return texts_of(Translator(model, tokenizers).translate(["고양이가 잔다.", "네."], num_beams=num_beams))
 
-    threads = [threading.Thread(target=translate, args=(beams,)) for beams in (1, 3, 1, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    expected = [*map(translate, beams[:4])] * 8
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(translate, beams)] == expected
     assert model.generation_config is config
-    assert found == {beams: [expected[beams]] * 16 for beams in found}
 
 
 def test_a_thread_waits_until_another_has_given_a_training_model_its_mode_back():
@@ -349,7 +335,7 @@ def test_a_source_longer_than_the_training_or_the_positions_is_warned_of(short_s
         short_sources.translate(["네.", LONG])
     with pytest.warns(UserWarning, match="2 sentences, the first of them sentence 1 of") as record:
         list(short_sources.translate_lines([LONG, "네.", LONG], chunk_size=1))
-    assert len([entry for entry in record if "longer" in str(entry.message)]) == 1
+    assert ["longer" in str(entry.message) for entry in record].count(True) == 1
     model = copy.deepcopy(model)
     model.config.max_position_embeddings = 12
     with pytest.warns(UserWarning, match="longer than the 12 tokens"):
@@ -360,14 +346,12 @@ def test_split_takes_a_long_source_apart_and_nothing_else_and_joins_the_n_best(s
     (whole,), (parts,) = short_sources.translate_lines(["네. 네.", LONG], split=True)
     assert whole.token_ids == short_sources.translate(["네. 네."])[0][0].token_ids
     alone = [best for (best,) in short_sources.translate(["고양이가 잔다.", "비가 온다.", "네."])]
-    assert parts.text == "The cat sleeps. It rains.  Yes."
+    assert (parts.text, parts.finished) == ("The cat sleeps. It rains.  Yes.", True)
     assert parts.token_ids == sum((each.token_ids for each in alone), ())
     assert parts.score == pytest.approx(sum(each.score for each in alone) / 3, abs=1e-5)
-    assert parts.finished
-    (row,) = short_sources.translate_lines([LONG], split=True, num_beams=3, num_return_sequences=2)
-    assert row[0].text == "The cat sleeps. It rains.  Yes."
-    assert len(row) == 2
-    assert row[0].score > row[1].score
+    ((best, second),) = short_sources.translate_lines([LONG], split=True, num_beams=3, num_return_sequences=2)
+    assert best.text == parts.text
+    assert best.score > second.score
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -548,8 +532,8 @@ def test_a_model_whose_weights_lie_on_disk_translates_scores_and_searches(folder
     assert ours.translate(sources, num_beams=2) == theirs.translate(sources, num_beams=2)
     assert list(ours.score_pairs(pairs.items())) == list(theirs.score_pairs(pairs.items()))
     inputs = pad_sources(tokenizers.encode_source(sources), 0, torch.device("cpu"))
-    settings = {"max_length": None, "max_new_tokens": 30}
-    found = on_disk.generate(**inputs, **settings, num_beams=2, custom_generate=BeamSearch(models=[on_disk]))
+    search = {"max_length": None, "max_new_tokens": 30, "num_beams": 2}
+    found = on_disk.generate(**inputs, **search, custom_generate=BeamSearch(models=[on_disk]))
     assert tokenizers.decode_target(found) == [pairs[source] for source in sources]
     maps = [attention_maps(each, tokenizers, sources[0], pairs[sources[0]]) for each in (on_disk, model)]
     assert np.array_equal(*(each.weights["cross"] for each in maps))

@@ -233,11 +233,16 @@ def test_a_tokenizer_that_the_folder_lacks_is_not_taken_from_elsewhere(place):
     assert options_inside(place / "model") == dict.fromkeys([*named, "vocab_file"])  # in every road to a tokenizer
 
 
-def test_the_pipeline_runs_no_code_of_a_target_tokenizer(place):
+def test_a_target_tokenizer_of_the_pipeline_and_the_state_of_a_run_run_no_code(place):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
-    model, source = tiny_model(vocab_size=272), AutoTokenizer.from_pretrained(place / "outside")
-    with pytest.raises(ValueError, match=r"tokenizer in .* needs code of its own.*pass it as `target_token"):
-        pipeline(TASK, model=model, tokenizer=source, target_tokenizer=str(place / "model"), device="cpu")
+    given = {"model": tiny_model(vocab_size=272), "tokenizer": AutoTokenizer.from_pretrained(place / "outside")}
+    message = r"tokenizer in .* needs code of its own.*pass it as `target_token"
+    assert_error(message, pipeline, TASK, **given, target_tokenizer=str(place / "model"), device="cpu")
+    state = place / "model" / "training_state"
+    state.mkdir()
+    torch.save({"a": Bomb(place / "ran")}, state / "optimizer.pt")
+    (state / "progress.json").write_text("{}")
+    assert_error("", load_state, place / "model", error=(KeyError, pickle.UnpicklingError))
 
 
 def test_an_adapter_is_judged_as_a_model_is(place):
@@ -286,15 +291,6 @@ def test_every_load_by_a_class_that_could_run_code_says_whom_it_trusts():
     allowed = {"trust_remote_code", None}
     assert len(calls) >= 8
     assert [path for path, node in calls if not {keyword.arg for keyword in node.keywords} & allowed] == []
-
-
-def test_the_state_of_a_run_is_no_pickle_that_runs(place):
-    state = place / "model" / "training_state"
-    state.mkdir()
-    torch.save({"a": Bomb(place / "ran")}, state / "optimizer.pt")
-    (state / "progress.json").write_text("{}")
-    with pytest.raises((KeyError, pickle.UnpicklingError)):
-        load_state(place / "model")
 
 
 def test_code_elsewhere_and_what_a_link_leads_to_is_not_pushed(place):
@@ -428,20 +424,16 @@ CODES = "a\x1b[2Jb\x07c\x9bd\re\tf\x7f\x00g\n"
 SHOWN = "a\\u001b[2Jb\\u0007c\\u009bd\\u000de\tf\\u007f\\u0000g\n"
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_control_characters_reach_no_terminal_and_every_pipe(capsys, monkeypatch, is_terminal):
+def test_control_characters_of_a_model_reach_no_terminal_and_every_pipe(whole, capsys, monkeypatch):
     def command():
         sys.stdout.write(CODES)
         sys.stdout.writelines([CODES])
         sys.stdout.flush()
 
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-    options.safe_at_terminals(command)()
-    assert capsys.readouterr().out == (SHOWN if is_terminal else CODES) * 2
-
-
-def test_what_a_model_emits_is_shown_at_a_terminal(whole, capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        options.safe_at_terminals(command)()
+        assert capsys.readouterr().out == (SHOWN if is_terminal else CODES) * 2
     decode = TokenizerPair.decode_target
     monkeypatch.setattr(TokenizerPair, "decode_target", lambda *arguments: [CODES for _ in decode(*arguments)])
     cli.app(["translate", str(whole), "네.", "--max-new-tokens", "3"], standalone_mode=False)
@@ -515,15 +507,18 @@ def test_what_a_machine_or_a_launcher_lacks_is_said_in_a_sentence(tmp_path, caps
             cli.run(Mock(side_effect=error))
         return done.value.code, capsys.readouterr().err
 
-    assert ended(MemoryError()) == (1, "heedful: What was asked for needs more memory than there is.\n")
     torch_says = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
-    assert ended(RuntimeError(torch_says)) == (1, f"heedful: {torch_says}\n")
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert ended(full) == (2, f"heedful: [Errno {errno.ENOSPC}] No space left on device: standard output\n")
+    for error, code, message in (
+        (MemoryError(), 1, "What was asked for needs more memory than there is."),
+        (RuntimeError(torch_says), 1, torch_says),
+        (full, 2, f"[Errno {errno.ENOSPC}] No space left on device: standard output"),
+    ):
+        assert ended(error) == (code, f"heedful: {message}\n")
     (tmp_path / "a.jsonl").touch()
     monkeypatch.setattr(sources, "_json_rows", Mock(side_effect=MemoryError("realloc of size 9 failed")))
-    with pytest.raises(MemoryError, match=r"a\.jsonl has a line, a cell or a block .* realloc of size 9 failed"):
-        sources.read_pairs(str(tmp_path / "a.jsonl"), "a", "b")
+    message = r"a\.jsonl has a line, a cell or a block .* realloc of size 9 failed"
+    assert_error(message, sources.read_pairs, str(tmp_path / "a.jsonl"), "a", "b", error=MemoryError)
     monkeypatch.setattr(sys, "stdin", None)
     assert ended(lambda: sys.exit(5 + len(sys.stdin.buffer.read()))) == (5, "")
     with monkeypatch.context() as patch:

@@ -13,12 +13,13 @@ from transformers import GenerationConfig, UMT5Config
 
 from chromium import needs_node
 from heedful import BeamSearch, HeedConfig, TokenizerPair
+from heedful.conversion.families import plain_heads
 from heedful.conversion.model_conversion import convert_model
 from heedful.conversion.stock_models import stock_model
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.engines import GenerateEngine
-from heedful.decoding.loading import load_model
 from heedful.decoding.search_settings import asked_of
+from heedful.export import page
 from heedful.export.comparison import SETTINGS, check_fields, check_settings
 from heedful.export.ctranslate2 import ctranslate2_export
 from heedful.export.ctranslate2.ctranslate2_export import export_ctranslate2
@@ -122,10 +123,10 @@ NOT_COMPUTED = """
 """
 REFUSED = {
     "a page": """
-        modern rotary no_positions shaw t5 dot additive neighbourhoods grouped separate_vocabularies shared_layers
-        separate_vocabularies_untied gelu_new quick_gelu sigmoid mish geglu reglu swiglu everything_at_once rmsnorm
-        wide_heads d_v grouped_decoder grouped_encoder grouped_rotary encoder_neighbourhood decoder_neighbourhood
-        t5_of_transformers gated_t5 untied_t5 umt5
+        modern rotary no_positions shaw t5 dot additive neighbourhoods grouped shared_layers gelu_new
+        quick_gelu sigmoid mish geglu reglu swiglu everything_at_once rmsnorm wide_heads d_v grouped_decoder
+        grouped_encoder grouped_rotary encoder_neighbourhood decoder_neighbourhood t5_of_transformers gated_t5
+        untied_t5 umt5
     """,
     "CTranslate2": """
         additive neighbourhoods grouped mish everything_at_once d_v encoder_neighbourhood decoder_neighbourhood
@@ -259,7 +260,7 @@ def model_of(name, tokenizers):
     model = tiny_model(**OPTIONS[name] | sizes | tokenizers.special_ids())
     torch.nn.init.normal_(model.lm_head.weight, std=model.config.d_model**-0.5)  # or it repeats what it has read
     # CTranslate2 does not count the start token as one that came before.
-    model.generation_config.update(eos_token_id=2, suppress_tokens=[1], max_length=12)
+    model.generation_config.update(eos_token_id=2, suppress_tokens=[1], max_length=9)
     return model
 
 
@@ -276,14 +277,16 @@ def test_a_form_computes_each_option_or_refuses_it_by_the_name_of_a_field(form, 
         pytest.importorskip(NEEDED[form])
     refused, expected, found, folders = {}, {}, {}, []
     for name in OPTIONS:
+        if form == "a page" and "vocabularies" in name:  # whose two tokenizers no page has room for
+            continue
         pair = separate if "vocabularies" in name else memorised[1]
         model, folder = model_of(name, pair), tmp_path / name
-        before, sources = copy.deepcopy(model.state_dict()), pair.encode_source(TEXTS)
+        before, sources = copy.deepcopy(model.state_dict()), pair.encode_source(TEXTS[1:3])
         try:
             if form == "a page":
-                write_page([saved_in(folder, model, pair)], tmp_path / "page.html")
-                folders.append(folder)
-                engine, same = None, dequantized(load_model(folder))
+                check_fields(model.config, page.CHOICES | plain_heads(model.config), form)
+                folders.append(saved_in(folder, model, pair))
+                engine, same = None, dequantized(model)
             else:
                 folder.mkdir()
                 engine, same = engine_of(form, model, pair, folder), model
@@ -299,7 +302,7 @@ def test_a_form_computes_each_option_or_refuses_it_by_the_name_of_a_field(form, 
             assert_near(logits_of(other), logits_of(model), rounding(model))
     if form == "a page":
         write_page(folders, tmp_path / "page.html")
-        rows = zip(*(run(tmp_path / "page.html", TEXTS, beams) for beams in (1, 3)), strict=True)
+        rows = zip(*(run(tmp_path / "page.html", TEXTS[1:3], beams) for beams in (1, 3)), strict=True)
         tokens = [[[one["tokens"] for one in row] for row in both] for both in rows]
         found = dict(zip(expected, tokens, strict=True))
     assert {name for name, tokens in found.items() if tokens != expected[name]} == set()

@@ -9,7 +9,6 @@ import torch
 import yaml
 from accelerate.utils import DistributedType
 
-from heedful.checking import estimate
 from heedful.checking.estimate import Rehearsal, count_matrices, count_parameters, dry_run, plan_batches, state_memory
 from heedful.checking.memory import HeldBytes
 from heedful.data.epochs.micro_batches import split_update
@@ -99,21 +98,6 @@ def test_an_update_that_is_timed_is_taken_by_the_engine(corpus, tmp_path):
     rehearsal.take_update(plan_batches(corpus, 500).first[0])
     names = [name for name, _, _ in engine.method_calls]
     assert names == ["feed.micro_batches", "accumulate", "gradient_norm", "step"]
-
-
-def test_a_micro_batch_that_would_take_minutes_is_not_run(corpus, tmp_path, monkeypatch):
-    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
-    rows = plan_batches(corpus, 2000).costliest[0]
-    seen = []
-    monkeypatch.setattr(rehearsal, "take_update", lambda parts: seen.append(parts[0][0]) or (100.0, 7.0))
-    speed = rehearsal.speed([[[rows]]])
-    assert max(map(len, seen)) < len(rows)
-    # What a step takes does not grow with the tokens.
-    assert (speed.of_token, speed.of_step) == (100 / estimate._padded_tokens(seen[-1]), 7)
-    engine = rehearsal.engine = Mock(wraps=rehearsal.engine)
-    rehearsal.activation_memory(rows, speed.of_token)
-    batches = [call.args[0][0].tensors["labels"] for call in engine.accumulate.call_args_list]
-    assert list(map(len, batches)) == [1, max(1, len(rows) // 16)]
 
 
 def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path, printed):

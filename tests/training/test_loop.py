@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from heedful import HeedConfig, HeedForConditionalGeneration, processor_heed
+from heedful import processor_heed
 from heedful.checking.doctor import diagnose
 from heedful.checking.estimate import dry_run
 from heedful.data.cleaning import sample
@@ -106,17 +106,6 @@ def test_a_run_at_its_last_update_has_ended_by_it_whatever_else_would_end_it(mak
     loop = make_loop(changes | {"resume": True, "optimization.max_minutes": 1e-6})
     assert loop.run().update == last
     assert (loop.time_is_up, loop.ended_by) == (True, None)
-
-
-def test_a_validation_without_ter_says_nothing_of_it(monkeypatch, caplog):
-    texts = [" ".join(map(str, range(250)))] * 40
-    monkeypatch.setattr(validation, "translate_on_ranks", lambda *_, **__: [text[::-1] for text in texts])
-    pairs = [{"source": "", "target": text} for text in texts]
-    caplog.set_level("INFO", "heedful")
-    assert "ter" not in validation.score_pairs(None, pairs, None, {"metrics": ("bleu",)})
-    assert caplog.text == ""
-    assert "ter" not in validation.score_pairs(None, pairs, None, {})
-    assert "TER is left out" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -394,17 +383,6 @@ def test_a_line_of_the_log_without_any_update_says_nothing_of_losses():
     assert "train/target_tokens_per_s" in values
     assert not {"train/loss", "train/perplexity", "train/gradient_norm"} & values.keys()
     assert all(math.isfinite(value) for value in values.values())
-
-
-def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_multiplied_with():
-    layers, width, inner, vocabulary = 2, 16, 24, 50
-    stack = {"layers": layers, "ffn_dim": inner, "attention_heads": 2}
-    sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in stack.items()}
-    for options in ({}, {"tie_output_embeddings": False}, {"position_encoding": "learned"}):
-        model = HeedForConditionalGeneration(HeedConfig(vocab_size=vocabulary, d_model=width, **sizes, **options))
-        of_source = layers * (4 * width**2 + 2 * width * inner) + 2 * layers * width**2
-        of_target = layers * (6 * width**2 + 2 * width * inner) + width * vocabulary
-        assert operations_of_pairs(model, 30, 20) == 6 * (30 * of_source + 20 * of_target)
 
 
 def test_a_run_that_still_learns_at_its_end_says_so_with_the_key_to_raise():

@@ -147,15 +147,6 @@ def test_parts_are_those_that_both_directions_make(parts, tmp_path):
     assert sum("<bt>" in source for source in sources_of(both)) == 5
 
 
-def test_every_pair_comes_once_and_small_parts_more_often_where_the_temperature_is_high(parts, tmp_path):
-    part = {"small": {"train": table(tmp_path / "small.tsv", ["One."], ["Eins."])}}
-    plain, _ = parts(part)
-    assert sources_of(plain) == sources_of(plain, 1) == sorted([*EN[:5], "One."])
-    even, _ = parts(part, **{"data.temperature": 1e9})
-    assert [sources_of(even, epoch).count("One.") for epoch in range(4)] == [3] * 4
-    assert len({str(sources_of(even, epoch)) for epoch in range(8)}) > 1
-
-
 def test_held_out_texts_are_dropped_from_every_part_and_duplicates_of_other_parts_too(parts, tmp_path):
     sources, targets = [EN[5], "Made.", DE[5], EN[0], "Gut."], ["Neu.", DE[5], "New.", DE[0], "Well."]
     part = {"held": {"train": table(tmp_path / "held.tsv", sources, targets)}}

@@ -82,33 +82,14 @@ def test_the_guide_from_nothing_learns_publishes_and_prints_what_it_says(tmp_pat
     assert "trained from nothing with a Trainer" in Path("runs/commands/model/README.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def cell(tmp_path, monkeypatch):
-    """Run a cell in a kernel such as a notebook has; return what it wrote on standard output and on standard error."""
-    manager = pytest.importorskip("jupyter_client.manager")
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    (tmp_path / "work").mkdir()
-    kernel, client = manager.start_new_kernel(cwd=str(tmp_path / "work"))
-
-    def run(code):
-        messages = []
-        reply = client.execute_interactive(code, timeout=120, output_hook=messages.append)["content"]
-        assert reply["status"] == "ok", "\n".join(reply["traceback"])
-        streams = [message["content"] for message in messages if message["msg_type"] == "stream"]
-        return tuple("".join(s["text"] for s in streams if s["name"] == name) for name in ("stdout", "stderr"))
-
-    yield run
-    client.stop_channels()
-    kernel.shutdown_kernel(now=True)
-
-
 @pytest.mark.slow
-def test_the_page_on_training_in_python_prints_in_a_notebook_what_it_says_it_prints(cell):
-    text = text_of("train_in_python")
+def test_the_page_on_training_in_python_prints_what_it_says_it_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text, names = text_of("train_in_python"), {}
     blocks = blocks_of(text)
     assert len(blocks) == text.count("```python") >= 5
     for code, shown in blocks:
-        printed, told = cell(code)
+        exec(code, names)
+        printed, told = capsys.readouterr()
         assert printed == shown, code
         assert ("update/s" in told and "100%" in told) == ("train(recipe)" in code), told

@@ -56,7 +56,7 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(found.weights[kind], expected.weights[kind], atol=1e-6)
 
 
-def test_every_kind_layer_and_head_is_there_with_the_models_own_weights(model, tokenizers):
+def test_every_kind_layer_and_head_has_the_models_own_weights_and_only_if_asked(model, tokenizers, monkeypatch):
     maps = attention_maps(model, tokenizers, SOURCE, TARGET)
     source, target = tokenizers.encode_source([SOURCE]), tokenizers.encode_target([TARGET])
     with torch.no_grad():
@@ -79,6 +79,9 @@ def test_every_kind_layer_and_head_is_there_with_the_models_own_weights(model, t
             assert (alone.source_tokens, alone.target_tokens) == (among.source_tokens, among.target_tokens)
             assert alone.kind == kind
     assert np.triu(maps.weights["decoder"], k=1).max() == 0
+    assert attention_maps_of_ids(model, tokenizers, [5, 6, 2], [5, 2], ["cross"], 0).layers("cross") == 1
+    monkeypatch.setattr(model.get_decoder(), "forward", lambda *_, **__: pytest.fail("The decoder has nothing to do."))
+    assert attention_maps_of_ids(model, tokenizers, [5, 6, 2], [5, 2], ["encoder"], 0).layers("encoder") == 1
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
@@ -110,12 +113,6 @@ def test_translators_native_decoders_and_prepared_models_have_the_models_attenti
         assert_equal(attention_maps(model, tokenizers, SOURCE), expected)
         cross = attention_maps(model, tokenizers, SOURCE, kinds=["cross"])
         np.testing.assert_allclose(cross.weights["cross"], expected.weights["cross"], atol=1e-6)
-
-
-def test_only_what_is_asked_is_computed(model, tokenizers, monkeypatch):
-    assert attention_maps_of_ids(model, tokenizers, [5, 6, 2], [5, 2], ["cross"], 0).layers("cross") == 1
-    monkeypatch.setattr(model.get_decoder(), "forward", lambda *_, **__: pytest.fail("The decoder has nothing to do."))
-    assert attention_maps_of_ids(model, tokenizers, [5, 6, 2], [5, 2], ["encoder"], 0).layers("encoder") == 1
 
 
 def test_a_restricted_neighbourhood_counts_in_the_share_of_entropy(tokenizers):
@@ -195,7 +192,7 @@ def test_a_recurrent_model_has_its_cross_attention(tokenizers, attention):
         assert_error("`layer` must be between -1 and 0, but is 1", look, layer=1)
 
 
-def test_a_model_without_attention_is_an_error(tokenizers, monkeypatch):
+def test_models_without_attention_steps_or_kinds_are_errors(tokenizers, monkeypatch):
     model = recurrent(tokenizers, attention="none", input_feeding=False)
     for look in (attention_maps, attention_map):
         assert_error("its config's `attention` is 'none' instead", look, model, tokenizers, SOURCE, TARGET)
@@ -203,6 +200,12 @@ def test_a_model_without_attention_is_an_error(tokenizers, monkeypatch):
     monkeypatch.setattr(other, "forward", lambda **_: Seq2SeqLMOutput())
     with pytest.raises(ValueError, match="`model` must give its attention weights, but gives none"):
         attention_maps(other, tokenizers, SOURCE, TARGET)
+    message = "The model must be a Heed Transformer, loaded after `import heedful`, to show its scores"
+    for other in (other_model(MarianConfig, tokenizers), recurrent(tokenizers)):
+        maps = attention_maps(other, tokenizers, SOURCE, TARGET, kinds=["cross"])
+        for look in (maps.steps, partial(maps.scores, "cross")):
+            assert_error(message, look)
+        assert_error("`kind` must be one of cross, but is 'encoder'", maps.steps, "encoder")
 
 
 PROPHET = {f"num_{side}_{part}": 2 for side in ("encoder", "decoder") for part in ("layers", "attention_heads")}
@@ -319,15 +322,6 @@ def test_later_tokens_have_minus_infinity_and_a_layer_that_is_not_there_is_named
         later = np.triu(np.ones(scores.shape[-2:], dtype=bool), 1) & (kind == "decoder")
         np.testing.assert_array_equal(np.isinf(scores), np.broadcast_to(later, scores.shape))
     assert_error("`layer` must be between -2 and 1, but is 2", recorded_heads(model, KINDS, 2).__enter__)
-
-
-def test_other_models_have_no_steps(tokenizers):
-    message = "The model must be a Heed Transformer, loaded after `import heedful`, to show its scores"
-    for other in (other_model(MarianConfig, tokenizers), recurrent(tokenizers)):
-        maps = attention_maps(other, tokenizers, SOURCE, TARGET, kinds=["cross"])
-        for look in (maps.steps, partial(maps.scores, "cross")):
-            assert_error(message, look)
-        assert_error("`kind` must be one of cross, but is 'encoder'", maps.steps, "encoder")
 
 
 @pytest.mark.parametrize("options", [{"share_layers": True}, {"position_encoding": "t5"}])

@@ -56,7 +56,7 @@ def test_rollout_multiplies_the_layers_each_with_half_its_residual_and_leads_cro
     assert_refused(cases, lambda given: attention_rollout(*given))
 
 
-def test_entropy_is_in_nats_and_as_a_share_of_what_is_possible():
+def test_entropy_is_in_nats_and_as_a_share_of_what_a_row_may_look_at():
     heads = [[[1, 0], [0, 1]], [[0.5, 0.5], [0.5, 0.5]], [[1, 0], [0.5, 0.5]]]
     found = attention_entropy(maps_of(cross=[heads]))
     np.testing.assert_allclose(found.nats, [[0, math.log(2), math.log(2) / 2]], atol=1e-7)
@@ -64,9 +64,6 @@ def test_entropy_is_in_nats_and_as_a_share_of_what_is_possible():
     single = attention_entropy(maps_of(source_words=(0,), target_words=(0,), cross=[[[[1]]]]))
     assert single.nats.tolist() == single.share.tolist() == [[0]]
     assert not np.signbit(single.nats).any()
-
-
-def test_a_row_is_compared_with_the_positions_it_may_look_at_and_with_its_neighbourhood():
     half, third = 1 / 2, 1 / 3
     maps = maps_of(target_words=(0, 1, 2), decoder=[[[[1, 0, 0], [half, half, 0], [third, third, third]]]])
     found = attention_entropy(maps, "decoder")
@@ -109,7 +106,7 @@ def test_the_alignment_error_rate_is_that_of_its_formula():
     assert alignment_errors([[(0, 0)], [(0, 0), (1, 2), (2, 1)]], [right, other]).error_rate == pytest.approx(0.5)
 
 
-def test_gold_alignments_are_read_with_sure_and_possible_links(tmp_path):
+def test_gold_alignments_are_read_with_sure_and_possible_links_and_what_is_none_is_named(tmp_path):
     path = tmp_path / "gold.txt"
     path.write_text("0-0 1?1 2p2\n\n3-4\n", encoding="utf-8")
     first, second, third = read_gold_alignments(path)
@@ -118,9 +115,6 @@ def test_gold_alignments_are_read_with_sure_and_possible_links(tmp_path):
     assert third.sure == {(3, 4)}
     path.write_bytes("\ufeff0-0\r\n1-1\r\n".encode())
     assert [given.sure for given in read_gold_alignments(path)] == [{(0, 0)}, {(1, 1)}]
-
-
-def test_what_is_no_file_of_links_or_cannot_be_compared_is_named(tmp_path):
     path = tmp_path / "gold.txt"
     for word in ("0", "0–1", "a-b", "0-1-2", "-1-0"):
         path.write_text(f"0-0\n1-1 {word}\n", encoding="utf-8")

@@ -40,7 +40,7 @@ def test_a_word_of_several_tokens_is_their_mean(follow, model, tokenizers):
     torch.testing.assert_close(found.vectors[1:], states_of(model, ids)[:, places].mean(dim=1))
 
 
-def test_a_whole_word_comes_before_the_beginning_of_another_with_one_embedding_everywhere(follow, model, tokenizers):
+def test_a_whole_word_comes_before_the_beginning_of_another_and_what_is_none_is_named(follow, model, tokenizers):
     sentences = "그녀는 책을 읽는다.", "나는 사과를 먹는다. 나는 책을 먹는다."
     one, other = (follow("책을", sentence).vectors for sentence in sentences)
     assert torch.equal(one[0], other[0])
@@ -51,6 +51,11 @@ def test_a_whole_word_comes_before_the_beginning_of_another_with_one_embedding_e
     torch.testing.assert_close(found.vectors[1:], states_of(model, ids)[:, -2])  # the last before </s>
     assert "".join(follow("고양이", "고양이가 잔다.").pieces).replace("…", "") == "고양이"
     assert_error("must be in the sentence", follow, "양이", "고양이가 잔다.")
+    lacking = f"`word` must be in the sentence, but is '개는' instead, which {SENTENCE!r} lacks."
+    assert_error(f"^{re.escape(lacking)}$", follow, "개는", SENTENCE)
+    assert_error(r"^`word` must be a word, but is ' ' instead\.$", follow, " ", None)
+    with pytest.raises(ValueError, match="must be a Transformer, whose layers add to its embeddings, but is a recurr"):
+        word_states(tiny_rnn(), tokenizers, "개가")
 
 
 def test_the_tag_of_a_language_comes_first_and_a_word_is_no_neighbour_of_its_embedding():
@@ -100,14 +105,6 @@ def test_the_plane_keeps_what_lies_in_a_plane():
     torch.testing.assert_close(torch.cdist(points, points), torch.cdist(flat, flat), atol=1e-4, rtol=1e-4)
     assert points[:, 0].var() > points[:, 1].var()
     assert points.mean(dim=0).tolist() == pytest.approx([0, 0], abs=1e-5)
-
-
-def test_a_word_that_cannot_be_followed_and_a_recurrent_model_are_named(follow, tokenizers):
-    lacking = f"`word` must be in the sentence, but is '개는' instead, which {SENTENCE!r} lacks."
-    assert_error(f"^{re.escape(lacking)}$", follow, "개는", SENTENCE)
-    assert_error(r"^`word` must be a word, but is ' ' instead\.$", follow, " ", None)
-    with pytest.raises(ValueError, match="must be a Transformer, whose layers add to its embeddings, but is a recurr"):
-        word_states(tiny_rnn(), tokenizers, "개가")
 
 
 def test_the_command_prints_a_line_for_each_layer(printed, folder, follow, model, tokenizers):

@@ -40,11 +40,15 @@ def test_confidence_is_the_probability_of_being_right_where_scores_tell_it():
         assert said == pytest.approx(was, abs=3)
 
 
-def test_scores_that_tell_nothing_or_the_contrary_give_one_value():
+def test_scores_that_tell_nothing_give_one_value_and_halves_are_rated_by_each_other():
     found = Confidence.of_pairs([scored("ab", 0), scored("xy", 0)] * 100, [["ab", "other"]] * 200, False, 4)
     assert [round(found.of(score), 6) for score in (-5, 0, 5)] == [0, 50, 50]
     upside_down = [scored("ab" if number < 100 else "xy", number) for number in range(200)]
     assert Confidence.of_pairs(upside_down, [["ab"]] * 200, exact=True, num_beams=4).values == [50.0]
+    halves = [scored("no" if number % 2 else "yes", number) for number in range(200)]
+    found = Confidence.of_pairs(halves, [["yes"]] * 200, exact=True, num_beams=1).reliability
+    assert found[0][:2] == (0, 100)  # the right half, by the wrong one's curve
+    assert found[-1][:2] == (100, 0)
 
 
 def test_confidence_is_kept_in_a_folder_and_few_pairs_give_none(tmp_path):
@@ -85,10 +89,3 @@ def test_a_text_of_another_kind_a_cut_off_output_and_another_search_are_not_cali
         other = GenerationConfig.from_dict(search.to_dict() | given)
         assert_error(message, found.check, other, "en")
     assert_error("`target_language` must be en", found.check, search, "de")
-
-
-def test_each_half_is_rated_by_the_curve_of_the_other_half():
-    halves = [scored("no" if number % 2 else "yes", number) for number in range(200)]
-    found = Confidence.of_pairs(halves, [["yes"]] * 200, exact=True, num_beams=1).reliability
-    assert found[0][:2] == (0, 100)  # the right half, by the wrong one's curve
-    assert found[-1][:2] == (100, 0)

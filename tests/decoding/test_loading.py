@@ -32,11 +32,23 @@ def test_a_saved_model_translates_as_before_and_what_is_missing_is_named(folder,
         Translator.from_pretrained(tmp_path / "nowhere")
 
 
-def test_tokenizers_that_are_of_another_model_or_broken_are_named(folder):
+WRONG_CONFIGS = [
+    ("{", "must be JSON"),
+    ("[]", "config.json must be a JSON object, but is list"),
+    ("{}", "has no `model_type`"),
+    ('{"model_type": "no-such-model"}', "cannot be loaded: .*no-such-model"),
+]
+
+
+def test_tokenizers_and_configs_that_are_wrong_and_a_model_without_an_encoder_are_named(folder, tmp_path):
     change_json(folder / "config.json", eos_token_id=3)
     assert_error(r"tokenizers in .*`eos_token_id` must be 2, but is 3", Translator.from_pretrained, folder)
     (folder / "tokenizer.json").write_text("{", encoding="utf-8")
     assert_error(f"tokenizers in {folder} cannot be used", Translator.from_pretrained, folder)
+    path = folder / "config.json"
+    assert_refused(WRONG_CONFIGS, lambda text: load_model(path.write_text(text, encoding="utf-8") and folder))
+    GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=20)).save_pretrained(tmp_path)
+    assert_error(f"The model in {tmp_path} cannot be loaded: .*GPT2Config", load_model, tmp_path)
 
 
 WRONG_IDS = [("pad_token_id", 5_000_000), ("pad_token_id", -1), ("eos_token_id", [2, 290]), ("bos_token_id", "x")]
@@ -57,21 +69,6 @@ def test_an_id_of_the_generation_config_outside_of_the_vocabulary_is_named_befor
     for beams in (1, 2):
         search = {"custom_generate": decoder, "num_beams": beams, "pad_token_id": 2**40}
         assert_error("`pad_token_id` must be at least 0", decoder.model.generate, **given, **search)
-
-
-WRONG_CONFIGS = [
-    ("{", "must be JSON"),
-    ("[]", "config.json must be a JSON object, but is list"),
-    ("{}", "has no `model_type`"),
-    ('{"model_type": "no-such-model"}', "cannot be loaded: .*no-such-model"),
-]
-
-
-def test_a_wrong_config_and_a_model_without_an_encoder_are_named(folder, tmp_path):
-    path = folder / "config.json"
-    assert_refused(WRONG_CONFIGS, lambda text: load_model(path.write_text(text, encoding="utf-8") and folder))
-    GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=20)).save_pretrained(tmp_path)
-    assert_error(f"The model in {tmp_path} cannot be loaded: .*GPT2Config", load_model, tmp_path)
 
 
 def test_a_device_that_is_not_here_or_of_no_known_name_is_named(monkeypatch):

@@ -164,15 +164,6 @@ def test_translating_turns_dropout_off_and_leaves_the_model_as_it_was(training_m
     translator.model.eval()
 
 
-def test_other_encoder_decoders_translate_too(tokenizers, translator, learned_positions_model):
-    sizes = {"vocab_size": 290, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
-    config = BartConfig(**sizes, max_position_embeddings=40, forced_eos_token_id=None, **tokenizers.special_ids())
-    other = Translator(BartForConditionalGeneration(config), tokenizers)
-    with pytest.warns(UserWarning, match="cut off at 9 tokens"):
-        results = other.translate(["네.", "고양이"], num_beams=2, max_new_tokens=9)
-    assert [len(result[0].token_ids) for result in results] == [9, 9]
-    configs = translator.model.config, learned_positions_model.config, config
-    assert [*map(position_limit, configs)] == [None, 12, 40]
 
 
 def test_ids_of_the_generation_config_alone_are_found_and_ends_may_be_several(tokenizers, tmp_path):

@@ -106,7 +106,7 @@ def test_where_nothing_can_be_compiled_a_run_goes_on_with_one_warning(make_loop,
     changes = {"optimization.max_updates": 2}
     make_loop(changes, folder=tmp_path / "plain").run()
     fail_to_compile(monkeypatch, RuntimeError("no C++ compiler\nwas found"))
-    assert make_loop(COMPILED | changes).run().update == 2
+    make_loop(COMPILED | changes).run()
     told = [record.message for record in caplog.records if "uncompiled" in record.message]
     assert told == ["training goes on uncompiled: its step cannot be compiled here: RuntimeError: no C++ compiler"]
     assert losses(tmp_path / "run") == losses(tmp_path / "plain")

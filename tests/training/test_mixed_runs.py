@@ -191,17 +191,3 @@ def test_an_empty_part_is_named(parts, tmp_path):
     ):
         table(path, *([*zip(*rows, strict=True)] or ([], [])))
         assert_error(message, parts, mixture, error=error)
-
-
-def test_files_and_columns_of_parts_are_those_beside_the_recipe(tmp_path, monkeypatch):
-    (tmp_path / "recipes").mkdir()
-    part = {"train": "b.tsv", "source": 1, "target": 2}
-    tree = tiny_tree(tmp_path, {"data.train": "a.tsv", "data.mixture": {"b": part}})
-    for name in ("a.tsv", "b.tsv"):
-        table(tmp_path / "recipes" / name, EN, DE)
-    (tmp_path / "recipes" / "mine.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    part = read_recipe("recipes/mine.yaml", ["data.mixture.b.tag=bt"]).data.mixture["b"]
-    assert (part.train, part.source, part.target, part.tag) == ("recipes/b.tsv", "1", "2", "bt")
-    assert read_recipe("recipes/mine.yaml", ["data.mixture.b.train=b.tsv"]).data.mixture["b"].train == "b.tsv"
-    assert read_recipe("recipes/mine.yaml", ["data.folder=x"]).data.parts["data.mixture.b"].train == "x/b.tsv"

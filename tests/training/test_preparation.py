@@ -207,29 +207,29 @@ def test_parameters_are_counted_without_a_model_as_with_one(files, tmp_path, kin
 
 
 def test_validation_pairs_are_held_out_of_the_training_pairs_where_none_are_given(tmp_path):
-    rows = [(f"소스 {number % 50}", f"target {number}") for number in range(100)]  # each source twice
     changes = {"data.validation": None, "tokenizer.vocab_size": 270, "data.cleaning.drop_overlap": False}
-    corpora = []
-    for name, order in (("a", rows), ("b", rows[::-1])):
-        changes["data.train"] = lines(tmp_path / f"{name}.tsv", order)
-        corpora.append(prepare_corpus(tiny_recipe(tmp_path / name, changes), tmp_path / name))
+
+    def prepared(name, **more):
+        return prepare_corpus(tiny_recipe(tmp_path / name, {**changes, **more}), tmp_path / name)
+
+    rows = [(f"소스 {number % 50}", f"target {number}") for number in range(100)]  # each source twice
+    files = [lines(tmp_path / f"{name}.tsv", order) for name, order in (("a", rows), ("b", rows[::-1]))]
+    corpora = [prepared(name, **{"data.train": file}) for name, file in zip("ab", files, strict=True)]
     held_out = [{tuple(pair.values()) for pair in corpus.validation_pairs} for corpus in corpora]
     assert held_out[0] == held_out[1]  # whatever their order
-    assert len(held_out[0]) == 4  # two of the fifty sources, with both of their targets
-    trained = set(texts(corpora[0]))
-    assert trained == {target for _, target in rows} - {target for _, target in held_out[0]}
-    assert len(corpora[0].validation) == 4
+    assert len(held_out[0]) == len(corpora[0].validation) == 4  # two of the fifty sources, with both of their targets
+    assert set(texts(corpora[0])) == {target for _, target in rows} - {target for _, target in held_out[0]}
     # Of two source columns the first decides, here a lemma with a space in it.
     forms = "".join(f"w {n % 40}\tw{n}{tag}\t{tag} SG\n" for n in range(120) for tag in "abc")
-    (tmp_path / "c.tsv").write_text(forms)
-    changes |= {"data.source": [1, 3], "data.target": 2}
     joined = "".join(f"w{n % 40} V;PST;{tag}\tw{n}{tag}\n" for n in range(120) for tag in "abc")
-    (tmp_path / "d.tsv").write_text(joined)
-    for name, change, tags in (("c", {}, "a SG|b SG|c SG"), ("d", {"data.source": 1}, "V;PST;a|V;PST;b|V;PST;c")):
-        changes |= {"data.train": str(tmp_path / f"{name}.tsv"), **change}
-        corpus = prepare_corpus(tiny_recipe(tmp_path / name, changes), tmp_path / name)
-        sources = [pair["source"] for pair in corpus.validation_pairs]
-        lemmas = {re.sub(f" ({tags})$", "", source) for source in sources}
+    for name, text, source, tags in (
+        ("c", forms, [1, 3], "a SG|b SG|c SG"),
+        ("d", joined, 1, "V;PST;a|V;PST;b|V;PST;c"),
+    ):
+        (tmp_path / f"{name}.tsv").write_text(text)
+        columns = {"data.train": str(tmp_path / f"{name}.tsv"), "data.source": source, "data.target": 2}
+        sources = [pair["source"] for pair in prepared(name, **columns).validation_pairs]
+        lemmas = {re.sub(f" ({tags})$", "", each) for each in sources}
         assert (len(lemmas), len(sources)) == (2, 18)
         assert {*sources} == {f"{lemma} {tag}" for lemma in lemmas for tag in tags.split("|")}
 

@@ -1,15 +1,7 @@
-"""What transformers' own examples/pytorch/translation/run_translation.py does with a folder, with folders of Heed's.
+"""What transformers' own examples/pytorch/translation/run_translation.py does with a folder, with folders of Heed's."""
 
-The script is in no distribution. Where the environment variable RUN_TRANSLATION names one, it is run too.
-"""
-
-import json
-import os
-import runpy
-import sys
 from pathlib import Path
 
-import evaluate
 import numpy as np
 import pytest
 import transformers
@@ -26,12 +18,9 @@ LONGEST = 32
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """Return a folder with the pairs as the script reads them, and with a model and a tokenizer of each family."""
-    place = tmp_path_factory.mktemp("translation")
-    lines = [json.dumps({"translation": {"ko": one, "en": other}}) for one, other in PAIRS.items()]
-    (place / "pairs.json").write_text("\n".join(lines), encoding="utf-8")
+    """Return a folder with a model and a tokenizer of each family."""
+    place, tokenizers = tmp_path_factory.mktemp("translation"), joint_tokenizers()
     for family in FAMILIES:
-        tokenizers = joint_tokenizers()
         sizes = {"vocab_size": len(tokenizers.source), "encoder_layers": 1, "decoder_layers": 1}
         sizes |= {"max_position_embeddings": LONGEST} if family == "transformer" else {}
         saved_in(place / family, tiny_model(family=family, **sizes, **tokenizers.special_ids()), tokenizers)
@@ -106,23 +95,3 @@ def test_a_folder_is_trained_evaluated_and_saved_as_the_script_does_it(place, tm
     # The output folder is there now, and the script goes on from what it finds in it.
     trainer, _ = trainer_of(place, family, tmp_path, pads_rows, max_steps=3)
     assert trainer.train(resume_from_checkpoint=get_last_checkpoint(str(tmp_path))).global_step == 3
-
-
-@pytest.mark.skipif("RUN_TRANSLATION" not in os.environ, reason="RUN_TRANSLATION does not name the script")
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_script_itself_trains_a_folder(place, tmp_path, monkeypatch, family):
-    load = evaluate.load
-    monkeypatch.setattr(evaluate, "load", lambda name, **options: load(translation_metric.__file__, **options))
-    pairs = str(place / "pairs.json")
-    options = {
-        **{"model_name_or_path": str(place / family), "trust_remote_code": True, "output_dir": str(tmp_path / "run")},
-        **{"source_lang": "ko", "target_lang": "en", "source_prefix": "번역: ", "num_beams": 2, "max_steps": 2},
-        **{"train_file": pairs, "validation_file": pairs, "test_file": pairs, "cache_dir": str(tmp_path / "cache")},
-        **{"max_source_length": LONGEST, "max_target_length": LONGEST, "predict_with_generate": True},
-        **{"do_train": True, "do_eval": True, "do_predict": True, "report_to": "none", "use_cpu": True},
-    }
-    given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    monkeypatch.setattr(sys, "argv", [os.environ["RUN_TRANSLATION"], *given])
-    runpy.run_path(os.environ["RUN_TRANSLATION"], run_name="__main__")
-    results = json.loads((tmp_path / "run" / "all_results.json").read_text())
-    assert {"train_loss", "eval_bleu", "predict_bleu"} <= set(results)

@@ -1,7 +1,6 @@
 """Small pictures: a figure is rows of two panels, each of which draws into its axes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,63 +57,13 @@ def lines(
         axes.set(xlabel=x_label, ylabel=y_label, title=title)
         axes.set(**{f"{axis}scale": "log" for axis in log}, **settings)
         axes.grid(alpha=0.3)
-        _name(axes, drawn, list(points_by_name), families)
+        name_lines(axes, drawn, list(points_by_name), families)
 
     return draw
 
 
-def labelled_points(
-    points_by_name: Mapping[str, Sequence[tuple[float, float, str]]],
-    title: str = "",
-    families: Sequence[str] | None = None,
-    **settings: Any,
-) -> Panel:
-    """Return a panel with points (x, y, text beside it, which may be empty) in a colour for each name of the legend.
-
-    `families` are the fonts of names and texts; `settings` are of the axes, such as `xlim`.
-    """
-
-    def draw(axes: Any) -> None:
-        drawn = []
-        for points in points_by_name.values():
-            drawn.append(axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=14, alpha=0.7))
-            for x, y, text in filter(itemgetter(2), points):
-                beside = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 7, "parse_math": False}
-                axes.annotate(text, (x, y), family=families, **beside)
-        axes.set(title=title, xticks=[], yticks=[], **settings)
-        _name(axes, drawn, list(points_by_name), families)
-
-    return draw
-
-
-def _name(axes: Any, drawn: Sequence[Any], names: Sequence[str], families: Sequence[str] | None) -> None:
+def name_lines(axes: Any, drawn: Sequence[Any], names: Sequence[str], families: Sequence[str] | None) -> None:
     """Put a legend beside what is drawn, where there is more than one."""
     if len(names) > 1:
         for text in axes.legend(drawn, names, fontsize=8 if len(names) < 8 else 6).get_texts():
             text.set(parse_math=False, family=families)  # as it is, whatever it begins with or holds
-
-
-def bars(values: Mapping[str, float], x_label: str) -> Panel:
-    """Return a panel with a bar to the right for every value; names of any length fit beside them."""
-
-    def draw(axes: Any) -> None:
-        drawn = axes.barh(list(values), list(values.values()), height=0.6)
-        axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2)
-        axes.set(xlabel=x_label, ylim=(len(values) - 0.5, -0.5), xmargin=0.15)
-
-    return draw
-
-
-def matrix(values: Any, label: str = "", *, image: Mapping[str, Any], **settings: Any) -> Panel:
-    """Return a panel with a coloured cell for every number of a matrix, beside a bar that explains the colours.
-
-    NaN stays white. `image` says how matplotlib's `imshow` draws them (`cmap`, `vmin`, `vmax`), and `settings` are of
-    the axes, such as `xlabel`.
-    """
-
-    def draw(axes: Any) -> None:
-        drawn = axes.imshow(values, **image)
-        axes.set(**settings)
-        axes.figure.colorbar(drawn, ax=axes, label=label)
-
-    return draw

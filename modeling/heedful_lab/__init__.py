@@ -1,1 +1,1 @@
-"""The laboratory: the studies, the generator of the built-in corpus, and task pairs; it plugs into `heedful`."""
+"""The laboratory: studies, what the course shows, the generator of the built-in corpus, and task pairs."""

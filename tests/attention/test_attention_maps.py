@@ -25,7 +25,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator, prepare_for_inference
 from heedful.attention import drawing, recording
 from heedful.attention.maps import AttentionMap, AttentionSteps, attention_map, attention_maps, attention_maps_of_ids
-from heedful.attention.measures import attention_entropy, steps_lines
+from heedful.attention.measures import attention_entropy
 from heedful.attention.recording import record_weights, recorded_heads
 from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed_rnn import HeedRNNConfig
@@ -34,6 +34,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.native.decoder import NativeDecoder
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
+from heedful_lab.course.numbers import steps_lines
 from heedful_lab.studies.attention.single_heads import attention_modules
 from helpers import assert_error, assert_refused, tiny_config
 from pretrained_checkpoints import ENGLISH, KOREAN, marian

@@ -16,7 +16,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartF
 
 from guides import printing_of, python_of, text_of
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
-from heedful.attention.embeddings import word_states
 from heedful.cards.hub import check_folder, read_card
 from heedful.conversion import model_conversion as conversion
 from heedful.conversion.model_conversion import Conversion, convert, convert_config, convert_model
@@ -27,6 +26,7 @@ from heedful.export.page import write_page
 from heedful.export.transformers_export import export_transformers
 from heedful.training.run import train
 from heedful.verification.verification import verify
+from heedful_lab.course.embeddings import word_states
 from helpers import assert_error, assert_near, assert_refused, change_json, padded
 from pretrained_checkpoints import BUILDERS, ENGLISH, KOREAN, SIZES, bart, m2m100, nllb
 from tiny_runs import logged, tiny_recipe

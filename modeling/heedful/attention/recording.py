@@ -3,7 +3,6 @@
 Of attention only what is asked for is computed: for the encoder's weights no decoder is run.
 """
 
-import inspect
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from heedful.attention_heed import HeedAttention
-from heedful.cells_heed import Cell, GRUCell, LSTMCell, no_state
 from heedful.configuration_base_heed import HEED_TYPES
 from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.decoding.engines import evaluation_mode
@@ -75,57 +73,6 @@ def recorded_heads(
             keep = partial(_keep_heads, found.setdefault(kind, []))
             hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
         yield found
-
-
-def record_gates(
-    model: Any, source_ids: Sequence[int], fed_ids: Sequence[int] = ()
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Return how far the gates of a recurrent model's cells open at each token of a source, and of a target.
-
-    The model computes in evaluation mode, on its own road: what is recorded is what its states were made of. Without
-    `fed_ids`, which the decoder reads, the start token first, only the encoder runs. Cells without gates are a
-    `ValueError`.
-
-    By the name of a cell, such as `encoder.layers.0.first_cell` or `decoder.layers.0`, the result has its gates by
-    their names: `forget`, `input` and `output` of an LSTM, `reset` and `update` of a GRU, from 0, closed, to 1, open,
-    and the `candidate` of both, from -1 to 1; each `(length, hidden_size)` in float32 on the CPU, in the order of the
-    tokens, also where a cell reads them from their end. A bidirectional layer has two cells of half the width.
-    """
-    cell = getattr(model.config, "cell", "none")
-    if cell not in ("lstm", "gru"):
-        raise ValueError(f"`cell` must be lstm or gru, whose gates can be recorded, but is {cell} instead.")
-    encoder, decoder = model.get_encoder(), model.get_decoder()
-    found: dict[str, list[dict[str, torch.Tensor]]] = {}
-    with evaluation_mode(model), torch.no_grad(), ExitStack() as hooks:
-        for side, stack in {"encoder": encoder, "decoder": decoder}.items():
-            for name, part in stack.named_modules():
-                if isinstance(part, Cell):
-                    kept = found.setdefault(f"{side}.{name}", [])
-                    hooks.enter_context(part.register_forward_hook(partial(_keep_gates, kept), with_kwargs=True))
-        source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
-        encoded = encoder(input_ids=source, return_dict=True)
-        if fed_ids:
-            model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False)
-    return {
-        cell: {name: torch.cat([one[name] for one in calls]).float().cpu() for name in calls[0]}
-        for cell, calls in found.items()
-        if calls
-    }
-
-
-def _keep_gates(
-    kept: list[dict[str, torch.Tensor]], cell: LSTMCell | GRUCell, given: tuple, named: dict[str, Any], result: tuple
-) -> None:
-    """Compute the gates of a cell's call, of one token or of all, from what it was given."""
-    bound = inspect.signature(cell.forward).bind(*given, **named)
-    bound.apply_defaults()
-    inputs, is_reversed = bound.arguments["inputs"], bound.arguments["is_reversed"]
-    before = (bound.arguments["state"] or no_state(cell, inputs))[0]
-    if inputs.dim() > 2:  # the state before a token is the one behind what was read before it
-        outputs, first = result[0], before[:, None]
-        before = torch.cat([outputs[:, 1:], first] if is_reversed else [first, outputs[:, :-1]], dim=1)
-    gates = cell.gates(cell.read(inputs), before)
-    kept.append({name: gate.flatten(0, -2) for name, gate in gates.items()})  # of one sequence: (length, hidden)
 
 
 def check_number(field: str, number: int, count: int) -> None:

@@ -26,7 +26,7 @@ from heedful.training.processes.launcher import rank
 # The subcommands by the panels of `heedful --help`, each in the module of its name.
 PANELS = {
     "Train": ("recipes", "init", "doctor", "train", "tune", "plot", "backtranslate", "distill", "distill-tokens"),
-    "Use": ("evaluate", "translate", "score", "attention", "align", "attention-numbers", "embeddings"),
+    "Use": ("evaluate", "translate", "score", "attention", "align"),
     "Check": ("verify", "compare"),
     "Publish": ("card", "page", "push", "convert", "export"),
     "Help": ("version",),

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from heedful.data.labels import token_labels
 from heedful.decoding.translation import Translator
-from heedful.figures import Panel, lines, matrix
+from heedful.figures import Panel, lines
+from heedful_lab.figures import matrix
 from heedful_lab.studies import measures
 from heedful_lab.studies.attention import single_heads
 from heedful_lab.studies.attention.single_heads import PLACES, Head, Look, sharpest

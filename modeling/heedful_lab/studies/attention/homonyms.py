@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import normalize
 
-from heedful.attention.embeddings import layer_names, plane, word_states
 from heedful.decoding.translation import Translator
-from heedful.figures import Panel, labelled_points, lines
+from heedful.figures import Panel, lines
+from heedful_lab.course.embeddings import layer_names, plane, word_states
+from heedful_lab.figures import labelled_points
 from heedful_lab.studies import measures
 from heedful_lab.studies.pairs import Pair, corpus_pairs, held_out_pairs
 from heedful_lab.studies.report import Outcome

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from heedful.data.labels import token_words
 from heedful.decoding.translation import Translator
-from heedful.figures import bars
+from heedful_lab.figures import bars
 from heedful_lab.korean_english.conjugation import attributive
 from heedful_lab.korean_english.lexicon import lexicon
 from heedful_lab.studies.attention.single_heads import without_heads

@@ -1,6 +1,6 @@
 """The ladder: what each invention gave, on the same pairs, with the same tokenizer and the same number of updates."""
 
-from heedful.figures import bars
+from heedful_lab.figures import bars
 from heedful_lab.studies.report import Outcome
 from heedful_lab.studies.study import Lab, description_of
 from heedful_lab.studies.training import model_changes

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from heedful.figures import Panel, Points, lines, matrix
+from heedful.figures import Panel, Points, lines
 from heedful.positions_heed import sinusoids
+from heedful_lab.figures import matrix
 from heedful_lab.studies.pairs import Pair, reversal_pairs
 from heedful_lab.studies.report import Outcome
 from heedful_lab.studies.study import Lab, description_of

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from heedful.attention.drawing import writable
-from heedful.attention.recording import record_gates
 from heedful.data.labels import token_labels
 from heedful.decoding.translation import Translator
-from heedful.figures import Panel, bars, matrix
+from heedful.figures import Panel
+from heedful_lab.course.gates import record_gates
+from heedful_lab.figures import bars, matrix
 from heedful_lab.studies.measures import seed_cells, train_with_seeds
 from heedful_lab.studies.pairs import held_out_pairs
 from heedful_lab.studies.recurrent.equal_models import recurrent_models

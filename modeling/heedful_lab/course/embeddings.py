@@ -19,7 +19,8 @@ from heedful.attention.maps import plain_model
 from heedful.data.labels import BROKEN_CHARACTER, token_labels
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.engines import evaluation_mode
-from heedful.figures import labelled_points, save_figure
+from heedful.figures import save_figure
+from heedful_lab.figures import labelled_points
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from guides import assert_named
-from heedful.attention.embeddings import neighbourhoods, plane, word_states
 from heedful.data.labels import token_labels
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful_lab.course.embeddings import neighbourhoods, plane, word_states
 from helpers import assert_error, tiny_model, tiny_rnn
 
 SENTENCE = "개가 공원에서 달린다."

@@ -19,8 +19,8 @@ def embeddings(
     device: options.Device = None,
 ):
     """See which tokens a word's embedding is near to, and what each layer of the encoder makes of it in a sentence."""
-    from heedful.attention import embeddings as module
     from heedful.attention.drawing import PICTURE_SUFFIXES
+    from heedful_lab.course import embeddings as module
 
     if output is not None:
         check_writable(output, PICTURE_SUFFIXES, "--output")

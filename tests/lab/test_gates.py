@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from heedful.attention.recording import record_gates
+from heedful_lab.course.gates import record_gates
 from helpers import assert_error, assert_near, tiny_model, tiny_rnn
 
 SOURCE, FED = [5, 6, 7, 8, 2], [1, 9, 10]

@@ -25,6 +25,7 @@ def attention_numbers(
 ):
     """See attention in numbers: one head step by step, how widely each head looks, the weights as JSON."""
     from heedful.attention import measures
+    from heedful_lab.course import numbers
 
     steps = steps or not (entropy or as_json)
     options.check_apart(head=head, rollout=rollout)
@@ -38,10 +39,10 @@ def attention_numbers(
     if entropy:
         found = measures.attention_entropy(maps, kind)
         values["entropy"] = {"nats": found.nats.tolist(), "share": found.share.tolist()}
-        lines += measures.entropy_lines(found)
+        lines += numbers.entropy_lines(found)
     if steps:
         each_step = maps.steps(kind, -1 if layer is None else layer, view.head or 0)
-        lines += [view.title_of(maps), *measures.steps_lines(each_step)]
+        lines += [view.title_of(maps), *numbers.steps_lines(each_step)]
     if as_json:
         one = view.map_of(maps)
         values["maps"] = [{"kind": kind, **vars(one), "weights": one.weights.astype(float).round(6).tolist()}]

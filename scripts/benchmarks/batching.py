@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -47,12 +48,13 @@ from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.corpus import Corpus, StoredRows
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
 from heedful.host import keep_freed_memory
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.validation import validation_loss
-from heedful.training.preparation import Corpus, StoredCorpus, prepare_corpus
+from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe
@@ -238,7 +240,7 @@ class Training:
         self.heed.set_attn_implementation("eager")
         self.heed.save_pretrained(folder / "heed")
         corpus.tokenizers.save_pretrained(folder / "heed")
-        self.rows = [row for update in corpus.updates(0) for bucket in update for row in bucket]
+        self.rows = [row for update in corpus.training.updates(0) for bucket in update for row in bucket]
         batch = collate(self.rows[:4], tokenizer.pad_token_id)
         with torch.no_grad():
             check_losses(*(float(model.eval()(**batch).loss) for model in (self.marian, self.heed)))
@@ -278,7 +280,7 @@ class Training:
         log.unlink(missing_ok=True)
         beginnings, tokens = [now()], []
 
-        class Noting(StoredCorpus):
+        class Noting(StoredRows):
             def updates(self, epoch: int) -> Iterator[Any]:
                 # The loop asks for an update when it has finished the one before.
                 for update in super().updates(epoch + number):
@@ -286,7 +288,7 @@ class Training:
                     yield update
                     beginnings.append(now())
 
-        corpus = Noting(**vars(self.corpus))
+        corpus = replace(self.corpus, training=Noting(**vars(self.corpus.training)))
         TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization)).run()
         lines = [json_module.loads(line) for line in log.read_text().splitlines()]
         shares = [line["train/waiting_share"] for line in lines if "train/waiting_share" in line]
@@ -373,7 +375,7 @@ def measured(options: dict[str, Any]) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus = prepare_corpus(recipe_of(folder, options), folder / "tokenizer")
-        rows = EncodedPairs(row for update in corpus.updates(0) for bucket in update for row in bucket)
+        rows = EncodedPairs(row for update in corpus.training.updates(0) for bucket in update for row in bucket)
         random_rows = rows_of_random_batches(rows.source_lengths, rows.target_lengths, options["tokens"])
         yield compare_padding(rows, random_rows, options)
         yield compare_shapes(rows, options)

@@ -231,7 +231,7 @@ def loop_row(size: str, is_compiled: bool, run: Path, options: dict[str, Any]) -
         values = [line[f"train/{name}"] for line in lines if f"train/{name}" in line]
         row |= {name: round(statistics.median(values[len(values) // 2 :]), 3)} if values else {}
     model: Any = load_model(result.folder).to(options["device"]).train()
-    rows = list(chain.from_iterable(next(iter(result.corpus.updates(0)))))
+    rows = list(chain.from_iterable(next(iter(result.corpus.training.updates(0)))))
     batch = {key: each.to(options["device"]) for key, each in collate(rows, model.config.pad_token_id).items()}
     step = bare_step(model, lambda model, batch: model.loss_of(batch), batch, is_compiled, options)
     bare = sum(len(pair["labels"]) for pair in rows) / median_seconds({"step": step}, options["rounds"])["step"].clock

@@ -29,10 +29,10 @@ from transformers import (
 
 from heedful import Translator
 from heedful.conversion.families import COPIED_FIELDS
+from heedful.data.epochs.corpus import Corpus
 from heedful.data.sources import read_pairs
 from heedful.decoding.loading import load_model
 from heedful.training.loop.validation import score_pairs
-from heedful.training.preparation import Corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.publication import with_decoding
 from heedful.training.recipe import Recipe
@@ -58,7 +58,7 @@ class Clock(TrainerCallback):
 
 def marian_trained(recipe: Recipe, corpus: Corpus, config: Any, seconds: float, steps: int, rate: float) -> Any:
     """Train a Marian model of a Heed config's size, and return it with the times at which its steps ended."""
-    rows = [row for update in corpus.updates(0) for bucket in update for row in bucket]
+    rows = [row for update in corpus.training.updates(0) for bucket in update for row in bucket]
     sizes = {name: getattr(config, name) for name in (*COPIED_FIELDS, "vocab_size", "bos_token_id")}
     settings = recipe.optimization
     model = MarianMTModel(MarianConfig(**sizes, forced_eos_token_id=None, attn_implementation="eager"))

@@ -18,12 +18,13 @@ from datasets import Dataset
 from peers import marian_like
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
+from heedful.data.epochs.corpus import Corpus, StoredRows
 from heedful.data.sources import read_pairs
 from heedful.decoding.loading import load_model
 from heedful.decoding.translation import Translator
 from heedful.evaluation.metrics import score_translations
 from heedful.host import keep_freed_memory
-from heedful.training.preparation import StoredCorpus, prepare_corpus
+from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
@@ -40,10 +41,10 @@ def new_marian(run: Path) -> Any:
     return fresh
 
 
-def train(run: Path, recipe: Recipe, corpus: StoredCorpus, steps: int) -> tuple[Any, float]:
+def train(run: Path, recipe: Recipe, corpus: Corpus, steps: int) -> tuple[Any, float]:
     """Return a Marian trained for so many steps, and the seconds that it took."""
     set_seed(recipe.seed)
-    model, rows = new_marian(run), corpus.rows
+    model, rows = new_marian(run), corpus.training.rows
     columns = [rows[number] for number in range(len(rows))]
     tokens = (
         rows.source_lengths.mean() + rows.target_lengths.mean()
@@ -73,7 +74,7 @@ def train(run: Path, recipe: Recipe, corpus: StoredCorpus, steps: int) -> tuple[
     return model.eval(), time.perf_counter() - start
 
 
-def score(model: Any, recipe: Recipe, corpus: StoredCorpus) -> dict[str, dict[str, float]]:
+def score(model: Any, recipe: Recipe, corpus: Corpus) -> dict[str, dict[str, float]]:
     """Return BLEU and chrF of each test set, decoded as the recipe says."""
     translator, found = Translator(model, corpus.tokenizers, engine="generate"), {}
     for name, location in recipe.data.located.test.items():
@@ -92,7 +93,7 @@ def main(run: Path, threads: Annotated[int, typer.Option(help="As many as the ru
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     recipe = read_recipe(run / "recipe.yaml")
     corpus = prepare_corpus(recipe, run / "tokenizer")
-    assert isinstance(corpus, StoredCorpus)
+    assert isinstance(corpus.training, StoredRows)
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     seconds, updates = log[-1]["seconds"], log[-1]["update"]
     _, measured = train(run, recipe, corpus, MEASURED_STEPS)

@@ -92,7 +92,7 @@ def test_the_card_is_filled_from_the_run_and_tells_nothing_private(result):
 def test_facts_are_the_runs(result):
     facts = facts_of(result)
     run, recipe = facts.run, facts.run["recipe"]
-    assert run["pairs"] == {"train": result.corpus.pairs, "validation": 20, "unseen": 6}
+    assert run["pairs"] == {"train": result.corpus.training.pairs, "validation": 20, "unseen": 6}
     assert run["target_tokens"] == result.progress.target_tokens > 0
     assert set(facts.scores) == {"unseen"}
     assert {"output", "card", "resume", "overwrite"}.isdisjoint(recipe)

@@ -36,7 +36,7 @@ def rehearsal_of(recipe, corpus):
 
 def test_the_plan_is_that_of_training_and_counts_tokens_and_padding(corpus):
     plan = plan_batches(corpus, token_budget=500)
-    updates = [split_update(update, 500, 1) for update in corpus.updates(0)]
+    updates = [split_update(update, 500, 1) for update in corpus.training.updates(0)]
     assert (plan.updates_per_epoch, plan.first) == (len(updates), updates[:12])
     assert plan.micro_batches == max(len(part) for (part,) in updates)
     batches = [batch for (part,) in updates for batch in part]

@@ -19,7 +19,7 @@ def refusal_of_training(recipe, folder):
         check_installed(recipe)
         corpus = prepare_corpus(recipe, folder)
         check_start(recipe, corpus, make_model(recipe.model, corpus.tokenizers).config)
-        list(corpus.updates(0))
+        list(corpus.training.updates(0))
     except (ValueError, FileNotFoundError) as error:
         return str(error)
     return None

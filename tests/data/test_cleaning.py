@@ -2,7 +2,8 @@ from datasets import Dataset, IterableDataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data.cleaning import CleaningRules, clean_pairs, split_for_validation
+from heedful.data.cleaning import clean_pairs, split_for_validation
+from heedful.data.data_recipe import CleaningRules
 from helpers import assert_error
 
 EVERYTHING = CleaningRules(max_ratio=3, drop_duplicates=True, drop_identical=True)
@@ -97,4 +98,4 @@ def test_the_report_is_a_readable_table_with_which_a_corpus_of_nothing_is_refuse
     assert_error(message, clean_pairs, pairs, CleaningRules())
     stream, _ = clean_pairs(pairs.to_iterable_dataset(), CleaningRules())
     assert_error("must leave at least one pair", list, stream)
-    assert_error("`max_ratio` must be at least 1, but is 0.5 instead.", CleaningRules, max_ratio=0.5)
+    assert_error("`data.cleaning.max_ratio` must be at least 1, but is 0.5 instead.", CleaningRules, max_ratio=0.5)

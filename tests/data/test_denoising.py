@@ -15,10 +15,11 @@ from guides import commands_of, run_commands, text_of
 from heedful import HeedConfig, TokenizerPair
 from heedful.checking.doctor import diagnose
 from heedful.conversion.model_conversion import convert
+from heedful.data.data_recipe import MASK, SENTINELS, DenoiseRules
 from heedful.data.epochs.augmentation import drawn_numbers
 from heedful.data.epochs.denoising import Denoising, deleted, infilled, reordered, spans
 from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
-from heedful.data.mixture import MASK, SENTINELS, DenoiseRules, check_room, source_prefixes
+from heedful.data.mixture import source_prefixes
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training.preparation import corpus_of, prepare_corpus
 from heedful.training.recipe_file import make_recipe, read_recipe
@@ -185,7 +186,7 @@ def test_t5s_own_tokenizer_which_has_no_tag_learns_missing_spans_without_one(tmp
     assert not any("<denoise>" in source for source, _ in found)
     alone = corpus_of(recipe_of({"alone": True}, {"data.train": None}), given)
     assert all("<extra_id_0>" in given.source.decode(row["input_ids"]) for row in listed(alone.validation))
-    with pytest.raises(ValueError, match=r"`data.denoise` must be a special token .* but <mask> is none"):
+    with pytest.raises(ValueError, match=r"`data.denoise` must be a special token .* but is <mask> instead"):
         corpus_of(recipe_of({"kind": "infilling"}), given)
     # What the tokenizer does not know is a part of the text, at its ends too.
     encoder = PairEncoder(given)
@@ -236,14 +237,14 @@ def recipe_of(tmp_path):
 
 def texts_of(corpus, epoch=0):
     tokenizer = corpus.tokenizers.source
-    rows = [row for update in corpus.updates(epoch) for bucket in update for row in bucket]
+    rows = [row for update in corpus.training.updates(epoch) for bucket in update for row in bucket]
     return sorted(tuple(tokenizer.batch_decode([row["input_ids"], row["labels"]])) for row in rows)
 
 
 def test_texts_and_sides_are_parts_of_the_data_stored_or_streamed(recipe_of):
     stored, streamed = (corpus_of(recipe_of(BOTH, {"data.streaming": each}), None) for each in (False, True))
     names = ("data.train", "data.denoise.source", "data.denoise.target", "data.denoise.text.1")
-    assert stored.parts == dict(zip(names, (50, 50, 50, 80), strict=True))
+    assert stored.training.parts == dict(zip(names, (50, 50, 50, 80), strict=True))
     for corpus in (stored, streamed):
         assert sum(source.startswith("<denoise>") for source, _ in texts_of(corpus)) == 180
         assert all(("<extra_id_0>" in target) == source.startswith("<denoise>") for source, target in texts_of(corpus))
@@ -257,7 +258,7 @@ def test_texts_and_sides_are_parts_of_the_data_stored_or_streamed(recipe_of):
 def test_a_stream_takes_a_chunk_of_each_part_in_turn(recipe_of, monkeypatch):
     monkeypatch.setattr("heedful.data.mixture.CHUNK", 10)
     corpus = corpus_of(recipe_of({"sides": ["source"]}, {"data.streaming": True}), None)
-    numbers = [pair["part"] for pair in corpus.stream]
+    numbers = [pair["part"] for pair in corpus.training.stream]
     assert numbers == [part for _ in range(5) for part in [0] * 10 + [1] * 10 + [2] * 10] + [2] * 30
 
 
@@ -265,14 +266,14 @@ def test_a_model_learns_from_texts_alone_and_is_validated_on_held_out_ones(recip
     alone = {"alone": True, "kind": "infilling"}
     corpus = corpus_of(recipe_of(alone, {"data.train": None}), None)
     again = corpus_of(recipe_of(alone, {"data.train": None}), None)
-    assert corpus.parts == {"data.denoise.text.1": 80}
+    assert corpus.training.parts == {"data.denoise.text.1": 80}
     texts = corpus.tokenizers.decode_target(row["labels"] for row in listed(corpus.validation))
     assert texts == [pair["target"] for pair in corpus.validation_pairs]
     sources = corpus.tokenizers.source.batch_decode([row["input_ids"] for row in listed(corpus.validation)])
     assert all(source.startswith("<denoise>") and MASK in source for source in sources)
     assert corpus.fingerprint == again.fingerprint
     side = corpus_of(recipe_of({"text": [], "sides": ["source"], "alone": True}), None)
-    assert side.parts == {"data.denoise.source": 50}
+    assert side.training.parts == {"data.denoise.source": 50}
     assert len(side.validation) == 20
 
 
@@ -285,7 +286,7 @@ def test_held_out_texts_are_no_texts_to_learn_from_and_one_text_is_no_copy(tmp_p
         found = texts_of(corpus)
         assert [target for source, target in found if source.startswith("<denoise>")] == ["A new text.</s>"]
     only = recipe_of({"text": [str(tmp_path / "more.txt")], "alone": True}, {"data.train": None})
-    assert corpus_of(only, None).pairs == 1
+    assert corpus_of(only, None).training.pairs == 1
 
 
 def test_noise_in_sources_leaves_texts_alone(recipe_of):
@@ -312,11 +313,11 @@ def test_a_run_that_translates_goes_on_from_one_that_mends(tmp_path):
     first = train(tiny_recipe(tmp_path / "mend", {**changes, "data.denoise": {**BOTH, "alone": True}}))
     further = {**changes, "tokenizer": {}, "model": {"start_from": str(first.folder)}}
     result = train(tiny_recipe(tmp_path / "translate", further))
-    assert result.corpus.pairs == 60
+    assert result.corpus.training.pairs == 60
     known = TokenizerPair.from_pretrained(result.folder).source.added_tokens_encoder
     assert {"<denoise>", *SENTINELS} < {*known}
     plain = corpus_of(tiny_recipe(tmp_path / "x", changes), result.corpus.tokenizers)
-    assert plain.rows.fingerprint() == result.corpus.rows.fingerprint()
+    assert plain.training.rows.fingerprint() == result.corpus.training.rows.fingerprint()
     assert not any(source.startswith("<") for source, _ in texts_of(plain))
 
 
@@ -401,17 +402,17 @@ def test_paths_lie_beside_the_recipe_and_its_card_is_not_that_of_other_texts(tmp
 
 def test_damaged_texts_must_have_room_in_the_model(recipe_of):
     config = HeedConfig(position_encoding="learned", max_position_embeddings=64)
-    check_room(recipe_of({}, {"data.max_source_tokens": 64, "data.max_target_tokens": 64}).data, config)
+    recipe_of({}, {"data.max_source_tokens": 64, "data.max_target_tokens": 64}).data.check_room(config)
     with pytest.raises(ValueError, match=r"`data.max_source_tokens` must be at most 64, .*`data.denoise`.* is 256"):
-        check_room(recipe_of({}).data, config)
+        recipe_of({}).data.check_room(config)
 
 
 def test_rows_that_are_left_out_before_do_not_shift_what_is_damaged(recipe_of):
     changes = {"data.max_source_tokens": 22, "data.augmentation": {"typos": 1.0}}
     corpus = corpus_of(recipe_of({"kind": "deletion", "share": 0.01}, changes), None)
-    assert corpus.parts["data.train"] < 50
+    assert corpus.training.parts["data.train"] < 50
     texts = [source for source, _ in texts_of(corpus) if source.startswith("<denoise>")]
-    assert len(texts) == corpus.parts["data.denoise.text.1"]
+    assert len(texts) == corpus.training.parts["data.denoise.text.1"]
 
 
 def test_files_and_tokenizers_that_cannot_do_it_are_refused_by_name(tmp_path, recipe_of):
@@ -432,7 +433,7 @@ def test_files_and_tokenizers_that_cannot_do_it_are_refused_by_name(tmp_path, re
 
     words = {"tokenizer.algorithm": "word", "tokenizer.vocab_size": None, "data.validation": "builtin:train:20"}
     words["data.cleaning.drop_overlap"] = False
-    tag = r"`data.denoise` must be a special token .* but <{}> is none"
+    tag = r"`data.denoise` must be a special token .* but is <{}> instead"
     cases = [
         (({"text": [str(tmp_path / "empty.txt")]}, {}), r"empty.txt must hold at least one line, but is empty"),
         (({"text": [str(tmp_path / "blank.txt")]}, {}), r"`data.denoise.text.1` must hold pairs to train on"),

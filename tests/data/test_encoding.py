@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heedful.data.data_recipe import MixturePart
 from heedful.data.epochs import encoding
 from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.sampling import Sampling
-from heedful.data.mixture import MixturePart, source_prefixes
+from heedful.data.mixture import source_prefixes
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from helpers import assert_error
@@ -102,7 +103,7 @@ def test_a_given_tokenizer_without_the_tag_or_that_reads_it_out_of_text_is_refus
     reading.source.add_special_tokens({"additional_special_tokens": ["<bt>"]})
     reading.source.split_special_tokens = False
     for tokenizers in (plain, ordinary, reading):
-        with pytest.raises(ValueError, match=r"`data.mixture.x.tag` must be a special token .* but <bt> is none"):
+        with pytest.raises(ValueError, match=r"`data.mixture.x.tag` must be a special token .* but is <bt> instead"):
             source_prefixes(parts, tokenizers)
     reading.source.split_special_tokens = True
     assert len(source_prefixes(parts, reading)[1]) == 1

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heedful.data.mixture import MixturePart, read_parts
+from heedful.data.data_recipe import MixturePart
+from heedful.data.mixture import read_parts
 from heedful.data.sources import first_rows, read_pairs, references_of
 
 ROWS = [

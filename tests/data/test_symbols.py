@@ -134,8 +134,8 @@ def test_a_symbol_that_a_given_tokenizer_lacks_is_named_in_training_data(sounds,
     own = {key: sounds[key] for key in ("data.train", "data.source", "data.target")}
     own |= {"data.validation": table_file(tmp_path / "few.tsv", [("aa", "A A")])}
     own |= {"tokenizer.path": str(tmp_path / "given")}
-    streamed = prepared(tmp_path, own | {"data.streaming": True}, "a")
-    assert_error(r"^'ab' → 'A B': each symbol must be one of the 1 of the target's", list, streamed.updates(0))
+    rows = prepared(tmp_path, own | {"data.streaming": True}, "a").training.updates(0)
+    assert_error(r"^'ab' → 'A B': each symbol must be one of the 1 of the target's", list, rows)
     assert_error(r"^`data.train` after cleaning, pair 1: .* 'B' is none", prepared, tmp_path, own, "b")
     assert error_of_doctor(tmp_path, own).startswith("`data.train` after c")
 
@@ -144,7 +144,7 @@ def test_symbols_of_pairs_that_are_held_out_of_the_training_data_are_known(sound
     once = table_file(tmp_path / "once.tsv", [(f"{number}", f"S{number}") for number in range(60)])
     changes = sounds | {"data.train": once, "data.validation": None, "data.test": {}}
     corpus = prepared(tmp_path, changes)
-    assert len(symbols_of(corpus.tokenizers.target)) == 60 > corpus.pairs
+    assert len(symbols_of(corpus.tokenizers.target)) == 60 > corpus.training.pairs
     findings = diagnose(tiny_recipe(tmp_path / "run", changes)).findings
     assert "unknown_tokens" not in {finding.check for finding in findings}
 
@@ -152,7 +152,7 @@ def test_symbols_of_pairs_that_are_held_out_of_the_training_data_are_known(sound
 def test_words_of_a_closed_source_are_not_changed_in_training(sounds, tmp_path):
     changes = {"data.source": "2", "data.target": "1", "tokenizer.algorithm": "word", "data.test": {}}
     changes = sounds | changes | {"tokenizer.target_algorithm": "character"}
-    assert prepared(tmp_path, changes | {"data.augmentation": {"joined": 0.5}}, "a").pairs
+    assert prepared(tmp_path, changes | {"data.augmentation": {"joined": 0.5}}, "a").training.pairs
     with pytest.raises(ValueError, match=r"`data.augmentation` must be empty but for `joined`"):
         prepared(tmp_path, changes | {"data.augmentation": {"typos": 0.5}}, "b")
 

@@ -33,7 +33,7 @@ from heedful.decoding.paragraphs import Paragraphs
 from heedful.decoding.strategies.beam_search import BeamSearch
 from heedful.decoding.translation import Translation, Translator
 from heedful.distillation.back_translation import BackTranslation
-from heedful.pipeline_heed import HeedTranslationPipeline, pipelines_of_folder, position_limit
+from heedful.pipeline_heed import HeedTranslationPipeline, pipelines_of_folder
 from helpers import assert_error, assert_near, assert_refused, tiny_model
 from memorised import memorised_model, saved_in
 

@@ -178,7 +178,7 @@ def test_what_is_wrong_in_a_file_or_a_setting_is_named_with_its_row(tmp_path, ba
     cases = [
         ({"method": "best"}, "`method` must be one of chrf, bleu, reverse, score, but is 'best'"),
         ({"language": "xx"}, "`language` must be a language with one script, .+ but is 'xx'"),
-        ({"max_ratio": 0.5}, "`max_ratio` must be at least 1, but is 0.5"),
+        ({"max_ratio": 0.5}, "`data.cleaning.max_ratio` must be at least 1, but is 0.5"),
     ]
     assert_refused(cases, lambda settings: CandidateChoice(**settings))
     for method, reverse in (("reverse", None), ("chrf", backward), ("score", backward)):

@@ -3,10 +3,10 @@
 import gzip
 import json
 import re
+import runpy
 import shlex
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from guides import text_of
-from heedful.proposals.first_recipe import comments_of
+from heedful.recipe_keys import keys_of
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import MODEL_TYPES, find_known, make_recipe, read_config, read_recipe, sizes, to_yaml
 from helpers import assert_error, slow_but
@@ -23,7 +23,7 @@ CONFIGURATION = Path(__file__).parents[2] / "configuration"
 MEASUREMENTS = Path(__file__).parents[2] / "docs" / "records" / "measurements.md"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
 MODELS = sorted((CONFIGURATION / "models").glob("*/config.json"))
-FULL = CONFIGURATION / "recipes" / "multi30k-de-en.yaml"
+TOOL = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "upkeep" / "recipe_keys.py"))
 # How the table of sizes tells a field.
 NUMBERS = {
     "d_model": r"d_model (\d+)",
@@ -35,16 +35,6 @@ NUMBERS = {
     "dropout": r"dropout (0\.\d)",
     "label_smoothing": r"label smoothing (0\.\d)",
 }
-
-
-def keys_of(kind, prefix=""):
-    """List every key of a recipe as `section.key`."""
-    hints = get_type_hints(kind)
-    for entry in fields(kind):
-        if is_dataclass(hints[entry.name]):
-            yield from keys_of(hints[entry.name], f"{prefix}{entry.name}.")
-        else:
-            yield prefix + entry.name
 
 
 def test_every_recipe_and_size_is_listed_with_a_sentence_and_printed(printed):
@@ -82,7 +72,7 @@ def test_an_unknown_name_is_answered_with_near_ones():
         assert_error(message, read_recipe, name, error=FileNotFoundError)
     with pytest.raises(FileNotFoundError, match=r"config smal \(`model.config`\) does not exist \(did you mean small"):
         read_config("smal")
-    assert_error(r"`NAME` must be .* but is 'paper-C-N3' instead \(did you mean paper-C-N", find_known, "paper-C-N3")
+    assert_error(r"`NAME` must be .* but is 'paper-C-N3' \(did you mean paper-C-N", find_known, "paper-C-N3")
 
 
 def test_every_recipe_is_one_and_its_model_can_be_built():
@@ -143,9 +133,22 @@ def test_every_model_config_loads_and_builds():
         assert {name: getattr(config, name) for name in written} == written
 
 
-def test_one_recipe_mentions_every_key_there_is_with_a_comment():
-    beside = comments_of(FULL)
-    assert [key for key in keys_of(Recipe) if not beside[key]] == []
+def test_the_listing_is_a_recipe_with_every_key_its_default_and_its_meaning_and_so_is_the_table_of_the_docs(printed):
+    listed = printed("recipes", "keys")
+    recipe = make_recipe(yaml.safe_load(listed))
+    assert recipe == make_recipe(
+        {
+            "name": "mine",
+            "data": {"train": "pairs.tsv", "source": "1", "target": "2"},
+            "optimization": {"max_updates": 10000},
+        }
+    )
+    for key in keys_of(Recipe):
+        assert re.search(rf"^ *{key.name.rpartition('.')[2]}:", listed, re.MULTILINE), key
+        assert len(key.meaning) > 5, key
+        assert " ".join(key.meaning.split()[:3]) in listed, key
+    page = TOOL["page"]()
+    assert TOOL["PAGE"].read_text(encoding="utf-8") == page, "python scripts/upkeep/recipe_keys.py --write"
 
 
 FEW = " optimization.max_updates=2 optimization.tokens_per_update=500 optimization.mixed_precision=no"

@@ -22,7 +22,7 @@ FEW = {"dropout": [0.1, 0.4], "learning_rate": [0.003, 0.0001]}
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    return tiny_recipe(tmp_path_factory.mktemp("run") / "run", {"validation.every_updates": 2, "seed": 1})
+    return tiny_recipe(tmp_path_factory.mktemp("run") / "run", {"validation.every_updates": 2, "seed": 2})
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path):
             {"muon_learning_rate": [0.1, 0.2]},
             "`optimization.muon_learning_rate` must be empty with adam, .* but is 0.1",
         ),
-        ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0 and finite, but is -1"),
+        ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0, but is -1"),
     ]
     assert_refused(cases, lambda vary: tune(recipe, tmp_path / "search", minutes=1, vary=vary))
     assert not (tmp_path / "search").exists()

@@ -67,7 +67,9 @@ def write_teacher(folder: Path, tokenizers: TokenizerPair, pairs: str = "builtin
 def with_teacher(corpus, recipe):
     """Return a corpus with the teacher of a recipe."""
     folder = recipe.optimization.distillation
-    return corpus if folder is None else replace(corpus, teacher=TeacherTokens(folder))
+    if folder is None:
+        return corpus
+    return replace(corpus, training=replace(corpus.training, teacher=TeacherTokens(folder)))
 
 
 def make_loop(folder: Path, changes: dict, corpus, accelerator) -> TrainingLoop:
@@ -144,7 +146,7 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
     # Without dropout that differs between the processes the losses are those of one.
     with ahead() as threads:  # which is not for a stream that processes read together
         with_stand_in_for_dropout(make_loop(folder / "rows", {**R_DROP, **STREAM}, corpus, accelerator)).run()
-    mixed = list(prepare_corpus(tiny_recipe(folder, SEVERAL), folder / "tagged", accelerator).updates(1))
+    mixed = list(prepare_corpus(tiny_recipe(folder, SEVERAL), folder / "tagged", accelerator).training.updates(1))
     found = {"rows": rows, "exact": is_exact, "losses": losses_of(folder / "rows"), "mixed": mixed}
     return {**found, "threads": list(threads)}
 
@@ -173,25 +175,24 @@ def goes_on_with_another_number(folder: Path, corpus, accelerator) -> dict:
 
 def rows_of(corpus, epoch: int) -> list[list[int]]:
     """Return the rows of an epoch in order, each as one list."""
-    updates = list(corpus.updates(epoch))
+    updates = list(corpus.training.updates(epoch))
     return [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
 
 
 def stream(folder: Path, accelerator) -> dict:
     """Read a stream together; tell what came, and how many pairs this process encoded of them."""
     changes = {**STREAM, "data.max_source_tokens": 30, "data.train": "builtin:train:301"}
-    encoded, encoders, encode = [], [], PairEncoder.rows
+    encoded, encode = [], PairEncoder.rows
 
     def count_and_encode(encoder, pairs):
         pairs = list(pairs)
         encoded.append(len(pairs))
-        encoders.append(encoder)
         return encode(encoder, pairs)
 
     corpus = prepare_corpus(tiny_recipe(folder, changes), folder / "tokenizer", accelerator)
     with patch.object(PairEncoder, "rows", count_and_encode), patch("heedful.data.epochs.streaming.CHUNK", 32):
         rows = rows_of(corpus, 0)
-    return {"rows": rows, "encoded": sum(encoded), "too_long": encoders[-1].too_long}
+    return {"rows": rows, "encoded": sum(encoded)}
 
 
 # Without its package the other checks have to run all the same.
@@ -357,7 +358,7 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
 def share_of_padding(loop: TrainingLoop, updates: int) -> float:
     """Return the share of padding in the first updates, by the rows that each process gets."""
     rows, batches = [], []
-    for update in list(loop.corpus.updates(0))[:updates]:
+    for update in list(loop.corpus.training.updates(0))[:updates]:
         for part in chain(*split_update(update, loop.token_budget, loop.accelerator.num_processes)):
             batches.append(range(len(rows), len(rows) + len(part)))
             rows += part
@@ -411,7 +412,7 @@ def losses_of_single_rows(folder: Path, accelerator) -> list[float]:
     changes = {**PLAIN, "optimization.epsilon": 1e3, "optimization.learning_rate": 300.0}
     changes |= {"optimization.tokens_per_update": 1, "optimization.max_grad_norm": None}
     corpus = prepare_corpus(tiny_recipe(folder / "lonely", changes), folder / "plain" / "tokenizer")
-    assert [len(bucket) for bucket in next(iter(corpus.updates(0)))] == [1]
+    assert [len(bucket) for bucket in next(iter(corpus.training.updates(0)))] == [1]
     make_loop(folder / "lonely", changes, corpus, accelerator).run()
     return logged(folder / "lonely", "train/loss")
 

@@ -86,8 +86,8 @@ def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not_keep_the_ru
 def test_max_epochs_ends_the_run_after_whole_epochs(make_loop, corpus):
     changes = {"optimization.max_updates": None, "optimization.max_epochs": 2}
     progress = make_loop(changes).run()
-    epochs = [list(corpus.updates(epoch)) for epoch in (0, 1)]
-    assert list(corpus.updates(0)) == epochs[0] != epochs[1]
+    epochs = [list(corpus.training.updates(epoch)) for epoch in (0, 1)]
+    assert list(corpus.training.updates(0)) == epochs[0] != epochs[1]
     assert progress.update == len(epochs[0]) + len(epochs[1])
     labels = sum(len(row["labels"]) for update in epochs[0] for bucket in update for row in bucket)
     assert progress.target_tokens == 2 * labels
@@ -367,7 +367,7 @@ def test_logged_values_are_those_of_all_tokens_and_the_gradients_norm_is_that_be
     losses = logged(tmp_path / "None", "train/loss")
     assert logged(tmp_path / "None", "train/perplexity") == pytest.approx([math.exp(loss) for loss in losses])
     # And of several updates those of all their tokens.
-    updates = list(loop.corpus.updates(0))[:3]
+    updates = list(loop.corpus.training.updates(0))[:3]
     counts = [sum(len(row["labels"]) for bucket in update for row in bucket) for update in updates]
     make_loop(changes | {"logging.every_updates": 3}, tmp_path / "several").run()
     mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)

@@ -126,7 +126,7 @@ def parts(tmp_path):
 
 def sources_of(corpus, epoch=0):
     decode = corpus.tokenizers.source.decode
-    rows = [row for update in corpus.updates(epoch) for bucket in update for row in bucket]
+    rows = [row for update in corpus.training.updates(epoch) for bucket in update for row in bucket]
     return sorted(decode(row["input_ids"]).removesuffix("</s>") for row in rows)
 
 
@@ -137,12 +137,12 @@ def test_parts_are_those_that_both_directions_make(parts, tmp_path):
     assert sources_of(by_key) == sources_of(by_part)
     assert by_key.target_language == by_part.target_language == "de"
     assert set(by_key.tokenizers.languages) == {"de", "en"}
-    rows = [row["labels"] for update in by_key.updates(0) for bucket in update for row in bucket]
+    rows = [row["labels"] for update in by_key.training.updates(0) for bucket in update for row in bucket]
     assert sorted(by_key.tokenizers.decode_target(rows)) == sorted([*EN[:5], *DE[:5]])
     assert len(by_key.validation) == 2 * len(by_part.validation)
     assert sources_of(parts(**ways, **{"data.streaming": True})[0]) == sources_of(by_key)
     both, _ = parts({"tagged": {"train": str(tmp_path / "train.tsv"), "tag": "bt"}}, **ways)
-    assert list(both.parts.values()) == [5, 5, 5]
+    assert list(both.training.parts.values()) == [5, 5, 5]
     assert [source[:5] for source in sources_of(both)] == ["<2de>"] * 10 + ["<2en>"] * 5
     assert sum("<bt>" in source for source in sources_of(both)) == 5
 
@@ -152,7 +152,7 @@ def test_held_out_texts_are_dropped_from_every_part_and_duplicates_of_other_part
     part = {"held": {"train": table(tmp_path / "held.tsv", sources, targets)}}
     corpus, _ = parts(part, **{"data.cleaning.drop_duplicates": True})
     assert corpus.report.to_dict()["dropped"] == {"overlap": 3, "duplicate": 1}
-    assert corpus.parts == {"data.train": 5, "data.mixture.held": 1}
+    assert corpus.training.parts == {"data.train": 5, "data.mixture.held": 1}
 
 
 PART = {"train": "b.tsv"}

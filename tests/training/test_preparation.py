@@ -12,11 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from heedful.checking.doctor import diagnose
 from heedful.data.cleaning import sample
+from heedful.data.splits import read_splits
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
-from heedful.training.preparation import prepare_corpus, read_splits, tokenizers_of
+from heedful.training.preparation import prepare_corpus, tokenizers_of
 from heedful.training.recipe_file import read_config
 from heedful.training.run import train
 from heedful.training.start_checks import check_start, faults_of_targets
@@ -41,7 +42,7 @@ def files(tmp_path):
 
 
 def texts(corpus):
-    rows = [row for update in corpus.updates(0) for bucket in update for row in bucket]
+    rows = [row for update in corpus.training.updates(0) for bucket in update for row in bucket]
     return sorted(corpus.tokenizers.decode_target(row["labels"] for row in rows))
 
 
@@ -54,7 +55,7 @@ def test_what_is_held_out_empty_or_too_long_is_not_trained_on(files, tmp_path):
     changes = {**files, "data.validation": long, "data.max_target_tokens": 10}
     corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
     assert texts(corpus) == ["one", "three"]
-    assert (corpus.pairs, corpus.too_long) == (2, 1)
+    assert (corpus.training.pairs, corpus.training.rows.left_out) == (2, 1)
     assert corpus.report.to_dict()["dropped"] == {"empty": 1, "overlap": 1}
     assert corpus.validation_pairs == [{"source": "넷", "target": "4" * 60}]
     assert len(corpus.validation) == 1
@@ -85,7 +86,8 @@ def test_a_sorted_file_is_looked_at_from_its_beginning_to_its_end_each_time_the_
     numbers = drawn["row"][:]
     assert numbers == sorted(numbers) == read_splits(recipe.data, 20).train["row"][:]
     assert [kept[number - 1]["source"] for number in numbers] == drawn["source"][:]
-    words = set(tokenizers_of(recipe, read_splits(recipe.data)).source.get_vocab()) - {"<pad>", "<s>", "</s>", "<unk>"}
+    tokenizers = tokenizers_of(recipe.tokenizer, recipe.data, read_splits(recipe.data))
+    words = set(tokenizers.source.get_vocab()) - {"<pad>", "<s>", "</s>", "<unk>"}
     lengths = [len(word.strip()) for word in words if "a" in word], [len(text) for text in drawn["target"][:]]
     assert all(len(some) == 20 and min(some) < 40 and max(some) > 160 for some in lengths)
     assert sample(rows, None) == sample(rows, 200) == rows
@@ -94,21 +96,21 @@ def test_a_sorted_file_is_looked_at_from_its_beginning_to_its_end_each_time_the_
 def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):
     changes = {**files, "data.both_directions": True}
     cases = [
-        ({"data.source": "en"}, r"`data.source` must be another language than `data.target`.+both are 'en'"),
+        ({"data.source": "en"}, r"`data.source` must be another language than `data.target`.+but is 'en'"),
         ({"data.source": "my text"}, r"`data.source` must be a language's code .+ but is 'my text'"),
     ]
     assert_refused(cases, lambda given: tiny_recipe(tmp_path, {**changes, "data.target": "en", **given}))
     train_tokenizers(["가"], ["a"], vocab_size=None, algorithm="word", joint=False).save_pretrained(tmp_path / "two")
     recipe = tiny_recipe(tmp_path, {**changes, "tokenizer": {"path": str(tmp_path / "two")}})
-    with pytest.raises(ValueError, match=r"must hold one tokenizer of both sides .+ but .+two holds two"):
+    with pytest.raises(ValueError, match=r"must hold one tokenizer of both sides .+two, which holds two, instead"):
         prepare_corpus(recipe, tmp_path / "tokenizer")
 
 
 def test_joined_rows_count_among_the_longest_and_must_fit_into_learned_positions(files, tmp_path):
     recipes = (tiny_recipe(tmp_path, {**files, "data.augmentation": {"joined": share}}) for share in (0, 1))
     plain, joined = (prepare_corpus(recipe, tmp_path / "tokenizer") for recipe in recipes)
-    rows = [row for update in joined.updates(0) for bucket in update for row in bucket]
-    assert joined.longest_source == max(len(row["input_ids"]) for row in rows) > plain.longest_source
+    rows = [row for update in joined.training.updates(0) for bucket in update for row in bucket]
+    assert joined.training.longest_source == max(len(row["input_ids"]) for row in rows) > plain.training.longest_source
     changes = {"data.augmentation": {"joined": 0.1}, "data.max_source_tokens": 48, "data.max_target_tokens": 49}
     recipe = tiny_recipe(tmp_path, {**files, **changes})
     check_model(recipe, None)
@@ -188,7 +190,7 @@ def test_what_is_wrong_with_the_model_is_refused_before_anything_slow(files, tmp
 
     words = {"tokenizer": {"algorithm": "word", "vocab_size": 99}, "decoding.num_beams": 100}
     assert_refused([(words, r"`decoding\.num_beams` must be at most ")], prepare)  # once its words are known
-    monkeypatch.setattr(preparation, "read_pairs", Mock(side_effect=AssertionError("read")))
+    monkeypatch.setattr(preparation, "read_splits", Mock(side_effect=AssertionError("read")))
     assert_refused(TOO_LARGE, prepare)
 
 

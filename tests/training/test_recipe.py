@@ -120,13 +120,9 @@ def test_the_text_of_an_override_is_the_text_that_was_typed(tmp_path):
         assert getattr(getattr(recipe, section) if section else recipe, name) == text
 
 
-def test_aliases_may_repeat_little_but_not_without_end(tmp_path):
-    path = written(tmp_path)
-    path.write_text(path.read_text() + "card: {limits: &text few, license: *text}\n")
-    assert read_recipe(path).card.license == "few"
-    rows = [f"&a{level} [{', '.join([f'*a{level - 1}' if level else 'x'] * 9)}]" for level in range(10)]
-    path.write_text(f"name: [{', '.join(rows)}]\n")
-    with pytest.raises(ValueError, match="at most 100,000 values, but its aliases repeat more"):
+def test_an_alias_which_could_repeat_others_without_end_is_refused(tmp_path):
+    path = written(tmp_path, SMALLEST + "card: {limits: &text few, license: *text}\n")
+    with pytest.raises(ValueError, match=r"must be YAML, but is not: it has an alias .* write the value again"):
         read_recipe(path)
 
 
@@ -221,7 +217,7 @@ CONTRADICTIONS = [
     ({"model.start_from": "m"}, r"`model.start_from` must be empty where `model.config` or `model.options` are given"),
     ({**BOTH, "tokenizer.joint": False}, r"`tokenizer.joint` must be true where `data.both_directions` or"),
     *[({"name": name}, "`name` must be a word or more, but is '") for name in ("", "  ")],
-    ({"seed": 2**32}, r"`seed` must be at least 0 and below 2\^32, but is 4294967296 instead"),
+    ({"seed": 2**32}, r"`seed` must be at least 0 and below 4294967296, but is 4294967296 instead"),
     ({"tokenizer": {"joint": False, "target_vocab_size": 0}}, r"`tokenizer.target_vocab_size` must be at least 1"),
 ]
 

@@ -310,7 +310,7 @@ def test_both_directions_end_in_one_model_that_translates_either_way_and_a_run_o
     changes = {"data.both_directions": True, "data.test": {"t": "builtin:test:3"}, "optimization.max_updates": 2}
     changes |= {"validation.every_updates": 2, "validation.sentences": 2}
     result = train(tiny_recipe(tmp_path / "run", changes))
-    assert (result.metrics["t"]["count"], result.corpus.pairs) == (3, 600)
+    assert (result.metrics["t"]["count"], result.corpus.training.pairs) == (3, 600)
     translator = Translator.from_pretrained(result.folder)
     for language in ("en", "ko"):
         assert len(translator.translate(["네."], target_language=language, max_new_tokens=5)) == 1
@@ -319,8 +319,8 @@ def test_both_directions_end_in_one_model_that_translates_either_way_and_a_run_o
     further = train(tiny_recipe(tmp_path / "one", one))
     known, before = further.corpus.tokenizers, result.corpus.tokenizers
     assert known.source.get_vocab() == before.source.get_vocab()
-    assert (further.corpus.target_language, further.corpus.pairs) == ("en", 300)
-    assert further.corpus.rows[0]["input_ids"][:1] == before.head("en")
+    assert (further.corpus.target_language, further.corpus.training.pairs) == ("en", 300)
+    assert further.corpus.training.rows[0]["input_ids"][:1] == before.head("en")
     assert logged(tmp_path / "one", "train/learning_rate") == pytest.approx([0.001, 0.0005, 0])
     assert logged(tmp_path / "one", "train/loss")[0] < logged(tmp_path / "run", "train/loss")[0] - 0.1
 

@@ -12,13 +12,15 @@ from huggingface_hub.utils import yaml_dump
 from heedful.cards.learning_curve import CURVE_FILE, leave_learning_curve
 from heedful.cards.model_card import METRIC_NAMES, CardFacts, facts_of_model, is_on_the_hub, write_model_card
 from heedful.data.cleaning import sample
+from heedful.data.epochs.corpus import StoredRows
 from heedful.data.sources import references_of
 from heedful.decoding.confidence import MOST, Confidence, settings_of
 from heedful.decoding.translation import Translator
 from heedful.evaluation.metrics import comparable, references_left
 from heedful.files import write_text
-from heedful.training.preparation import StoredCorpus
+from heedful.recipe_keys import keys_of
 from heedful.training.publication import is_translation, language_codes
+from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 from heedful.training.start_checks import tokenizer_key
 
@@ -89,8 +91,8 @@ def facts_of(result: RunResult) -> CardFacts:
     columns = {"source": data.source, "target": data.target}  # of which a number says nothing
     translation = next(translator.translate_lines([source], split=False, target_language=language))[0].text
     pairs = {
-        "train": corpus.pairs if corpus.pairs is not None else corpus.report.kept,
-        **{f"of these {key}": count for key, count in corpus.parts.items()},
+        "train": corpus.training.pairs if corpus.training.pairs is not None else corpus.report.kept,
+        **{f"of these {key}": count for key, count in corpus.training.parts.items()},
         "validation": len(corpus.validation_pairs),
         **{name: values["count"] for name, values in scores.items() if name != "validation"},
     }
@@ -105,7 +107,7 @@ def facts_of(result: RunResult) -> CardFacts:
         datasets=[recipe.card.dataset] if recipe.card.dataset else list(dict.fromkeys(trained)),
         scores=scores,
         run={
-            "recipe": _without_empty(asdict(recipe)),
+            "recipe": _shown(asdict(recipe)),
             "card": asdict(recipe.card),
             "sides": [side if column.isdigit() else column for side, column in columns.items()],
             "pairs": pairs,
@@ -157,18 +159,23 @@ def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
     found = Confidence.of_pairs(best, right, exact, config.num_beams or 1)
     if found is not None:
         held, numbers = corpus.validation, range(len(corpus.validation))
-        known = corpus.rows if isinstance(corpus, StoredCorpus) else held.chosen(np.array(numbers[::2]))
+        known = (
+            training.rows
+            if isinstance(training := corpus.training, StoredRows)
+            else held.chosen(np.array(numbers[::2]))
+        )
         others = [held[number]["input_ids"] for number in numbers[1::2]]
         found = found.for_kind(settings_of(config, corpus.target_language), known.sources, others)
         found.save(result.folder)
     return found
 
 
-def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what says nothing: empty keys, and where the run's files lay."""
+def _shown(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return what a card shows of a recipe: keys that say so and are not empty."""
+    hidden = {key.name for key in keys_of(Recipe) if not key.on_card}
     kept = {}
     for name, value in tree.items():
-        value = _without_empty(value) if isinstance(value, dict) else value
-        if value not in (None, {}, [], "") and name not in ("card", "output", "folder", "resume", "overwrite"):
+        value = _shown(value, f"{prefix}{name}.") if isinstance(value, dict) else value
+        if value not in (None, {}, [], "") and f"{prefix}{name}" not in hidden:
             kept[name] = value
     return kept

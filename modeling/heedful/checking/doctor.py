@@ -17,17 +17,19 @@ from heedful.checking.estimate import Rehearsal, plan_batches
 from heedful.checking.findings import Level, RecipeFinding
 from heedful.checking.pairs import Pairs
 from heedful.checking.run_length import check_run_length
-from heedful.data.mixture import both_ways, check_room
+from heedful.data.data_recipe import DataRecipe
+from heedful.data.epochs.corpus import Corpus, StoredRows, encode
+from heedful.data.mixture import both_ways
 from heedful.data.sources import table_files
+from heedful.data.splits import Splits, check_references, check_symbols, clean, read_splits
 from heedful.data.tables import layouts_of, table_rows
 from heedful.files import check_at_least, first_line
 from heedful.packed_rows_heed import why_padded
-from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
-from heedful.training.preparation import Splits, StoredCorpus, earlier_tokenizers, tokenizers_of
+from heedful.training.preparation import earlier_tokenizers, tokenizers_of
 from heedful.training.processes.devices import make_accelerator, runs_on_cpu
 from heedful.training.publication import UNDETERMINED, language_codes
-from heedful.training.recipe import DataRecipe, Recipe
+from heedful.training.recipe import Recipe
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_installed, faults, tokenizer_key
 
@@ -93,7 +95,7 @@ def refusal(check: str, where: str, level: Level = "error", advice: str = "") ->
 def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
     """Run every check on a recipe, its vocabulary trained on `limit` drawn training pairs, which are looked at."""
     check_at_least(1, **{"--pairs": limit})
-    splits, findings = preparation.read_splits(recipe.data, limit), []
+    splits, findings = read_splits(recipe.data, limit), []
     try:
         for finding in _check(recipe, splits):
             findings.append(finding)
@@ -127,9 +129,9 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         yield from texts.check_pointless_pairs(pairs, recipe.data.cleaning)
         yield from texts.check_sides(pairs)
     with refusal("references", "decoding.ignore"):
-        preparation.check_references(splits, recipe.decoding)
+        check_references(splits, recipe.decoding.ignore, recipe.decoding.bleu_tokenizer)
     with refusal("cleaning", "data.cleaning"):
-        kept = preparation.clean(splits, recipe.data)
+        kept = clean(splits, recipe.data)
     yield from texts.check_cleaning(read, kept)
     train = Pairs.of("train", "data.train", kept.train, lines)
     place = "data.train" if kept.is_held_out else "data.validation"
@@ -163,14 +165,14 @@ def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pair
     with refusal("model", model_key):
         check_model(recipe, given)
     with refusal("tokenizer", key):
-        tokenizers = given or tokenizers_of(recipe, kept)
+        tokenizers = given or tokenizers_of(recipe.tokenizer, recipe.data, kept)
     wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
     if given is None and wanted is not None and size < wanted:
         message = f"The pairs that were looked at allow {size:,} tokens, to which the {wanted:,} wanted are lowered."
         level: Level = "warning" if is_whole else "note"
         yield RecipeFinding("tokenizer", level, message, key, f"Set it to {size // 2:,} or so.")
     with refusal("unknown_tokens", key, "error" if is_whole or given else "warning"):
-        preparation.check_symbols(tokenizers, kept, recipe.decoding.ignore)
+        check_symbols(tokenizers, kept, recipe.decoding.ignore)
     yield from tokens.check_tokenizer_ids(tokenizers, key)
     yield from tokens.check_normalization(pairs[0], tokenizers, key)
     for split in pairs:
@@ -178,12 +180,12 @@ def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pair
     with refusal("model", model_key, advice="Give the model the tokenizer it was made with."):
         check_model(recipe, tokenizers)
     with refusal("tokenizer", key, advice="Take a tokenizer of these languages, or let one be trained."):
-        corpus = preparation.encode(recipe, kept, tokenizers)
-    assert isinstance(corpus, StoredCorpus)  # of a stream the beginning was read
-    yield from tokens.check_vocabulary_use(corpus.rows, tokenizers, key, None if is_whole else looked_at)
+        corpus = encode(recipe.data, recipe.batching, kept, tokenizers, recipe.optimization.distillation)
+    assert isinstance(corpus.training, StoredRows)  # of a stream the beginning was read
+    yield from tokens.check_vocabulary_use(corpus.training.rows, tokenizers, key, None if is_whole else looked_at)
     with refusal("model", model_key), torch.device("meta") if model_key == "model" else nullcontext():
         model = make_model(recipe.model, tokenizers)  # fresh weights take no memory
-        check_room(recipe.data, model.config)
+        recipe.data.check_room(model.config)
     findings = [*tokens.check_special_ids(model.config, model.generation_config, model_key)]
     findings += _check_faults(recipe, corpus, model.config, pairs)
     yield from findings
@@ -193,10 +195,12 @@ def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pair
         yield from _check_run(recipe, corpus, model.config, share)
 
 
-def _check_faults(recipe: Recipe, corpus: StoredCorpus, config: Any, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
+def _check_faults(recipe: Recipe, corpus: Corpus, config: Any, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
     """Find what training finds before its first update, and show the pairs."""
     splits = dict(zip(("data.train", "data.validation", *corpus.tests), pairs, strict=True))
-    encoded = {"data.train": corpus.rows, **corpus.tests}
+    encoded = {**corpus.tests}
+    if isinstance(corpus.training, StoredRows):
+        encoded["data.train"] = corpus.training.rows
     for fault in faults(recipe, corpus, config):
         if fault.check == "unknown_tokens":  # `check_unknown_tokens` names the words
             continue
@@ -207,7 +211,7 @@ def _check_faults(recipe: Recipe, corpus: StoredCorpus, config: Any, pairs: list
         yield RecipeFinding(fault.check, fault.level, fault.message, fault.key, examples=examples)
 
 
-def _check_run(recipe: Recipe, corpus: StoredCorpus, config: Any, share: float | None) -> Iterator[RecipeFinding]:
+def _check_run(recipe: Recipe, corpus: Corpus, config: Any, share: float | None) -> Iterator[RecipeFinding]:
     """Run the checks of speed and length of a run, whose data are `share` times the corpus."""
     yield from check_speed(recipe, config)
     plan, seconds = plan_batches(corpus, recipe.optimization.micro_batch_tokens), None

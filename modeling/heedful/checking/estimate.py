@@ -19,10 +19,11 @@ from heedful.checking.findings import percent
 from heedful.checking.memory import MIB, HeldBytes, count_matrices, count_parameters, process_memory, state_memory
 from heedful.checking.run_length import RunEnd, run_end
 from heedful.data.epochs.batching import Row
+from heedful.data.epochs.corpus import Corpus, StoredRows, StreamedRows
 from heedful.data.epochs.micro_batches import split_update
 from heedful.files import duration, shortened
 from heedful.training.model_of_recipe import make_engine, make_model
-from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of, earlier_tokenizers
+from heedful.training.preparation import corpus_of, earlier_tokenizers
 from heedful.training.processes.collectives import all_reduce
 from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
 from heedful.training.recipe import OptimizationRecipe, Recipe
@@ -105,10 +106,12 @@ class DryRun:
     def _data_lines(self) -> list[str]:
         batches, settings, processes = self.batches, self.recipe.optimization, self.accelerator.num_processes
         per_epoch = batches.updates_per_epoch
-        too_long = f" ({self.corpus.too_long:,} more are too long)" if isinstance(self.corpus, StoredCorpus) else ""
+        training, too_long = self.corpus.training, ""
+        if isinstance(training, StoredRows):
+            too_long = f" ({training.rows.left_out:,} more are too long)"
         lines = [
-            f"training pairs       {_count(self.corpus.pairs)}{too_long}",
-            *(f"  of {key} {count:,}" for key, count in self.corpus.parts.items()),
+            f"training pairs       {_count(training.pairs)}{too_long}",
+            *(f"  of {key} {count:,}" for key, count in training.parts.items()),
             f"validation pairs     {len(self.corpus.validation):,}",
             f"tokens per update    {settings.tokens_per_update:,} at most, padding included; "
             f"{batches.target_tokens:,.0f} target tokens on average",
@@ -198,7 +201,7 @@ def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> Batc
     """Make updates and micro-batches of `token_budget` padded tokens as the first epoch begins, and describe them."""
     most: list[tuple[int, list[Row]]] = [(0, [])] * 3  # of each cost
     first, sums, micro_batches = list[Parts](), Counter[str](), 0
-    updates, is_stream = corpus.updates(0), isinstance(corpus, StreamedCorpus)
+    updates, is_stream = corpus.training.updates(0), isinstance(corpus.training, StreamedRows)
     for update in islice(updates, STREAMED_UPDATES if is_stream else LOOKED_AT_UPDATES):
         parts = split_update(update, token_budget, world_size)
         first += [parts] * (len(first) < TIMED_UPDATES)

@@ -6,16 +6,21 @@ from typer import Argument
 
 from heedful.cli import options
 
+NAME_HELP = "Of a recipe or a size, to print its file; `keys` for a recipe with every key and its meaning."
+
 
 def recipes(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="Of a recipe or a size, to print its file.")] = None,
+    name: Annotated[
+        str | None,
+        Argument(metavar="[NAME]", help=NAME_HELP),
+    ] = None,
     as_json: options.AsJson = False,
 ):
     """List the recipes and model sizes that come with Heedful, or print one."""
     from heedful.training import recipe_file
 
     if name is not None:
-        text = recipe_file.find_known(name).read_text(encoding="utf-8").rstrip("\n")
+        text = recipe_file.text_of(name).rstrip("\n")
         options.print_result({"name": name, "text": text}, text, as_json)
         return
     recipes, sizes = recipe_file.recipes(), recipe_file.sizes()

@@ -4,7 +4,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import count, repeat
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from heedful.files import check_at_least, shortened
+from heedful.data.data_recipe import CleaningRules
+from heedful.files import shortened
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -34,26 +34,6 @@ FEWEST_WORDS = 20  # different ones beside tags; fewer may be commands
 Rows = Iterable[Mapping[str, str]]
 Item = TypeVar("Item")
 SOURCES_FILE = "training_sources.bin"  # in a run's folder: their checksums
-
-
-@dataclass(frozen=True)
-class CleaningRules:
-    """The rules that decide which pairs to drop.
-
-    A pair that breaks several rules is counted under the first of them in the order of `REASONS`. Spaces around a text
-    do not matter when texts are compared; everything else does.
-    """
-
-    max_ratio: float | None = None  # of the longer side's characters to the other's; None for no limit
-    drop_duplicates: bool = False  # two different translations of a source are not duplicates
-    drop_identical: bool = False
-    # A held-out source tests nothing if the model was trained on it, even with another translation. Of further parts
-    # of a mixture, whose targets or sources may be made or in another language, and of pairs that are trained on in
-    # both directions neither side may be a held-out text.
-    drop_overlap: bool = True
-
-    def __post_init__(self) -> None:
-        check_at_least(1, max_ratio=self.max_ratio)
 
 
 class CleaningReport:

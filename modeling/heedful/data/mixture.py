@@ -1,133 +1,21 @@
-"""What a recipe says of its training pairs: the parts they come from, and what each epoch changes in them."""
+"""The parts of a mixture: read one after another, each with the tokens that go before its sources."""
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from heedful.configuration_base_heed import position_limit
+from heedful.data.data_recipe import DENOISE, OTHER_DIRECTION, SENTINELS, DenoiseRules, MixturePart, languages_of
 from heedful.data.epochs.encoding import CHUNK
 from heedful.data.sources import read_pairs, reading
-from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair
-from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
+from heedful.data.tokenization import GAP, TokenizerPair
+from heedful.messages_heed import wrong
 from heedful.symbols_heed import symbols_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
-    from transformers import PreTrainedConfig
-
-OTHER_DIRECTION = "data.both_directions"
-DENOISE = "denoise"  # the tag of texts that are damaged
-MASK, SENTINELS = "<mask>", [f"<extra_id_{number}>" for number in range(100)]  # called as BART and T5 call them
-TAKEN = (*SPECIAL_TOKENS, f"<{DENOISE}>", MASK, *SENTINELS)
-USUAL_SHARES = {"spans": 0.15, "infilling": 0.3, "deletion": 0.1}  # those of the papers
-
-
-@dataclass
-class MixturePart:
-    """A part of the training data; what is not given is as in the first one."""
-
-    train: str | list[str]
-    source: str | None = None
-    target: str | None = None
-    to: str | None = None  # the language of its targets
-    tag: str | None = None  # bt for the token <bt> before its sources
-
-
-@dataclass(frozen=True)
-class AugmentationRules:
-    """Which shares of the training pairs are changed in an epoch; targets change only where pairs are joined."""
-
-    lower_case: float = 0.0  # of the sources
-    typos: float = 0.0  # of the words of sources
-    no_final_punctuation: float = 0.0  # of the sources
-    joined: float = 0.0  # of the pairs
-
-    def __post_init__(self) -> None:
-        for name, share in asdict(self).items():
-            if not 0 <= share <= 1:
-                raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")
-
-
-@dataclass(frozen=True)
-class DenoiseRules:
-    """Texts that are damaged anew in every epoch, so that the model learns to mend them; true if there are any."""
-
-    text: list[str] = field(default_factory=list)  # files in the target language, one text a line
-    sides: list[Literal["source", "target"]] = field(default_factory=list)  # of the pairs
-    alone: bool = False  # the pairs themselves are not learned
-    kind: Literal["spans", "infilling", "deletion", "order"] = "spans"
-    share: float | None = None  # of the tokens of a text
-    length: int = 3  # of a span, on average; of a word's way, at most
-
-    def __post_init__(self) -> None:
-        if not self and (self.alone, self.kind, self.share, self.length) != (False, "spans", None, 3):
-            raise ValueError("`data.denoise` must name a `text` or one of the `sides`, but names neither.")
-        if len({*self.sides}) < len(self.sides):
-            raise ValueError(f"`data.denoise.sides` must name each side once, but is {self.sides} instead.")
-        if self.share is not None and (self.kind == "order" or not 0 < self.share < 1):
-            must = "empty where words change places" if self.kind == "order" else "above 0 and below 1"
-            raise ValueError(f"`data.denoise.share` must be {must}, but is {self.share} instead.")
-        if self.length < 1 or (self.kind == "deletion" and self.length != 3):
-            must = "3 where single tokens are deleted" if self.length > 0 else "at least 1"
-            raise ValueError(f"`data.denoise.length` must be {must}, but is {self.length} instead.")
-
-    def __bool__(self) -> bool:
-        return bool(self.text or self.sides)
-
-    @property
-    def marks(self) -> list[str]:
-        """The control tokens that stand for what is missing."""
-        return {"spans": SENTINELS, "infilling": [MASK]}.get(self.kind, []) if self else []
-
-
-def check_mixture(mixture: dict[str, MixturePart], target: str, other: str | None = None) -> None:
-    """Check what can be known before a part is read; `other` is the language of a second direction, if any."""
-    if other == target:
-        must = "another language than `data.target` where `data.both_directions` is true"
-        raise ValueError(f"`data.source` must be {must}, but both are {other!r}.")
-    languages = {"data.target": target} | ({} if other is None else {"data.source": other})
-    languages |= {f"data.mixture.{name}.to": part.to or target for name, part in mixture.items()}
-    if len({*languages.values()}) > 1:
-        for key, language in languages.items():
-            if not LANGUAGE_TAG.fullmatch(f"<2{language}>"):
-                must = "a language's code of letters, digits, '-' and '_' where there are several"
-                raise ValueError(f"`{key}` must be {must}, but is {language!r} instead.")
-    for name, part in mixture.items():
-        key, token = f"data.mixture.{name}", f"<{part.tag}>"
-        if part.to is None and part.target not in (None, target) and re.fullmatch("[a-z]{2,3}", part.target or ""):
-            raise ValueError(f"`{key}.to` must be given where its target is {part.target}, not {target}, but is not.")
-        if part.tag is not None and (not OTHER_TAG.fullmatch(token) or token in TAKEN):
-            must = "letters, digits, '-' and '_', a letter first, and not pad, s, unk, mask, denoise or extra_id_0"
-            raise ValueError(f"`{key}.tag` must be {must}, but is {part.tag!r} instead.")
-
-
-def check_room(data: Any, config: "PreTrainedConfig") -> None:
-    """Raise a `ValueError` where rows made anew in an epoch may have more tokens than the model has positions."""
-    limit, is_new = position_limit(config), data.augmentation.joined or data.streaming or data.denoise
-    for side in ("source", "target"):
-        most = getattr(data, f"max_{side}_tokens")
-        if limit is not None and is_new and (most is None or most > limit):
-            where = "where rows are made anew (`data.streaming`, `data.denoise`, `data.augmentation.joined`)"
-            must = f"at most {limit}, the positions of the model, {where}"
-            raise ValueError(f"`data.max_{side}_tokens` must be {must}, but is {most} instead.")
-
-
-def languages_of(parts: Mapping[str, MixturePart]) -> tuple[str, ...]:
-    """Return the target languages of a model that learns several; otherwise none."""
-    translated = [part for part in parts.values() if part.tag != DENOISE]
-    languages = tuple(dict.fromkeys(str(part.to) for part in translated[::-1]))
-    return languages if len(languages) > 1 else ()
-
-
-def control_tokens(data: Any) -> tuple[str, ...]:
-    """Return what tokenizers of such training data need besides the usual: tags of languages and parts, and marks."""
-    tags = [f"<{part.tag}>" for part in data.parts.values() if part.tag]
-    return (*languages_of(data.parts), *dict.fromkeys([*tags, *data.denoise.marks]))
 
 
 def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair) -> list[list[int]]:
@@ -142,7 +30,7 @@ def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair)
     if not {*languages} <= {*known}:
         wanted, found = ", ".join(languages), ", ".join(known) or "none"
         must = f"have a tag of each language that is learned ({wanted})"
-        raise ValueError(f"`tokenizer.path` or `model.start_from` must {must}, but has those of {found}.")
+        raise wrong("tokenizer.path` or `model.start_from", must, f"those of {found}", verb="has")
     prefixes = []
     for key, part in parts.items():
         has_none = part.tag == DENOISE and not (is_known and part.to in known)
@@ -161,8 +49,8 @@ def control_ids(tokens: Collection[str], tokenizers: TokenizerPair, key: str, ad
     read = {id_ for row in (tokenizers.source(texts, verbose=False)["input_ids"] if texts else []) for id_ in row}
     for token, id_ in zip(tokens, ids, strict=True):
         if id_ < 0 or (id_ in read and not GAP.fullmatch(token)):
-            must = f"a special token that the tokenizer never reads out of a text, but {token} is none"
-            raise ValueError(f"`{key}` must be {must}: let one be trained (no `tokenizer.path`), or use {advice}.")
+            must = "be a special token that the tokenizer never reads out of a text"
+            raise wrong(key, must, token, advice=f"let one be trained (no `tokenizer.path`), or use {advice}")
     return ids
 
 
@@ -170,7 +58,7 @@ def mark_ids(rules: DenoiseRules, tokenizers: TokenizerPair) -> list[int]:
     """Return the ids of the rules' marks; tokenizers that cannot say what is missing are a `ValueError`."""
     if rules and (not tokenizers.is_joint or symbols_of(tokenizers.source) is not None):
         where = "the vocabulary is closed" if tokenizers.is_joint else "source and target have two vocabularies"
-        raise ValueError(f"`data.denoise` must be empty where {where}, but is not.")
+        raise wrong("data.denoise", f"be empty where {where}", "given")
     return control_ids(rules.marks, tokenizers, "data.denoise", "another `data.denoise.kind`")
 
 

@@ -10,8 +10,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
-from heedful.files import check_at_least
 from heedful.messages_heed import wrong
+from heedful.recipe_keys import Section, key
 from heedful.symbols_heed import CHARACTER, check_are_several
 
 if TYPE_CHECKING:
@@ -38,25 +38,36 @@ LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)|\s{{{LONGEST_WORD}}}(?=\s)"
 
 
 @dataclass
-class TokenizerRecipe:
+class TokenizerRecipe(Section, section="tokenizer"):
     """The recipe's tokenizer: trained from the training pairs, or taken from a folder."""
 
-    path: str | None = None
-    algorithm: Algorithm = "bpe"
-    vocab_size: int | None = 8000
-    joint: bool = True
-    target_algorithm: Algorithm | None = None
-    target_vocab_size: int | None = None
-    sentences: int | None = None
+    path: str | None = key("a folder with a trained tokenizer; empty trains one from the training pairs", None)
+    algorithm: Algorithm = key(
+        "bpe, unigram (both on bytes), character (as readers see them) and jamo (the same, but the letters of Korean "
+        "syllables) know every text; word is for symbols with spaces between, such as phonemes or commands",
+        "bpe",
+    )
+    vocab_size: int | None = key(
+        "tokens, special ones included, the most frequent. Empty, with character, jamo or word: all that the texts"
+        " have. With word the vocabulary is then closed: another word, in validation or tests too, is an error and"
+        " not <unk>",
+        8000,
+        least=1,
+    )
+    joint: bool = key("one vocabulary for both sides (section 5.1 of the paper)", True)
+    target_algorithm: Algorithm | None = key("the target's own where they are not joint; empty is the one above", None)
+    target_vocab_size: int | None = key(
+        "likewise; empty is `vocab_size`, and with `target_algorithm` all that the texts have", None, least=1
+    )
+    sentences: int | None = key("train it from so many pairs, drawn once; empty for all", None, least=1)
 
-    def __post_init__(self) -> None:
-        numbers = ("vocab_size", "target_vocab_size", "sentences")
-        check_at_least(1, **{f"tokenizer.{name}": getattr(self, name) for name in numbers})
+    def check(self) -> None:
+        """Refuse vocabularies that cannot be trained."""
         if self.path is None:
             if self.joint and self.target_algorithm is not None:
                 must = "be empty where `tokenizer.joint` is true"
                 raise wrong("tokenizer.target_algorithm", must, self.target_algorithm)
-            for name, (algorithm, size) in zip(numbers[:2], self.sides, strict=True):
+            for name, (algorithm, size) in zip(("vocab_size", "target_vocab_size"), self.sides, strict=True):
                 check_size(f"tokenizer.{name}", algorithm, size)
 
     @property

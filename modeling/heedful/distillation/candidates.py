@@ -9,7 +9,8 @@ from itertools import groupby, islice, tee
 from operator import itemgetter
 from typing import Any
 
-from heedful.data.cleaning import CleaningRules, Judge
+from heedful.data.cleaning import Judge
+from heedful.data.data_recipe import CleaningRules
 from heedful.data.languages import SCRIPTS_OF_LANGUAGES, code_of, lacks_script
 from heedful.data.sources import reading, row_reader
 from heedful.decoding.strategies.minimum_bayes_risk import character_f_score, expected_utilities

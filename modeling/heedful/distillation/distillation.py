@@ -52,7 +52,7 @@ def write_teacher_tokens(
     encoder = PairEncoder(tokenizers, most, most, [tokenizers.head(language) for language in languages])
     rows = EncodedPairs(encoder.rows(both_ways(pairs) if len(languages) > 1 else pairs))
     if not len(rows):
-        raise ValueError(f"`--data` must hold pairs of at most {most} tokens, but all {encoder.too_long} are longer.")
+        raise ValueError(f"`--data` must hold pairs of at most {most} tokens, but all {rows.left_out} are longer.")
     keys = np.array([key_of(**rows[number]) for number in range(len(rows))], np.int64)
     starts, order = np.cumsum(rows.target_lengths) - rows.target_lengths, np.argsort(keys)
     kinds = np.uint16 if len(tokenizers.target) <= 2**16 else np.int32, np.float16
@@ -69,7 +69,7 @@ def write_teacher_tokens(
             array.flush()
         facts = {"tokenizer": tokenizers.fingerprint(), "checksums": {name: checksum(files[name]) for name in ARRAYS}}
         write_text(partial / FACTS, json.dumps(facts, indent=2) + "\n")
-    return len(rows), encoder.too_long
+    return len(rows), rows.left_out
 
 
 def _most_probable(

@@ -1,6 +1,5 @@
 """A first recipe for a user's pairs: what they are, and settings that fit them and this machine, with reasons."""
 
-import json
 import os
 import re
 import shlex
@@ -11,24 +10,23 @@ from typing import Any
 from heedful.checking import pairs as looks
 from heedful.checking.findings import percent
 from heedful.checking.pairs import Pairs, kind_of, roles_of
-from heedful.data.cleaning import CleaningRules, clean_pairs, sample
+from heedful.data.cleaning import clean_pairs, sample
+from heedful.data.data_recipe import CleaningRules, DataRecipe
 from heedful.data.languages import lacks_script, language_of, main_script
 from heedful.data.sources import first_rows, table_files
+from heedful.data.splits import read_splits
 from heedful.data.tables import delimiters_of, kind_of_file, layouts_of, name_of, parts_of
 from heedful.evaluation.metrics import fitting_tokenizer
 from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings
-from heedful.training.preparation import read_splits
-from heedful.training.recipe import DataRecipe
-from heedful.training.recipe_file import find_recipe, read_values, yaml_text
+from heedful.training.recipe_file import commented, meanings, yaml_text
 
 JUDGED = 1000  # rows by which columns are chosen
-FULL = "multi30k-de-en"  # the recipe with every key and its comment
 HEAD = """# {title}
 #   heedful train {file}
 # Written by `heedful init` after a look at the data. Keys that are not here have their defaults; those of
-# `heedful recipes multi30k-de-en` are all there are, each with its meaning."""
-# What fits better than the comments of the full recipe.
+# `heedful recipes keys` are all there are, each with its meaning."""
+# What fits better than the meanings of the keys.
 NOTES = {
     "data.train": "relative to this file",
     "data.validation": "empty holds out a twentieth of the pairs, at most 500, the same ones in every run",
@@ -84,7 +82,7 @@ def write_first_recipe(
     tree, _ = with_settings({"name": name, "data": {**names, "cleaning": cleaning}}, chosen)
     sides = {"source_language": languages[0], "target_language": languages[1]}
     tree["card"] = {"license": None, **sides, "dataset": title}
-    notes = comments_of(find_recipe(FULL)) | NOTES | _tokenizer_notes(chosen, facts.algorithms)
+    notes = meanings() | NOTES | _tokenizer_notes(chosen, facts.algorithms)
     notes |= {
         "data.source": why,
         "data.cleaning.drop_duplicates": f"{duplicates} are repeats",
@@ -96,7 +94,7 @@ def write_first_recipe(
     title = f"{yaml_text(title)}: {count:,} pairs, "
     title += f"from {languages[0] or shortened(source)} to {languages[1] or shortened(target)}."
     written = shlex.quote(output.name) if output.name.isprintable() else yaml_text(output.name)
-    write_text(output, "\n".join([HEAD.format(title=title, file=written), *_lines(tree, notes)]) + "\n")
+    write_text(output, "\n".join([HEAD.format(title=title, file=written), *commented(tree, notes)]) + "\n")
     return [
         f"{count:,} pairs in {' and '.join(map(str, files))}, source {source!r}, target {target!r} ({why})",
         f"first pair: {shortened(pairs.sources[0])} → {shortened(pairs.targets[0])}",
@@ -113,39 +111,6 @@ def write_first_recipe(
 def named(data: Path) -> str:
     """Return what a file or folder is called, also one that is given as `.` or `..`."""
     return (data.resolve() if data.name in ("", "..") else data).name
-
-
-def comments_of(path: Path) -> dict[str, str]:
-    """Map every key of a recipe's file, as `section.key`, to the comment beside it, or else to the one above it."""
-    sections: list[str] = []
-    found, above = {}, ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if match := re.match(r"( *)([a-z_0-9]+):(.*)", line):
-            sections[len(match[1]) // 2 :] = [match[2]]
-            found[".".join(sections)] = match[3].partition(" #")[2].strip() or above
-        above = f"{above}{line.strip(' #')} " if line.strip().startswith("#") else ""
-    return found
-
-
-def _lines(tree: Mapping[str, Any], notes: Mapping[str, str], prefix: str = "") -> list[str]:
-    """Write settings as lines of YAML, each with its note where that fits beside it."""
-    lines = []
-    for name, value in tree.items():
-        key, note = f"{prefix}{name}", notes.get(f"{prefix}{name}", "")
-        is_section, begin = isinstance(value, dict), "\n" * (not prefix) + "  " * prefix.count(".")
-        text = f"{begin}{name}:" + ("" if is_section else f" {_yaml_value(value)}")
-        lines.append(f"{text}  # {note}" if 0 < len(note) <= 100 else text)
-        lines += _lines(value, notes, f"{key}.") if is_section else []
-    return lines
-
-
-def _yaml_value(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(yaml_text, value))}]"
-    if not isinstance(value, str):
-        return json.dumps(value)
-    is_read = re.fullmatch("[a-z]{3,}", value) and read_values(value) == [value]  # not so `yes`, `off`, `null`
-    return value if is_read else yaml_text(value)
 
 
 def _tokenizer_notes(settings: Mapping[str, Any], algorithms: tuple[str, str]) -> dict[str, str]:

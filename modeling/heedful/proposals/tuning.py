@@ -18,13 +18,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from heedful.data.epochs.corpus import Corpus
 from heedful.data.tokenizer_training import SUBWORDS
 from heedful.figures import save_figure
 from heedful.files import listed, write_text
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.monitoring import read_curves
 from heedful.training.model_of_recipe import check_model, config_of
-from heedful.training.preparation import Corpus, prepare_corpus
+from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import float32_products, make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe, to_yaml

@@ -9,13 +9,13 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 import heedful
-from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
+from heedful.messages_heed import wrong
 from heedful.protocols import TrainableModel
 from heedful.training.loop.feed import Feed, may_pack
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
-from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe, mistake
+from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
 from heedful.training.recipe_file import MODEL_TYPES, read_config
 from heedful.training.updates.engine import TrainingEngine
 from heedful.training.updates.optimizers import make_optimizer
@@ -58,11 +58,11 @@ def make_engine(accelerator: Accelerator, model: TrainableModel, settings: Optim
     """Return the engine that trains a model, which has the same float32 weights on every rank."""
     is_sharded = accelerator.distributed_type == DistributedType.FSDP
     if settings.shrink_token_budget and is_sharded:
-        must = "false where weights are sharded and no rank can continue without the others"
-        raise mistake("optimization.shrink_token_budget", must, "true", "set `optimization.token_budget` lower")
+        must = "be false where weights are sharded and no rank can continue without the others"
+        raise wrong("optimization.shrink_token_budget", must, "true", advice="set `optimization.token_budget` lower")
     if settings.optimizer == "muon" and is_sharded:
-        must = "another one where weights are sharded, for Muon needs whole matrices"
-        raise mistake("optimization.optimizer", must, "muon")
+        must = "be another one where weights are sharded, for Muon needs whole matrices"
+        raise wrong("optimization.optimizer", must, "muon")
     packs = not is_sharded and may_pack(model, accelerator)
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
@@ -111,11 +111,11 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
             from heedful.training.updates.compilation import check_compile
 
             check_compile(optimization, config, recipe.model.activation_checkpointing)
-        check_room(recipe.data, config)
+        recipe.data.check_room(config)
         check_memory(_class_of(config), config, runs_on_cpu(optimization.device) and world_size() == 1)
     beams = recipe.decoding.num_beams
     if target is not None and beams > target:
-        raise mistake("decoding.num_beams", f"at most {target}, the size of the vocabulary", beams)
+        raise wrong("decoding.num_beams", f"be at most {target}, the size of the vocabulary", beams)
 
 
 def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> "HeedBaseConfig":
@@ -123,20 +123,20 @@ def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint
     options = (read_config(recipe.config) if recipe.config is not None else {}) | recipe.options
     for name in vocabularies.keys() & recipe.options.keys():
         if options[name] != vocabularies[name]:
-            must = f"left to the tokenizer, which sets it to {vocabularies[name]}"
-            raise mistake(f"model.options.{name}", must, options[name])
+            must = f"be left to the tokenizer, which sets it to {vocabularies[name]}"
+            raise wrong(f"model.options.{name}", must, options[name])
     if not is_joint:
         options["share_encoder_decoder_embeddings"] = False
     kind = options.pop("model_type", "heed")
     if kind not in MODEL_TYPES:
-        raise mistake("model.options.model_type", " or ".join(MODEL_TYPES), kind)
+        raise wrong("model.options.model_type", f"be {' or '.join(MODEL_TYPES)}", kind)
     if kind == "heed":
         return _made(heedful.HeedConfig, options | vocabularies)
     if recipe.attn_implementation is not None:
-        must = "empty for a recurrent model, which has one way to attend"
-        raise mistake("model.attn_implementation", must, repr(recipe.attn_implementation))
+        must = "be empty for a recurrent model, which has one way to attend"
+        raise wrong("model.attn_implementation", must, repr(recipe.attn_implementation))
     if recipe.activation_checkpointing:
-        raise mistake("model.activation_checkpointing", "false for a recurrent model", "true")
+        raise wrong("model.activation_checkpointing", "be false for a recurrent model", "true")
     return _made(heedful.HeedRNNConfig, options | vocabularies)
 
 
@@ -151,7 +151,7 @@ def _made(kind: type["HeedBaseConfig"], options: dict[str, Any]) -> "HeedBaseCon
             raise
         hint = kind.__dataclass_fields__[named[1]].type
         types = hint.__name__ if isinstance(hint, type) else str(hint).replace(" | ", " or ")
-        raise mistake(f"model.options.{named[1]}", types, repr(options[named[1]])) from error
+        raise wrong(f"model.options.{named[1]}", f"be {types}", repr(options[named[1]])) from error
 
 
 def _class_of(config: "HeedBaseConfig") -> Callable[[Any], TrainableModel]:

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from heedful.data.cleaning import SOURCES_FILE, sample
+from heedful.data.epochs.corpus import Corpus, StoredRows
 from heedful.data.languages import LANGUAGE_CODE, code_of, language_of
 from heedful.data.sources import read_pairs
 from heedful.decoding.loading import load_model
@@ -19,7 +20,6 @@ from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.decoding.translation import Translator
 from heedful.protocols import TrainableModel
 from heedful.training.loop.validation import score_pairs, validation_loss
-from heedful.training.preparation import Corpus, StoredCorpus
 from heedful.training.recipe import DecodingRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.checkpoints import published_checkpoints, written_folder
@@ -70,7 +70,7 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
     assert set(missing) <= set(model.all_tied_weights_keys), missing
     assert not unexpected, unexpected
     model.generation_config = with_decoding(model.generation_config, recipe.decoding)
-    setattr(model.generation_config, LONGEST_SOURCE, corpus.longest_source)
+    setattr(model.generation_config, LONGEST_SOURCE, corpus.training.longest_source)
     codes = language_codes(recipe, corpus.validation_pairs)
     model.config.custom_pipelines = pipelines_of_folder(TASK if is_translation(*codes) else TEXT_TASK)
     if accelerator.is_main_process:
@@ -79,8 +79,8 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
             corpus.tokenizers.save_pretrained(partial)
             (partial / "recipe.yaml").write_text(to_yaml(recipe, is_private=True), encoding="utf-8")
             copy_foreign_files(recipe.folder / MODEL_FOLDER, partial)
-        if isinstance(corpus, StoredCorpus):
-            corpus.digests.tofile(recipe.folder / SOURCES_FILE)
+        if isinstance(training := corpus.training, StoredRows):
+            training.digests.tofile(recipe.folder / SOURCES_FILE)
     accelerator.wait_for_everyone()
     return model
 

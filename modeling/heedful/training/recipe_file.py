@@ -4,20 +4,22 @@ import glob
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
-from itertools import chain
 from pathlib import Path, PureWindowsPath
+from textwrap import wrap
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
-from heedful.data.mixture import MixturePart
+from heedful.data.data_recipe import MixturePart
 from heedful.data.tables import name_of
 from heedful.files import ENDLESS, is_plain_file, private, shortened
+from heedful.messages_heed import wrong
+from heedful.recipe_keys import in_words, keys_of
 from heedful.training.recipe import Recipe
 
 # `configuration/` is in the wheel; a checkout has it at its top.
@@ -26,17 +28,13 @@ CONFIGURATION = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 RECIPES, MODELS = CONFIGURATION / "recipes", CONFIGURATION / "models"
 RECIPE_FILE = "recipe.yaml"
 MODEL_TYPES = ("heed", "heed_rnn")
-MOST_NODES = 100_000
-# What a type is called in messages.
-IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-IN_WORDS |= {type(None): "empty", list: "a list", dict: "a mapping"}
 # Keys whose paths may be relative to the recipe's file: those of data only where there is no `data.folder`.
 PATHS = re.compile(r"model\.(config|start_from)|tokenizer\.path|.+\.distillation|data\.(folder|held_out\..+)")
 PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train|denoise\.text)")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML, and refuses a key that is there twice, of which `safe_load` takes the last one."""
+    """Reads YAML, and refuses a key that is there twice, of which `safe_load` takes the last one, and aliases."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Make a mapping of different keys."""
@@ -44,32 +42,25 @@ class _Loader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             line = key.start_mark.line + 1
             if key.value in lines:
-                raise ValueError(f"`{key.value}` must be there once, but is in lines {lines[key.value]} and {line}.")
+                raise wrong(key.value, "be there once", f"in lines {lines[key.value]} and {line}")
             lines[key.value] = line
         return super().construct_mapping(node, deep)
 
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read a value; an alias, which could repeat others without end, is none."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias (*NAME): write the value again.")
+        return super().compose_node(parent, index)
+
 
 def read_yaml(text: str) -> tuple[Any, str]:
-    """Return what YAML says, in at most `MOST_NODES` values, each counted that aliases repeat, and the text behind."""
+    """Return what YAML says, without aliases, and the text behind."""
     loader = _Loader(text)
     try:
         node: Any = loader.get_single_node()
-        if node is None:
-            return None, text
-        if _size(node, {}) > MOST_NODES:
-            raise ValueError(f"A recipe must have at most {MOST_NODES:,} values, but its aliases repeat more.")
-        return loader.construct_document(node), text[node.end_mark.index :]
+        return (None, text) if node is None else (loader.construct_document(node), text[node.end_mark.index :])
     except (RecursionError, OverflowError, AttributeError, LookupError, TypeError) as error:  # PyYAML checks no values
         raise yaml.YAMLError("it is nested too deeply or has a value that is not of its kind.") from error
-
-
-def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Count a node and all below it; one that is there several times is gone through once."""
-    if node not in known:
-        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
-        below = () if isinstance(node, yaml.ScalarNode) else parts
-        known[node] = 1 + sum(_size(part, known) for part in below)
-    return known[node]
 
 
 def read_recipe(
@@ -165,9 +156,13 @@ def find_known(name: str) -> Path:
     files = {entry: RECIPES / f"{entry}.yaml" for entry in recipes()}
     files |= {entry: MODELS / entry / "config.json" for entry in sizes()}
     if name.removesuffix(".yaml") not in files:
-        found = f"{name!r} instead{_suggestion(Path(name), files)}"
-        raise ValueError(f"`NAME` must be one that `heedful recipes` lists, but is {found}.")
+        raise wrong("NAME", "be one that `heedful recipes` lists", f"{name!r}{_suggestion(Path(name), files)}")
     return files[name.removesuffix(".yaml")]
+
+
+def text_of(name: str) -> str:
+    """Return the file of a recipe or a size that comes with the package, and of `keys` the listing of all keys."""
+    return listing() if name == "keys" else find_known(name).read_text(encoding="utf-8")
 
 
 def find_recipe(path: str | Path) -> Path:
@@ -211,6 +206,42 @@ def yaml_text(text: str | None) -> str:
     """Write a text in quotes, so that it is a value, or part of a comment, on one line, whatever is in it."""
     written = yaml.safe_dump(text, allow_unicode=True, default_style='"', width=math.inf)
     return "null" if text is None else written.rstrip("\n")
+
+
+def commented(tree: Mapping[str, Any], notes: Mapping[str, str], prefix: str = "") -> list[str]:
+    """Write settings as lines of YAML, each with the note of its key behind it, or above where it is long."""
+    lines = []
+    for name, value in tree.items():
+        key, indent = f"{prefix}{name}", "  " * prefix.count(".")
+        is_section, note = isinstance(value, dict) and bool(value), notes.get(f"{prefix}{name}", "")
+        text = f"{indent}{name}:" + ("" if is_section else f" {_yaml_value(value)}")
+        is_short, comment = len(f"{text}  # {note}") <= 119, f"{indent}# "
+        above = [] if is_short else wrap(note, 119, initial_indent=comment, subsequent_indent=comment)
+        lines += [*[""] * (not prefix and is_section), *above, f"{text}  # {note}" if note and is_short else text]
+        lines += commented(value, notes, f"{key}.") if is_section else []
+    return lines
+
+
+def _yaml_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(yaml_text, value))}]"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    is_read = re.fullmatch("[a-z]{3,}", value) and read_values(value) == [value]  # not so `yes`, `off`, `null`
+    return value if is_read else yaml_text(value)
+
+
+def meanings() -> dict[str, str]:
+    """Return what each section and key of a recipe means, by its name."""
+    return {each.name: each.meaning for each in keys_of(Recipe)}
+
+
+def listing() -> str:
+    """Return a recipe with every key there is, its default and its meaning."""
+    data = {"train": "pairs.tsv", "source": "1", "target": "2"}
+    recipe = make_recipe({"name": "mine", "data": data, "optimization": {"max_updates": 10_000}})
+    tree = sorted(asdict(recipe).items(), key=lambda item: isinstance(item[1], dict))  # sections last
+    return "\n".join(commented(dict(tree), meanings())) + "\n"
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -289,7 +320,8 @@ def _override(tree: dict[str, Any], override: str) -> None:
         tree = tree[section]
         if not isinstance(tree, dict):
             raise ValueError(f"`{section}` in the override {override!r} must be a section, but is {tree!r} instead.")
-    tree[last] = _value(text, _hint_of(".".join([*sections, last])))
+    hints = {each.name: each.hint for each in keys_of(Recipe) if not each.is_section}
+    tree[last] = _value(text, hints.get(key))
 
 
 def _value(text: str, hint: Any) -> Any:
@@ -305,18 +337,10 @@ def _value(text: str, hint: Any) -> Any:
     return text.strip() if is_cut or is_text else value
 
 
-def _hint_of(key: str) -> Any:
-    """Return the type of a key of a recipe; None where it has none."""
-    hint: Any = Recipe
-    for name in key.split("."):
-        hint = get_type_hints(hint).get(name) if isinstance(hint, type) and is_dataclass(hint) else None
-    return hint
-
-
 def make_section(kind: type, tree: Any, prefix: str) -> Any:
     """Make the dataclass `kind` of a mapping, after checking its keys and the types of its values."""
     if not isinstance(tree, dict):
-        raise ValueError(f"`{prefix.rstrip('.')}` must be a section with keys, but is {shortened(tree)} instead.")
+        raise wrong(prefix.rstrip("."), "be a section with keys", shortened(tree))
     hints, values = get_type_hints(kind), {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
@@ -350,9 +374,8 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
         with suppress(ValueError, OverflowError):
             value = float(value)
     if not _fits(hint, value):
-        advice = ": text that YAML takes for something else needs quotes" * (str in choices and value is not None)
-        must = f"`{name}` must be {' or '.join(map(_in_words, choices))}"
-        raise ValueError(f"{must}, but is {shortened(value)} instead{advice}.")
+        advice = "text that YAML takes for something else needs quotes" * (str in choices and value is not None)
+        raise wrong(name, f"be {in_words(hint)}", shortened(value), advice=advice)
     return value
 
 
@@ -368,9 +391,3 @@ def _fits(hint: Any, value: Any) -> bool:
         return False
     entries = value.values() if kind is dict else value
     return not inner or all(_fits(inner[-1], entry) for entry in entries)
-
-
-def _in_words(choice: Any) -> str:
-    if get_origin(choice) is Literal:
-        return "one of " + ", ".join(get_args(choice))
-    return IN_WORDS[get_origin(choice) or choice]

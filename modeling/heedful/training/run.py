@@ -9,10 +9,11 @@ from typing import Any
 from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
 
+from heedful.data.epochs.corpus import Corpus, StoredRows
 from heedful.files import write_text
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.monitoring import read_curves
-from heedful.training.preparation import Corpus, StoredCorpus, prepare_corpus
+from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.collectives import lost_processes_reported
 from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator, make_watch
 from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights, score_published
@@ -75,8 +76,8 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     with make_watch(accelerator, patience=SECONDS_TO_PREPARE):
         with accelerator.main_process_first():
             corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
-        if isinstance(corpus, StoredCorpus):
-            logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.too_long, corpus.report)
+        if isinstance(training := corpus.training, StoredRows):
+            logger.info("%s training pairs, %s too long\n%s", training.pairs, training.rows.left_out, corpus.report)
         loop = TrainingLoop(recipe, corpus, accelerator)
         accelerator.wait_for_everyone()  # or who leaves first seems to be silent
     if accelerator.is_main_process:

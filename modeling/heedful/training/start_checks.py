@@ -9,14 +9,14 @@ import numpy as np
 from accelerate.tracking import get_available_trackers
 
 from heedful.configuration_base_heed import position_limit
+from heedful.data.epochs.corpus import Corpus, StoredRows
 from heedful.data.epochs.encoding import EncodedPairs
-from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.search_settings import MOST_SOURCE_TOKENS
 from heedful.evaluation.metrics import score_translations
 from heedful.files import import_extra, shortened
-from heedful.training.preparation import Corpus, StoredCorpus
-from heedful.training.recipe import Recipe, mistake
+from heedful.messages_heed import wrong
+from heedful.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -44,12 +44,12 @@ def check_installed(recipe: Recipe) -> None:
         try:
             import_extra("schedulefree", "optimizers")
         except ImportError as error:
-            raise mistake("optimization.optimizer", f"one that is installed ({error})", "schedule_free") from error
+            raise wrong("optimization.optimizer", f"be one that is installed ({error})", "schedule_free") from error
     try:
         score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
     except (ImportError, ValueError) as error:
-        must = f"one that can be used here ({error})"
-        raise mistake("decoding.bleu_tokenizer", must, recipe.decoding.bleu_tokenizer) from error
+        must = f"be one that can be used here ({error})"
+        raise wrong("decoding.bleu_tokenizer", must, recipe.decoding.bleu_tokenizer) from error
     installed = [str(tracker) for tracker in get_available_trackers()]
     for name in recipe.logging.trackers:
         if name not in installed:  # Accelerate would leave it out, without an error
@@ -59,7 +59,7 @@ def check_installed(recipe: Recipe) -> None:
 
 def check_start(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> None:
     """Raise a `ValueError` for what would end a run or make it worthless, and warn of what costs much of it."""
-    check_room(recipe.data, config)
+    recipe.data.check_room(config)
     for fault in faults(recipe, corpus, config):
         if fault.level == "error" and fault.check in ("ends", "round_trip", "positions"):
             raise ValueError(fault.message)
@@ -70,16 +70,17 @@ def faults(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> Iterat
     """Find what is wrong with the tokenizers, the lengths and the limits of a run."""
     targets = [pair["target"] for pair in corpus.validation_pairs]
     yield from faults_of_targets(tokenizer_key(recipe), corpus.tokenizers, targets)
-    splits = {"data.train": corpus.rows} if isinstance(corpus, StoredCorpus) else {}
+    training = corpus.training
+    splits = {"data.train": training.rows} if isinstance(training, StoredRows) else {}
     splits |= {"data.validation": corpus.validation, **corpus.tests}
     yield from _too_long(recipe, position_limit(config), splits)
     yield from _cut_off(recipe, corpus.validation.target_lengths)
-    if isinstance(corpus, StoredCorpus):
-        usual = np.median(corpus.rows.source_lengths + corpus.rows.target_lengths)
+    if isinstance(training, StoredRows):
+        usual = np.median(training.rows.source_lengths + training.rows.target_lengths)
         if usual > recipe.optimization.tokens_per_update:
             message = f"`optimization.tokens_per_update` must be at least {usual:.0f}, the tokens of a usual pair."
             yield Fault("updates", "warning", "optimization.tokens_per_update", message)
-        dropped, total = corpus.too_long, corpus.too_long + corpus.pairs
+        dropped, total = training.rows.left_out, training.rows.left_out + training.pairs
         if dropped > DROPPED * total:
             message = f"`data.max_source_tokens` ({recipe.data.max_source_tokens}) and `data.max_target_tokens` "
             message += f"({recipe.data.max_target_tokens}) drop {dropped:,} of {total:,} training rows: raise them."

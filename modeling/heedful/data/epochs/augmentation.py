@@ -4,15 +4,15 @@ import logging
 import re
 import unicodedata
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from itertools import chain, count, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import regex
 
+from heedful.data.data_recipe import AugmentationRules
 from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
-from heedful.data.mixture import AugmentationRules, numbers_of_parts
+from heedful.data.mixture import numbers_of_parts
 from heedful.symbols_heed import symbols_of
 
 if TYPE_CHECKING:
@@ -64,11 +64,9 @@ class Augmentation:
             source = noisy(source, self._rules, draws)
             if source != sources[number]:
                 changed[index] = {"source": source, "target": target, "part": parts[number]}
-        encoder = replace(self._encoder, too_long=0)
-        encoded = dict(zip(changed, encoder.rows(changed.values()), strict=True))
-        if encoder.too_long:
-            message = "%s of %s changed pairs stay as they are: they would be too long"
-            logger.info(message, encoder.too_long, len(changed))
+        encoded = dict(zip(changed, self._encoder.rows(changed.values()), strict=True))
+        if too_long := sum(row is None for row in encoded.values()):
+            logger.info("%s of %s changed pairs stay as they are: they would be too long", too_long, len(changed))
         return EncodedPairs(encoded.get(index) or rows[index] for index in range(len(rows)))
 
 

@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
 
+from heedful.data.data_recipe import DENOISE, USUAL_SHARES, DenoiseRules
 from heedful.data.epochs.augmentation import Draws, drawn_numbers
 from heedful.data.epochs.batching import Row
 from heedful.data.epochs.encoding import CHUNK, EncodedPairs, PairEncoder
-from heedful.data.mixture import DENOISE, USUAL_SHARES, DenoiseRules, mark_ids
+from heedful.data.mixture import mark_ids
 from heedful.data.tokenization import encode_texts
 
 DRAW = 0xD401  # tells the draws of this damage from others of the same seed and epoch

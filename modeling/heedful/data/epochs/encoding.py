@@ -15,24 +15,21 @@ from heedful.symbols_heed import UnknownSymbol, trimmed
 CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every core
 
 
-@dataclass
+@dataclass(frozen=True)
 class PairEncoder:
     """Turns pairs into rows of token ids, each behind the head of its `part` (0 if it has none)."""
 
     tokenizers: TokenizerPair
     max_source_tokens: int | None = None  # of the longest source, special tokens included; None for no limit
     max_target_tokens: int | None = None
-    heads: Sequence[list[int]] = ()  # the ids before the sources of each part
-    too_long: int = 0  # rows left out so far
-
-    def __post_init__(self) -> None:
-        self.heads = self.heads or [self.tokenizers.head()]
+    heads: Sequence[list[int]] = ()  # the ids before the sources of each part, if there are several
 
     def rows(self, pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, list[int]] | None]:
         """Yield `input_ids` and `labels`, token ids that end in `</s>`, for every pair; `None` if it does not fit."""
         stream, tokenizers = iter(pairs), self.tokenizers
         limits = (self.max_source_tokens, self.max_target_tokens)
         most_source, most_target = (math.inf if limit is None else limit for limit in limits)
+        heads = self.heads or [tokenizers.head()]
         while chunk := list(islice(stream, CHUNK)):
             sources, targets = [pair["source"] for pair in chunk], [trimmed(pair["target"]) for pair in chunk]
             try:
@@ -41,9 +38,8 @@ class PairEncoder:
             except UnknownSymbol as error:  # in a stream: pairs in memory were looked at before
                 raise error.at(f"{sources[error.index]!r} → {targets[error.index]!r}") from None
             for pair, ids, target in zip(chunk, inputs, labels, strict=True):
-                source = self.heads[pair.get("part", 0)] + ids
+                source = heads[pair.get("part", 0)] + ids
                 fits = len(source) <= most_source and len(target) <= most_target
-                self.too_long += not fits
                 yield {"input_ids": source, "labels": target} if fits else None
 
 
@@ -51,14 +47,16 @@ class EncodedPairs:
     """Rows of token ids, read once and held in two flat arrays: four bytes a token, whatever the number of rows.
 
     `sources` and `targets` are all tokens, row after row; `source_lengths` and `target_lengths` `(rows,)` count them.
-    `None` for a row is left out; `numbers` `(rows,)` counts the rows and `None`s before each.
+    `None` for a row is left out; `left_out` counts those, and `numbers` `(rows,)` the rows and `None`s before each.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, list[int]] | None]):
         sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-        numbers = []
+        numbers, self.left_out = [], 0
         for number, row in enumerate(rows):
-            if row is not None:
+            if row is None:
+                self.left_out += 1
+            else:
                 numbers.append(number)
                 sides[0].append(np.asarray(row["input_ids"], dtype=np.int32))
                 sides[1].append(np.asarray(row["labels"], dtype=np.int32))

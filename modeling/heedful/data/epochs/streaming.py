@@ -13,19 +13,16 @@ Pairs = Iterable[Mapping[str, str]]
 
 
 def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerator | None) -> Iterator[Row | None]:
-    """Yield the rows of a stream, and count long ones, alike on all ranks, each of which encodes its share of them."""
+    """Yield the rows of a stream alike on all ranks, each of which encodes its share of them."""
     if accelerator is None or accelerator.num_processes == 1:
         yield from encoder.rows(pairs)
         return
     rank, world_size = accelerator.process_index, accelerator.num_processes
-    stream, too_long = iter(pairs), encoder.too_long
+    stream = iter(pairs)
     while chunk := list(islice(stream, CHUNK * world_size)):
-        encoder.too_long = 0
         share = list(encoder.rows(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
-        for rows, more_too_long in gather_object([(share, encoder.too_long)]):
-            too_long += more_too_long
+        for rows in gather_object([share]):
             yield from rows
-        encoder.too_long = too_long
 
 
 def stream_updates(

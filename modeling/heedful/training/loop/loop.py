@@ -18,12 +18,12 @@ from accelerate.utils import set_seed
 from accelerate.utils.memory import should_reduce_batch_size
 from tqdm.auto import tqdm
 
+from heedful.data.epochs.corpus import Corpus, StoredRows, Update
 from heedful.data.epochs.micro_batches import split_update
 from heedful.training.loop.feed import MadeUpdate
 from heedful.training.loop.monitoring import LOG_FILE, RunLog
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
-from heedful.training.preparation import Corpus, StoredCorpus, Update
 from heedful.training.processes.collectives import any_rank, broadcast, lost_processes_reported
 from heedful.training.processes.devices import kind_of_machine, make_watch
 from heedful.training.processes.signals import StopSignals, TrainingInterrupted
@@ -111,7 +111,7 @@ class TrainingLoop:
         self.engine.warm_up(self.corpus.validation[int(self.corpus.validation.source_lengths.argmax())])
         updates = self._updates()
         # Not where ranks read a stream together: two threads of each would talk to the others at once.
-        is_safe = self.accelerator.num_processes == 1 or isinstance(self.corpus, StoredCorpus)
+        is_safe = self.accelerator.num_processes == 1 or isinstance(self.corpus.training, StoredRows)
         if self.engine.feed.is_ahead and is_safe:
             from heedful.training.loop.feed import made_ahead
 
@@ -137,7 +137,7 @@ class TrainingLoop:
         """Yield updates from the run's progress on, epoch after epoch."""
         epoch, last, done = self.progress.epoch, self.settings.max_epochs, self.progress.update_in_epoch
         while last is None or epoch < last:
-            for number, update in enumerate(self.corpus.updates(epoch), start=1):
+            for number, update in enumerate(self.corpus.training.updates(epoch), start=1):
                 if number > done:
                     yield self._made(epoch, number, update)
             epoch, done = epoch + 1, 0

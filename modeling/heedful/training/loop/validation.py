@@ -11,6 +11,7 @@ from accelerate.utils import gather_object
 
 from heedful.data.cleaning import sample
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.corpus import Corpus
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
 from heedful.data.sources import references_of
@@ -18,7 +19,6 @@ from heedful.decoding.translation import Translator
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import affordable_metrics, score_translations
 from heedful.protocols import Seq2SeqModel, TrainableModel
-from heedful.training.preparation import Corpus
 from heedful.training.processes.collectives import all_reduce, is_sharded
 from heedful.training.recipe import Recipe
 from heedful.training.updates.engine import TrainingEngine

@@ -19,10 +19,11 @@ from accelerate.utils import (
 
 from heedful import processor_heed
 from heedful.host import keep_freed_memory, share_cores
+from heedful.messages_heed import wrong
 from heedful.training.processes.collectives import Watch
 from heedful.training.processes.launch_checks import check_launch, check_processes
 from heedful.training.processes.launcher import world_size
-from heedful.training.recipe import OptimizationRecipe, mistake
+from heedful.training.recipe import OptimizationRecipe
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def make_accelerator(
     """Set up devices, processes, precision and Accelerate's trackers, which write into the folder."""
     on_cpu = runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision in ("tf32", "fp16"):
-        raise mistake("optimization.mixed_precision", "no or bf16 on the CPU", settings.mixed_precision)
+        raise wrong("optimization.mixed_precision", "be no or bf16 on the CPU", settings.mixed_precision)
     check_launch(settings, on_cpu)
     if on_cpu:
         keep_freed_memory()
@@ -94,7 +95,7 @@ def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
     obstacles = ["there is no GPU"] if not torch.cuda.is_available() else []
     obstacles += ["the accelerate file says `use_cpu`"] if parse_flag_from_env("ACCELERATE_USE_CPU") else []
     if device == "cuda" and obstacles:
-        raise mistake(name, f"cpu or auto where {obstacles[0]}", "cuda")
+        raise wrong(name, f"be cpu or auto where {obstacles[0]}", "cuda")
     return device == "cpu" or bool(obstacles)
 
 

@@ -14,7 +14,9 @@ from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.checksums_heed import FILES as CHECKED_FILES
 from heedful.data.cleaning import SOURCES_FILE
 from heedful.files import leftovers, remove
-from heedful.training.recipe import Recipe, mistake
+from heedful.messages_heed import wrong
+from heedful.recipe_keys import keys_of
+from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run_folder.checkpoints import CHECKPOINTS, RECIPE, load_progress, newest_whole_checkpoint
 
@@ -29,15 +31,6 @@ OWN_FILES += ("special_tokens_map.json", "recipe.yaml", "config.json", "generati
 OWN_FILES += ("README.md", "learning_curve.png", "confidence.json", "*_heed*.py")
 # A recipe that lacks one of these was written by hand, and not by a run.
 RECIPE_KEYS = {"output", "seed", "resume", "overwrite", "data", "tokenizer", "model", "optimization", "logging"}
-# Keys that may change when a run is resumed, because its updates stay the same: where files are, how long it goes on,
-# how updates are split (which changes dropout), and how the run is validated, kept and published.
-CHANGEABLE_KEYS = (
-    *("output", "resume", "overwrite", "allow_changes", "data.folder", "data.test", "data.held_out"),
-    *(f"optimization.max_{limit}" for limit in ("updates", "epochs", "minutes")),
-    *("optimization.token_budget", "optimization.shrink_token_budget", "optimization.skip_nonfinite_updates"),
-    *("optimization.device", "optimization.compile", "validation.every_updates", "validation.patience"),
-    *("checkpoints", "decoding", "logging", "card", "publish"),
-)
 
 
 def check_output_folder(recipe: Recipe) -> None:
@@ -65,7 +58,7 @@ def check_output_folder(recipe: Recipe) -> None:
         raise ValueError(f"The run that is resumed has a recipe ({written}) of another version: {error}") from error
     for name, (then, value) in changed_keys(earlier, now).items():
         if (reason := _reason_against(name, (then, value), recipe)) is not None:
-            raise mistake(name, f"as in the run that is resumed ({then})", value, reason)
+            raise wrong(name, f"be as in the run that is resumed ({then})", value, advice=reason)
 
 
 def _reason_against(name: str, values: tuple[object, object], recipe: Recipe) -> str | None:
@@ -109,7 +102,7 @@ def foreign_files(folder: Path) -> list[Path]:
 
 def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[object, object]]:
     """Return both values of each key, with dots, whose change makes it another run."""
-    changeable = set(CHANGEABLE_KEYS)
+    changeable = {key.name for key in keys_of(Recipe) if key.resumes}
     if now.get("optimization", {}).get("schedule") in ("linear", "cosine"):
         changeable.discard("optimization.max_updates")  # the learning rate follows from it
     if now.get("data", {}).get("streaming"):

@@ -7,8 +7,9 @@ from typing import Any, cast
 import torch
 
 from heedful.files import import_extra
+from heedful.messages_heed import wrong
 from heedful.protocols import TrainableModel
-from heedful.training.recipe import OptimizationRecipe, mistake
+from heedful.training.recipe import OptimizationRecipe
 
 MOMENTUM = 0.95  # of Muon
 AT_ONCE = 1 << 24  # numbers of matrices that are multiplied together, for which memory is needed five times
@@ -55,7 +56,7 @@ def _make_other_optimizer(model: TrainableModel, settings: OptimizationRecipe, m
         return optimizer
     matrices = _matrices_of_layers(model)
     if not matrices:
-        raise mistake("optimization.optimizer", "another one for a model without trained matrices in layers", "muon")
+        raise wrong("optimization.optimizer", "be another one for a model without trained matrices in layers", "muon")
     others = [parameter for parameter in trained if all(parameter is not matrix for matrix in matrices)]
     adamw = made(torch.optim.AdamW, others, fused=True)
     factor = (settings.muon_learning_rate or settings.learning_rate) / settings.learning_rate

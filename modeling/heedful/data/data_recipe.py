@@ -1,0 +1,264 @@
+"""What a recipe says of its data: where the pairs come from, which are kept, and what each epoch changes in them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from heedful.configuration_base_heed import position_limit
+from heedful.data.tokenization import LANGUAGE_TAG
+from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
+from heedful.messages_heed import wrong
+from heedful.recipe_keys import Section, key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+Location = str | list[str]
+OTHER_DIRECTION = "data.both_directions"
+DENOISE = "denoise"  # the tag of texts that are damaged
+MASK, SENTINELS = "<mask>", [f"<extra_id_{number}>" for number in range(100)]  # called as BART and T5 call them
+TAKEN = (*SPECIAL_TOKENS, f"<{DENOISE}>", MASK, *SENTINELS)
+USUAL_SHARES = {"spans": 0.15, "infilling": 0.3, "deletion": 0.1}  # those of the papers
+
+
+@dataclass
+class MixturePart(Section):
+    """A part of the training data; what is not given is as in the first one."""
+
+    train: Location = key("files, as in `data.train`")
+    source: str | None = key("its column; empty: `data.source`", None)
+    target: str | None = key("its column; empty: `data.target`", None)
+    to: str | None = key("the language of its targets; empty: `data.target`", None)
+    tag: str | None = key("bt puts the token <bt> before its sources", None)
+
+
+@dataclass(frozen=True)
+class CleaningRules(Section, section="data.cleaning"):
+    """The rules that decide which pairs to drop, besides those with a side without text.
+
+    A pair that breaks several rules is counted under the first of them in the order of `cleaning.REASONS`. Spaces
+    around a text do not matter when texts are compared; everything else does.
+    """
+
+    max_ratio: float | None = key(
+        "drops a pair if one side has more than this many times the other's characters", None, least=1
+    )
+    drop_duplicates: bool = key(
+        "the same pair again, in another part too; two targets of a source are two pairs", False
+    )
+    drop_identical: bool = key("source and target alike", False)
+    # A held-out source tests nothing if the model was trained on it, even with another translation. Of further parts
+    # of a mixture, whose targets or sources may be made or in another language, and of pairs that are trained on in
+    # both directions neither side may be a held-out text.
+    drop_overlap: bool = key("the source is also one of validation or test; in a mixture's part, either side is", True)
+
+
+@dataclass(frozen=True)
+class AugmentationRules(Section, section="data.augmentation"):
+    """Which shares of the training pairs are changed in an epoch; targets change only where pairs are joined."""
+
+    lower_case: float = key("of the sources: put in lower case", 0.0, least=0, most=1)
+    typos: float = key("of the words of sources: letters swapped, left out, doubled or repeated", 0.0, least=0, most=1)
+    no_final_punctuation: float = key(
+        "of the sources: without the full stop at the end, or ? or !", 0.0, least=0, most=1
+    )
+    joined: float = key(
+        "of the pairs: another pair joined behind (Kondo et al., 2021), if it is not too long", 0.0, least=0, most=1
+    )
+
+
+@dataclass(frozen=True)
+class DenoiseRules(Section, section="data.denoise"):
+    """Texts that are damaged anew in every epoch, so that the model learns to mend them; true if there are any."""
+
+    text: list[str] = key("files with one text a line (.txt, .gz), in the target language", list)
+    sides: list[Literal["source", "target"]] = key("the texts of the pairs above: source, target or both", list)
+    alone: bool = key("true learns no pair: for a first run; `data.train` may then be empty", False)
+    kind: Literal["spans", "infilling", "deletion", "order"] = key(
+        "spans (T5: a mark for each span that is missing, and the target is what is), infilling (BART: one mask "
+        "for each span), deletion (of tokens), order (words change places); the target of these three is the whole"
+        " text",
+        "spans",
+    )
+    share: float | None = key("of the tokens; empty: 0.15 of spans, 0.3 of infilling, 0.1 of deletion", None)
+    length: int = key("of a span, on average; of the way that a word moves, at most", 3, least=1)
+
+    def check(self) -> None:
+        """Refuse what is not read."""
+        if not self and (self.alone, self.kind, self.share, self.length) != (False, "spans", None, 3):
+            raise ValueError("`data.denoise` must name a `text` or one of the `sides`, but names neither.")
+        self.require(len({*self.sides}) == len(self.sides), "sides", "name each side once")
+        self.require(self.share is None or self.kind != "order", "share", "be empty where words change places")
+        self.require(self.share is None or 0 < self.share < 1, "share", "be above 0 and below 1")
+        self.require(self.length == 3 or self.kind != "deletion", "length", "be 3 where single tokens are deleted")
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.sides)
+
+    @property
+    def marks(self) -> list[str]:
+        """The control tokens that stand for what is missing."""
+        return {"spans": SENTINELS, "infilling": [MASK]}.get(self.kind, []) if self else []
+
+
+@dataclass
+class DataRecipe(Section, section="data"):
+    """Where the pairs come from and which of them are kept."""
+
+    train: Location | None = key(
+        "a file (.jsonl, .json, .csv, .tsv, .txt, .gz of them, .parquet), a glob of them, a folder with a file for"
+        " each split, a pair of line-aligned texts [a.de, a.en], a Hub dataset NAME[:CONFIG[:SPLIT]], or "
+        "builtin:SPLIT:COUNT of the built-in Korean-English corpus; paths are relative to the recipe's file"
+    )
+    source: str = key(
+        "a language inside a `translation` column, or a column: its name, or its number; `[lemma, features]` or "
+        "`lemma,features` joins columns by a space, and validation then holds out whole lemmas"
+    )
+    target: str = key("the language or column of the targets, likewise")
+    validation: Location | None = key("measured while training; empty holds some of `train` out", None)
+    test: dict[str, Location] = key("names and places; tested once, after training", dict, resumes=True)
+    references: str | None = key(
+        "a column of the validation's and the tests' rows with the list of all targets that are right, where several "
+        "are; training never reads it",
+        None,
+    )
+    held_out: dict[str, Location] = key(
+        "files, by any name, without `folder`: no text of theirs is trained on either", dict, resumes=True
+    )
+    folder: str | None = key("stands before the file names above", None, resumes=True, on_card=False)
+    mixture: dict[str, MixturePart] = key(
+        "further parts of the training data: {NAME: {train: FILES, source: COLUMN, target: COLUMN}}; a column that"
+        " is left out is the one above. `to: fr` where the part's targets are in another language than `target`: "
+        "the model then learns several, chosen by tags such as <2fr>. `tag: bt` puts the token <bt> before the "
+        "part's sources (Caswell et al., 2019). Validation and tests stay those of the pairs above",
+        dict,
+    )
+    temperature: float = key(
+        "1: every pair of all parts comes once in an epoch. A larger one repeats small parts and thins large ones: n "
+        "pairs get a share proportional to n^(1/temperature) (Arivazhagan et al., 2019; 5 in the paper)",
+        1.0,
+        least=1,
+    )
+    both_directions: bool = key("true also trains target to source, with language tags", False)
+    streaming: bool = key("true reads a corpus that does not fit in memory from disk, epoch by epoch", False)
+    pool_size: int = key("pairs of a stream that are sorted into batches together", 20000, least=1)
+    max_source_tokens: int | None = key(
+        "pairs with a longer source are dropped and counted; empty for no limit", 256, least=1
+    )
+    max_target_tokens: int | None = key("the same of targets", 256, least=1)
+    cleaning: CleaningRules = key("which pairs are dropped", CleaningRules)
+    augmentation: AugmentationRules = key("changes shares of the pairs, others in every epoch", AugmentationRules)
+    denoise: DenoiseRules = key("texts that the model learns to mend, damaged anew in every epoch", DenoiseRules)
+
+    def check(self) -> None:
+        """Refuse keys that exclude each other."""
+        check_mixture(self.mixture, self.target, self.source if self.both_directions else None)
+        if names := {"validation", "ended"} & self.test.keys():
+            raise ValueError(f"`data.test` must not have a set called {names.pop()}, as `metrics.json` calls others.")
+        for name in ("streaming", "mixture", "references", "denoise"):
+            is_met = self.validation is not None or not getattr(self, name)
+            self.require(is_met, "validation", f"be given where `data.{name}` is")
+        is_changed = self.mixture or self.augmentation != AugmentationRules()
+        must = "be false where `data.mixture` or `data.augmentation` is given"
+        self.require(not (self.streaming and is_changed), "streaming", must)
+        must = "be 1 in a stream" if self.streaming else "be 1 without a `data.mixture` or `data.denoise`"
+        has_parts = not self.streaming and (self.mixture or self.denoise)
+        self.require(self.temperature == 1 or has_parts, "temperature", must)
+        is_needed = self.denoise.sides or not self.denoise.alone
+        must = "be given, but for `data.denoise.text` with `alone: true`"
+        self.require(self.train is not None or not is_needed, "train", must)
+        for name in ("mixture", "both_directions", "augmentation") if self.denoise.alone else ():
+            is_off = getattr(self, name) in ({}, False, AugmentationRules())
+            self.require(is_off, name, "be left out where `data.denoise.alone` is true")
+
+    @property
+    def located(self) -> "DataRecipe":
+        """The same with `folder` in front of file names, as `read_pairs` takes them."""
+        train, validation = self._located(self.train), self._located(self.validation)
+        test = {name: self._located(where) for name, where in self.test.items()}
+        mixture = {name: replace(part, train=self._located(part.train)) for name, part in self.mixture.items()}
+        denoise = replace(self.denoise, text=self._located(self.denoise.text))
+        places: dict[str, Any] = {"train": train, "validation": validation, "test": test, "mixture": mixture}
+        return replace(self, **places, denoise=denoise, folder=None)
+
+    @property
+    def parts(self) -> dict[str, MixturePart]:
+        """The parts of the training data by their keys: `train`, its other direction, `mixture`, and `denoise`."""
+        train, parts = self._located(self.train) or "", {}
+        if not self.denoise.alone:
+            parts["data.train"] = MixturePart(train, self.source, self.target, self.target)
+        if self.both_directions:
+            parts[OTHER_DIRECTION] = MixturePart(train, self.target, self.source, self.source)
+        for name, part in self.mixture.items():
+            source, target, to = part.source or self.source, part.target or self.target, part.to or self.target
+            parts[f"data.mixture.{name}"] = MixturePart(self._located(part.train), source, target, to, part.tag)
+        for side in self.denoise.sides:  # a pair of one text
+            name, is_one = getattr(self, side), isinstance(train, str) or len(train) != 2
+            file = train if is_one else [train[side == "target"]] * 2
+            parts[f"data.denoise.{side}"] = MixturePart(file, name, name, name, DENOISE)
+        for number, text in enumerate(self._located(self.denoise.text), start=1):
+            name = self.target
+            parts[f"data.denoise.text.{number}"] = MixturePart([text, text], name, name, name, DENOISE)
+        return parts
+
+    @property
+    def denoised(self) -> list[int]:
+        """The numbers of the parts whose texts are damaged."""
+        return [number for number, part in enumerate(self.parts.values()) if part.tag == DENOISE]
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The target languages of a model that learns several; otherwise none."""
+        return languages_of(self.parts)
+
+    @property
+    def control_tokens(self) -> tuple[str, ...]:
+        """What tokenizers of these data need besides the usual: tags of languages and parts, and marks."""
+        tags = [f"<{part.tag}>" for part in self.parts.values() if part.tag]
+        return (*self.languages, *dict.fromkeys([*tags, *self.denoise.marks]))
+
+    def check_room(self, config: "PreTrainedConfig") -> None:
+        """Raise a `ValueError` where rows made anew in an epoch may have more tokens than the model has positions."""
+        limit, is_new = position_limit(config), self.augmentation.joined or self.streaming or self.denoise
+        for name in ("max_source_tokens", "max_target_tokens"):
+            most = getattr(self, name)
+            where = "where rows are made anew (`data.streaming`, `data.denoise`, `data.augmentation.joined`)"
+            is_met = limit is None or not is_new or (most is not None and most <= limit)
+            self.require(is_met, name, f"be at most {limit}, the positions of the model, {where}")
+
+    def _located(self, where: Any) -> Any:
+        if self.folder is None or where is None or "builtin:" in where:
+            return where
+        if isinstance(where, list):
+            return [str(Path(self.folder) / name) for name in where]
+        return str(Path(self.folder) / where)
+
+
+def languages_of(parts: Mapping[str, MixturePart]) -> tuple[str, ...]:
+    """Return the target languages of a model that learns several; otherwise none."""
+    translated = [part for part in parts.values() if part.tag != DENOISE]
+    languages = tuple(dict.fromkeys(str(part.to) for part in translated[::-1]))
+    return languages if len(languages) > 1 else ()
+
+
+def check_mixture(mixture: dict[str, MixturePart], target: str, other: str | None = None) -> None:
+    """Check what can be known before a part is read; `other` is the language of a second direction, if any."""
+    if other == target:
+        must = "be another language than `data.target` where `data.both_directions` is true"
+        raise wrong("data.source", must, repr(other))
+    languages = {"data.target": target} | ({} if other is None else {"data.source": other})
+    languages |= {f"data.mixture.{name}.to": part.to or target for name, part in mixture.items()}
+    if len({*languages.values()}) > 1:
+        for name, language in languages.items():
+            if not LANGUAGE_TAG.fullmatch(f"<2{language}>"):
+                must = "be a language's code of letters, digits, '-' and '_' where there are several"
+                raise wrong(name, must, repr(language))
+    for name, part in mixture.items():
+        field, token = f"data.mixture.{name}", f"<{part.tag}>"
+        if part.to is None and part.target not in (None, target) and re.fullmatch("[a-z]{2,3}", part.target or ""):
+            raise wrong(f"{field}.to", f"be given where its target is {part.target}, not {target}", "empty")
+        if part.tag is not None and (not OTHER_TAG.fullmatch(token) or token in TAKEN):
+            must = "letters, digits, '-' and '_', a letter first, and not pad, s, unk, mask, denoise or extra_id_0"
+            raise wrong(f"{field}.tag", f"be {must}", repr(part.tag))

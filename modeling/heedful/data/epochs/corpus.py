@@ -1,0 +1,191 @@
+"""The rows of a run: training pairs as token ids, in memory or read anew in every epoch, and what is held out."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from heedful.data.cleaning import CleaningReport, source_digests
+from heedful.data.data_recipe import DataRecipe
+from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
+from heedful.data.mixture import both_ways, numbers_of_parts, rows_of_parts, source_prefixes, with_other_direction
+from heedful.data.splits import Splits
+from heedful.data.tokenization import TokenizerPair
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from heedful.data.epochs.denoising import Denoising
+    from heedful.data.epochs.teacher import TeacherTokens
+
+Update = list[list[Row]]  # buckets of rows
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Training rows in memory."""
+
+    rows: EncodedPairs
+    batching: BatchingSettings
+    drawn: Sequence[Callable[[EncodedPairs, int], EncodedPairs]]  # choose or change them anew in every epoch
+    teacher: "TeacherTokens | None"  # what it says goes along with each row
+    parts: dict[str, int]  # rows of each part of a mixture, by its key in the recipe
+    digests: np.ndarray  # checksums of the sources
+    fingerprint: str  # a checksum of the rows
+
+    @property
+    def pairs(self) -> int:
+        """Number of training rows."""
+        return len(self.rows)
+
+    @property
+    def longest_source(self) -> int:
+        """Length in tokens of the longest training source, in the first epoch where rows change."""
+        return int(max(rows.source_lengths.max() for rows in (self.rows, self._rows_of(0))))
+
+    def _rows_of(self, epoch: int) -> EncodedPairs:
+        rows = self.rows
+        for draw in self.drawn:
+            rows = draw(rows, epoch)
+        return rows
+
+    def updates(self, epoch: int) -> Iterator[Update]:
+        """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
+        rows, teacher = self._rows_of(epoch), self.teacher
+        for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
+            buckets = [[rows[index] for index in bucket] for bucket in update]
+            yield buckets if teacher is None else [list(map(teacher.with_tokens, bucket)) for bucket in buckets]
+
+
+@dataclass
+class StreamedRows:
+    """Training pairs that all ranks together read and encode anew in every epoch."""
+
+    stream: Iterable[Mapping[str, str]]  # cleaned pairs
+    encoder: PairEncoder
+    batching: BatchingSettings
+    pool_size: int  # rows that are read, sorted and shuffled at a time
+    denoising: "Denoising | None"  # damages texts anew in every epoch
+    accelerator: "Accelerator | None"  # `None` for one process
+    pairs: int | None = None  # rows, known when an epoch was read to its end
+    fingerprint = ""
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Nothing: the rows of a part are not counted."""
+        return {}
+
+    @property
+    def longest_source(self) -> int | None:
+        """Length in tokens of the longest training source, at most; `None` if there is no limit."""
+        return self.encoder.max_source_tokens
+
+    def updates(self, epoch: int) -> Iterator[Update]:
+        """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
+        from heedful.data.epochs.streaming import encode_in_shares, stream_updates
+
+        rows, counts = encode_in_shares(self.encoder, self.stream, self.accelerator), Counter[bool]()
+        rows = rows if self.denoising is None else self.denoising.damaged(rows, epoch)
+        fitting = (row for row in rows if counts.update([row is not None]) or row is not None)
+        yield from stream_updates(fitting, self.batching, pool_size=self.pool_size, epoch=epoch)
+        if not counts[True]:
+            raise _nothing_left(self.encoder, counts[False])
+        self.pairs = counts[True]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The training rows of a run, and the pairs that are held out."""
+
+    training: StoredRows | StreamedRows
+    tokenizers: TokenizerPair
+    validation: EncodedPairs
+    validation_pairs: list[dict[str, Any]]  # the same pairs as text, perhaps with `references`
+    tests: dict[str, EncodedPairs]  # the sources of test pairs, by their keys in the recipe
+    report: CleaningReport
+    target_language: str | None  # which validation and test pairs are translated into, if the model knows several
+    fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
+
+
+def encode(
+    data: DataRecipe,
+    batching: BatchingSettings,
+    kept: Splits,
+    tokenizers: TokenizerPair,
+    teacher: str | None = None,
+    accelerator: "Accelerator | None" = None,
+) -> Corpus:
+    """Turn pairs into rows of token ids, and prepare what every epoch draws from them by the seed of `batching`.
+
+    `teacher` is the folder of `optimization.distillation`; without an accelerator there is one process.
+    """
+    heads = source_prefixes(data.parts, tokenizers)
+    encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
+    denoising = None
+    if data.denoise:
+        from heedful.data.epochs.denoising import Denoising
+
+        denoising = Denoising(data.denoise, encoder, batching.seed)
+    pairs = with_other_direction(kept.train) if data.both_directions else kept.train
+    training: StoredRows | StreamedRows
+    if isinstance(pairs, Sized):
+        training = _stored(data, batching, pairs, encoder, teacher, denoising)
+    else:
+        training = StreamedRows(pairs, encoder, batching, data.pool_size, denoising, accelerator)
+    if denoising is not None and data.denoise.alone:
+        validation = denoising.held_out(kept.validation)
+    else:
+        held_out = both_ways(kept.validation) if data.both_directions else kept.validation
+        validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(held_out))
+    language = data.target if len(tokenizers.languages) > 1 else None
+    tests = {key: tokenizers.encode_source(test["source"][:], language) for key, test in kept.tests.items()}
+    return Corpus(
+        training=training,
+        tokenizers=tokenizers,
+        validation=validation,
+        validation_pairs=list(kept.validation),
+        tests={key: EncodedPairs({"input_ids": ids, "labels": []} for ids in rows) for key, rows in tests.items()},
+        report=kept.report,
+        target_language=language,
+        fingerprint=validation.fingerprint() + training.fingerprint,
+    )
+
+
+def _stored(
+    data: DataRecipe,
+    batching: BatchingSettings,
+    pairs: Any,
+    encoder: PairEncoder,
+    folder: str | None,
+    denoising: "Denoising | None",
+) -> StoredRows:
+    rows, teacher, drawn = EncodedPairs(encoder.rows(pairs)), None, []
+    if not len(rows):
+        raise _nothing_left(encoder, rows.left_out)
+    numbers, fingerprint = numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
+    parts = rows_of_parts(data.parts, numbers) if data.mixture or data.denoise else {}
+    if data.temperature != 1:
+        from heedful.data.epochs.sampling import Sampling
+
+        drawn.append(Sampling(numbers, data.temperature, batching.seed).rows)
+    if denoising is not None:
+        drawn.append(denoising.rows)
+    if any(asdict(data.augmentation).values()):
+        from heedful.data.epochs.augmentation import Augmentation
+
+        drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed, data.denoised).rows)
+    if folder is not None:
+        from heedful.data.epochs.teacher import TeacherTokens
+
+        teacher = TeacherTokens(folder)
+        fingerprint += teacher.check(encoder.tokenizers, rows)
+    return StoredRows(rows, batching, drawn, teacher, parts, np.unique(source_digests(pairs)), fingerprint)
+
+
+def _nothing_left(encoder: PairEncoder, too_long: int) -> ValueError:
+    source, target = encoder.max_source_tokens, encoder.max_target_tokens
+    limits = f"`data.max_source_tokens` ({source}) or `data.max_target_tokens` ({target})"
+    return ValueError(f"No training pair is left: {too_long} are longer than {limits}.")

@@ -1,0 +1,85 @@
+"""The pairs of a recipe: read, cleaned, and held out for validation."""
+
+import logging
+from collections.abc import Sized
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
+
+from heedful.data.cleaning import CleaningReport, clean_pairs, sample, split_for_validation
+from heedful.data.data_recipe import DataRecipe
+from heedful.data.languages import LOOKED_AT
+from heedful.data.mixture import read_parts
+from heedful.data.sources import read_pairs, references_of, texts_of
+from heedful.data.tokenization import TokenizerPair
+from heedful.evaluation.metrics import fitting_tokenizer, references_left
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The pairs of a recipe, as rows with `source` and `target`, perhaps `references`, `part` and `row`."""
+
+    train: "Dataset | IterableDataset"
+    validation: Any  # a Dataset, or `None` where `clean` is to hold some out of the training pairs
+    tests: "dict[str, Dataset]"  # by their keys in the recipe
+    total: int | None  # training pairs in all; `None` for a stream whose end was not reached
+    report: CleaningReport = field(default_factory=CleaningReport)  # of a stream it fills while the stream is read
+    others: frozenset[str] = frozenset()  # texts that are not trained on either
+    is_held_out: bool = False  # whether the validation pairs come from those of training
+
+
+def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
+    """Read all pairs, or only `limit` of training, drawn, of a stream the first; these have their numbers as `row`."""
+    from datasets import Dataset
+
+    where = data.located
+    read = partial(read_pairs, source=data.source, target=data.target, references=data.references)
+    validation = None if where.validation is None else read(where.validation, split="validation")
+    tests = {f"data.test.{name}": read(location, split=name) for name, location in where.test.items()}
+    others = frozenset(t for name, place in data.held_out.items() for t in texts_of(place, name))
+    train = read_parts(data.parts, data.streaming)
+    total = len(train) if isinstance(train, Sized) else None
+    if limit is not None:
+        numbers = range(limit) if total is None else sample(range(total), limit)
+        drawn: Any = train if total is None else train.select(numbers)
+        rows = [{"part": 0, **pair, "row": number + 1} for number, pair in zip(numbers, drawn, strict=False)]
+        total = len(rows) if total is None and len(rows) < limit else total
+        train = Dataset.from_list(rows)
+    return Splits(train, validation, tests, total, others=others)
+
+
+def check_references(splits: Splits, ignore: str | None, bleu_tokenizer: str | None) -> None:
+    """Raise a `ValueError` if scores would see nothing of the references of a held-out split, or no words in them."""
+    for split in (splits.validation or sample(splits.train, LOOKED_AT), *splits.tests.values()):
+        left = references_left(ignore, references_of(split), "decoding.")
+        fitting_tokenizer(bleu_tokenizer, left, "decoding.bleu_tokenizer")
+
+
+def clean(splits: Splits, data: DataRecipe) -> Splits:
+    """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none."""
+    others = ({"source": text, "target": text} for text in splits.others)
+    held_out = chain(splits.validation or (), *splits.tests.values(), others)
+    train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions, data.denoised)
+    kept = replace(splits, train=train, report=report)
+    if splits.validation is not None:
+        return kept
+    whole = train["group" if "group" in train.column_names else "source"][:]
+    numbers = split_for_validation(whole, train["target"][:] if data.both_directions else ())
+    logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers[1]))
+    train, validation = (train.select(rows, keep_in_memory=True) for rows in numbers)
+    return replace(kept, train=train, validation=validation, is_held_out=True)
+
+
+def check_symbols(tokenizers: TokenizerPair, kept: Splits, ignore: str | None) -> None:
+    """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; those of a stream are met later."""
+    tokenizers.check_symbols(kept.validation, "`data.validation`")
+    for key, test in kept.tests.items():
+        tokenizers.check_symbols(test, f"`{key}`", ignore)
+    if isinstance(kept.train, Sized):
+        tokenizers.check_symbols(cast("Dataset", kept.train), "`data.train` after cleaning")

@@ -1,0 +1,115 @@
+"""What a key of a recipe says of itself: its meaning, its range, and who else reads it.
+
+A section of a recipe is a dataclass, and each of its fields a key, made by `key()`. From these are made the checks of
+ranges, the listing that `heedful recipes keys` prints, the table in docs/recipe.md, the keys that may change when a
+run is resumed, and those that a model card shows. So a new key is one field.
+"""
+
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, field, fields, is_dataclass
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from heedful.messages_heed import wrong
+
+BOUNDS = {"least": ("at least", operator.ge), "above": ("above", operator.gt)}
+BOUNDS |= {"below": ("below", operator.lt), "most": ("at most", operator.le)}
+# What a type is called in messages and in the table.
+IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+IN_WORDS |= {type(None): "empty", list: "a list", dict: "a mapping"}
+
+
+def key(meaning: str, default: Any = MISSING, *, resumes: bool = False, on_card: bool = True, **bounds: float) -> Any:
+    """Declare a key as a field of a section.
+
+    Args:
+        meaning: What it does, and what its values are, for a reader of a recipe.
+        default: Its value, or a class whose instance is; a key without one must be given.
+        resumes: Whether a resumed run may have another value, because its updates stay the same.
+        on_card: Whether the card of the model shows it.
+        bounds: The range of its numbers: `least` or `above`, `most` or `below`.
+    """
+    metadata = {"meaning": meaning, "resumes": resumes, "on_card": on_card, "bounds": bounds}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+class Section:
+    """A section of a recipe: making one checks the range of each key, and then the keys against each other."""
+
+    section, resumes = "", False  # what it is called in a recipe, with a dot; whether all its keys may change
+
+    def __init_subclass__(cls, section: str = "", resumes: bool = False):
+        cls.section, cls.resumes = f"{section}." * bool(section), resumes
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):  # type: ignore[arg-type]
+            value, bounds = getattr(self, entry.name), entry.metadata["bounds"]
+            within = (BOUNDS[bound][1](value, limit) and value < math.inf for bound, limit in bounds.items())
+            if value is not None and not all(within):
+                raise wrong(f"{self.section}{entry.name}", f"be {range_in_words(bounds)}", value)
+        self.check()
+
+    def check(self) -> None:
+        """Check the keys against each other."""
+
+    def require(self, is_met: Any, name: str, must: str) -> None:
+        """Raise a `ValueError` that names a key unless a rule of it is met."""
+        if not is_met:
+            raise wrong(f"{self.section}{name}", must, in_yaml(getattr(self, name)))
+
+
+def range_in_words(bounds: Mapping[str, float]) -> str:
+    """Return which numbers a key takes, such as "at least 0 and below 1"; "" for any."""
+    return " and ".join(f"{BOUNDS[bound][0]} {limit}" for bound, limit in bounds.items())
+
+
+def in_yaml(value: Any) -> Any:
+    """Return what a recipe has in place of Python's None, True and False; another value as it is."""
+    return {"None": "empty", "True": "true", "False": "false"}.get(str(value), value)
+
+
+class Key(NamedTuple):
+    """A key or a section of a recipe, with the type of its value."""
+
+    name: str  # with dots
+    hint: Any
+    meaning: str
+    bounds: Mapping[str, float]
+    resumes: bool
+    on_card: bool
+
+    @property
+    def is_section(self) -> bool:
+        """Whether it is a section, with keys of its own."""
+        return is_dataclass(self.hint)
+
+    @property
+    def values(self) -> str:
+        """Which values it takes, in words."""
+        words, empty, _ = f"{in_words(self.hint)};".partition(" or empty;")
+        return f"{words.rstrip(';')} {range_in_words(self.bounds)}".strip() + empty.rstrip(";")
+
+
+def keys_of(kind: Any, prefix: str = "") -> Iterator[Key]:
+    """Yield the sections and keys of a recipe in their order, each section before its keys."""
+    hints = get_type_hints(kind)
+    for entry in fields(kind):
+        found = Key(f"{prefix}{entry.name}", hints[entry.name], **entry.metadata)
+        yield found._replace(resumes=found.resumes or kind.resumes)
+        if found.is_section:
+            yield from keys_of(found.hint, f"{found.name}.")
+
+
+def in_words(hint: Any) -> str:
+    """Return what a type is called: "one of no, bf16 or empty"."""
+    choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return " or ".join(
+        f"one of {', '.join(get_args(choice))}"
+        if get_origin(choice) is Literal
+        else IN_WORDS[get_origin(choice) or choice]
+        for choice in choices
+    )

@@ -21,8 +21,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
 HEAD = """# The keys of a recipe
 
 `heedful recipes keys` prints them as a recipe with every default: keep what you change. Any key can be set on the
-command line: `heedful train quickstart optimization.max_minutes=30`. "Resumes" marks the keys that may change when a run
-is resumed. `python scripts/upkeep/recipe_keys.py --write` makes this page.
+command line: `heedful train quickstart optimization.max_minutes=3`. "Resumes" marks the keys that may change when a
+run is resumed. `python scripts/upkeep/recipe_keys.py --write` makes this page.
 
 """
 

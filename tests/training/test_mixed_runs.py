@@ -2,12 +2,12 @@
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
+from guides import commands_of, run_commands, text_of
 from heedful import TokenizerPair
 from heedful.data.sources import read_pairs
 from heedful.training.preparation import prepare_corpus
@@ -15,14 +15,13 @@ from heedful.training.recipe_file import make_recipe, read_recipe
 from helpers import assert_error, assert_refused
 from tiny_runs import logged, tiny_recipe, tiny_tree
 
-GUIDE = (Path(__file__).parents[2] / "docs/guides/low_resource.md").read_text(encoding="utf-8")
 EN = ["A dog.", "A cat.", "Two men.", "A girl sings.", "The red car.", "Snow falls."]
 DE = ["Ein Hund.", "Eine Katze.", "Zwei Männer.", "Ein Mädchen singt.", "Das rote Auto.", "Es schneit."]
 FR = ["Un chien.", "Un chat.", "Deux hommes.", "Une fille chante."]
 
 
 def section(title: str) -> str:
-    return re.search(rf"^## {title}\n(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)[1]
+    return re.search(rf"^## {title}\n(.*?)^## ", text_of("low_resource"), re.MULTILINE | re.DOTALL)[1]
 
 
 def table(path, sources, targets, names=("en", "de")):
@@ -33,9 +32,8 @@ def table(path, sources, targets, names=("en", "de")):
 
 @pytest.fixture
 def corpora(tmp_path, monkeypatch):
-    """The guide's files in the working directory, and `pairs.yaml` with what the guide says of them."""
+    """The guide's files in the working directory; writes a recipe of what it says of them, or of the first alone."""
     monkeypatch.chdir(tmp_path)
-    (text,) = re.findall("```yaml\n(.*?)```", section("Several corpora in one model"), re.DOTALL)
     for name, number in (("train", 0), ("validation", 5)):
         for language, texts in (("en", EN), ("de", DE)):
             Path(f"{name}.{language}").write_text("\n".join(texts[number : number + 5] * 2) + "\n", encoding="utf-8")
@@ -43,64 +41,52 @@ def corpora(tmp_path, monkeypatch):
     table("french-test.tsv", EN[:2], FR[:2], ("en", "fr"))
     made = [{"source": f"Made {number}.", "target": text} for number, text in enumerate([*DE, "Neu."])]
     Path("made.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in made), encoding="utf-8")
+    (text,) = re.findall("```yaml\n(.*?)```", section("Several corpora in one model"), re.DOTALL)
     tree = tiny_tree(tmp_path, {"optimization.max_updates": 8, "optimization.learning_rate": 0.01})
     tree |= {"name": "pairs", "output": "runs/pairs", **yaml.safe_load(text)}
     tree["tokenizer"]["vocab_size"] = 300
-    Path("pairs.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-    return tree
+
+    def recipe(path="pairs.yaml", is_first_alone=True, **changes):
+        keys = ("train", "validation", "source", "target") if is_first_alone else tree["data"]
+        found = {**tree, "data": {key: tree["data"][key] for key in keys}, **changes}
+        kept = {key: value for key, value in found.items() if value}
+        Path(path).write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+
+    return recipe
 
 
-def outputs_of(commands, heedful_command) -> list[str]:
-    outputs = []
-    for command in commands:
-        code, output, errors = heedful_command(*shlex.split(command))
-        assert code == 0, output + errors
-        outputs.append(output)
-    return outputs
-
-
-def test_the_guides_second_recipe_goes_on_from_the_model_of_the_first_and_its_commands_run(corpora, heedful_command):
+def test_the_guides_second_recipe_goes_on_from_the_model_of_the_first_and_its_commands_run(corpora, printed):
     part = section("One run after another")
-    first = {**corpora, "data": {key: corpora["data"][key] for key in ("train", "validation", "source", "target")}}
-    Path("pairs.yaml").write_text(yaml.safe_dump(first, sort_keys=False), encoding="utf-8")
     (text,) = re.findall("```yaml\n(.*?)```", part, re.DOTALL)
-    second = {key: value for key, value in first.items() if key != "tokenizer"} | yaml.safe_load(text)
-    Path("one.yaml").write_text(yaml.safe_dump(second, sort_keys=False), encoding="utf-8")
-    commands = re.findall("^heedful (.*)$", part, re.MULTILINE)
+    corpora()
+    corpora("one.yaml", tokenizer=None, **yaml.safe_load(text))
     few = " optimization.max_updates=2 optimization.warmup_updates=1 optimization.tokens_per_update=300"
-    outputs_of([command + few for command in commands], heedful_command)
-    known = TokenizerPair.from_pretrained("runs/one/model")
-    assert (len(commands), set(known.languages)) == (4, {"de", "en"})
+    assert len(run_commands(printed, [command + few for command in commands_of(part)])) == 4
+    assert set(TokenizerPair.from_pretrained("runs/one/model").languages) == {"de", "en"}
     assert all(len(logged(Path("runs") / name, "update")) for name in ("pairs", "one"))
 
 
-def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpora, heedful_command):
-    (told,) = outputs_of(["train pairs.yaml --dry-run"], heedful_command)
+def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpora, printed, refused):
+    corpora(is_first_alone=False)
+    told = printed("train", "pairs.yaml", "--dry-run")
     assert "of data.train 10\n  of data.mixture.synthetic 6\n  of data.mixture.french 4\n" in told
-    commands = re.findall("^heedful (.*)$", section("Several corpora in one model"), re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["train", "translate", "evaluate"]
-    outputs = outputs_of(commands, heedful_command)
-    assert outputs[2].startswith("2 pairs")
+    outputs = run_commands(printed, commands_of(section("Several corpora in one model")))
+    assert [command.split()[0] for command in outputs] == ["train", "translate", "evaluate"]
+    assert [*outputs.values()][2].startswith("2 pairs")
     card = Path("runs/pairs/model/README.md").read_text(encoding="utf-8")
     # The sixth German text is the validation's target, so the pair that was made for it is dropped.
-    for line in ("| train | 20 |", "| of these data.train | 10 |", "| of these data.mixture.synthetic | 6 |"):
-        assert line in card
-    assert "| overlap | 1 |" in card
+    for line in ("train | 20 |", "of these data.train | 10 |", "of these data.mixture.synthetic | 6 |", "overlap | 1"):
+        assert f"| {line}" in card
     assert all(f"- `{name}`" in card for name in ("made.jsonl", "french.tsv"))
-    tokenizers = TokenizerPair.from_pretrained("runs/pairs/model")
-    assert set(tokenizers.languages) == {"de", "fr"}
-    code, _, errors = heedful_command("translate", "runs/pairs/model", "A dog.", "--to", "cs")
-    assert code == 2
-    assert "`--to` must be one of" in errors
+    assert set(TokenizerPair.from_pretrained("runs/pairs/model").languages) == {"de", "fr"}
+    assert "`--to` must be one of" in refused("translate", "runs/pairs/model", "A dog.", "--to", "cs")
     assert logged(Path("runs/pairs"), "update")[-1] == 8
 
 
-def test_the_guides_commands_diversify_and_make_noise(corpora, heedful_command):
-    tree = {**corpora, "data": {key: corpora["data"][key] for key in ("train", "validation", "source", "target")}}
-    Path("pairs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+def test_the_guides_commands_diversify_and_make_noise(corpora, printed):
+    corpora()
     titles = ("More pairs out of the same pairs", "Noise that users make")
-    commands = [line for title in titles for line in re.findall("^heedful (.*)$", section(title), re.MULTILINE)]
-    assert len(outputs_of(commands, heedful_command)) == 6
+    assert len(run_commands(printed, [command for title in titles for command in commands_of(section(title))])) == 6
     assert len(Path("forward.de").read_text(encoding="utf-8").splitlines()) == 10
     assert {pair["target"] for pair in read_pairs("backward.jsonl", "source", "target")} <= set(DE)
     card = Path("runs/diverse/model/README.md").read_text(encoding="utf-8")

@@ -150,8 +150,8 @@ def test_a_checkpoint_of_sharded_weights_is_an_ordinary_folder_and_resumes_bit_f
 
 def test_sharded_and_whole_runs_go_on_with_each_other(two, one):
     """And memory that runs out in one process shrinks the budget of both."""
-    assert [check["shrunk"]["budget"] for check in two[1]] == [350, 350]
     for check in two[1]:
+        assert check["shrunk"]["budget"] == 350
         for losses in (check["sharded"]["mixed_losses"], check["shrunk"]["losses"]):
             assert losses == pytest.approx(one[1]["training_losses"], rel=1e-5)
 
@@ -163,12 +163,10 @@ def test_an_update_that_is_spoilt_in_one_process_is_skipped_by_both(two):
 
 
 def test_whatever_ends_a_run_is_decided_once_for_all_processes(two):
+    told = f"stopped after update 3 of {END}; continue with resume=true"
+    expected = {"late": 3, "patient": 4, "told": told, "full": [2, END], "unsaved": "No space left on device"}
     for check in two[1]:
-        assert check["ends"]["late"] == 3
-        assert check["ends"]["patient"] == 4
-        assert check["ends"]["told"] == f"stopped after update 3 of {END}; continue with resume=true"
-        assert check["ends"]["full"] == [2, END]
-        assert check["ends"]["unsaved"] == "No space left on device"
+        assert check["ends"].items() >= expected.items()
         assert "a weight is not finite" in check["ends"]["poisoned"]
 
 
@@ -183,9 +181,8 @@ def test_gpus_train_compiled_on_updates_made_ahead_and_stop_together_one_update_
         assert found["kept"][:3] == [1, 1, 1]
         assert found["resumed"]
         assert found["told_losses"] == found["straight_losses"]  # the checkpoint knows the fourth update's too
-        assert found["small_losses"] == pytest.approx(
-            found["straight_losses"], rel=1e-5
-        )  # warmed up in too little memory
+        # Warmed up in too little memory.
+        assert found["small_losses"] == pytest.approx(found["straight_losses"], rel=1e-5)
 
 
 def test_the_padding_of_all_processes_is_logged_and_each_draws_its_own_random_numbers(two):

@@ -1,4 +1,4 @@
-"""What transformers' own examples/pytorch/translation/run_translation.py does with a folder, with folders of Heed's."""
+"""What transformers' own examples/pytorch/translation/run_translation.py does, done with folders of Heed's."""
 
 from pathlib import Path
 

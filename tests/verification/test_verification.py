@@ -3,8 +3,9 @@
 import json
 import re
 import shutil
+from operator import attrgetter
 from pathlib import Path
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -146,59 +147,50 @@ def model():
     return tiny_model()
 
 
-def positions_that_ignore_the_cache(model, patch):
-    positions_of = modeling_heed.positions_of
-    patch.setattr(modeling_heed, "positions_of", lambda length, past, *rest: positions_of(length, 0, *rest))
-
-
-def positions_that_count_padding(model, patch):
-    patch.setattr(modeling_heed, "positions_of", lambda length, past, *_: (torch.arange(length) + past)[None])
-
-
-def an_ignored_padding_mask(model, patch):
-    forward = model.model.forward
-    model.model.forward = lambda **kwargs: forward(**{**kwargs, "attention_mask": None})
-
-
-def a_row_that_reads_its_neighbour(model, patch):
-    add_positions = model.model.encoder.add_positions
-    model.model.encoder.add_positions = lambda embeddings, positions: (
-        add_positions(embeddings, positions) + 0.1 * torch.arange(len(embeddings))[:, None, None]
-    )
-
-
-def attention_weights_that_are_not_returned(model, patch):
-    model.model.encoder.attention_settings = lambda _: model.config
-
-
-def chance_in_evaluation_mode(model, patch):
-    model.model.encoder.dropout.forward = lambda states: torch.nn.functional.dropout(states, 0.1)
-
-
-def logits_that_are_no_numbers(model, patch):
-    model.lm_head.weight.data[5] = float("nan")
-
-
-def an_error_of_the_model(model, patch):
-    model.model.forward = Mock(side_effect=RuntimeError("no such kernel"))
-
-
 PADDING = [checks.check_batch, checks.check_right_padding, checks.check_left_padding]
-DEFECTS = [  # with the checks that fail, what they say, and checks that pass
-    (positions_that_ignore_the_cache, [checks.check_cache], "of 12 generated sentences differ", []),
-    (positions_that_count_padding, PADDING[2:], "", [*PADDING[:2], checks.check_cache]),
-    (an_ignored_padding_mask, PADDING, "", []),
-    (a_row_that_reads_its_neighbour, [checks.check_order, checks.check_batch], "", []),
-    (attention_weights_that_are_not_returned, [checks.check_attentions], "^encoder_attentions: nothing is retu", []),
-    (chance_in_evaluation_mode, [checks.check_determinism], "", []),
-    (logits_that_are_no_numbers, [checks.check_right_padding], "", []),
-    (an_error_of_the_model, [checks.check_batch], "^RuntimeError: no such kernel", []),
-]
+BY_PLACE = 0.1 * torch.arange(99)[:, None, None]
+DEFECTS = {  # what is replaced, by what is made of it, the checks that fail, what they say, and checks that pass
+    "positions ignore the cache": (
+        *("positions_of", lambda old: lambda length, past, *rest: old(length, 0, *rest)),
+        *([checks.check_cache], "of 12 generated sentences differ", []),
+    ),
+    "positions count padding": (
+        *("positions_of", lambda old: lambda length, past, *_: (torch.arange(length) + past)[None]),
+        *(PADDING[2:], "", [*PADDING[:2], checks.check_cache]),
+    ),
+    "the padding mask is ignored": (
+        *("model.model.forward", lambda old: lambda **given: old(**given | {"attention_mask": None})),
+        *(PADDING, "", []),
+    ),
+    "a row reads its neighbour": (
+        *("model.model.encoder.add_positions", lambda old: lambda states, at: old(states, at) + BY_PLACE[: len(at)]),
+        *([checks.check_order, checks.check_batch], "", []),
+    ),
+    "attention weights are not returned": (
+        *("model.model.encoder.attention_settings", lambda old: lambda _: tiny_model().config),
+        *([checks.check_attentions], "^encoder_attentions: nothing is returned under sdpa", []),
+    ),
+    "chance in evaluation mode": (
+        *("model.model.encoder.dropout.forward", lambda old: lambda states: torch.nn.functional.dropout(states, 0.1)),
+        *([checks.check_determinism], "", []),
+    ),
+    "logits are no numbers": (
+        *("model.lm_head.weight", lambda old: torch.nn.Parameter(old.detach() * float("nan"))),
+        *([checks.check_right_padding], "", []),
+    ),
+    "an error": (
+        *("model.model.forward", lambda old: Mock(side_effect=RuntimeError("no such kernel"))),
+        *([checks.check_batch], "^RuntimeError: no such kernel", []),
+    ),
+}
 
 
-@pytest.mark.parametrize(("plant", "failing", "told", "passing"), DEFECTS)
-def test_a_planted_defect_fails_the_checks_that_are_meant_for_it(model, monkeypatch, plant, failing, told, passing):
-    plant(model, monkeypatch)
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_planted_defect_fails_the_checks_that_are_meant_for_it(model, monkeypatch, defect):
+    path, made, failing, told, passing = DEFECTS[defect]
+    owner, _, name = path.rpartition(".")
+    where = attrgetter(owner)(SimpleNamespace(model=model)) if owner else modeling_heed
+    monkeypatch.setattr(where, name, made(getattr(where, name)))
     for check in failing:
         finding = check(model)
         assert finding.level == "FAIL", finding

@@ -51,27 +51,26 @@ def unpacked(text, *shape):
 
 
 def test_the_page_holds_all_weights_to_four_digits_of_words_or_tokens(maps, tmp_path):
+    def data(maps, **options):
+        return data_of(write_attention_report(maps, tmp_path / "page.html", **options))
+
     tokens = [f"▁token{i}" for i in range(30)]  # of a base model
-    base = write_attention_report(random_maps(tokens, tokens, layers=6, heads=8), tmp_path / "page.html")
+    base = write_attention_report(random_maps(tokens, tokens, layers=6, heads=8), tmp_path / "base.html")
     assert base.stat().st_size < 600_000
-    data = data_of(write_attention_report(maps, tmp_path / "page.html"))
-    assert data["source"]["tokens"] == SOURCE
+    found = data(maps)
+    assert found["source"]["tokens"] == SOURCE
     for kind, weights in maps.weights.items():
-        found = data["kinds"][kind]
-        np.testing.assert_allclose(unpacked(found["weights"], *weights.shape), weights, atol=0.500001e-4)
-        rolled = attention_rollout(maps, kind).weights
-        np.testing.assert_allclose(unpacked(found["rollout"], *rolled.shape), rolled, atol=0.500001e-4)
+        for name, expected in (("weights", weights), ("rollout", attention_rollout(maps, kind).weights)):
+            numbers = unpacked(found["kinds"][kind][name], *expected.shape)
+            np.testing.assert_allclose(numbers, expected, atol=0.500001e-4)
     shown = replace(maps, source_shown=Words(["고양이가", "잔다.", "</s>"], [0, 0, 1, 2]))
-    data = data_of(write_attention_report(shown, tmp_path / "page.html"))
-    assert data["source"]["tokens"] == ["고양이가", "잔다.", "</s>"]
-    found, weights = data["kinds"]["cross"], maps.weights["cross"]
+    assert data(shown, tokens=True) == found
+    assert data(shown)["source"]["tokens"] == ["고양이가", "잔다.", "</s>"]
+    found, weights = data(shown)["kinds"]["cross"], maps.weights["cross"]
     assert (found["rows"], found["columns"]) == (5, 3)
-    numbers = unpacked(found["weights"], 2, 3, 5, 3)
+    numbers, rolled = unpacked(found["weights"], 2, 3, 5, 3), unpacked(found["rollout"], 5, 3)
     np.testing.assert_allclose(numbers[..., 0], weights[..., :2].sum(axis=-1), atol=0.500001e-4)
-    rolled = attention_rollout(maps).weights
-    np.testing.assert_allclose(unpacked(found["rollout"], 5, 3)[:, 2], rolled[:, 3], atol=0.500001e-4)
-    data = data_of(write_attention_report(shown, tmp_path / "page.html", tokens=True))
-    assert data == data_of(write_attention_report(maps, tmp_path / "page.html"))
+    np.testing.assert_allclose(rolled[:, 2], attention_rollout(maps).weights[:, 3], atol=0.500001e-4)
 
 
 def test_hostile_tokens_end_no_element_no_place_is_named_and_directions_are_of_first_letters(maps, tmp_path):
@@ -148,16 +147,6 @@ def assert_shows(found, weights):
     for (_, background, _), weight in zip(found, weights, strict=True):
         expected = [255 + math.sqrt(weight) * (channel - 255) for channel in (0x1E, 0x4F, 0xAE)]
         np.testing.assert_allclose(background[:3], expected, atol=1.5)
-
-
-def contrast(one, other):
-    def luminance(color):
-        parts = [c / 255 for c in color[:3]]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted([luminance(one), luminance(other)])
-    return (high + 0.05) / (low + 0.05)
 
 
 @needs_chromium
@@ -248,13 +237,14 @@ def test_scores_are_shown_in_place_of_weights_and_as_dots(browser, scored, tmp_p
 
 @needs_chromium
 def test_the_page_is_in_korean_too_and_keeps_what_was_chosen(page, maps):
+    def words_in(language):
+        page.run(f"find('language').value = '{language}'; find('language').dispatchEvent(new Event('change'))")
+        return page.run("document.querySelector('main').innerText.replace(/^.*\\n/, '')")  # without the title
+
     choose(page, "layers", "0")
     page.click(token("rows", 1))
-    words = "document.querySelector('main').innerText.replace(/^.*\\n/, '')"  # without the title
-    english = page.run(words)
-    page.run("find('language').value = 'ko'; find('language').dispatchEvent(new Event('change'))")
+    english, korean = words_in("en"), words_in("ko")
     assert page.run("document.documentElement.lang") == "ko"
-    korean = page.run(words)
     assert "Point at a word" in english
     assert "가리키거나" in korean
     for each in [*page.texts("#columns bdi"), *page.texts("#rows bdi"), "English"]:
@@ -263,8 +253,7 @@ def test_the_page_is_in_korean_too_and_keeps_what_was_chosen(page, maps):
     label = page.run("document.querySelector('#map canvas').ariaLabel")
     assert label.startswith("교차 어텐션, 층 0, 헤드 평균의 히트맵")
     assert_shows(shown(page, "columns"), maps.map("cross", 0).weights[1])
-    page.run("find('language').value = 'en'; find('language').dispatchEvent(new Event('change'))")
-    assert page.run(words) == english
+    assert words_in("en") == english
 
 
 @needs_chromium
@@ -323,28 +312,11 @@ def test_what_was_pointed_at_is_marked_in_the_map_and_a_click_on_the_map_keeps_i
 
 
 @needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_shaded_word_can_be_read(page, maps, scheme):
-    page.prefer(scheme)
-    colors = []
-    for row in range(len(TARGET)):
-        page.move_to(token("rows", row))
-        colors += [(background, ink) for _, background, ink in shown(page, "columns")]
-    assert min(contrast(*pair) for pair in colors) >= 4.5
-    page_color, text = page.run(
-        "(s => [s.backgroundColor, s.color].map(c => c.match(/\\d+/g).map(Number)))(getComputedStyle(document.body))"
-    )
-    assert contrast(page_color, text) > 12
-    assert (sum(page_color) < 150) == (scheme == "dark")
-
-
-@needs_chromium
 def test_hostile_tokens_are_text_and_nothing_is_fetched(page, tmp_path):
     assert page.run(f"{token('columns', 2)}.querySelector('bdi').textContent") == HOSTILE
     assert page.run("document.querySelectorAll('img').length") == 0
     assert page.run("document.querySelector('h1').textContent") == HOSTILE
-    for row in range(len(TARGET)):
-        page.move_to(token("rows", row))
+    page.move_to(token("rows", 1))
     assert page.requests() == [(tmp_path / "page.html").as_uri()]
     assert page.run("performance.getEntriesByType('resource').length") == 0
 
@@ -356,23 +328,15 @@ def test_pages_begin_with_what_was_asked_for_whatever_the_stacks(browser, maps, 
     assert chosen == ["decoder", "0", "2"]
     browser.move_to(token("rows", 1))
     assert_shows(shown(browser, "columns"), maps.weights["decoder"][0, 2, 1])
-    maps = random_maps(["a", "b"], ["x", "y", "z"], layers=1, heads=1, kinds=("cross",))
-    browser.open(write_attention_report(maps, tmp_path / "page.html"))
-    labels = browser.run("['kinds', 'layers', 'heads-of-layer'].map(id => find(id).innerText.split(/\\s+/))")
-    assert labels == [["cross"], ["0"], ["mean", "0"]]
-    browser.move_to(token("rows", 2))
-    assert_shows(shown(browser, "columns"), maps.weights["cross"][0, 0, 2])
-    assert browser.complaints() == []
-    deep, flat = random_maps(["a", "b"], ["x", "y", "z"], layers=4), random_maps(["a", "b"], ["x", "y", "z"], layers=1)
+    deep, flat = (random_maps(["a", "b"], ["x", "y", "z"], layers=layers) for layers in (4, 1))
     maps = replace(flat, weights={**flat.weights, "encoder": deep.weights["encoder"]})
     browser.open(write_attention_report(maps, tmp_path / "page.html", kind="encoder"))
-    choose(browser, "kinds", "decoder")
-    browser.move_to(token("rows", 2))
-    assert_shows(shown(browser, "columns"), maps.map("decoder").weights[2])
-    choose(browser, "layers", "rollout")
-    choose(browser, "kinds", "encoder")
-    browser.move_to(token("rows", 1))
-    assert_shows(shown(browser, "columns"), maps.map("encoder").weights[1])
+    for kind, layer, row in (("decoder", None, 2), ("encoder", "rollout", 1)):
+        if layer is not None:
+            choose(browser, "layers", layer)
+        choose(browser, "kinds", kind)
+        browser.move_to(token("rows", row))
+        assert_shows(shown(browser, "columns"), maps.map(kind).weights[row])
     assert browser.complaints() == []
 
 

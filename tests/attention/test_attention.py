@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from transformers import BartConfig, BartForConditionalGeneration
 
+from heedful import Translator, draw_attention, draw_attention_grid, write_attention_report
 from heedful.attention import drawing
-from heedful.attention.drawing import draw_attention, draw_attention_grid
 from heedful.attention.maps import AttentionMap, AttentionMaps, attention_map, attention_maps_of_ids
-from heedful.attention.report import write_attention_report
 from heedful.data.labels import Words, token_labels
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.decoding.translation import Translator
 from helpers import assert_error, assert_refused
 
 matplotlib = pytest.importorskip("matplotlib")

@@ -22,18 +22,23 @@ from transformers import (
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from heedful import HeedConfig, HeedForConditionalGeneration, Translator, prepare_for_inference
+from heedful import (
+    HeedConfig,
+    HeedForConditionalGeneration,
+    HeedRNNConfig,
+    HeedRNNForConditionalGeneration,
+    TokenizerPair,
+    Translator,
+    prepare_for_inference,
+)
 from heedful.attention import drawing, recording
 from heedful.attention.maps import AttentionMap, AttentionSteps, attention_map, attention_maps, attention_maps_of_ids
 from heedful.attention.measures import attention_entropy
 from heedful.attention.recording import record_weights, recorded_heads
 from heedful.attention_heed import HeedAttention
-from heedful.configuration_heed_rnn import HeedRNNConfig
 from heedful.data.labels import shown_words, token_labels, token_words
-from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.native.decoder import NativeDecoder
-from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 from heedful_lab.course.numbers import steps_lines
 from heedful_lab.studies.attention.single_heads import attention_modules
 from helpers import assert_error, assert_refused, tiny_config
@@ -136,7 +141,7 @@ def test_a_pass_that_fails_leaves_no_hook_and_the_former_attention_function(mode
     assert other.config._attn_implementation == "sdpa"
     attention_map(model, tokenizers, SOURCE, TARGET, layer=0)
     monkeypatch.setattr(model.get_decoder().layers[1].feed_forward, "forward", Mock(side_effect=MemoryError))
-    assert_error("", attention_map, model, tokenizers, SOURCE, TARGET, layer=0, error=MemoryError)
+    assert_error(None, attention_map, model, tokenizers, SOURCE, TARGET, layer=0, error=MemoryError)
     hooks = [hook for module in model.modules() for hook in module._forward_hooks.values()]
     assert not any(getattr(hook, "func", None) is recording._keep_heads for hook in hooks)
 

@@ -242,7 +242,7 @@ def test_a_target_tokenizer_of_the_pipeline_and_the_state_of_a_run_run_no_code(p
     state.mkdir()
     torch.save({"a": Bomb(place / "ran")}, state / "optimizer.pt")
     (state / "progress.json").write_text("{}")
-    assert_error("", load_state, place / "model", error=(KeyError, pickle.UnpicklingError))
+    assert_error(None, load_state, place / "model", error=(KeyError, pickle.UnpicklingError))
 
 
 def test_an_adapter_is_judged_as_a_model_is(place):

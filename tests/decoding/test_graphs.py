@@ -16,13 +16,10 @@ import pytest
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
-from heedful import generation_heed
+from heedful import HeedForConditionalGeneration, SeededSampling, generation_heed, prepare_for_inference
 from heedful.decoding import engines
 from heedful.decoding.engines import GenerateEngine, pad_sources, token_batches
-from heedful.decoding.native.engine import prepare_for_inference
 from heedful.decoding.strategies import graphs
-from heedful.decoding.strategies.sampling import SeededSampling
-from heedful.modeling_heed import HeedForConditionalGeneration
 from helpers import VARIANTS, assert_error, each_once, padded, sentences, tiny_model, tiny_rnn
 from plain_strategies import model_of
 from row_lengths import natural_lengths

@@ -7,9 +7,8 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from heedful import BeamSearch, HeedConfig
+from heedful import BeamSearch, HeedConfig, Translator
 from heedful.decoding.engines import pad_sources
-from heedful.decoding.translation import Translator
 from heedful.training.publication import with_decoding
 from heedful.training.recipe import DecodingRecipe
 from helpers import assert_error

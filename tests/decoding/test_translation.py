@@ -23,16 +23,13 @@ from transformers import (
     T5GemmaModuleConfig,
 )
 
-from heedful import pipeline_heed
-from heedful.attention.maps import attention_maps
+from heedful import BackTranslation, BeamSearch, attention_maps, pipeline_heed
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding import translation
 from heedful.decoding.engines import evaluation_mode, pad_sources, token_batches
 from heedful.decoding.native.decoder import NativeDecoder
 from heedful.decoding.paragraphs import Paragraphs
-from heedful.decoding.strategies.beam_search import BeamSearch
 from heedful.decoding.translation import Translation, Translator
-from heedful.distillation.back_translation import BackTranslation
 from heedful.pipeline_heed import HeedTranslationPipeline, pipelines_of_folder
 from helpers import assert_error, assert_near, assert_refused, tiny_model
 from memorised import memorised_model, saved_in
@@ -162,8 +159,6 @@ def test_translating_turns_dropout_off_and_leaves_the_model_as_it_was(training_m
     assert not any(module.training for module in translator.model.get_encoder().modules())
     assert translator.model.generation_config.to_dict() == before
     translator.model.eval()
-
-
 
 
 def test_ids_of_the_generation_config_alone_are_found_and_ends_may_be_several(tokenizers, tmp_path):

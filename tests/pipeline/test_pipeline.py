@@ -4,6 +4,7 @@ import json
 import time
 from itertools import chain, product
 from threading import Thread
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,14 +12,10 @@ import transformers
 from transformers import PreTrainedTokenizerFast, TextIteratorStreamer, pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
-from heedful import pipeline_heed
+from heedful import BeamSearch, HeedForConditionalGeneration, MinimumBayesRisk, Translator, pipeline_heed
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.native.decoder import NativeDecoder
-from heedful.decoding.strategies.beam_search import BeamSearch
-from heedful.decoding.strategies.minimum_bayes_risk import MinimumBayesRisk
-from heedful.decoding.translation import Translator
-from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
 from heedful.sentences_heed import joined_sentences, split_sentences
 from heedful.symbols_heed import decoded
@@ -26,6 +23,7 @@ from helpers import assert_error, assert_refused, closure_of, shake, tiny_model
 from memorised import PAIRS, memorised_model, saved_in, saved_model
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
+ROWS = ("input_ids", "attention_mask")
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
 pytestmark = pytest.mark.filterwarnings("ignore:.*cut off.*:UserWarning:(?!_pytest)")
 
@@ -90,18 +88,13 @@ def test_padding_changes_no_translation_of_a_model_whose_outputs_depend_on_all_i
     model.generation_config.update(eos_token_id=2, max_new_tokens=8)
     translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
     texts = ["네.", *KOREAN, "비가 온다. 네. 비가 온다. 고양이가 잔다."]
-    seen, generate = [], model.generate
-
-    def record(input_ids, attention_mask, **options):
-        seen.extend(zip(input_ids.tolist(), attention_mask.tolist(), strict=True))
-        return generate(input_ids=input_ids, attention_mask=attention_mask, **options)
-
     alone = texts_of(translate(texts))
     assert len(set(alone)) > 4
-    monkeypatch.setattr(model, "generate", record)
-    assert texts_of(translate(texts, batch_size=len(texts))) == alone
-    assert texts_of(translate(iter(texts), batch_size=3)) == alone
-    tokens = tokenizer(texts)["input_ids"]
+    generate = Mock(side_effect=model.generate)
+    monkeypatch.setattr(model, "generate", generate)
+    assert texts_of(translate(texts, batch_size=len(texts))) == texts_of(translate(iter(texts), batch_size=3)) == alone
+    tokens, given = tokenizer(texts)["input_ids"], [call.kwargs for call in generate.call_args_list]
+    seen = [rows for each in given for rows in zip(*(each[name].tolist() for name in ROWS), strict=True)]
     for ids, mask in seen:
         padding = [tokenizer.pad_token_id] * mask.count(0)
         assert mask == sorted(mask, reverse=side == "right")
@@ -172,17 +165,16 @@ def test_lines_paragraphs_and_white_space_stay_where_they_are_and_are_no_text_al
 
 
 def test_sentences_are_translated_one_by_one_where_needed(translate, monkeypatch):
-    text = " ".join(KOREAN)
-    expected = " ".join(ENGLISH)
-    assert translate(text, split_sentences=True)[0]["translation_text"] == expected
-    assert translate(text, max_source_tokens=40)[0]["translation_text"] == expected
+    text, expected = " ".join(KOREAN), [" ".join(ENGLISH)]
+    for settings in ({"split_sentences": True}, {"max_source_tokens": 40}):
+        assert texts_of(translate(text, **settings)) == expected
     # Short enough: the model gets the line whole, and this one has not learned such lines.
-    assert translate(text, max_new_tokens=60)[0]["translation_text"] != expected
-    seen = []
-    monkeypatch.setattr(translate.model, "generate", lambda input_ids, **_: seen.append(input_ids) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        translate("네.\n네. ", split_sentences=False)
-    assert translate.tokenizer.batch_decode(seen[0], skip_special_tokens=True) == ["네.\n네."]
+    assert texts_of(translate(text, max_new_tokens=60)) != expected
+    generate = Mock(side_effect=ZeroDivisionError)
+    monkeypatch.setattr(translate.model, "generate", generate)
+    assert_error(None, translate, "네.\n네. ", split_sentences=False, error=ZeroDivisionError)
+    ids = generate.call_args.kwargs["input_ids"]
+    assert translate.tokenizer.batch_decode(ids, skip_special_tokens=True) == ["네.\n네."]
 
 
 def test_nothing_is_cut_off_silently_at_256_tokens_or_what_the_folder_says(translate, tokenizers, monkeypatch):
@@ -520,13 +512,13 @@ def test_what_does_not_translate_takes_a_text_whole(model, folder, tmp_path, tok
     HeedForConditionalGeneration.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
     offered = json.loads((tmp_path / "again" / "config.json").read_text())["custom_pipelines"]
     assert offered == pipelines_of_folder(TEXT_TASK) != pipelines_of_folder(TASK)
-    seen, encode = [], pipeline_heed.Languages.encode
-    record = lambda self, tokenizer, text, *more: seen.append(text) or encode(self, tokenizer, text, *more)  # noqa: E731
-    monkeypatch.setattr(pipeline_heed.Languages, "encode", record)
-    generate = pipeline(TEXT_TASK, model=model, tokenizer=tokenizers.source, device="cpu")
+    encode = Mock(return_value=[5])
+    monkeypatch.setattr(pipeline_heed.Languages, "encode", encode)
+    generate = pipeline(TEXT_TASK, model=model, tokenizer=tokenizers.source, device="cpu", max_new_tokens=1)
     generate("One. Two.\n\nThree.")
     generate("One. Two.", split_sentences=True)
-    assert seen == ["One. Two.\n\nThree.", "One.", "Two."]
+    assert [call.args[1] for call in encode.call_args_list] == ["One. Two.\n\nThree.", "One.", "Two."]
+    encode.return_value = [5] * 3
     assert_error("A text must have at most 2 tokens", generate, "One. Two.", max_source_tokens=2)
 
 

@@ -232,7 +232,7 @@ class RecurrentMemory(CacheLayerMixin):
     fed: torch.Tensor | None  # read beside the next token: what attention found, or the encoder's last state
     keys: torch.Tensor | None  # the source as the attention projects it, (B, S, hidden_size)
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.reset()
 
@@ -287,7 +287,7 @@ class RecurrentCache(Cache):
 
     layers: Any  # one `RecurrentMemory`, which `generate()` reorders and resets
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(layers=[RecurrentMemory()])
 
     def __len__(self) -> int:

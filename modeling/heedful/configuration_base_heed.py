@@ -103,7 +103,7 @@ class HeedBaseConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = 1
     format_version: int = FORMAT_VERSION
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: Any) -> None:
         """Check the fields against each other, then let the base class take the remaining keys."""
         if self.format_version > FORMAT_VERSION:  # before anything that a newer one may have renamed
             cure = "install that one, or, without Heedful, load the model's code with `trust_remote_code=True`"

@@ -12,7 +12,7 @@ GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "geglu_new": "gelu_new",
 RELATIVE_ENCODINGS = ("shaw", "t5")
 
 
-def check_one_kernel(attn_implementation: str | dict | None) -> None:
+def check_one_kernel(attn_implementation: str | dict[str, str] | None) -> None:
     """Raise a `ValueError` if attention functions are named for parts of a model, which would be ignored."""
     if isinstance(attn_implementation, dict) and set(attn_implementation) - {""}:
         raise wrong("attn_implementation", "be one name for encoder and decoder", attn_implementation)

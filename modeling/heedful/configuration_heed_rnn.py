@@ -69,7 +69,7 @@ class HeedRNNConfig(HeedBaseConfig):
     use_fused_cells: bool = True
     dropout: float | int = 0.2
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: Any) -> None:
         if kwargs.pop("decoder_bidirectional", False):
             why = "a decoder cannot read what it has not written yet. `bidirectional` is about the encoder."
             raise ValueError(f"`decoder_bidirectional` must be False, but is True instead: {why}")

@@ -53,7 +53,7 @@ class EncoderDecoder(nn.Module):
         attention_mask: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
@@ -94,7 +94,7 @@ class EncoderDecoder(nn.Module):
             encoder_attentions=encoded.attentions,
         )
 
-    def _encoded(self, given: BaseModelOutput | tuple) -> Any:
+    def _encoded(self, given: BaseModelOutput | tuple[Any, ...]) -> Any:
         """Return the encoder's output, given as such or as a tuple."""
         return given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given)
 
@@ -127,7 +127,7 @@ class OutputLayer(nn.Module):
         attention_mask: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,

@@ -100,7 +100,7 @@ def is_hooked(module: nn.Module) -> bool:
     return bool(foreign_hooks(module) or module._backward_hooks or module._backward_pre_hooks)
 
 
-def foreign_hooks(module: nn.Module) -> list[Callable]:
+def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
     """Return what is called with a module, but for transformers' recording; accelerate sets a `forward` on it."""
     if not (module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__):
         return []
@@ -432,7 +432,7 @@ class LeanLayerNorm(torch.autograd.Function):
     """LayerNorm that keeps for its gradient its output, as the next product does anyway, and not its input."""
 
     @staticmethod
-    def forward(ctx, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         """Normalise `(…, D)`."""
         output, _, reciprocal = torch.native_layer_norm(states, weight.shape, weight, bias, eps)
         ctx.save_for_backward(output, reciprocal, weight, bias)
@@ -440,7 +440,7 @@ class LeanLayerNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of states, weight and bias, with the input computed back from the output."""
         output, reciprocal, weight, bias = ctx.saved_tensors
         normalised = (output - bias).div_(weight)

@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from .configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig, check_one_kernel
 from .fast_paths_heed import computing_dtype
 
+Kernel = Callable[..., Any]  # an attention function of transformers
 GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")  # take any mask, and values of another width than the keys
 DEVICE_OF_CUDNN = "cuda"  # where torch computes `sdpa` by cuDNN too
 ALL_BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.OVERRIDEABLE]
@@ -68,13 +69,13 @@ def check_flex_attention(query: torch.Tensor, dropout: float) -> None:
         raise ValueError(f"{must}, but is flex_attention instead. `torch.no_grad()` computes none.")
 
 
-def attention_function(name: str, eager: Callable, device: torch.device) -> Callable:
+def attention_function(name: str, eager: Kernel, device: torch.device) -> Kernel:
     """Return the attention function of that name for states on that device: `sdpa` on a GPU without cuDNN's."""
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
     return functools.partial(without_cudnn, attend) if name == "sdpa" and device.type == DEVICE_OF_CUDNN else attend
 
 
-def without_cudnn(attend: Callable, *states: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+def without_cudnn(attend: Kernel, *states: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Call an attention function without torch's cuDNN backend, unless some backend was excluded before.
 
     cuDNN, which torch prefers on some GPUs, takes up to half a second to plan each new shape, and texts have many.
@@ -115,7 +116,7 @@ class KernelChoice(PreTrainedModel):
         check_kernel_name(config, config._attn_implementation)
         super().__init__(config)
 
-    def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
+    def set_attn_implementation(self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
         """Choose the attention function, as transformers does, if it computes what the config says of both stacks."""
         check_one_kernel(attn_implementation)
         name = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation

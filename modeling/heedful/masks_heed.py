@@ -33,7 +33,7 @@ def may_ask_for_padding(attention_mask: torch.Tensor | None, embeddings: torch.T
     return attention_mask is None or embeddings.device.type == "cpu"
 
 
-def neighbourhood_mask(radius: int | None) -> Callable | None:
+def neighbourhood_mask(radius: int | None) -> Callable[..., Any] | None:
     """Return the mask function of restricted self-attention (section 4): at most `radius` positions away."""
     if radius is None:
         return None

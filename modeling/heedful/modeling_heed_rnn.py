@@ -91,7 +91,7 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
     _no_split_modules = ["HeedRNNEncoderLayer"]
     _is_stateful = True  # a state cannot be taken back by a token, as assisted decoding needs it
 
-    def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
+    def set_attn_implementation(self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
         """Refuse every attention function but eager, by a `ValueError`: a recurrent model has one way to attend."""
         if attn_implementation != "eager":
             must = "`attn_implementation` must be eager for a recurrent model, which has one way to attend"
@@ -425,7 +425,7 @@ class HeedRNNModel(EncoderDecoder, HeedRNNPreTrainedModel):
         self._hold_both_stacks(HeedRNNEncoder(config), HeedRNNDecoder(config))
         self.post_init()
 
-    def _encoded(self, given: BaseModelOutput | tuple) -> RecurrentEncoderOutput:
+    def _encoded(self, given: BaseModelOutput | tuple[Any, ...]) -> RecurrentEncoderOutput:
         """Return the encoder's output, given as such or as a tuple that ends in its `final_state`."""
         if isinstance(given, RecurrentEncoderOutput):
             return given

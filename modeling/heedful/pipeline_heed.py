@@ -385,7 +385,7 @@ class _OneStream:
 def _log_probabilities(output: Any, counts: torch.Tensor, penalty: float) -> torch.Tensor:
     """Return the log-probability of each sequence (B·N), its end included."""
     if getattr(output, "sequences_scores", None) is not None:
-        return output.sequences_scores * counts**penalty
+        return torch.as_tensor(output.sequences_scores * counts**penalty)
     total = torch.zeros(len(counts), device=counts.device)
     # One step after the other: all of them at once, once more, would be the largest tensor of the run.
     for step, scores in enumerate(output.scores):

@@ -33,15 +33,15 @@ def check_are_several(texts: Any, name: str) -> None:
 def checked_texts(texts: Any, name: str = "texts", first: int = 0) -> list[str]:
     """Return a list of texts, which messages number from `first` on; a `ValueError` names what is no text."""
     check_are_several(texts, name)
-    texts = list(texts)
-    for index, text in enumerate(texts, start=first):
+    found: list[str] = list(texts)
+    for index, text in enumerate(found, start=first):
         if not isinstance(text, str):
             raise ValueError(f"`{name}[{index}]` must be a string, but is {type(text).__name__} instead.")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"`{name}[{index}]` must be Unicode, but is not: {error}.") from error
-    return texts
+    return found
 
 
 UNKNOWN = "the token of unknown words, for something that the target's vocabulary lacks"
@@ -57,10 +57,10 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
     """Decode ids without control tokens; what the vocabulary lacks is no control token, but is shown as `<unk>`."""
     unknown, options = unknown_id(tokenizer), {"clean_up_tokenization_spaces": False}
     if unknown is None or unknown not in ids:
-        return tokenizer.decode(ids, skip_special_tokens=True, **options)
+        return str(tokenizer.decode(ids, skip_special_tokens=True, **options))
     special = (id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special)
     control = {*tokenizer.all_special_ids, *special} - {unknown}
-    text = tokenizer.decode([id_ for id_ in ids if id_ not in control], **options)
+    text = str(tokenizer.decode([id_ for id_ in ids if id_ not in control], **options))
     if is_of_words(tokenizer):  # of which it has no mark, and would stick to the one before
         text = re.sub(f" ?{re.escape(tokenizer.unk_token)}", lambda _: f" {tokenizer.unk_token}", text).strip()
     return text

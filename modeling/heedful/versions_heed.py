@@ -62,7 +62,7 @@ def given_cache(cache: Any, others: Any) -> Any:
     return rename_cache(names, "cache")["cache"]
 
 
-def cached_signature(method: Callable) -> Callable:
+def cached_signature(method: Callable[..., Any]) -> Callable[..., Any]:
     """Give a method with a parameter `cache` the signature that a peer's has under the installed version."""
     # Cached: `generate()` inspects it at every token, which takes as long as a small model's attention or cell.
     signature = inspect.signature(method)

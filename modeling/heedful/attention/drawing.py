@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heedful.attention.maps import AttentionMap, AttentionMaps, Kind
+from heedful.attention.maps import AttentionMap, AttentionMaps
 from heedful.attention.measures import between_words, scores_between_words
+from heedful.attention.recording import Kind
 from heedful.files import check_writable, import_extra, written_whole
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ class AttentionSteps:
     @property
     def output(self) -> np.ndarray:
         """The sums of the values (rows, d_v), weighted: what the head gives to the output projection."""
-        return self.attention.weights @ self.value
+        return np.asarray(self.attention.weights @ self.value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class AttentionMaps:
 
     def heads(self, kind: Kind) -> int:
         """Return the number of heads of each layer; a `ValueError` if the kind is not here."""
-        return self._of_kind(kind).shape[1]
+        return int(self._of_kind(kind).shape[1])
 
     def layer_number(self, kind: Kind, layer: int | None) -> int:
         """Return the number from 0 of a layer, which may be counted from -1; None is the last, none a `ValueError`."""

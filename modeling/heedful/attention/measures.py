@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from heedful.attention.maps import AttentionMap, AttentionMaps, Kind
+from heedful.attention.maps import AttentionMap, AttentionMaps
+from heedful.attention.recording import Kind
 from heedful.data.labels import Words
 from heedful.files import read_lines
 
@@ -144,7 +145,7 @@ def word_attention(maps: AttentionMaps, attention: AttentionMap | None = None) -
 def between_words(weights: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
     """Average the rows and add the columns of the tokens of each word, of weights (…, rows, columns)."""
     looking = _membership(rows.of_tokens)
-    return (looking / looking.sum(axis=0)).T @ weights @ _membership(columns.of_tokens)
+    return np.asarray((looking / looking.sum(axis=0)).T @ weights @ _membership(columns.of_tokens))
 
 
 def scores_between_words(scores: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
@@ -159,7 +160,7 @@ def scores_between_words(scores: np.ndarray, rows: Words, columns: Words) -> np.
 def _membership(words: Sequence[int | None]) -> np.ndarray:
     """Return (tokens, words), 1 where a token belongs to a word."""
     numbers = np.array([-1 if word is None else word for word in words])
-    return (numbers[:, None] == np.arange(numbers.max(initial=-1) + 1)).astype(np.float32)
+    return np.asarray(numbers[:, None] == np.arange(numbers.max(initial=-1) + 1), np.float32)
 
 
 def write_links(links: Iterable[Link]) -> str:

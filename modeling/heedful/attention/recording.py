@@ -105,7 +105,9 @@ def _checked_run(
     return found
 
 
-def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None) -> dict[Kind, list[torch.Tensor]]:
+def _run(
+    model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None
+) -> dict[Kind, list[torch.Tensor]]:
     asked = {"output_attentions": True, "return_dict": True}
     source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
     encoded = model.get_encoder()(input_ids=source, **(asked if "encoder" in kinds else {"return_dict": True}))
@@ -138,7 +140,7 @@ def _attentions(model: Any, kinds: Collection[Kind], layer: int | None) -> Itera
 
 
 def _keep_heads(
-    found: list[HeadStates], module: HeedAttention, arguments: tuple, options: dict[str, Any], _: Any
+    found: list[HeadStates], module: HeedAttention, arguments: tuple[Any, ...], options: dict[str, Any], _: Any
 ) -> None:
     """Keep what an attention made of its arguments, those of `HeedAttention.forward`, for a batch of one."""
     states, mask, source = (*arguments, None)[:3]

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from heedful.cards.model_card import CARD_FILE, facts_of_model, write_model_card
+from heedful.configuration_base_heed import TASK, TEXT_TASK
 from heedful.data.languages import code_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.loading import load_model
 from heedful.files import read_object, write_text
-from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
+from heedful.pipeline_heed import pipelines_of_folder
 from heedful.training.publication import UNDETERMINED
 
 

@@ -81,7 +81,7 @@ class CardFacts:
         name = self.base_model or ""
         return name if HUB_ID.fullmatch(name) and not Path(name).exists() else None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Check every field."""
         for field in fields(self):
             value = getattr(self, field.name)

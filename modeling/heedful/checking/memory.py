@@ -16,12 +16,12 @@ MIB = 2**20  # bytes
 class HeldBytes(TorchDispatchMode):
     """Counts the bytes of tensors that are made while it is entered, on any machine: not freed yet, and the most."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
         self._held: set[int] = set()
 
-    def __torch_dispatch__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count what is new among its results: views and what is changed in place are not."""
         result = function(*args, **(kwargs or {}))
         given = {storage.data_ptr() for storage in _storages((args, kwargs))}

@@ -24,7 +24,7 @@ def align(
     to: options.TargetLanguage = None,
     revision: options.Revision = None,
     device: options.Device = None,
-):
+) -> None:
     """Link the words of translations by attention, and print the links: 0-0 1-2, source first."""
     from heedful.attention import measures
 

@@ -33,7 +33,7 @@ def attention(
     to: options.TargetLanguage = None,
     revision: options.Revision = None,
     device: options.Device = None,
-):
+) -> None:
     """See which words a model looks at: a picture, or a page to hover over."""
     from heedful.attention import drawing, measures, report
 

@@ -28,7 +28,7 @@ def backtranslate(
     token_budget: options.TokenBudget = 8192,
     revision: options.Revision = None,
     device: options.Device = None,
-):
+) -> None:
     """Make source sentences for target sentences with a model of the other direction: pairs to train on."""
     options.check_pairs_file(output, [texts])
     options.check_input(texts, "TEXTS")

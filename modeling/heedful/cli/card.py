@@ -19,7 +19,7 @@ def card(
     scores: Annotated[list[Path] | None, Option(help="Of `heedful evaluate --json`; a test set's name each.")] = None,
     name: Annotated[str | None, Option(help="Of the model. Default: the folder's.")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a README.md that is there.")] = False,
-):
+) -> None:
     """Write the card of a model of a Trainer, which `heedful push` asks for; runs of `heedful train` have one."""
     from heedful.cards.finetuned_card import write_finetuned_card
 

@@ -33,7 +33,7 @@ def compare(
     output: Annotated[Path | None, Option("-o", "--output", help="File for all of it as JSON.")] = None,
     as_json: options.AsJson = False,
     device: options.Device = None,
-):
+) -> None:
     """Compare systems with the first: paired tests of BLEU, chrF, TER, exact match, error rates; who wins where.
 
     With `--data de=FILE --data fr=FILE`, models of several languages are compared in one table, a row a direction.

@@ -22,7 +22,7 @@ def convert(
     pieces: Annotated[int | None, Option(help="New pieces of the vocabulary, at most. Default: 500.")] = None,
     old: Annotated[list[str] | None, Option(help="Texts that keep their tokens, beside the run's own data.")] = None,
     as_json: options.AsJson = False,
-):
+) -> None:
     """Turn a saved Marian, Pegasus, BART, mBART, M2M100, NLLB or T5 model into a Heed model that computes the same.
 
     Or give a model one target language more, with `--add-language`.

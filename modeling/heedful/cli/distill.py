@@ -33,7 +33,7 @@ def distill(
     to: options.TargetLanguage = None,
     token_budget: Annotated[int | None, Option(help="Padded tokens in one batch. Default: 8192.")] = None,
     device: options.Device = None,
-):
+) -> None:
     """Put translations of a larger model, or the best of given ones, in the place of targets: pairs to learn from."""
     search = {"TEACHER": teachers, "--data": data, "--num-beams": num_beams, "--closest": closest}
     search |= {"--max-new-tokens": max_new_tokens}

@@ -21,7 +21,7 @@ def distill_tokens(
     top_k: Annotated[int, Option(help="Tokens to keep at each place.")] = 8,
     token_budget: Annotated[int, Option(help="Padded tokens of pairs in one batch.")] = 8192,
     device: options.Device = None,
-):
+) -> None:
     """Write what a larger model finds probable at each place of the targets: `optimization.distillation` reads it."""
     from heedful.distillation.distillation import load_teachers, write_teacher_tokens
 

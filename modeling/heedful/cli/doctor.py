@@ -12,7 +12,7 @@ def doctor(
     overrides: options.Overrides = None,
     pairs: Annotated[int, Option("--pairs", help="Training pairs to look at; of a stream the first.")] = 100_000,
     as_json: options.AsJson = False,
-):
+) -> None:
     """Check a recipe before it is trained: data, tokenizer, model, schedule. Exit code 1 if it would be ruined."""
     from heedful.proposals.proposal import complete
     from heedful.training.recipe_file import read_recipe

@@ -40,7 +40,7 @@ def evaluate(
     as_json: options.AsJson = False,
     revision: options.Revision = None,
     device: options.Device = None,
-):
+) -> None:
     """Generate a test set's targets and score them: BLEU and chrF with signatures, TER, exact match, error rates.
 
     Started by torchrun or accelerate launch, the processes share the sentences.

@@ -15,7 +15,7 @@ Compared = tuple[Path | None, int, bool]  # sentences, how many, and whether the
 Count = Annotated[int, Option(help="Sentences to compare on, drawn.")]
 
 
-def _export(write: Callable[..., Any], model: str, target: Path, compared: Compared, *settings: Any):
+def _export(write: Callable[..., Any], model: str, target: Path, compared: Compared, *settings: Any) -> None:
     """Write an export of a model after a comparison on some sentences, and print what was found and written."""
     from heedful.export.comparison import sentences_to_compare
 
@@ -41,7 +41,7 @@ def export_to_onnx(
     sentences: Sentences = None,
     count: Count = 500,
     as_json: options.AsJson = False,
-):
+) -> None:
     """Write a model as ONNX files, after onnxruntime has given the same translations as `generate()`."""
     from heedful.export.onnx.onnx_export import export_onnx
 
@@ -58,7 +58,7 @@ def export_to_ctranslate2(
     count: Count = 500,
     as_json: options.AsJson = False,
     device: options.Device = None,
-):
+) -> None:
     """Write a model for CTranslate2, after it has given the same translations as `generate()`."""
     from heedful.export.ctranslate2.ctranslate2_export import export_ctranslate2
 
@@ -74,7 +74,7 @@ def export_to_transformers(
     sentences: Sentences = None,
     count: Count = 500,
     as_json: options.AsJson = False,
-):
+) -> None:
     """Write a model as a class of transformers' own, which needs no code of ours, after it has computed the same."""
     from heedful.export.transformers_export import export_transformers
 

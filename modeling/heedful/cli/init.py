@@ -15,7 +15,7 @@ def init(
     source: Annotated[str | None, Option(help="Language or column of the source; 1, a name, or a,b.")] = None,
     target: Annotated[str | None, Option(help="Likewise of the target.")] = None,
     as_json: options.AsJson = False,
-):
+) -> None:
     """Look at your pairs, and write a commented recipe that fits them and this machine."""
     from heedful.proposals.first_recipe import named, write_first_recipe
 

@@ -85,7 +85,7 @@ def _heedful(
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the versions and exit.")
     ] = False,
-):
+) -> None:
     pass
 
 

@@ -21,7 +21,7 @@ def push(
     form: Annotated[Form, Option("--as", help="With our code, or as `heedful export transformers` does.")] = "heed",
     dry_run: Annotated[bool, Option("--dry-run", help="Check all, list what is sent, and send nothing.")] = False,
     as_json: options.AsJson = False,
-):
+) -> None:
     """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
     from heedful.cards import hub
 

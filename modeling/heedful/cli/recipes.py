@@ -15,7 +15,7 @@ def recipes(
         Argument(metavar="[NAME]", help=NAME_HELP),
     ] = None,
     as_json: options.AsJson = False,
-):
+) -> None:
     """List the recipes and model sizes that come with Heedful, or print one."""
     from heedful.training import recipe_file
 

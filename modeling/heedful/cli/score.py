@@ -31,7 +31,7 @@ def score(
     as_json: Annotated[bool, Option("--json", help="Write JSON lines, as for a file that ends in .jsonl.")] = False,
     revision: options.Revision = None,
     device: options.Device = None,
-):
+) -> None:
     """Score how probable a model finds given translations, in nats; the order is kept.
 
     Writes a table (tab-separated, with a line of names), or the pairs and their scores as JSON lines.
@@ -65,10 +65,10 @@ def score(
         print(f"{count:,} pairs, {length:,} {side} tokens{mean}", file=sys.stderr)
 
 
-def _scored(rows: Iterable[dict[str, str]], directions: list[tuple[Any, str | None]], token_budget: int) -> Iterator:
+def _scored(rows: Iterable[dict[str, str]], directions: list[tuple[Any, str | None]], budget: int) -> Iterator[Any]:
     """Yield pairs with their scores by translators into their languages: of targets, and perhaps of sources."""
     pairs, *copies = tee(rows, 1 + len(directions))
-    settings: dict[str, Any] = {"token_budget": token_budget, "keep_going": True, "chunk_size": CHUNK}
+    settings: dict[str, Any] = {"token_budget": budget, "keep_going": True, "chunk_size": CHUNK}
     found = [
         translator.score_pairs(map(itemgetter(*sides), copy), target_language=language, **settings)
         for (translator, language), copy, sides in zip(directions, copies, SIDES, strict=False)

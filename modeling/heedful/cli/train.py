@@ -14,7 +14,7 @@ def train(
     overrides: options.Overrides = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print sizes, memory and time, and train nothing.")] = False,
     as_json: options.AsJson = False,
-):
+) -> None:
     """Train a model by a recipe, test it, and save it with its tokenizer and card."""
     from heedful.proposals.proposal import complete
     from heedful.training.recipe_file import read_recipe

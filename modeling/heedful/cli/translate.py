@@ -42,7 +42,7 @@ def translate(
     precision: options.Precision = "float32",
     revision: options.Revision = None,
     device: options.Device = None,
-):
+) -> None:
     """Turn texts into texts, such as translations: a file or standard input line by line; the order is kept."""
     if text and source is not None:
         raise ValueError(f"`--input` must be left out where sentences are given, but is {source} instead.")

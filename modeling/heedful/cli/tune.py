@@ -17,7 +17,7 @@ def tune(
     output: Annotated[Path | None, Option("-o", "--output", help="Its folder. Default: runs/NAME-tune.")] = None,
     vary: Annotated[list[str] | None, Option(help="vocabulary, width, depth, dropout, learning_rate, KEY=A,B")] = None,
     as_json: options.AsJson = False,
-):
+) -> None:
     """Search for the settings that suit the data: train many times, give up what is worse, write the best recipe."""
     from heedful.proposals import tuning
     from heedful.proposals.proposal import complete

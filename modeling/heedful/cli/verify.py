@@ -17,7 +17,7 @@ def verify(
     as_json: options.AsJson = False,
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option(help="To compute in.")] = "float32",
     device: options.Device = None,
-):
+) -> None:
     """Check a saved model, Heed's or any encoder-decoder: batches, padding, cache, loss, saving, tokenizers."""
     from heedful.verification.verification import verify as verify_model
 

@@ -1,7 +1,7 @@
 """`heedful version`: versions of what is installed."""
 
 
-def version():
+def version() -> None:
     """Print the versions of Heedful and of the packages under it."""
     from importlib.metadata import version as version_of
 

@@ -54,7 +54,7 @@ class NewLanguage:
     pieces: int = 500  # the most that are learned
     old: Sequence[str] = ()  # with texts of the old languages, beside the model's own training data
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_at_least(0, pieces=self.pieces)
         if not LANGUAGE_TAG.fullmatch(f"<2{self.name}>"):
             raise wrong("add_language", "be of letters, digits, '-' and '_'", repr(self.name))

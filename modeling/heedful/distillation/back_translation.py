@@ -45,7 +45,7 @@ class BackTranslation:
     seed: int | None = None
     left_out: int = field(default=0, init=False)  # lines so far
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but is {self.method!r} instead.")
         names = "num_beams", "temperature", "top_k", "seed"
@@ -94,7 +94,7 @@ class SequenceDistillation:
     closest: int | None = None
     left_out: int = field(default=0, init=False)  # pairs so far
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_at_least(2, closest=self.closest)
         check_at_least(self.closest or 1, num_beams=self.num_beams)
 

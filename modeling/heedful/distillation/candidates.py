@@ -80,7 +80,7 @@ class CandidateChoice:
     left_out: Counter[str] = field(default_factory=Counter, init=False)  # by reason
     repeated: int = field(default=0, init=False)  # how often a source came again
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but is {self.method!r} instead.")
         self._script = SCRIPTS_OF_LANGUAGES.get(code_of(self.language or "") or "")

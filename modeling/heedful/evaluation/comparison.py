@@ -38,7 +38,7 @@ class ComparisonSettings:
     ignore: str | None = None  # a regular expression of what no score sees
     ter: bool | None = None  # whether TER is computed; None where it takes two minutes at most
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_at_least(SMALLEST_BOOTSTRAP, resamples=self.resamples, trials=self.trials)
         check_at_least(1, seed=self.seed)
         check_at_least(0, examples=self.examples)

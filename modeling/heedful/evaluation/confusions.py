@@ -24,8 +24,8 @@ def commonest_confusions(
     """
     are_words = sum(len(accepted[0].split()) < 2 for accepted in references) > 0.9 * len(references)
     unit, space = ("character_error_rate", "") if are_words else ("token_error_rate", " ")
-    counts: Counter[tuple] = Counter()
-    examples: dict[tuple, dict[str, Any]] = {}
+    counts: Counter[tuple[str | None, ...]] = Counter()
+    examples: dict[tuple[str | None, ...], dict[str, Any]] = {}
     texts = zip(predictions, references, sources, strict=True)
     for number, (prediction, alternatives, source) in enumerate(texts, start=1):
         _, reference, predicted = nearest(unit, prediction, alternatives, lowercase)

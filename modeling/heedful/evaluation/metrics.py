@@ -222,7 +222,7 @@ def wilson_interval(successes: int, count: int) -> tuple[float, float]:
     return low, 100.0 if successes == count else 100 * (centre + margin) / scale
 
 
-def check_equally_many(predictions: Sequence, references: Sequence) -> None:
+def check_equally_many(predictions: Sequence[Any], references: Sequence[Any]) -> None:
     """Raise a `ValueError` unless there is a reference, or a list of them, for every prediction."""
     if len(predictions) != len(references):
         fewer = "prediction" if len(predictions) < len(references) else "reference"
@@ -231,14 +231,14 @@ def check_equally_many(predictions: Sequence, references: Sequence) -> None:
         raise ValueError(f"`predictions` and `references` must be equally many, but are {counts} instead: {place}.")
 
 
-def as_list(sentences: Any, field: str) -> list:
+def as_list(sentences: Any, field: str) -> list[Any]:
     """Return sentences as a list; a `ValueError` names the field if they are one text."""
     if isinstance(sentences, str | bytes):
         raise wrong(field, "be a list of sentences", f"one {type(sentences).__name__}")
     return list(sentences)
 
 
-def _check_sentences(predictions: list, references: list) -> None:
+def _check_sentences(predictions: list[Any], references: list[Any]) -> None:
     check_equally_many(predictions, references)
     if not predictions:
         raise wrong("predictions", "hold at least one sentence", "empty")

@@ -279,7 +279,7 @@ def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, 
 
 
 def _ended(study: Any) -> list[Any]:
-    return study.get_trials(deepcopy=False, states=[_state("COMPLETE"), _state("PRUNED")])
+    return list(study.get_trials(deepcopy=False, states=[_state("COMPLETE"), _state("PRUNED")]))
 
 
 def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bool:

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
+from heedful.configuration_base_heed import TASK, TEXT_TASK
 from heedful.data.cleaning import SOURCES_FILE, sample
 from heedful.data.epochs.corpus import Corpus, StoredRows
 from heedful.data.languages import LANGUAGE_CODE, code_of, language_of
@@ -60,7 +61,7 @@ def is_translation(source_language: str, target_language: str) -> bool:
 
 def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelerator: Accelerator) -> TrainableModel:
     """Write the final folder on the main process, and return the model with the published weights on every rank."""
-    from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
+    from heedful.pipeline_heed import pipelines_of_folder
 
     checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
     model = cast("TrainableModel", load_model(checkpoints[-1]))

@@ -85,8 +85,8 @@ class Comet:
             self.encoder.to(self.device)
             self.scores(["a"], ["a"], ["a"])
         except (KeyError, IndexError, RuntimeError) as error:
-            file = place / "checkpoints/model.ckpt"
-            raise ValueError(f"{file} must have the weights of hparams.yaml's model: {first_line(error)}") from error
+            held = place / "checkpoints/model.ckpt"
+            raise ValueError(f"{held} must have the weights of hparams.yaml's model: {first_line(error)}") from error
 
     def _estimator(self) -> list[int]:
         """Return the numbers of the estimator's matrices, in their order."""

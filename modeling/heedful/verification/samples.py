@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.functional import pad
@@ -15,6 +15,7 @@ from heedful.decoding.engines import evaluation_mode
 from heedful.symbols_heed import symbols_of
 from heedful.versions_heed import by_name, cache_of
 
+Item = TypeVar("Item")
 Rows = Sequence[Sequence[int]]  # a sentence each, as token ids
 
 # Sentences of one script each, of very different lengths; in Unicode's form NFC.
@@ -95,7 +96,7 @@ def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequ
     return Sample(*(rows or _random_rows(model, tokenizers, lengths)))
 
 
-def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: Sequence[str], lengths: list[list[int]]):
+def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: Sequence[str], lengths: Rows) -> list[Rows] | None:
     """Cut rows of the given lengths out of encoded texts; `None` without texts or where the model lacks an id."""
     is_closed = any(symbols_of(each) is not None for each in (tokenizers.source, tokenizers.target))
     texts = list(filter(str.strip, [*texts, *(() if is_closed else TEXTS)]))
@@ -103,7 +104,7 @@ def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: Sequence[str], 
         return None
     language = tokenizers.languages[0] if len(tokenizers.languages) > 1 else None
     encoded = tokenizers.encode_source(texts, language), tokenizers.encode_target(texts[1:] + texts[:1])
-    sides = []
+    sides: list[Rows] = []
     for rows, wanted, size in zip(encoded, lengths, vocabulary_sizes(model), strict=True):
         # A short text is followed by the next ones until the row has its length.
         cut = [[id_ for row in rows[number:] + rows for id_ in row][:length] for number, length in enumerate(wanted)]
@@ -113,14 +114,14 @@ def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: Sequence[str], 
     return sides
 
 
-def _random_rows(model: Any, tokenizers: TokenizerPair | None, lengths: list[list[int]]):
+def _random_rows(model: Any, tokenizers: TokenizerPair | None, lengths: Rows) -> list[Rows]:
     """Draw rows of the given lengths from the tokens that are not special."""
     settings = [*model.config.to_dict().items(), *model.generation_config.to_dict().items()]
     special = {id_ for name, value in settings if name.endswith("token_id") for id_ in id_set(value)}
     special |= {pad_token(model), start_token(model)}
     if tokenizers is not None:
         special |= {*tokenizers.source.all_special_ids, *tokenizers.target.all_special_ids}
-    generator, sides = torch.Generator().manual_seed(0), []
+    generator, sides = torch.Generator().manual_seed(0), list[Rows]()
     for wanted, size in zip(lengths, vocabulary_sizes(model), strict=True):
         ordinary = torch.tensor([id_ for id_ in range(size) if id_ not in special] or [0])
         drawn = [torch.randint(len(ordinary), (length,), generator=generator) for length in wanted]
@@ -219,7 +220,7 @@ def generated(model: Any, sample: Sample, num_beams: int, variation: Variation =
         return _arranged(generate, sample, variation)
 
 
-def _arranged(run: Callable[[Sample], list], sample: Sample, variation: Variation) -> list:
+def _arranged(run: Callable[[Sample], list[Item]], sample: Sample, variation: Variation) -> list[Item]:
     """Run on batches as the variation arranges them, and return what comes of each sentence in the sample's order."""
     if variation.is_alone:
         return [result for row in range(len(sample)) for result in run(sample.part(slice(row, row + 1)))]
@@ -230,7 +231,7 @@ def loss_of(model: Any, sample: Sample, labels: torch.Tensor | None = None, **se
     """Compute the loss of a batch in evaluation mode, by the sample's labels or by others."""
     labels = labels_of(model, sample.targets) if labels is None else labels
     with evaluation_mode(model), torch.no_grad():
-        return model(**source_inputs(model, sample.sources), labels=labels, **settings).loss.item()
+        return float(model(**source_inputs(model, sample.sources), labels=labels, **settings).loss)
 
 
 def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:

@@ -22,7 +22,7 @@ def attention_numbers(
     to: options.TargetLanguage = None,
     revision: options.Revision = None,
     device: options.Device = None,
-):
+) -> None:
     """See attention in numbers: one head step by step, how widely each head looks, the weights as JSON."""
     from heedful.attention import measures
     from heedful_lab.course import numbers

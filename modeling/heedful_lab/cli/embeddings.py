@@ -17,7 +17,7 @@ def embeddings(
     to: options.TargetLanguage = None,
     revision: options.Revision = None,
     device: options.Device = None,
-):
+) -> None:
     """See which tokens a word's embedding is near to, and what each layer of the encoder makes of it in a sentence."""
     from heedful.attention.drawing import PICTURE_SUFFIXES
     from heedful_lab.course import embeddings as module

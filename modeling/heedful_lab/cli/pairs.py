@@ -45,32 +45,32 @@ def task(command: Callable[..., None]) -> Callable[..., None]:
 @task
 def spelling(
     output: PairsFile, texts: Texts, column: Column = None, typos: Typos = 0.1, count: Most = None, seed: Seed = 1
-):
+) -> None:
     """Words with typing mistakes to what was meant."""
 
 
 @task
 def spacing(
     output: PairsFile, texts: Texts, column: Column = None, nouns: Nouns = None, count: Most = None, seed: Seed = 1
-):
+) -> None:
     """Texts without spaces to texts with them."""
 
 
 @task
-def scan(output: PairsFile, texts: Texts, lengths: Actions = None, count: Most = None):
+def scan(output: PairsFile, texts: Texts, lengths: Actions = None, count: Most = None) -> None:
     """Commands to actions, from SCAN's own files."""
 
 
 @task
-def numbers(output: PairsFile, count: Count, language: Language = "en", seed: Seed = 1):
+def numbers(output: PairsFile, count: Count, language: Language = "en", seed: Seed = 1) -> None:
     """Numbers to words."""
 
 
 @task
-def dates(output: PairsFile, count: Count, language: Language = "en", seed: Seed = 1):
+def dates(output: PairsFile, count: Count, language: Language = "en", seed: Seed = 1) -> None:
     """Dates to words."""
 
 
 @task
-def reverse(output: PairsFile, count: Count, lengths: Lengths = "1-25", symbols: Symbols = 50, seed: Seed = 1):
+def reverse(output: PairsFile, count: Count, lengths: Lengths = "1-25", symbols: Symbols = 50, seed: Seed = 1) -> None:
     """Symbols to the same from the last to the first."""

@@ -17,7 +17,7 @@ def study(
     data: Annotated[str | None, Option(help="Other data: builtin:[bold]train[/bold]:COUNT, or a folder.")] = None,
     settings: Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]…", help="Settings of the study.")] = None,
     as_json: options.AsJson = False,
-):
+) -> None:
     """Run one of the paper's arguments as an experiment: tables, figures and findings in a folder.
 
     Trained models are kept in the folder `trainings` next to the output, and found there the next time.

@@ -50,7 +50,7 @@ def record_gates(
 
 
 def _keep_gates(
-    kept: list[dict[str, torch.Tensor]], cell: LSTMCell | GRUCell, given: tuple, named: dict[str, Any], result: tuple
+    kept: list[dict[str, torch.Tensor]], cell: LSTMCell | GRUCell, given: Any, named: dict[str, Any], result: Any
 ) -> None:
     """Compute the gates of a cell's call, of one token or of all, from what it was given."""
     bound = inspect.signature(cell.forward).bind(*given, **named)

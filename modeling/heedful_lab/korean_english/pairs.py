@@ -11,7 +11,7 @@ other split, though each of the two words is frequent there.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from random import Random
 from typing import Any
@@ -39,7 +39,7 @@ def is_held_out(noun: str, other: str) -> bool:
     return other != "" and noun not in PRONOUN_LEMMAS and _hash(f"{noun} {other}") % HELD_OUT_SHARE == 0
 
 
-def _draw(pattern: Pattern, random) -> list[Any] | None:
+def _draw(pattern: Pattern, random: Callable[[], float]) -> list[Any] | None:
     """Draw one leaf for every slot, and a style; None if a noun occurs twice (the boy met the boy)."""
     rows = pattern.rows
     choices = []
@@ -80,7 +80,7 @@ def _split(english_hash: int, choices: list[Any]) -> str:
     return {0: "test", 1: "validation"}.get(english_hash % 10, "train")
 
 
-def _sentences(random) -> Iterator[tuple[Pattern, list[Any]]]:
+def _sentences(random: Callable[[], float]) -> Iterator[tuple[Pattern, list[Any]]]:
     """Draw sentences without end: a pattern by its weight, then its words."""
     weighted = [pattern for pattern in patterns() for _ in range(pattern.weight)]
     while True:

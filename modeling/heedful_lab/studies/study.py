@@ -72,7 +72,7 @@ class Lab:
     trainings: list[Training] = field(default_factory=list)  # so far, in order; they go into the report
     changed: Sequence[str] = ()  # "NAME=VALUE" for each of the study's `settings` that is not as it is described
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Check the settings, and whether the study can use the data."""
         check_at_least(0, **{"--seed": self.seed})
         check_at_least(1, **{"--updates": self.updates})

@@ -84,13 +84,13 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         return model.eval()
 
     @cached_signature
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         decoder_input_ids: torch.LongTensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
         cache: EncoderDecoderCache | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,

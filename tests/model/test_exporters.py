@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from helpers import tiny_model
+from helpers import slow_but, tiny_model
 
 exporters = pytest.importorskip("transformers.exporters")
 if not hasattr(exporters, "ExportedModel"):
     pytest.skip("before 5.24 transformers saves no exported model", allow_module_level=True)
 
 
-@pytest.mark.parametrize("name", ["Dynamo", "Onnx"])
+@pytest.mark.parametrize("name", slow_but(["Dynamo"], ["Dynamo", "Onnx"]))
 def test_an_exported_graph_gives_the_models_logits_after_it_was_saved(name, tmp_path):
     if name == "Onnx":
         pytest.importorskip("onnxruntime")

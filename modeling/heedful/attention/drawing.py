@@ -39,11 +39,9 @@ WIDE_FONTS = (
 def draw_attention(attention: AttentionMap, path: str | Path, title: str | None = None) -> Path:
     """Draw an attention map as a heat map, rows look at columns, darker is more, and return the file's path.
 
-    To show words and not tokens, draw what `word_attention` returns. Labels of columns are not turned: side by side
-    where there is room, else from top to bottom in Korean, Chinese and Japanese; others are turned.
-
-    Neither pyplot nor matplotlib's settings are touched. Letters that its own font lacks are taken from the system's
-    fonts, or the Korean one of the extra `heedful[plots]`; one that no font has is written as its code point, ⟨1F98A⟩.
+    To show words instead of tokens, draw the result of `word_attention`. Neither pyplot nor matplotlib's settings are
+    touched. A letter that matplotlib's font lacks comes from the system's fonts, or the Korean one of
+    `heedful[plots]`; one that no font has is written as its code point, ⟨1F98A⟩.
 
     Args:
         attention: What to draw.
@@ -102,8 +100,7 @@ def draw_attention_grid(
 ) -> Path:
     """Draw all heads in one picture, a row for each layer, a column for each head, and return the file's path.
 
-    The outer maps have labels. Scores are drawn as dots below the weights: larger further from 0, blue above and red
-    below it, and nothing where a mask hides the column; each head has its own scale.
+    Scores are dots below the weights: larger further from 0, blue above and red below it, on each head's own scale.
 
     Args:
         maps: What to draw.
@@ -111,9 +108,8 @@ def draw_attention_grid(
         kind: "cross", "encoder" or "decoder".
         layer: The only layer to draw, from 0, or from -1 for the last; None draws all.
         title: A line above the picture.
-        tokens: Whether to show the tokenizer's tokens, not words, which `word_attention` puts together.
-        scores: Whether to draw the raw scores, before the softmax, below the weights; as numbers too where there is
-            room for them. Those of words are the means over their tokens.
+        tokens: Whether to show the tokenizer's tokens, not words.
+        scores: Whether to draw the raw scores, before the softmax; those of words are means over their tokens.
 
     Raises:
         ValueError: If there is no such kind or layer, or no scores; further errors are those of `draw_attention`.

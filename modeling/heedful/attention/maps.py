@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 class AttentionMap:
     """Attention weights between labelled tokens.
 
-    The rows look: for "cross" and "decoder" they are the tokens that are *predicted* (row i holds the attention by
-    which target token i was chosen), for "encoder" the source's. The columns are looked at: the source's, or for
-    "decoder" those that the decoder was fed, <s> first.
+    Rows are queries: the *predicted* target tokens ("cross", "decoder") or the source's ("encoder"). Columns are keys:
+    the source's tokens, or for "decoder" the tokens that the decoder was fed, <s> first.
     """
 
     source_tokens: list[str]  # labels of the columns
@@ -82,7 +81,7 @@ class AttentionMaps:
         return list(self.weights)
 
     def layers(self, kind: Kind) -> int:
-        """Return the number of layers with this kind of attention; a `ValueError` if the kind is not here."""
+        """Return the number of layers; a `ValueError` if the kind is not here."""
         return len(self._of_kind(kind))
 
     def heads(self, kind: Kind) -> int:
@@ -96,10 +95,7 @@ class AttentionMaps:
         return layer % self.layers(kind)
 
     def map(self, kind: Kind = "cross", layer: int | None = -1, head: int | None = None) -> AttentionMap:
-        """Return the map of a layer, from 0 or from -1 for the last, and of a head, or the mean over all heads.
-
-        A `ValueError` says if there is no such kind, layer or head.
-        """
+        """Return the map of a layer (0 is the first, -1 the last) and of a head, or the mean over all heads."""
         heads = self._of_kind(kind)[self.layer_number(kind, layer)]
         if head is not None:
             check_number("head", head, len(heads))
@@ -158,18 +154,16 @@ def attention_maps(
     """Compute the attention of every head for one pair, in every layer or in one.
 
     Args:
-        model: Heed's Transformer or recurrent model, another encoder-decoder of transformers, or what translates with
-            one, such as a `Translator`. It may use any attention function, or be prepared for inference.
+        model: Any encoder-decoder of transformers, Heed's included, or a `Translator` with one.
         tokenizers: Its tokenizers.
         source: A sentence.
         target: A translation to follow (teacher forcing); None takes the model's own.
         kinds: Which of "cross", "encoder" and "decoder"; None takes those that the model has.
-        target_language: Language to translate into, where the tokenizers know several.
+        target_language: Target language, if the tokenizers know several.
         layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
 
     Raises:
-        ValueError: If the source is empty, the model has no attention or none of these kinds, or a sentence is longer
-            than the model's learned positions.
+        ValueError: If a sentence is empty or too long, or the model has no attention of these kinds.
     """
     if not trimmed(source):
         raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
@@ -192,10 +186,7 @@ def attention_maps_of_ids(
     kinds: Collection[Kind] | None = None,
     layer: int | None = None,
 ) -> AttentionMaps:
-    """Compute the attention of every layer, or of one, for token ids, as `attention_maps` does.
-
-    They are those of `TokenizerPair.encode_source`, language tag included, and of `encode_target`, without <s>.
-    """
+    """Compute attention as `attention_maps` does, from ids of `TokenizerPair.encode_source` and `encode_target`."""
     plain = plain_model(model)
     for kind in {*(kinds or ())} - {*KINDS}:
         raise ValueError(f"`kind` must be cross, encoder or decoder, but is {kind!r} instead.")
@@ -244,10 +235,7 @@ def attention_map(
     head: int | None = None,
     kind: Kind = "cross",
 ) -> AttentionMap:
-    """Compute the attention of one layer for one sentence, and of no other.
-
-    Arguments and errors are those of `attention_maps`, also for several target languages, and of `AttentionMaps.map`.
-    """
+    """Compute the attention of one layer, as `attention_maps` and `AttentionMaps.map` do together."""
     return attention_maps(model, tokenizers, source, target, kinds=[kind], layer=layer).map(kind, head=head)
 
 

@@ -69,11 +69,9 @@ class GoldAlignment(NamedTuple):
 def attention_rollout(maps: AttentionMaps, kind: Kind = "cross", layer: int | None = None) -> AttentionMap:
     """Follow attention through the layers down to the tokens (Abnar and Zuidema, 2020).
 
-    Ā_l are the weights of layer l averaged over its heads. Half of a layer's output comes through its residual
-    connection: Ã_l = 0.5·Ā_l + 0.5·I. Rollout is R = Ã_L · … · Ã_2 · Ã_1, for "encoder" and "decoder". For "cross" the
-    weights of one layer, by default of the last, are followed through the encoder to the source tokens: C̄_layer ·
-    R_encoder; of the other kinds `layer` is where to stop. Every row sums to 1. A `ValueError` says if there is no
-    such kind or layer, or for "cross" if the encoder has no self-attention.
+    Ā_l is the mean over the heads of layer l. Half of a layer's output comes through its residual connection:
+    Ã_l = 0.5·Ā_l + 0.5·I. The rollout up to a layer L is Ã_L · … · Ã_1, and for "cross" C̄_L · R_encoder. Every row
+    sums to 1. A kind or layer that is missing, also the encoder's for "cross", is a `ValueError`.
     """
     number = maps.layer_number(kind, layer)
     if kind != "cross":
@@ -92,11 +90,7 @@ def _rolled(layers: np.ndarray) -> np.ndarray:
 
 
 def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
-    """Measure how widely each head looks around; a `ValueError` says if there is no such kind.
-
-    Row i of the decoder may look at i + 1 positions, every other row at all; restricted self-attention looks only at
-    its neighbourhood.
-    """
+    """Measure how widely each head looks around; a `ValueError` if there is no such kind."""
     maps.layers(kind)  # raises if the kind is not there
     weights = maps.weights[kind].astype(np.float64)
     logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
@@ -115,9 +109,8 @@ def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
 def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -> list[Link]:
     """Link each target word with the source word it looks at most: (source word, target word), sorted by target.
 
-    A map or rollout of cross-attention is read, by default the last layer's mean over heads; one of another kind is a
-    `ValueError`. The weights of a source word's tokens are added, and so are those of a target word's; tokens that
-    belong to no word, such as </s>, are left out. Among equal words the first is taken.
+    The map must be of cross-attention, by default the last layer's mean over heads. The weights of a word's tokens are
+    added; tokens of no word, such as </s>, are left out. The first of equal words is taken.
     """
     attention = maps.map("cross") if attention is None else attention
     if attention.kind != "cross":
@@ -130,12 +123,10 @@ def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -
 
 
 def word_attention(maps: AttentionMaps, attention: AttentionMap | None = None) -> AttentionMap:
-    """Turn attention between tokens into attention between words, as pictures show it.
+    """Turn attention between tokens, by default the last layer's cross-attention, into attention between words.
 
-    What is turned is a map or rollout, by default the last layer's mean over heads of cross-attention. The weights of
-    a looked-at word's tokens are added, and the rows of a looking word's tokens are averaged, so that every row still
-    sums to 1. White space separates words; </s> and other control tokens stand for themselves, and so does each token
-    of a script without spaces, such as Chinese or Japanese.
+    The columns of a word's tokens are added and their rows averaged, so that every row still sums to 1. White space
+    separates words; control tokens, and tokens of a script without spaces, are words of their own.
     """
     attention = maps.map("cross") if attention is None else attention
     rows, columns = maps.shown(attention.kind)

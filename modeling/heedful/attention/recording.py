@@ -46,9 +46,8 @@ def record_weights(
 ) -> dict[Kind, list[torch.Tensor]]:
     """Return for each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
 
-    `layer`, from 0, or from -1 for the last, is the only one to return. The model computes in evaluation mode, and
-    with the attention function `eager` if its own returns no weights. Weights of windows, blocks or several streams,
-    which are no such matrix, are a `ValueError`.
+    `layer`, from 0, or from -1 for the last, is the only one to return. The attention function is `eager` if the
+    model's own returns no weights. Weights of windows, blocks or several streams are a `ValueError`.
     """
     with evaluation_mode(model), torch.no_grad():
         found = _checked_run(model, source_ids, fed_ids, kinds, layer)

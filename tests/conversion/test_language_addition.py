@@ -19,8 +19,8 @@ from heedful.conversion.language_addition import NewLanguage, add_language, lear
 from heedful.conversion.model_conversion import convert
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.loading import load_model
-from helpers import assert_error, assert_refused, change_json, rounding
-from memorised import PAIRS, memorised_model, saved_in, saved_model
+from helpers import assert_error, assert_refused, change_json, rounding, tiny_model
+from memorised import PAIRS, memorised_model, saved_in
 from pretrained_checkpoints import m2m100, nllb, t5
 from tiny_runs import logged, table_file, tiny_tree
 
@@ -188,10 +188,10 @@ def test_tokens_behind_a_unigram_vocabulary_keep_their_ids_and_texts_their_token
 
 def test_wrong_use_is_refused_by_name_and_nothing_is_left(place, refused):
     of_languages(place / "model")
-    saved_model(place / "one")
-    pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=270, languages=["ko", "en"])
-    untied = memorised_model(pair, PAIRS, "en", share_encoder_decoder_embeddings=False)
-    saved_in(place / "untied", untied, pair)
+    for name, languages in (("one", []), ("untied", ["ko", "en"])):
+        pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=270, languages=languages)
+        options = {"share_encoder_decoder_embeddings": name == "one", **pair.special_ids()}
+        saved_in(place / name, tiny_model(vocab_size=len(pair.source), **options), pair)
     nllb(place / "nllb")
     Path("rnn").mkdir()
     Path("rnn/config.json").write_text('{"model_type": "heed_rnn"}')
@@ -235,6 +235,7 @@ def test_wrong_use_is_refused_by_name_and_nothing_is_left(place, refused):
 
 def test_an_old_output_that_changes_is_an_error_and_no_folder_is_left(place, monkeypatch):
     source, grown = of_languages(place / "model", output_bias=True), addition._grown_model
+    monkeypatch.setattr(addition, "MOST_TOKENS", 12)
 
     def likelier(begun, *others):
         larger = grown(begun, *others)
@@ -242,7 +243,8 @@ def test_an_old_output_that_changes_is_an_error_and_no_folder_is_left(place, mon
         return larger
 
     for settings, same in (({"num_beams": 3, "length_penalty": 0.5}, 12), ({"suppress_tokens": [*range(2, 275)]}, 0)):
-        change_json(source / "generation_config.json", **settings)  # the latter leaves a new token as the best
+        # The latter leaves a new token as the best.
+        change_json(source / "generation_config.json", **settings, max_new_tokens=12)
         note = add_language(source, place / f"own{same}", new()).notes[-1]
         assert (
             f"12 old texts have the greedy output that they had, and {same} of them the one by the model's own" in note

@@ -14,11 +14,10 @@ from guides import printing_of, text_of
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.translation import Translator
 from heedful.export import comparison
+from heedful.export import ctranslate2_export as exporter
 from heedful.export.comparison import compare, encode, refuse
-from heedful.export.ctranslate2 import ctranslate2_export as exporter
-from heedful.export.ctranslate2.ctranslate2_export import export_ctranslate2
-from heedful.export.ctranslate2.engine import check_compute_type, check_settings
-from heedful.export.ctranslate2.specification import TABLE_ROWS, positions_of_table
+from heedful.export.ctranslate2_export import check_compute_type, check_settings, export_ctranslate2
+from heedful.export.ctranslate2_specification import TABLE_ROWS, positions_of_table
 from heedful.files import new_folder
 from helpers import assert_error, assert_refused, shake, tiny_config
 from memorised import PAIRS, SHOWN, memorised_model, saved_in, saved_model
@@ -101,7 +100,7 @@ def test_the_guide_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
 def test_an_export_that_differs_or_loses_the_model_is_refused_and_leaves_nothing(
     memorised_folder, tmp_path, monkeypatch
 ):
-    save = exporter.save_model
+    save = exporter.specification.save_model
 
     def save_another(model, *arguments, change):
         other = copy.deepcopy(model)
@@ -115,7 +114,7 @@ def test_an_export_that_differs_or_loses_the_model_is_refused_and_leaves_nothing
         (negate, "float32", r"differs from generate\(\)'s for \d of 6 sentences.* The first is sentence"),
         (shake, "int8", "`quantization` int8 loses the model"),
     ):
-        monkeypatch.setattr(exporter, "save_model", partial(save_another, change=change))
+        monkeypatch.setattr(exporter.specification, "save_model", partial(save_another, change=change))
         assert_error(message, export_ctranslate2, memorised_folder, tmp_path / "out", list(PAIRS), quantization)
     assert list(tmp_path.iterdir()) == []
 

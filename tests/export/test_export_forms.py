@@ -19,12 +19,10 @@ from heedful.conversion.stock_models import stock_model
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.engines import GenerateEngine
 from heedful.decoding.search_settings import asked_of
-from heedful.export import page
+from heedful.export import ctranslate2_export, page
 from heedful.export.comparison import SETTINGS, check_fields, check_settings
-from heedful.export.ctranslate2 import ctranslate2_export
-from heedful.export.ctranslate2.ctranslate2_export import export_ctranslate2
-from heedful.export.ctranslate2.engine import CTranslate2Engine
-from heedful.export.ctranslate2.specification import CHOICES
+from heedful.export.ctranslate2_export import CTranslate2Engine, export_ctranslate2
+from heedful.export.ctranslate2_specification import CHOICES
 from heedful.export.onnx.onnx_export import export_onnx
 from heedful.export.onnx.onnx_graphs import write_onnx
 from heedful.export.onnx.onnx_model import OnnxModel
@@ -174,7 +172,7 @@ def engine_of(form, model, tokenizers, folder):
     """Return what searches as a form of a model does, written to a folder."""
     if form == "CTranslate2":
         check_fields(model.config, CHOICES, form)
-        ctranslate2_export.save_model(model, tokenizers, folder, "float32")
+        ctranslate2_export.specification.save_model(model, tokenizers, folder, "float32")
         return CTranslate2Engine(folder, model, tokenizers, "float32")
     if form == "transformers":
         return GenerateEngine(stock_model(model).eval())
@@ -216,7 +214,7 @@ def accepted(form, memorised, asked):
             check_settings(config, form)
             if form == "CTranslate2":
                 config.early_stopping = (config.num_beams or 1) > 1  # as the export compares the two
-                ctranslate2_export.engine.check_settings(config, config)
+                ctranslate2_export.check_settings(config, config)
         except ValueError as error:
             assert re.search("|".join(f"`{setting}`" for setting in settings), str(error))  # noqa: PT017
         else:

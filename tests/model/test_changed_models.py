@@ -22,7 +22,7 @@ from heedful import (
 from heedful.attention_heed import HeedAttention, eager_attention
 from heedful.decoding.loading import load_model
 from heedful.decoding.native.conditions import WEIGHTS
-from heedful.export.ctranslate2.ctranslate2_export import export_ctranslate2
+from heedful.export.ctranslate2_export import export_ctranslate2
 from heedful.export.onnx.onnx_export import export_onnx
 from heedful.export.page import write_page
 from heedful.export.transformers_export import export_transformers

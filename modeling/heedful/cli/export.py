@@ -60,7 +60,7 @@ def export_to_ctranslate2(
     device: options.Device = None,
 ) -> None:
     """Write a model for CTranslate2, after it has given the same translations as `generate()`."""
-    from heedful.export.ctranslate2.ctranslate2_export import export_ctranslate2
+    from heedful.export.ctranslate2_export import export_ctranslate2
 
     _export(export_ctranslate2, model, target, (sentences, count, as_json), quantization, device)
 

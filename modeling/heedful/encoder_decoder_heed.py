@@ -17,7 +17,8 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import computing_dtype, has_own, is_eager, is_known, is_unmodified
 from .loss_heed import OutputLoss, check_label_shape, mean_per_label, smoothed_cross_entropy
-from .versions_heed import by_name, cache_of, cached_signature, given_cache
+from .packed_rows_heed import packing_of
+from .versions_heed import CACHE, cache_of, either_cache_name
 
 Count = int | torch.Tensor | None
 
@@ -46,6 +47,7 @@ class EncoderDecoder(nn.Module):
         if self.config.shares_source_and_target_embeddings:
             self.decoder.embed_tokens = value
 
+    @either_cache_name
     @can_return_tuple
     def forward(
         self,
@@ -61,7 +63,6 @@ class EncoderDecoder(nn.Module):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments."""
-        cache = given_cache(cache, kwargs)
         if encoder_outputs is None:
             source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             encoded = self.encoder(**source_inputs, return_dict=True, **kwargs)
@@ -81,11 +82,11 @@ class EncoderDecoder(nn.Module):
         of_source = {"encoder_hidden_states": source, "encoder_attention_mask": attention_mask}
         of_source |= self._beside_states(encoded)
         target_inputs: dict[str, Any] = {"input_ids": decoder_input_ids, "attention_mask": decoder_attention_mask}
-        target_inputs |= {"inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache, **by_name(cache)}
+        target_inputs |= {"inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache, "cache": cache}
         decoded = self.decoder(**target_inputs, **of_source, return_dict=True, **kwargs)
         return Seq2SeqModelOutput(
             last_hidden_state=decoded.last_hidden_state,
-            **by_name(cache_of(decoded)),
+            **{CACHE: cache_of(decoded)},
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
@@ -119,7 +120,7 @@ class OutputLayer(nn.Module):
         tied = {"lm_head.weight": f"model.{owner}.embed_tokens.weight"}
         self._tied_weights_keys = tied if self.config.shares_target_and_output_embeddings else {}
 
-    @cached_signature
+    @either_cache_name
     @can_return_tuple
     def forward(
         self,
@@ -164,7 +165,6 @@ class OutputLayer(nn.Module):
             ValueError: If an id is outside its vocabulary, a mask is not as long as its sequence, the target is
                 missing or no label is to be predicted.
         """
-        cache = given_cache(cache, kwargs)
         inputs: dict[str, Any] = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -173,15 +173,17 @@ class OutputLayer(nn.Module):
             "encoder_outputs": encoder_outputs,
             "inputs_embeds": inputs_embeds,
             "decoder_inputs_embeds": decoder_inputs_embeds,
+            "cache": cache,
             "use_cache": use_cache,
+            "return_dict": True,
+            **kwargs,
         }
-        inputs |= {**by_name(cache), "return_dict": True, **kwargs}
         is_alone = labels is not None and isinstance(logits_to_keep, torch.Tensor) and not logits_to_keep.numel()
         if labels is not None:
             inputs = self._inputs_of_labels(inputs, labels)
         leaves_out = is_alone and self._may_leave_out_logits()
         if labels is not None and leaves_out:
-            inputs = self._shortcuts(inputs, labels) | inputs
+            inputs = {"packing": packing_of(self, inputs, labels)} | inputs
         outputs = dict(self.model(**inputs).items())
         states = outputs.pop("last_hidden_state")  # (B, T, D)
         if labels is not None and leaves_out:
@@ -215,7 +217,7 @@ class OutputLayer(nn.Module):
         inputs = self._inputs_of_labels(others, labels)
         leaves_out = self._may_leave_out_logits()
         if leaves_out and body is None:
-            inputs = self._shortcuts(inputs, labels) | inputs
+            inputs = {"packing": packing_of(self, inputs, labels)} | inputs
         states = (body or self.model)(**inputs, return_dict=True).last_hidden_state  # (B, T, D)
         if leaves_out:
             return self._loss_of_states(states, labels, num_items_in_batch, objective, places)
@@ -240,10 +242,6 @@ class OutputLayer(nn.Module):
             return False
         # float16 must be scaled before it is differentiated.
         return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))
-
-    def _shortcuts(self, inputs: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
-        """Return arguments for `model` by which a step takes less where its loss alone is looked at."""
-        return {}
 
     def loss(
         self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Count = None, objective: Any = None

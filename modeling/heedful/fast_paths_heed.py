@@ -6,20 +6,20 @@ quantizers, shards, patches, and for states that may be observed. `is_eager` che
 
 - `project` and `project_together`: matrix products by oneDNN, and several of the same states as one,
 - `HeedDropout`: masks of 16 random bits a feature,
-- `Packing`: a training step that computes nothing for padding, and norms that keep less (`LeanLayerNorm`),
+- `normalise`: norms that keep less for their gradient (`LeanLayerNorm`),
 - `only_tokens_are_returned`: `generate()` in inference mode.
 
 They cost this file and `test_fast_paths.py`, and stay because without them a training step takes
 1.9 times as long (3 + 3 layers of width 256, 64 pairs of 8 to 31 tokens, one core with AVX-512, float32).
-`loss_heed.py` has the loss that holds no more than a part of the logits.
+`packed_rows_heed.py` has the layouts without padding, `loss_heed.py` the loss that holds no more than a part of the
+logits.
 
-Letters in shape comments: N tokens of a batch without its padding, D = d_model.
+Letters in shape comments: D = d_model.
 """
 
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -32,8 +32,6 @@ from torch.nn.modules.module import _has_any_global_hook
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_base_heed import IGNORED_LABEL
-from .packed_rows_heed import EndToEnd
 from .processor_heed import multiplies_by_onednn
 
 # When they step aside
@@ -174,6 +172,21 @@ def _foreign_method(kind: type, values: tuple[Any, ...]) -> str | None:
     return None
 
 
+def has_observers(model: Any, asked: Mapping[str, Any]) -> bool:
+    """Return whether states of a Transformer's layers may be observed: recorded, by hooks, or by code of a user's."""
+    names, stacks = ("output_attentions", "output_hidden_states"), (model.model.encoder, model.model.decoder)
+    layers = [layer for stack in stacks for layer in stack.layers]
+    parts = *layers, *filter(None, (stack.norm for stack in stacks))
+    return (
+        any(getattr(model.config, name) if asked.get(name) is None else asked[name] for name in names)
+        or not runs_known_functions(model)
+        or not all(is_ours(type(layer)) for layer in layers)
+        or foreign_code(each for each in model.modules() if _our_classes(type(each))) is not None  # type: ignore[arg-type]
+        or not all(is_ours(type(part)) for layer in layers for part in layer.children())  # adapters are within these
+        or any(is_hooked(module) for part in parts for module in part.modules())
+    )
+
+
 # Matrix products
 
 
@@ -300,131 +313,6 @@ class HeedDropout(nn.Dropout):
         return SharedBitsDropout.apply(states, kept.view(states.shape), 2**16 / (2**16 - dropped))
 
 
-# Padding that is not computed
-
-
-class UniqueRows(torch.autograd.Function):
-    """Takes rows of a matrix, so that the gradient is taken by row numbers too, instead of being added up.
-
-    A row that is not taken exactly once must be one whose gradient is zero.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, taken: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """Return the rows `taken` of `(rows, D)` states; the rows `inverse` of that would be the states again."""
-        ctx.save_for_backward(taken, inverse)
-        return states.index_select(0, taken)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Return the gradient of the states, itself differentiable."""
-        taken, inverse = ctx.saved_tensors
-        return UniqueRows.apply(gradient, inverse, taken), None, None
-
-
-class PackedTokens:
-    """The tokens of a padded batch in one row, so that only attention computes something for padding.
-
-    One position of padding represents all others; its gradient must be zero. The `(batch, length)` tokens have one.
-    """
-
-    positions = None  # they follow from the mask
-
-    def __init__(self, tokens: torch.Tensor):
-        flat = tokens.flatten()
-        count = int(flat.sum())
-        self.shape = tokens.shape
-        self.numbers = torch.cat([flat.nonzero()[:, 0], flat.logical_not().nonzero()[:1, 0]])  # (N + 1)
-        self.inverse = (flat.cumsum(0) - 1).masked_fill_(~flat, count)  # (batch · length)
-
-    def pack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay out `(batch, length, D)` as `(1, N + 1, D)`."""
-        return UniqueRows.apply(states.flatten(0, 1), self.numbers, self.inverse).unsqueeze(0)
-
-    def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay out `(1, N + 1, D)` as `(batch, length, D)`."""
-        return UniqueRows.apply(states.flatten(0, 1), self.inverse, self.numbers).unflatten(0, self.shape)
-
-
-LEAST_PADDING = 0.03  # of all positions: to compute so many takes as long as packing
-
-
-def packed_tokens(tokens: torch.Tensor | None) -> PackedTokens | None:
-    """Return how `(batch, length)` tokens are packed, or `None` where it is faster to compute all positions."""
-    if tokens is None or tokens.dim() != 2:
-        return None
-    tokens = tokens != 0
-    has_tokens = tokens.any(1).all()  # or attention to nothing but padding is attention to all of it
-    return PackedTokens(tokens) if has_tokens and tokens.float().mean() < 1 - LEAST_PADDING else None
-
-
-Tokens = PackedTokens | EndToEnd
-
-
-@dataclass(frozen=True)
-class Packing:
-    """What a training step leaves out whose loss alone is read, and is differentiated once.
-
-    Padding is not computed, and where a layer is given a packing, its norms are lean (`LeanLayerNorm`).
-    """
-
-    # Where one is `None`, the padding there is computed too.
-    states: Tokens | None = None  # the tokens among a stack's own positions
-    source: Tokens | None = None  # the tokens among the positions of the encoder's output
-
-    def of_encoder(self, states: torch.Tensor) -> "Packing":
-        """Return the packing of the encoder's layers, which transform `(batch, source_length, D)` states."""
-        return Packing(_if_of_shape(self.source, states))
-
-    def of_decoder(self, states: torch.Tensor, source: torch.Tensor | None) -> "Packing":
-        """Return the packing of the decoder's layers, from `(batch, target_length, D)` states and the source's."""
-        if source is None:
-            return Packing()
-        return Packing(_if_of_shape(self.states, states), _if_of_shape(self.source, source))
-
-    def pack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay out a stack's own `(batch, length, D)` states for its layers."""
-        return states if self.states is None else self.states.pack(states)
-
-    def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay them out as `(batch, length, D)` again."""
-        return states if self.states is None else self.states.unpack(states)
-
-
-def _if_of_shape(tokens: Tokens | None, states: torch.Tensor) -> Tokens | None:
-    return tokens if tokens is not None and tokens.shape == states.shape[:2] else None
-
-
-def packing_of(labels: torch.Tensor, source_mask: Any, target_mask: torch.Tensor | None) -> Packing | None:
-    """Return what a training step may leave out, of labels (-100: none) and masks (0: padding); `None` if unknown."""
-    needed = needed_targets(labels, target_mask)
-    return None if needed is None else Packing(packed_tokens(needed), packed_tokens(source_mask))
-
-
-def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `(batch, length)`, true at targets with a label and those that one sees; `None` if unknown."""
-    predicted = labels != IGNORED_LABEL
-    needed = predicted.long().flip(1).cumsum(1).flip(1) > 0
-    if attention_mask is None:
-        return needed
-    return needed & (predicted | (attention_mask != 0)) if attention_mask.shape == labels.shape else None
-
-
-def has_observers(model: Any, asked: Mapping[str, Any], kinds: tuple[type[nn.Module], ...]) -> bool:
-    """Return whether states of the layers may be observed: recorded, by a hook, or by a user's class or method."""
-    names, stacks = ("output_attentions", "output_hidden_states"), (model.model.encoder, model.model.decoder)
-    layers = [layer for stack in stacks for layer in stack.layers]
-    parts = *layers, *filter(None, (stack.norm for stack in stacks))
-    return (
-        any(getattr(model.config, name) if asked.get(name) is None else asked[name] for name in names)
-        or not runs_known_functions(model)
-        or any(type(layer) not in kinds for layer in layers)
-        or foreign_code(each for each in model.modules() if _our_classes(type(each))) is not None  # type: ignore[arg-type]
-        or not all(is_ours(type(part)) for layer in layers for part in layer.children())  # adapters are within these
-        or any(is_hooked(module) for part in parts for module in part.modules())
-    )
-
-
 # Norms
 
 
@@ -465,6 +353,18 @@ def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")  # the next product would keep a copy in another dtype
         and bool(norm.bias.abs().amax() <= LARGEST_BIAS * norm.weight.abs().amin())
     )
+
+
+def normalise(states: torch.Tensor, norm: Any, is_lean: bool = False) -> torch.Tensor:
+    """Apply a norm to `(…, D)` states; a lean one keeps less for a gradient that cannot be differentiated again.
+
+    States in float32 of T5 in float16 are divided before they are rounded, as in transformers.
+    """
+    if is_lean and can_use_lean_norm(norm, states):
+        return LeanLayerNorm.apply(states, norm.weight, norm.bias, norm.eps)
+    if isinstance(norm, nn.RMSNorm) and norm.weight.dtype == torch.float16 and states.dtype == torch.float32:
+        return F.rms_norm(states, norm.normalized_shape, eps=norm.eps).to(norm.weight.dtype) * norm.weight
+    return norm(states)
 
 
 # Decoding

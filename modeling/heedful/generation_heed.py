@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, runs_known_code
 from .messages_heed import listed
-from .versions_heed import CACHE, cache_of, cached_signature, given_cache, rename_cache
+from .versions_heed import CACHE, cache_of, either_cache_name, rename_cache
 
 # The longest translation where neither the call nor the model's generation config sets a bound: transformers' own, 20
 # tokens, cuts ordinary sentences.
@@ -251,7 +251,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         """Return the decoder's mask as it is: a static cache's finished one has no neighbourhood and no padding."""
         return attention_mask
 
-    @cached_signature
+    @either_cache_name
     def prepare_inputs_for_generation(
         self,
         input_ids: Any,
@@ -261,7 +261,6 @@ class CachedGenerationMixin(HeedGenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return what a step hands to `forward`; transformers' own takes longer than an attention of a small model."""
-        cache = given_cache(cache, kwargs)
         is_static = cache is not None and cache.is_compileable
         if attention_mask is None and is_static:
             # Left out where it is all ones, see `_expand_inputs_for_generation`: without it a step is compiled anew.

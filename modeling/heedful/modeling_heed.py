@@ -11,18 +11,16 @@ Who adds what to `HeedForConditionalGeneration`, in the order in which Python lo
 - `OutputLayer` (`encoder_decoder_heed.py`): the pre-softmax layer, and `forward` with the loss;
 - `CachedGenerationMixin` (`generation_heed.py`): `generate()` with a cache, whose hypotheses share their source. It is
   a `HeedGenerationMixin` (two vocabularies, refused arguments), and that transformers' `GenerationMixin`;
-- `HeedPreTrainedModel`, below: initial weights. It is a `KernelChoice` (`kernels_heed.py`), which chooses attention
+- `HeedPreTrainedModel`, below: initial weights. It is a `KernelChoice` (`attending_heed.py`), which chooses attention
   functions, and a `HeedBaseModel` (`pretrained_heed.py`), which loads, resizes and saves; both are `PreTrainedModel`s.
 
 Letters in shape comments: B batch, S source length, T target length, D = d_model, V = number of target tokens.
 """
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
@@ -34,16 +32,15 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .attending_heed import Call, KernelChoice, call_of
 from .attention_heed import AdditiveScore, HeedAttention
 from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
-from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, can_use_lean_norm, has_observers, packing_of, project
+from .fast_paths_heed import HeedDropout, normalise, project
 from .generation_heed import CachedGenerationMixin
-from .kernels_heed import KernelChoice
-from .masks_heed import check_length, self_attention_mask, source_mask
-from .positions_heed import RelativeBias, RelativePositions, RelativeVectors, SinusoidalPositions, positions_of
+from .positions_heed import RelativeBias, RelativePositions, RelativeVectors, SinusoidalPositions
 from .pretrained_heed import HeedBaseModel
-from .versions_heed import by_name, given_cache
+from .versions_heed import decoder_output, either_cache_name
 
 # Feed-forward networks and residual connections, sections 3.3 and 3.1
 
@@ -77,50 +74,34 @@ def make_norm(config: HeedConfig) -> nn.Module:
     return kind(config.d_model, eps=config.layer_norm_eps)
 
 
-def normalise(states: torch.Tensor, norm: Any) -> torch.Tensor:
-    """Apply a norm to `(…, d_model)` states; those in float32 of T5 in float16 are divided before they are rounded."""
-    if isinstance(norm, nn.RMSNorm) and norm.weight.dtype == torch.float16 and states.dtype == torch.float32:
-        return F.rms_norm(states, norm.normalized_shape, eps=norm.eps).to(norm.weight.dtype) * norm.weight
-    return norm(states)
-
-
 def clamped(states: torch.Tensor) -> torch.Tensor:
-    """Keep states in float16 finite where transformers does: after each layer of an encoder, and everywhere in T5."""
+    """Keep states in float16 finite, as transformers does."""
     most = torch.finfo(torch.float16).max - 1000
     return states.clamp(-most, most) if states.dtype == torch.float16 else states
 
 
 class HeedResidual(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
+    """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4), or x + Dropout(Sublayer(LayerNorm(x))).
 
-    def __init__(self, config: HeedConfig):
+    `before` returns what the sub-layer reads of x, `after` adds its output to x.
+    """
+
+    def __init__(self, config: HeedConfig, stack: str):
         super().__init__()
         self.is_post_norm = config.norm_placement == "post"
-        self.is_clamped = config.position_encoding == "t5"
+        self.is_clamped = stack == "encoder" or config.position_encoding == "t5"
         self.dropout = HeedDropout(config.dropout)
         self.norm = make_norm(config)
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        sublayer: Callable[[torch.Tensor], torch.Tensor],
-        packing: Packing | None = None,
-    ) -> torch.Tensor:
-        """Add what a function `sublayer` makes of `(batch, length, d_model)` to it.
+    def before(self, x: torch.Tensor, call: Call) -> torch.Tensor:
+        """Norm `(batch, length, d_model)` states where the norm comes first."""
+        return x if self.is_post_norm else normalise(x, self.norm, call.is_lean)
 
-        It is no module, which accelerate would move. With a packing the gradient cannot be differentiated again.
-        """
-        output = sublayer(hidden_states if self.is_post_norm else self._normalise(hidden_states, packing))
-        if self.training:
-            output = self.dropout(output)
-        added = hidden_states + output
+    def after(self, x: torch.Tensor, output: torch.Tensor, call: Call) -> torch.Tensor:
+        """Add what a sub-layer made of `(batch, length, d_model)` states x to them, and norm where that comes last."""
+        added = x + (self.dropout(output) if self.training else output)
         added = clamped(added) if self.is_clamped else added
-        return self._normalise(added, packing) if self.is_post_norm else added
-
-    def _normalise(self, states: torch.Tensor, packing: Packing | None) -> torch.Tensor:
-        if packing is not None and can_use_lean_norm(self.norm, states):
-            return LeanLayerNorm.apply(states, self.norm.weight, self.norm.bias, self.norm.eps)
-        return normalise(states, self.norm)
+        return normalise(added, self.norm, call.is_lean) if self.is_post_norm else added
 
 
 # Layers and stacks, section 3.1
@@ -132,25 +113,17 @@ class HeedEncoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: HeedConfig):
         super().__init__()
         self.self_attn = HeedAttention(config, "encoder")
-        self.self_attn_residual = HeedResidual(config)
+        self.self_attn_residual = HeedResidual(config, "encoder")
         self.feed_forward = HeedFeedForward(config, config.encoder_ffn_dim)
-        self.feed_forward_residual = HeedResidual(config)
+        self.feed_forward_residual = HeedResidual(config, "encoder")
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        relative: torch.Tensor | None = None,
-        packing: Packing | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        """Transform `(batch, source_length, d_model)`."""
-        hidden_states = self.self_attn_residual(
-            hidden_states,
-            lambda states: self.self_attn(states, attention_mask, packing=packing, relative=relative, **kwargs)[0],
-            packing,
-        )
-        return clamped(self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states), packing))
+    def forward(self, x: torch.Tensor, *parts: Any) -> torch.Tensor:
+        """Transform `(batch, source_length, d_model)`; the parts are those of a `Call`."""
+        call = Call(*parts)
+        attended, _ = self.self_attn(self.self_attn_residual.before(x, call), call)
+        x = self.self_attn_residual.after(x, attended, call)
+        output = self.feed_forward(self.feed_forward_residual.before(x, call))
+        return self.feed_forward_residual.after(x, output, call)
 
 
 class HeedDecoderLayer(GradientCheckpointingLayer):
@@ -159,37 +132,22 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: HeedConfig):
         super().__init__()
         self.self_attn = HeedAttention(config, "decoder", is_causal=True)
-        self.self_attn_residual = HeedResidual(config)
+        self.self_attn_residual = HeedResidual(config, "decoder")
         self.cross_attn = HeedAttention(config, "decoder", is_cross=True)
-        self.cross_attn_residual = HeedResidual(config)
+        self.cross_attn_residual = HeedResidual(config, "decoder")
         self.feed_forward = HeedFeedForward(config, config.decoder_ffn_dim)
-        self.feed_forward_residual = HeedResidual(config)
+        self.feed_forward_residual = HeedResidual(config, "decoder")
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        relative: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        cache: EncoderDecoderCache | None = None,
-        packing: Packing | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        """Transform `(batch, target_length, d_model)`, reading `(batch, source_length, d_model)` encoder states."""
-        shared: Any = {"cache": given_cache(cache, kwargs), "packing": packing, **kwargs}
-        hidden_states = self.self_attn_residual(
-            hidden_states,
-            lambda states: self.self_attn(states, attention_mask, None, relative=relative, **shared)[0],
-            packing,
-        )
-        if encoder_hidden_states is not None:
-            hidden_states = self.cross_attn_residual(
-                hidden_states,
-                lambda states: self.cross_attn(states, encoder_attention_mask, encoder_hidden_states, **shared)[0],
-                packing,
-            )
-        return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states), packing)
+    def forward(self, x: torch.Tensor, *parts: Any) -> torch.Tensor:
+        """Transform `(batch, target_length, d_model)`; the parts are those of a `Call`."""
+        call = Call(*parts)
+        attended, _ = self.self_attn(self.self_attn_residual.before(x, call), call)
+        x = self.self_attn_residual.after(x, attended, call)
+        if call.source is not None:
+            attended, _ = self.cross_attn(self.cross_attn_residual.before(x, call), call)
+            x = self.cross_attn_residual.after(x, attended, call)
+        output = self.feed_forward(self.feed_forward_residual.before(x, call))
+        return self.feed_forward_residual.after(x, output, call)
 
 
 class HeedPreTrainedModel(KernelChoice, HeedBaseModel):
@@ -260,11 +218,18 @@ class HeedStack(HeedPreTrainedModel):
         """Look up and scale `(batch, length)` ids (section 3.4), or scale `(batch, length, d_model)` embeddings."""
         return self.look_up(input_ids, inputs_embeds) * self.embedding_scale
 
-    def add_positions(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def add_positions(self, embeddings: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
         """Add the encoding of `(batch, length)` positions to `(batch, length, d_model)` states, norm and drop out."""
         if self.embed_positions is not None:
             embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
         return self.dropout(self.embedding_norm(embeddings))
+
+    def transform(self, embeddings: torch.Tensor, call: Call) -> torch.Tensor:
+        """Send `(batch, length, d_model)` embeddings through all layers (section 3.1)."""
+        x = call.layout.pack(self.add_positions(embeddings, call.positions))
+        for number, layer in enumerate([*self.layers] * self.rounds):
+            x = layer(x, *call.of_layer(number))
+        return call.layout.unpack(x if self.norm is None else normalise(x, self.norm))
 
 
 class HeedEncoder(HeedStack):
@@ -293,7 +258,6 @@ class HeedEncoder(HeedStack):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode the source.
@@ -302,30 +266,15 @@ class HeedEncoder(HeedStack):
             input_ids: `(batch, source_length)`.
             attention_mask: `(batch, source_length)`, 1 at tokens and 0 at padding, on either side.
             inputs_embeds: `(batch, source_length, d_model)` in place of `input_ids`.
-            packing: The padding that a training step leaves out.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `last_hidden_state` `(batch, source_length, d_model)` and what was asked to be recorded.
         """
         embeddings = self.embed(input_ids, inputs_embeds)
-        check_length(embeddings.shape[1], attention_mask, self.longest_sequence)
-        records, tokens = kwargs.get("output_attentions"), packing and packing.source
-        settings = self.attention_settings(records)
-        kernel = settings._attn_implementation
-        positions = positions_of(embeddings.shape[1], 0, attention_mask, embeddings.device, tokens)
-        relative = self.relative_positions(positions, attention_mask)
-        mask = self_attention_mask(settings, embeddings, attention_mask, "encoder", records, tokens=tokens)
-        hidden_states = self.add_positions(embeddings, positions)  # (B, S, D)
-        if packing is not None:
-            packing = packing.of_encoder(hidden_states)
-            hidden_states = packing.pack(hidden_states)
-        given = {"positions": positions, "attn_implementation": kernel, "packing": packing, **kwargs}
-        for number, layer in enumerate([*self.layers] * self.rounds):
-            own = self.relative_positions.of_layer(relative, number)
-            hidden_states = layer(hidden_states, mask, own, **given)
-        hidden_states = hidden_states if self.norm is None else normalise(hidden_states, self.norm)
-        return BaseModelOutput(last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states))
+        call = call_of(self, embeddings, attention_mask, kwargs)
+        hidden_states = self.transform(embeddings, call)
+        return BaseModelOutput(last_hidden_state=hidden_states)
 
 
 class HeedDecoder(HeedStack):
@@ -342,6 +291,7 @@ class HeedDecoder(HeedStack):
         name.replace("self_attn", "cross_attn"): style for name, style in HeedEncoder._tp_plan.items()
     }
 
+    @either_cache_name
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -353,7 +303,6 @@ class HeedDecoder(HeedStack):
         cache: EncoderDecoderCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the target's newest tokens.
@@ -366,45 +315,17 @@ class HeedDecoder(HeedStack):
             cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, target_length, d_model)` in place of `input_ids`.
             use_cache: Whether to return a cache; the config's `use_cache` by default.
-            packing: The padding that a training step leaves out.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `last_hidden_state` `(batch, target_length, d_model)`, the cache, and what was asked to be recorded.
         """
-        cache = given_cache(cache, kwargs)
         embeddings = self.embed(input_ids, inputs_embeds)
         if use_cache and cache is None:
             cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        past_length = 0 if cache is None else cache.get_seq_length()
-        check_length(past_length + embeddings.shape[1], attention_mask, self.longest_sequence)
-        records, tokens = kwargs.get("output_attentions"), packing and packing.states
-        settings = self.attention_settings(records)
-        kernel = settings._attn_implementation  # once: to read a config takes microseconds
-        if kernel == "flex_attention" and cache is not None and cache.is_compileable:
-            # Its mask is read after the cache has moved the position that the mask counts from.
-            must = "`attn_implementation` must be eager or sdpa beside a static cache"
-            raise ValueError(f"{must}, but is flex_attention instead.")
-        positions = positions_of(embeddings.shape[1], past_length, attention_mask, embeddings.device, tokens)
-        own_cache = None if cache is None else cache.self_attention_cache
-        relative = self.relative_positions(positions, attention_mask, own_cache)
-        causal_mask = self_attention_mask(settings, embeddings, attention_mask, "decoder", records, own_cache, tokens)
-        cross_mask = source_mask(settings, embeddings, encoder_attention_mask, encoder_hidden_states)
-        hidden_states = self.add_positions(embeddings, positions)  # (B, T, D)
-        if packing is not None:
-            packing = packing.of_decoder(hidden_states, encoder_hidden_states if cache is None else None)
-            hidden_states = packing.pack(hidden_states)
-            if packing.source is not None and encoder_hidden_states is not None:
-                encoder_hidden_states = packing.source.pack(encoder_hidden_states)
-        given = {"positions": positions, "attn_implementation": kernel, "packing": packing, **by_name(cache), **kwargs}
-        for number, layer in enumerate([*self.layers] * self.rounds):
-            own = self.relative_positions.of_layer(relative, number)
-            hidden_states = layer(
-                hidden_states, causal_mask, encoder_hidden_states, own, cross_mask, layer_idx=number, **given
-            )
-        hidden_states = hidden_states if self.norm is None else normalise(hidden_states, self.norm)
-        hidden_states = hidden_states if packing is None else packing.unpack(hidden_states)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, **by_name(cache))
+        source = encoder_hidden_states, encoder_attention_mask
+        call = call_of(self, embeddings, attention_mask, kwargs, cache, *source)
+        return decoder_output(self.transform(embeddings, call), cache)
 
 
 # The model, figure 1
@@ -435,11 +356,3 @@ class HeedForConditionalGeneration(OutputLayer, CachedGenerationMixin, HeedPreTr
 
     def _score(self, states: torch.Tensor) -> torch.Tensor:
         return project(states, self.lm_head)
-
-    def _shortcuts(self, inputs: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
-        """Return the padding that a step on the CPU may leave out, as `packing`, where nothing observes its states."""
-        layers = HeedEncoderLayer, HeedDecoderLayer
-        if self.lm_head.weight.device.type != "cpu" or has_observers(self, inputs, layers):
-            return {}
-        masks = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
-        return {"packing": packing_of(labels, *masks)}

@@ -33,7 +33,7 @@ from .configuration_heed_rnn import HeedRNNConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .generation_heed import HeedGenerationMixin
 from .pretrained_heed import HeedBaseModel
-from .versions_heed import CACHE, by_name, cached_signature, given_cache
+from .versions_heed import CACHE, decoder_output, either_cache_name
 
 DEFAULT_MAX_LENGTH = 512  # tokens of the longest translation, unless `generate()` gets another limit
 
@@ -302,6 +302,7 @@ class HeedRNNDecoder(HeedRNNStack):
         self.out_proj = nn.Linear(joined, config.embedding_size, bias=False)
         self.post_init()
 
+    @either_cache_name
     @can_return_tuple
     def forward(
         self,
@@ -326,7 +327,6 @@ class HeedRNNDecoder(HeedRNNStack):
         cache, and what was asked for. A `ValueError` says too if the source is missing, the cache is another model's,
         or attention is asked for where there is none.
         """
-        cache = given_cache(cache, kwargs)
         embeddings = self.embed(input_ids, inputs_embeds)
         length = embeddings.shape[1]
         use_cache = self.config.use_cache if use_cache is None else use_cache
@@ -348,9 +348,9 @@ class HeedRNNDecoder(HeedRNNStack):
         states, fed, outputs, weights, seen = run(embeddings, tokens, states, fed, look)
         if use_cache or cache is not None:
             memory.keep(states, fed, length)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=outputs,
-            **by_name(kept if use_cache else None),
+        return decoder_output(
+            outputs,
+            kept if use_cache else None,
             hidden_states=(embeddings, *seen) if records else None,
             cross_attentions=(weights,) if records_attention and weights is not None else None,
         )
@@ -457,7 +457,7 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         """Return that `generate()` makes no cache of keys and values: this model makes its own."""
         return False
 
-    @cached_signature
+    @either_cache_name
     def prepare_inputs_for_generation(
         self,
         input_ids: torch.Tensor,
@@ -467,7 +467,6 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return what one step of `generate()` hands to `forward`."""
-        cache = given_cache(cache, kwargs)
         newest = input_ids if cache is None else input_ids[:, cache.get_seq_length() :]
         given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}
         return {"decoder_input_ids": newest, "attention_mask": attention_mask, CACHE: cache, **given}

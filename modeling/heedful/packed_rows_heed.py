@@ -1,18 +1,20 @@
-"""Rows laid end to end, without padding: how a GPU trains where it can.
+"""How the rows of a batch lie in memory: padded to one length, without their padding, or end to end.
 
-A batch is one long row of tokens then, `(1, tokens)`, and a form of flash attention keeps each sentence to itself.
-Tokens are filled up to a multiple of a large step, so that few shapes recur. `laid_end_to_end` makes the batch.
+On the CPU a training step leaves padding out of everything but attention. On a GPU, where it can, a batch is one long
+row of tokens, `(1, tokens)`, and a form of flash attention keeps each sentence to itself; tokens are filled up to a
+multiple of a large step, so that few shapes recur. `laid_end_to_end` makes such a batch.
 
-Letters in shape comments: N tokens of all rows with what fills them up, H heads.
+Letters in shape comments: N tokens of all rows with what fills them up, D = d_model, H heads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .configuration_base_heed import HeedBaseConfig
+from .configuration_base_heed import IGNORED_LABEL, HeedBaseConfig
+from .fast_paths_heed import has_observers
 
 # The encodings that need no more than the positions of a packed row.
 PACKED_ENCODINGS = ("sinusoidal", "rotary", "none")
@@ -22,28 +24,130 @@ WIDEST_HEAD = 256  # of flash attention, whose heads are multiples of 8 wide
 UNRESTRICTED = 2**20
 
 
+class Layout:
+    """How the layers of a stack see its `(batch, length, D)` states: as they are, padding included."""
+
+    def fits(self, states: torch.Tensor) -> bool:
+        """Return whether it is the layout of these `(batch, length, D)` states."""
+        return True
+
+    def pack(self, states: torch.Tensor) -> torch.Tensor:
+        """Lay out `(batch, length, D)` states for the layers of a stack."""
+        return states
+
+    def unpack(self, states: torch.Tensor) -> torch.Tensor:
+        """Lay them out as `(batch, length, D)` again."""
+        return states
+
+
+PADDED = Layout()
+
+
+class UniqueRows(torch.autograd.Function):
+    """Takes rows of a matrix, so that the gradient is taken by row numbers too, instead of being added up.
+
+    A row that is not taken exactly once must be one whose gradient is zero.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, taken: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        """Return the rows `taken` of `(rows, D)` states; the rows `inverse` of that would be the states again."""
+        ctx.save_for_backward(taken, inverse)
+        return states.index_select(0, taken)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Return the gradient of the states, itself differentiable."""
+        taken, inverse = ctx.saved_tensors
+        return UniqueRows.apply(gradient, inverse, taken), None, None
+
+
+class PackedTokens(Layout):
+    """The tokens of a padded batch in one row, so that only attention computes something for padding.
+
+    One position of padding represents all others; its gradient must be zero. The `(batch, length)` tokens have one.
+    """
+
+    def __init__(self, tokens: torch.Tensor):
+        flat = tokens.flatten()
+        count = int(flat.sum())
+        self.shape = tokens.shape
+        self.numbers = torch.cat([flat.nonzero()[:, 0], flat.logical_not().nonzero()[:1, 0]])  # (N + 1)
+        self.inverse = (flat.cumsum(0) - 1).masked_fill_(~flat, count)  # (batch · length)
+
+    def fits(self, states: torch.Tensor) -> bool:
+        """Return whether there are so many rows and positions."""
+        return self.shape == states.shape[:2]
+
+    def pack(self, states: torch.Tensor) -> torch.Tensor:
+        """Lay out `(batch, length, D)` as `(1, N + 1, D)`."""
+        return UniqueRows.apply(states.flatten(0, 1), self.numbers, self.inverse).unsqueeze(0)
+
+    def unpack(self, states: torch.Tensor) -> torch.Tensor:
+        """Lay out `(1, N + 1, D)` as `(batch, length, D)`."""
+        return UniqueRows.apply(states.flatten(0, 1), self.inverse, self.numbers).unflatten(0, self.shape)
+
+
+LEAST_PADDING = 0.03  # of all positions: to compute so many takes as long as packing
+
+
+def packed_tokens(tokens: torch.Tensor | None) -> Layout:
+    """Return how `(batch, length)` tokens are packed, or `PADDED` where it is faster to compute all positions."""
+    if tokens is None or tokens.dim() != 2:
+        return PADDED
+    tokens = tokens != 0
+    has_tokens = tokens.any(1).all()  # or attention to nothing but padding is attention to all of it
+    return PackedTokens(tokens) if has_tokens and tokens.float().mean() < 1 - LEAST_PADDING else PADDED
+
+
 @dataclass(frozen=True)
-class EndToEnd:
-    """One side of a batch whose rows lie end to end: a `Packing` has it in place of `PackedTokens`."""
+class EndToEnd(Layout):
+    """One side of a batch whose rows lie end to end, `(1, N, D)`."""
 
     bounds: torch.Tensor  # (rows + 1), int32: the first token of each row, and the end of the last
     positions: torch.Tensor  # (1, N)
     longest: int  # no row has more tokens
 
-    @property
-    def shape(self) -> torch.Size:
-        """The shape of the states' first two dimensions, `(1, N)`."""
-        return self.positions.shape
-
-    def pack(self, states: torch.Tensor) -> torch.Tensor:
-        """Return `(1, N, D)` states as they are."""
-        return states
-
-    unpack = pack
+    def fits(self, states: torch.Tensor) -> bool:
+        """Return whether there are so many tokens."""
+        return self.positions.shape == states.shape[:2]
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "EndToEnd":
         """Return the same with its tensors moved elsewhere."""
         return EndToEnd(move(self.bounds), move(self.positions), self.longest)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The layouts of a batch in a step whose loss alone is read, and is differentiated once."""
+
+    states: Layout = PADDED  # of the target
+    source: Layout = PADDED
+
+    def of(self, side: str, states: torch.Tensor) -> Layout:
+        """Return the layout of the encoder's or the decoder's `(batch, length, D)` states."""
+        layout = self.source if side == "encoder" else self.states
+        return layout if layout.fits(states) else PADDED
+
+
+ALL_PADDED = Packing()
+
+
+def packing_of(model: Any, inputs: Mapping[str, Any], labels: torch.Tensor) -> Packing | None:
+    """Return how a step of a Transformer on the CPU leaves padding out; `None` where its states may be observed."""
+    if model.lm_head.weight.device.type != "cpu" or has_observers(model, inputs):
+        return None
+    needed = needed_targets(labels, inputs.get("decoder_attention_mask"))
+    return None if needed is None else Packing(packed_tokens(needed), packed_tokens(inputs.get("attention_mask")))
+
+
+def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return `(batch, length)`, true at targets with a label and those that one sees; `None` if unknown."""
+    predicted = labels != IGNORED_LABEL
+    needed = predicted.long().flip(1).cumsum(1).flip(1) > 0
+    if attention_mask is None:
+        return needed
+    return needed & (predicted | (attention_mask != 0)) if attention_mask.shape == labels.shape else None
 
 
 def packed_attention(

@@ -9,7 +9,6 @@ H heads.
 """
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,15 +63,12 @@ def positions_of(
     past_length: int | torch.Tensor,
     attention_mask: torch.Tensor | None,
     device: torch.device | str,
-    tokens: Any = None,
 ) -> torch.Tensor:
     """Return the `(batch, length)` positions of the newest tokens, padding on either side not counted.
 
     The mask is `(batch, past_length + length)`, 0 at padding; where it is anything else every token is counted, and
-    `(1, length)` numbers all sequences alike. Tokens of a packing may know them.
+    `(1, length)` numbers all sequences alike.
     """
-    if tokens is not None and tokens.positions is not None:
-        return tokens.positions
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(length, device=device) + past_length)[None]
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:].to(device)
@@ -165,23 +161,21 @@ class RelativePositions(nn.Module):
 
     def forward(
         self, positions: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None = None
-    ) -> torch.Tensor | None:
-        """Return `shaw`'s distances, `(B, Q, K)`, or `t5`'s bias, `(B, H, Q, K)`, or `None` without either.
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return `shaw`'s distances, `(B, Q, K)`, or `t5`'s bias, `(B, H, Q, K)`, or `None`: of all layers or of each.
 
         A distance is the number of tokens from a query to a key, negative where the key comes before it. Queries are
         at `(batch, Q)` positions of `positions_of`; there are as many keys, or as the cache has room for.
         """
         if self.encoding not in RELATIVE_ENCODINGS:
-            return None
+            return (None,)
         query_length = positions.shape[1]
         key_length = query_length if cache is None else cache.get_mask_sizes(query_length, 0)[0]
         keys = positions_of(key_length, 0, attention_mask, positions.device)
         keys = F.pad(keys, (0, key_length - keys.shape[1]))
         distances = keys[:, None] - positions[:, :, None]
-        return distances if self.bias is None else self.bias(distances)
+        return (distances,) if self.bias is None else self.of_layers(self.bias(distances))
 
-    def of_layer(self, relative: torch.Tensor | None, number: int) -> torch.Tensor | None:
-        """Return what the layer of a number, from 0, reads of that: all, or the bias of its own heads."""
-        if relative is None or self.heads_of_a_layer is None:
-            return relative
-        return relative.narrow(1, number * self.heads_of_a_layer, self.heads_of_a_layer)
+    def of_layers(self, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the bias of each layer, of all heads in the second dimension, or the one of all layers."""
+        return (bias,) if self.heads_of_a_layer is None else bias.split(self.heads_of_a_layer, dim=1)

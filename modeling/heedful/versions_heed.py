@@ -6,6 +6,7 @@ either name from everybody, in every version, and hands on the one that the inst
 a name that is old there gets the warning that transformers' own models give.
 """
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
 from transformers.modeling_utils import PreTrainedModel
 
 # The newest transformers with which this code was tested.
@@ -50,25 +51,27 @@ def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]
 
 
 def by_name(cache: Any) -> dict[str, Any]:
-    """Return a cache as a keyword argument of the installed version's functions, models and outputs."""
+    """Return a cache as a keyword argument of the installed version's functions and outputs."""
     return {CACHE: cache}
 
 
-def given_cache(cache: Any, others: Any) -> Any:
-    """Return the cache of a call, which may be among its other arguments by its old name; it is taken out of them."""
-    if "past_key_values" not in others:
-        return cache
-    names = {"cache": cache, "past_key_values": others.pop("past_key_values")}
-    return rename_cache(names, "cache")["cache"]
-
-
-def cached_signature(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a method with a parameter `cache` the signature that a peer's has under the installed version."""
+def either_cache_name(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method with a parameter `cache` take it by either name, and show that of the installed version."""
     # Cached: `generate()` inspects it at every token, which takes as long as a small model's attention or cell.
     signature = inspect.signature(method)
     parameters = [each.replace(name=CACHE) if each.name == "cache" else each for each in signature.parameters.values()]
-    method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return method
+
+    @functools.wraps(method)
+    def renaming(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **(rename_cache(kwargs, "cache") if "past_key_values" in kwargs else kwargs))
+
+    renaming.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return renaming
+
+
+def decoder_output(states: torch.Tensor, cache: Any, **recorded: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+    """Return a decoder's output, in which the cache has its name of the installed version."""
+    return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, **{CACHE: cache}, **recorded)
 
 
 def cache_of(outputs: Any) -> Any:

@@ -10,7 +10,7 @@ from heedful import HeedModel
 from heedful.attention_heed import HeedAttention
 from heedful.modeling_heed import HeedDecoderLayer
 from heedful.versions_heed import cache_of
-from helpers import VARIANTS, assert_near, padded, sentences, shake, tiny_config, tiny_model
+from helpers import VARIANTS, assert_near, attend, padded, sentences, shake, tiny_config, tiny_model
 
 
 def attention_by_loops(attention, queries, states, scoring, visible):
@@ -47,12 +47,12 @@ def attention_by_loops(attention, queries, states, scoring, visible):
 @pytest.mark.parametrize("key_value_heads", [4, 2, 1])
 def test_attention_is_equation_1_head_by_head(scoring, kernel, key_value_heads):
     config = tiny_config(attention_scoring=scoring, d_k=6, d_v=10, encoder_key_value_heads=key_value_heads)
-    attention = HeedAttention(config, "encoder").eval()
+    attention = HeedAttention(config, "encoder", is_cross=True).eval()
     shake(attention)
     queries, states = 0.5 * torch.randn(3, 32), 0.5 * torch.randn(5, 32)
     visible = torch.tensor([[1, 1, 0, 0, 1], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
     mask = torch.zeros(3, 5).masked_fill(~visible, torch.finfo(torch.float32).min)[None, None]
-    output, _ = attention(queries[None], mask, states[None], positions=None, attn_implementation=kernel)
+    output, _ = attend(attention, queries[None], kernel, source=states[None], source_mask=mask)
     assert_near(output[0], attention_by_loops(attention, queries, states, scoring, lambda i, j: visible[i, j]), 2e-5)
 
 
@@ -202,7 +202,7 @@ def copy_layer(ours, theirs):
 def test_attention_equals_torch_multihead_attention(kernel, crosses):
     theirs = nn.MultiheadAttention(32, 4, batch_first=True).eval()
     shake(theirs)
-    ours = HeedAttention(config_like_torch(), "encoder").eval()
+    ours = HeedAttention(config_like_torch(), "encoder", is_cross=crosses).eval()
     copy_attention(ours, theirs)
     source = torch.randn(2, 6, 32)
     queries = torch.randn(2, 5, 32) if crosses else source
@@ -210,8 +210,8 @@ def test_attention_equals_torch_multihead_attention(kernel, crosses):
         queries, source, source, key_padding_mask=HIDDEN_SOURCE, average_attn_weights=False
     )
     added = HIDDEN_SOURCE[:, None, None].float() * torch.finfo(torch.float32).min
-    read = source if crosses else None
-    output, weights = ours(queries, added, read, positions=None, attn_implementation=kernel)
+    parts = {"source": source, "source_mask": added} if crosses else {"mask": added}
+    output, weights = attend(ours, queries, kernel, **parts)
     assert_near(output, expected)
     if kernel == "eager":
         assert_near(weights, expected_weights)

@@ -69,8 +69,8 @@ class Temperature(HeedAttention):
         super().__init__(*given, **settings)
         self.temperature = nn.Parameter(torch.full((1,), 0.2))
 
-    def forward(self, hidden_states, *given, **settings):
-        return super().forward(hidden_states * self.temperature, *given, **settings)
+    def forward(self, states, call):
+        return super().forward(states * self.temperature, call)
 
 
 class Doubled(HeedAttention):

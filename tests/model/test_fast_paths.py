@@ -11,8 +11,16 @@ from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LogitsProcessorList
 from transformers.generation import MinLengthLogitsProcessor
 
-from heedful import HeedConfig, HeedForConditionalGeneration, fast_paths_heed, loss_heed, modeling_heed
-from heedful.fast_paths_heed import HeedDropout, PackedTokens, linear, needed_targets, project, project_together
+from heedful import (
+    HeedConfig,
+    HeedForConditionalGeneration,
+    attending_heed,
+    fast_paths_heed,
+    loss_heed,
+    packed_rows_heed,
+)
+from heedful.fast_paths_heed import HeedDropout, linear, project, project_together
+from heedful.packed_rows_heed import PackedTokens, needed_targets
 from heedful.versions_heed import cache_of
 from helpers import pairwise
 
@@ -185,7 +193,7 @@ def test_a_step_with_lean_norms_has_the_gradients_of_one_without(placement, monk
     monkeypatch.setattr(fast_paths_heed.LeanLayerNorm, "apply", lambda *given: calls.append(1) or plain(*given))
     found = gradients(model, model.loss_of(batch))
     assert len(calls) == 2 * 2 + 2 * 3
-    monkeypatch.setattr(modeling_heed, "can_use_lean_norm", lambda norm, states: False)
+    monkeypatch.setattr(fast_paths_heed, "can_use_lean_norm", lambda norm, states: False)
     assert_same(found, gradients(model, model.loss_of(batch)))
 
 
@@ -225,7 +233,7 @@ def assert_packing_changes_nothing(model, batch, rows, monkeypatch):
     loss = model.loss_of(batch)
     found, packed = gradients(model, loss), {*rows}
     assert packed
-    monkeypatch.setattr(fast_paths_heed, "LEAST_PADDING", 1.0)
+    monkeypatch.setattr(packed_rows_heed, "LEAST_PADDING", 1.0)
     rows.clear()
     whole = model.loss_of(batch)
     assert not rows
@@ -498,13 +506,13 @@ SEEN = {
 
 @pytest.mark.parametrize("which", SEEN)
 def test_what_generate_computes_can_be_differentiated_where_somebody_sees_it(which, monkeypatch, request):
-    modes, check = set(), modeling_heed.check_length
+    modes, check = set(), attending_heed.check_length
 
     def noting(*args):
         modes.add(torch.is_inference_mode_enabled())
         return check(*args)
 
-    monkeypatch.setattr(modeling_heed, "check_length", noting)
+    monkeypatch.setattr(attending_heed, "check_length", noting)
     model, tokens, options = make_model().eval(), torch.randint(4, 50, (1, 6)), {}
     SEEN[which](model, options, request)
     options |= {} if which == "left open" else {"max_new_tokens": 3}

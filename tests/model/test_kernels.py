@@ -10,7 +10,7 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import helpers
-from heedful import HeedConfig, HeedForConditionalGeneration, kernels_heed, masks_heed
+from heedful import HeedConfig, HeedForConditionalGeneration, attending_heed
 from helpers import VARIANTS, assert_near, empty_cache, padded_batch, pairwise, tiny_config, tiny_model, uncompiled
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -90,7 +90,7 @@ ALL, ALL_BUT_CUDNN = (True, True, True, True), (False, True, True, True)
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(kernels_heed, "DEVICE_OF_CUDNN", "cpu")
+    monkeypatch.setattr(attending_heed, "DEVICE_OF_CUDNN", "cpu")
     yield
     assert backends() == ALL
 
@@ -147,18 +147,22 @@ def test_a_users_own_choice_of_backends_is_left_as_it_is_and_cudnn_is_back_after
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_two_threads_do_not_leave_cudnn_out_for_good(monkeypatch):
-    monkeypatch.setattr(kernels_heed, "chooses_from_all", lambda: True)
+    monkeypatch.setattr(attending_heed, "chooses_from_all", lambda: True)
     entered, may_leave = threading.Event(), threading.Event()
 
     def slow(*args):
-        entered.set()
-        assert may_leave.wait(30)
+        if threading.current_thread() is first:
+            entered.set()
+            assert may_leave.wait(30)
+        else:
+            may_leave.set()
+            first.join()
 
-    first = threading.Thread(target=kernels_heed.without_cudnn, args=(slow,))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", slow)
+    first = threading.Thread(target=attending_heed.sdpa_without_cudnn)
     first.start()
     assert entered.wait(30)
-    # As if the second thread had asked before the first went in.
-    kernels_heed.without_cudnn(lambda *args: may_leave.set() or first.join())
+    attending_heed.sdpa_without_cudnn()  # as if this thread had asked before the first went in
     assert backends() == ALL
 
 
@@ -235,7 +239,7 @@ def test_masks_that_are_made_unasked_change_nothing(kernel, monkeypatch):
     model, inputs = tiny_model(attention=kernel), batch()
     whole = {name: value[:1, : value[0].count_nonzero()] for name, value in inputs.items()}  # without padding
     expected = [model(**given).logits for given in (whole, inputs)]
-    monkeypatch.setattr(masks_heed, "may_ask_for_padding", lambda *args: False)
+    monkeypatch.setattr(attending_heed, "may_ask_for_padding", lambda *args: False)
     for given, logits in zip((whole, inputs), expected, strict=True):
         assert_near(model(**given).logits, logits)
 

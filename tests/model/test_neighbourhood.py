@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful import masks_heed
+from heedful import attending_heed
+from heedful.attending_heed import WindowedMask
 from heedful.decoding.native.decoder import NativeDecoder
-from heedful.masks_heed import WindowedMask
 from helpers import (
     VARIANTS,
     assert_near,
@@ -33,7 +33,7 @@ def masked(monkeypatch):
 
     def call(function):
         with monkeypatch.context() as patch:
-            patch.setattr(masks_heed, "FEWEST_BLOCKS", math.inf)
+            patch.setattr(attending_heed, "FEWEST_BLOCKS", math.inf)
             return function()
 
     return call
@@ -63,7 +63,9 @@ def windows_used(model, given):
     """Return the number of layers that were given windows."""
     found = []
     hooks = [
-        layer.self_attn.register_forward_pre_hook(lambda module, args: found.append(type(args[1]) is WindowedMask))
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args: found.append(type(args[1].mask) is WindowedMask)
+        )
         for stack in (model.model.encoder, model.model.decoder)
         for layer in stack.layers
     ]
@@ -124,10 +126,10 @@ def test_every_token_gets_what_the_mask_of_all_positions_gives(radius, length, h
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **given).transpose(1, 2), None
 
     for dtype in (torch.bool, torch.float32):
-        mask = masks_heed.windowed_mask(tokens, radius, is_causal, dtype)
+        mask = attending_heed.windowed_mask(tokens, radius, is_causal, dtype)
         # Some kernels give NaN to a row that sees nothing.
         assert (mask.windows == (True if dtype == torch.bool else 0)).any(-1).all()
-        output, weights = masks_heed.neighbourhood_attention(attend, None, query, key, value, mask)
+        output, weights = attending_heed.neighbourhood_attention(attend, None, query, key, value, mask)
         assert weights is None
         assert output.isfinite().all()
         expected, _ = attend(None, query, key, value, seen)

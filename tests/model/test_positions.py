@@ -16,7 +16,7 @@ from heedful import HeedEncoder
 from heedful.attention_heed import HeedAttention
 from heedful.positions_heed import RelativePositions, positions_of, sinusoids
 from heedful.versions_heed import cache_of
-from helpers import assert_near, padded, sentences, shake, tiny_config, tiny_model
+from helpers import assert_near, attend, padded, sentences, shake, tiny_config, tiny_model
 
 
 def sinusoid_of_the_paper(position: int, feature: int, width: int) -> float:
@@ -73,15 +73,17 @@ def test_padding_on_either_side_is_not_counted_and_new_tokens_go_on_from_the_cac
 @given(shift=st.integers(1, 300))
 @settings(max_examples=10, deadline=None)
 def test_rotary_attention_depends_only_on_relative_positions(shift):
-    attention, states = HeedAttention(tiny_config(position_encoding="rotary"), "encoder").eval(), torch.randn(1, 6, 32)
+    config, states, positions = tiny_config(position_encoding="rotary"), torch.randn(1, 6, 32), torch.arange(6)[None]
+    own, cross = (HeedAttention(config, "decoder", is_cross=is_cross).eval() for is_cross in (False, True))
 
-    def attend(positions, source=None):
-        return attention(states, None, source, positions=positions, attn_implementation="eager")[0]
+    def at(positions):
+        return attend(own, states, positions=positions)[0]
 
-    positions, source = torch.arange(6)[None], torch.randn(1, 4, 32)
-    assert_near(attend(positions + shift), attend(positions), 1e-4)
-    assert (attend(2 * positions) - attend(positions)).abs().max() > 1e-3
-    assert torch.equal(attend(positions, source), attend(positions.flip(1), source))
+    assert_near(at(positions + shift), at(positions), 1e-4)
+    assert (at(2 * positions) - at(positions)).abs().max() > 1e-3
+    source = torch.randn(1, 4, 32)
+    found = [attend(cross, states, positions=each, source=source)[0] for each in (positions, positions.flip(1))]
+    assert torch.equal(*found)
 
 
 def test_swapping_two_source_tokens_changes_the_encoding_of_a_third_unless_there_are_no_positions():
@@ -146,8 +148,8 @@ def test_shaws_attention_is_equations_3_and_4(clip):
     config = tiny_config(position_encoding="shaw", relative_attention_max_distance=clip, d_k=6, d_v=10)
     attention, states = HeedAttention(config, "encoder").eval(), torch.randn(1, 9, 32)
     shake(attention)
-    distances = RelativePositions(config, "encoder")(positions_of(9, 0, None, "cpu"), None)
-    ours = attention(states, relative=distances)[0]
+    (distances,) = RelativePositions(config, "encoder")(positions_of(9, 0, None, "cpu"), None)
+    ours = attend(attention, states, relative=distances)[0]
     assert_near(ours.double(), equations_3_and_4(attention, states, clip))
 
 
@@ -169,11 +171,11 @@ def test_t5s_bias_gives_what_attention_of_transformers_t5_gives(stack, max_dista
     states, mask = torch.randn(1, 300, 32), torch.zeros(1, 1, 300, 300)
     if stack == "decoder":
         mask.masked_fill_(torch.ones(300, 300).triu(1).bool(), torch.finfo(torch.float32).min)
-    bias = positions(positions_of(300, 0, None, "cpu"), None)
+    (bias,) = positions(positions_of(300, 0, None, "cpu"), None)
     expected, their_bias = theirs(states, mask=mask)[:2]
     seen = mask == 0
     assert torch.equal(bias.masked_select(seen), (their_bias - mask).masked_select(seen))
-    assert_near(ours(states, mask, relative=bias)[0], expected)
+    assert_near(attend(ours, states, mask=mask, relative=bias)[0], expected)
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from transformers.utils.import_utils import is_peft_greater_or_equal
 
 import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
+from heedful.attending_heed import Call, attention_function
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.versions_heed import CHECKPOINTING
 from heedful_lab.korean_english.pairs import korean_english_pairs
@@ -213,6 +214,11 @@ def uncompiled(kernel: str):
 def checkpoint_activations(model, **how) -> None:
     """Let a model compute its layers again in the backward pass, by the name that the installed transformers has."""
     getattr(model, f"{CHECKPOINTING}_enable")(how or None)
+
+
+def attend(attention, states: torch.Tensor, kernel: str = "eager", **parts):
+    """Call an attention by itself, with the parts of a `Call`."""
+    return attention(states, Call(attention_function(kernel, states.device), **parts))
 
 
 def loss_and_gradients(model, batch: dict, **arguments) -> torch.Tensor:

@@ -313,7 +313,7 @@ def test_each_row_is_there_with_its_positions_and_what_stands_before_its_labels(
     sides = (packing.source, batch["input_ids"], real[0]), (packing.states, batch["labels"], real[1])
     for side, ids, count in sides:
         lengths = side.bounds.diff()
-        assert side.shape == ids.shape
+        assert side.positions.shape == ids.shape
         assert (side.bounds[-1], side.bounds.dtype) == (ids.shape[1], torch.int32)
         assert 0 <= lengths.min() <= lengths.max() <= side.longest
         assert ids.shape[1] % 64 == 0

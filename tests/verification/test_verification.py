@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from heedful import HeedForConditionalGeneration, modeling_heed
+from heedful import HeedForConditionalGeneration, attending_heed
 from heedful.checking.findings import ModelFinding
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
@@ -189,7 +189,7 @@ DEFECTS = {  # what is replaced, by what is made of it, the checks that fail, wh
 def test_a_planted_defect_fails_the_checks_that_are_meant_for_it(model, monkeypatch, defect):
     path, made, failing, told, passing = DEFECTS[defect]
     owner, _, name = path.rpartition(".")
-    where = attrgetter(owner)(SimpleNamespace(model=model)) if owner else modeling_heed
+    where = attrgetter(owner)(SimpleNamespace(model=model)) if owner else attending_heed
     monkeypatch.setattr(where, name, made(getattr(where, name)))
     for check in failing:
         finding = check(model)

@@ -70,7 +70,7 @@ def recorded_heads(
     with ExitStack() as hooks:
         for kind, module in _attentions(model, kinds, layer) if not is_relative else ():
             keep = partial(_keep_heads, found.setdefault(kind, []))
-            hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(keep))
         yield found
 
 
@@ -138,16 +138,12 @@ def _attentions(model: Any, kinds: Collection[Kind], layer: int | None) -> Itera
             yield kind, getattr(part, name)
 
 
-def _keep_heads(
-    found: list[HeadStates], module: HeedAttention, arguments: tuple[Any, ...], options: dict[str, Any], _: Any
-) -> None:
+def _keep_heads(found: list[HeadStates], module: HeedAttention, arguments: tuple[Any, ...], _: Any) -> None:
     """Keep what an attention made of its arguments, those of `HeedAttention.forward`, for a batch of one."""
-    states, mask, source = (*arguments, None)[:3]
-    if source is None:
-        query, key, value = module.project_own(states, None, options["positions"], None)
-    else:
-        query = module.split_heads(module.q_proj(states), module.d_k)
-        key, value = module.project_source(source, None, None)
+    states, call = arguments
+    call = call._replace(cache=None)
+    query, key, value = module.project_source(states, call) if module.is_cross else module.project_own(states, call)
+    mask = call.source_mask if module.is_cross else call.mask
     key, value = (part.repeat_interleave(module.num_key_value_groups, dim=1) for part in (key, value))
     additive = module.additive_score
     scores = query @ key.transpose(2, 3) if additive is None else additive(query, key)  # (1, heads, rows, columns)

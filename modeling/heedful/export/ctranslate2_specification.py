@@ -148,8 +148,8 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
             their_layer.self_attention.relative_position_keys = _copied(own.relative_keys.weight)
             their_layer.self_attention.relative_position_values = _copied(own.relative_values.weight)
         if (bias := ours.relative_positions.bias) is not None:  # T5's, or umT5's
-            weight = ours.relative_positions.of_layer(bias.weight, number)
-            their_layer.self_attention.relative_attention_bias = _copied(weight)
+            biases = ours.relative_positions.of_layers(bias.weight)
+            their_layer.self_attention.relative_attention_bias = _copied(biases[number % len(biases)])
             distance = numpy.dtype("int32").type(bias.max_distance)
             their_layer.self_attention.relative_attention_max_distance = distance
         inner = layer.feed_forward

@@ -19,7 +19,7 @@ from heedful.generation_heed import FiniteLogits
 from heedful.modeling_heed import HeedEncoder, HeedForConditionalGeneration
 from heedful.protocols import Seq2SeqModel
 
-ENCODER_ARGUMENTS = ("input_ids", "attention_mask", "inputs_embeds", "packing")  # of `HeedEncoder.forward`, in order
+ENCODER_ARGUMENTS = ("input_ids", "attention_mask", "inputs_embeds")  # of `HeedEncoder.forward`, in order
 
 
 def may_replace(model: Seq2SeqModel, config: GenerationConfig) -> bool:

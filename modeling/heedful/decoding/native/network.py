@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from heedful import modeling_heed as heed
+from heedful.attending_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
 from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed import HeedConfig
 from heedful.decoding.native.kernels import Precision, Product, packed_linear
-from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
 from heedful.positions_heed import positions_of
 
 Groups = Sequence[Sequence[int]]  # sentences and length of each

@@ -9,7 +9,7 @@ An export is compared this way with the model that it was made of, whose weights
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, import_extra
 from heedful.generation_heed import HeedGenerationMixin
 from heedful.messages_heed import wrong
-from heedful.versions_heed import by_name, cached_signature, given_cache
+from heedful.versions_heed import by_name, either_cache_name
 
 # As optimum names them.
 ENCODER_FILE = "encoder_model.onnx"
@@ -83,7 +83,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         return model.eval()
 
-    @cached_signature
+    @either_cache_name
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
@@ -101,7 +101,6 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         place, there is one target token; `use_cache` is not read, for the cache is filled where one is given. What the
         exported files do not compute is refused with a `ValueError`.
         """
-        cache = given_cache(cache, kwargs)
         _check_request(decoder_input_ids, cache, kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
@@ -116,7 +115,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
             return Seq2SeqLMOutput(logits=logits, **by_name(cache))
         past = dict(zip(cache_names(self.config.decoder_layers), cached_tensors(cache), strict=True))
         logits, *present = _run(self.next_step, inputs | past)
-        for layer, own in enumerate(cache.self_attention_cache.layers):
+        for layer, own in enumerate(cast(Any, cache.self_attention_cache.layers)):
             own.keys, own.values = present[2 * layer : 2 * layer + 2]
         return Seq2SeqLMOutput(logits=logits, **by_name(cache))
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.batching import Row
 from heedful.data.epochs.micro_batches import MicroBatch, collate, micro_batches_of_rank
-from heedful.fast_paths_heed import Packing, runs_known_code
-from heedful.packed_rows_heed import why_padded
+from heedful.fast_paths_heed import runs_known_code
+from heedful.packed_rows_heed import Packing, why_padded
 from heedful.protocols import TrainableModel
 
 if TYPE_CHECKING:

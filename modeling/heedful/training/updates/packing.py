@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from heedful.configuration_base_heed import IGNORED_LABEL
-from heedful.fast_paths_heed import Packing
-from heedful.packed_rows_heed import EndToEnd
+from heedful.packed_rows_heed import EndToEnd, Packing
 
 SHORTEST_LIMIT = 256  # tokens: rows up to this length share a program
 # The tokens of one side are filled up to a multiple of a step: this part of the token budget, in whole units that

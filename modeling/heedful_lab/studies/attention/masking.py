@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from heedful.attending_heed import Call
 from heedful.attention.recording import record_weights, recorded_heads
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.figures import lines
@@ -56,10 +57,12 @@ def seeing_all() -> RemovableHandle:
 def _show_all(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     if not isinstance(module, HeedDecoderLayer):
         return arguments
-    states, mask, *others = arguments  # the mask (batch, 1, length, length) hides later positions and padding
+    states, *parts = arguments
+    mask = Call(*parts).mask  # (batch, 1, length, length), it hides later positions and padding
     if mask is None:  # `sdpa` hides later positions by itself, unless it is given a mask
         mask = states.new_zeros(1, 1, states.shape[1], states.shape[1])
-    return states, mask[:, :, -1:].expand_as(mask), *others  # the last position sees all but the padding
+    mask = mask[:, :, -1:].expand_as(mask)  # the last position sees all but the padding
+    return states, *Call(*parts)._replace(mask=mask)
 
 
 def scores_of(model: Any, source_ids: Sequence[int], fed_ids: Sequence[int]) -> torch.Tensor:

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from heedful.attending_heed import NARROWEST_BLOCK
 from heedful.files import check_at_least
-from heedful.masks_heed import NARROWEST_BLOCK
 
 CellKind = Literal["rnn", "gru", "lstm"]
 GATES: dict[CellKind, int] = {"rnn": 1, "gru": 3, "lstm": 4}

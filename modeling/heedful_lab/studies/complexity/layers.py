@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
 
+from heedful.attending_heed import Call, attention_function, neighbourhood_mask, windowed_mask
 from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed import HeedConfig
-from heedful.masks_heed import neighbourhood_mask, windowed_mask
 from heedful_lab.studies.complexity.counts import CellKind, Sizes
 
 HALF_VARIANCE = math.sqrt(0.5)  # keeps the variance of a sum of two as large as that of each (section 3.5)
@@ -63,7 +63,8 @@ class SelfAttentionLayer(nn.Module):
         elif radius is not None:
             seen = neighbourhood_mask(radius)
             mask = create_bidirectional_mask(self.config, states, attention_mask=None, and_mask_function=seen)
-        return self.attention(states, mask, positions=None, attn_implementation=self.kernel)[0]
+        function = attention_function(self.kernel, states.device)
+        return self.attention(states, Call(function, mask))[0]
 
 
 class RecurrentLayer(nn.Module):

@@ -269,17 +269,13 @@ MARKUP = [  # what two files look like, with a text of each line
     ("one with IWSLT's tags. Make text of it by `grep", "<url>http://example.org</url>\n<talkid>1</talkid>", "{}"),
     ("XML, HTML or LaTeX. Make .* beautifulsoup4", "<!DOCTYPE html>", "<p>{}</p>"),
     ("subtitles. Make .* pysubs2", "1", "00:00:01,000 --> 00:00:02,900\n{}\n"),
-    ("XML, HTML or LaTeX", "\\documentclass{{article}}", "\\usepackage{{a}} {}"),
     ("subtitles", "0:00:01.100,0:00:02.900", "{}\n\n0:00:03.100,0:00:04.900"),
-    ("subtitles", "WEBVTT", "\n00:01.000 --> 00:02.900\n{}"),
     ("gettext's PO. Make .* `po2csv`", "#: main.c", 'msgid "a"\nmsgstr "{}"'),
     ("M2. Make .* `sed -n 's/", "S a b", "A 0 1|||R:OTHER|||{}|||REQUIRED|||-NONE-|||0"),
     ("", "# German", "key.one={}"),
     ("", "de:", "  greeting: {}"),
-    ("", "<?php", "$text['hello'] = '{}';"),
     ("", "", "12\t{}"),
     ("", "", '{{"text": "{}"}}'),
-    ("", "# flat", "page.title: {}"),
     ("", "/* German */", '"Hello" = "{}";'),
 ]
 

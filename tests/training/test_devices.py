@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,14 +30,11 @@ class ReachedAcceleratorError(Exception):
 
 @pytest.fixture
 def begin(monkeypatch, tmp_path):
-    """Call `make_accelerator` in an environment; Accelerate itself is not reached, or its arguments are returned."""
-    seen = {}
+    """Call `make_accelerator` in an environment; Accelerate itself is not reached, and its arguments are returned."""
+    accelerator = Mock(side_effect=ReachedAcceleratorError)
+    monkeypatch.setattr(devices, "Accelerator", accelerator)
 
-    def accelerator(**arguments):
-        seen.update(arguments)
-        raise ReachedAcceleratorError
-
-    def run(environment, gpus=0, device="auto", precision="no", **changes):
+    def run(environment, gpus=0, device="auto", precision="no"):
         for name in list(os.environ):
             if name.startswith(("ACCELERATE_", "FSDP_", "MASTER_")) or name in TWO:
                 monkeypatch.delenv(name)
@@ -44,12 +42,11 @@ def begin(monkeypatch, tmp_path):
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        changes = {"optimization.device": device, "optimization.mixed_precision": precision, **changes}
+        changes = {"optimization.device": device, "optimization.mixed_precision": precision}
         with pytest.raises(ReachedAcceleratorError):
             make_accelerator(tiny_recipe(tmp_path, changes).optimization)
-        return seen
+        return accelerator.call_args.kwargs
 
-    monkeypatch.setattr(devices, "Accelerator", accelerator)
     return run
 
 

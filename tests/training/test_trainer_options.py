@@ -293,26 +293,6 @@ def test_every_form_of_dataset_trains_and_evaluates_like_a_list(tmp_path):
         trained(HeedSeq2SeqTrainer, tmp_path, given=given, gradient_accumulation_steps=2)
 
 
-def test_padding_on_the_left_or_to_a_multiple_and_decoder_inputs_of_the_collator_change_nothing(tmp_path):
-    on_the_left = collator()
-    backend = on_the_left.tokenizer.backend_tokenizer
-    on_the_left.tokenizer = type(on_the_left.tokenizer)(
-        tokenizer_object=backend, pad_token="<pad>", padding_side="left"
-    )
-
-    def padded_on_the_left(rows):
-        batch = {**on_the_left([{"input_ids": row["input_ids"]} for row in rows])}
-        return {**batch, "labels": collator()(rows)["labels"]}
-
-    assert padded_on_the_left(encoded_pairs())["input_ids"][3, 0] == 0
-    batch = collator(pad_to_multiple_of=16, model=fresh_model())(encoded_pairs())
-    assert {batch[name].shape[1] % 16 for name in ("input_ids", "labels", "decoder_input_ids")} == {0}
-    collators = collator(), collator(pad_to_multiple_of=16), collator(model=fresh_model()), padded_on_the_left
-    losses = [logged(trained(HeedSeq2SeqTrainer, tmp_path, given={"data_collator": collate})) for collate in collators]
-    for found in losses[1:]:
-        assert found == pytest.approx(losses[0], rel=1e-5)
-
-
 def test_a_table_that_a_users_forward_makes_in_evaluation_can_be_trained_with(tmp_path):
     class Gated(HeedForConditionalGeneration):
         table = None

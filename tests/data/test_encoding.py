@@ -71,6 +71,13 @@ def test_an_epoch_has_as_many_rows_as_the_parts_whose_rows_come_equally_often(si
     assert all((part == 1).all() for part in drawn(sizes, 1.0, epoch)[1])
 
 
+def test_epochs_and_seeds_draw_other_rows():
+    counts, times = drawn([1000, 10], 1e9, 0)
+    assert counts.tolist() == [505, 505]
+    others = [drawn([1000, 10], 1e9, epoch, seed)[1][0] for epoch, seed in ((0, 1), (1, 1), (0, 2))]
+    assert [(other == times[0]).all() for other in others] == [True, False, False]
+
+
 PARTS = {"data.train": MixturePart("a", to="de"), "data.mixture.x": MixturePart("b", to="fr", tag="bt")}
 
 

@@ -9,8 +9,10 @@ import resource
 import runpy
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -323,3 +325,12 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed_by_the_other(tmp_path, 
     finally:
         for process in itertools.chain(*runs):
             process.kill()
+
+
+def test_a_process_that_stops_right_after_work_does_not_seem_paused_for_ever():
+    words = {}
+    heartbeat = Heartbeat(SimpleNamespace(process_index=1, is_main_process=False, num_processes=2))
+    heartbeat._store, heartbeat._threads = SimpleNamespace(set=words.__setitem__), [threading.current_thread()]
+    with heartbeat.paused():
+        assert words == {"alive-1": "paused"}
+    assert words == {"alive-1": "0"}

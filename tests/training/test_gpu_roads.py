@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
 from heedful.training import model_of_recipe
 from heedful.training.loop import feed
+from heedful.training.loop import loop as loop_module
 from heedful.training.loop.feed import AHEAD, Feed, made_ahead
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.updates import compilation
@@ -208,6 +209,17 @@ def test_a_budget_that_shrank_divides_updates_anew_that_were_made_ahead(make_loo
     assert loop.run().token_budget == 1000
     assert sizes[0] > 1000
     assert all(size <= 1000 for size in sizes[1:])
+
+
+def test_a_budget_that_shrinks_while_an_update_is_made_is_not_taken_for_its_own(make_loop, monkeypatch):
+    made_by = make_loop({"optimization.shrink_token_budget": True, "optimization.token_budget": 700})
+
+    def split_and_shrink(update, token_budget, processes):
+        made_by.progress.token_budget = 350
+        return split_update(update, token_budget, processes)
+
+    monkeypatch.setattr(loop_module, "split_update", split_and_shrink)
+    assert next(made_by._updates()).token_budget == 700
 
 
 def test_what_is_made_ahead_comes_in_order_and_ends_with_its_reader_who_does_not_wait_for_it():

@@ -233,18 +233,18 @@ def test_the_smoothing_of_the_arguments_is_that_of_the_saved_config(column):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("by_tokens", [False, True])
-def test_every_pair_comes_once_an_epoch_in_another_order(column, by_tokens, workers):
+def test_every_pair_comes_once_an_epoch_in_another_order_for_each_epoch_and_seed(column, by_tokens, workers):
     options = {"tokens_per_update": 900, "buckets_per_update": 2} if by_tokens else {}
     trainer = column.trainer(options=options, gradient_accumulation_steps=4, dataloader_num_workers=workers)
     orders = []
     updates = len(trainer.get_train_dataloader()) // 4
-    for epoch in (0, 1):
-        trainer.state.global_step = updates * epoch
+    for epoch, seed in ((0, None), (1, None), (0, 7)):
+        trainer.state.global_step, trainer.args.data_seed = updates * epoch, seed
         batches = [batch["labels"] for batch in trainer.get_train_dataloader()]
         assert len(batches) == updates * 4
         orders.append([[i for i in row if i >= 0] for batch in batches for row in batch.tolist()])
         assert sorted(row for row in orders[-1] if row) == sorted(row["labels"] for row in trainer.train_dataset)
-    assert orders[0] != orders[1]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
 def test_generated_tokens_end_once_whatever_generate_fills_up_with():

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.micro_batches import split_update
 from heedful.training import model_of_recipe
 from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module

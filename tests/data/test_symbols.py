@@ -44,10 +44,7 @@ def test_a_character_is_what_a_reader_sees_and_what_has_no_token_is_spelled_in_c
     assert tokens(train("jamo"), "한글") == list("\u1112\u1161\u11ab\u1100\u1173\u11af")
     assert tokens(pair, "a\u0301") == ["<0xC3>", "<0xA1>"]  # á has a code point of its own, which no text had
     assert tokens(pair, "d\u0332") == ["d", "<0xCC>", "<0xB2>"]
-
-
-def test_a_number_keeps_the_most_frequent_characters_in_a_fixed_order():
-    texts = ["cab", "ba", "b"]
+    texts = ["cab", "ba", "b"]  # a number keeps the most frequent, in a fixed order
     every, few = (train_tokenizers(texts, texts, algorithm="character", vocab_size=size) for size in (None, 262))
     assert tokens(every, "ab") == tokens(few, "ab") == ["a", "b"]
     assert tokens(few, "c") == ["<0x63>"]
@@ -149,15 +146,7 @@ def test_symbols_of_pairs_that_are_held_out_of_the_training_data_are_known(sound
     assert "unknown_tokens" not in {finding.check for finding in findings}
 
 
-def test_words_of_a_closed_source_are_not_changed_in_training(sounds, tmp_path):
-    changes = {"data.source": "2", "data.target": "1", "tokenizer.algorithm": "word", "data.test": {}}
-    changes = sounds | changes | {"tokenizer.target_algorithm": "character"}
-    assert prepared(tmp_path, changes | {"data.augmentation": {"joined": 0.5}}, "a").training.pairs
-    with pytest.raises(ValueError, match=r"`data.augmentation` must be empty but for `joined`"):
-        prepared(tmp_path, changes | {"data.augmentation": {"typos": 0.5}}, "b")
-
-
-def test_what_a_recipe_can_not_ask_for_is_refused(tmp_path):
+def test_what_a_recipe_can_not_ask_for_is_refused_such_as_to_change_words_of_a_closed_source(sounds, tmp_path):
     cases = [
         ({"target_algorithm": "word"}, "`tokenizer.target_algorithm` must be empty where `tokenizer.joint` is true"),
         ({"vocab_size": None}, "`tokenizer.vocab_size` must be a number for bpe, but is None"),
@@ -165,6 +154,11 @@ def test_what_a_recipe_can_not_ask_for_is_refused(tmp_path):
         ({"algorithm": "letters"}, "`tokenizer.algorithm` must be .*character"),
     ]
     assert_refused(cases, lambda given: tiny_recipe(tmp_path, {f"tokenizer.{key}": given[key] for key in given}))
+    changes = {"data.source": "2", "data.target": "1", "tokenizer.algorithm": "word", "data.test": {}}
+    changes = sounds | changes | {"tokenizer.target_algorithm": "character"}
+    assert prepared(tmp_path, changes | {"data.augmentation": {"joined": 0.5}}, "a").pairs
+    message = "`data.augmentation` must be empty but for `joined`"
+    assert_error(message, prepared, tmp_path, changes | {"data.augmentation": {"typos": 0.5}}, "b")
 
 
 @pytest.fixture(scope="module")

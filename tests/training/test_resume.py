@@ -151,13 +151,10 @@ def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
     assert [update for update, _ in checkpoints.list_checkpoints(folder)] == [7]
 
 
-def test_a_file_that_cannot_be_read_is_no_damage(folder, monkeypatch):
-    monkeypatch.setattr(checkpoints, "checksum", Mock(side_effect=OSError(5, "Input/output error")))
-    assert_error("Input/output error", newest_whole_checkpoint, folder, error=OSError)
-
-
-def test_a_checkpoint_that_cannot_be_deleted_now_is_left_for_later(folder, monkeypatch, caplog):
+def test_what_cannot_be_read_is_no_damage_and_what_cannot_be_deleted_now_left_for_later(folder, monkeypatch, caplog):
     with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "checksum", Mock(side_effect=OSError(5, "Input/output error")))
+        assert_error("Input/output error", newest_whole_checkpoint, folder, error=OSError)
         patch.setattr(shutil, "rmtree", Mock(side_effect=OSError("Device or resource busy")))
         checkpoints.prune_checkpoints(folder, {20})
     assert "update-00000003 could not be deleted: Device or resource busy" in caplog.text

@@ -156,7 +156,7 @@ def test_what_a_recipe_can_not_ask_for_is_refused_such_as_to_change_words_of_a_c
     assert_refused(cases, lambda given: tiny_recipe(tmp_path, {f"tokenizer.{key}": given[key] for key in given}))
     changes = {"data.source": "2", "data.target": "1", "tokenizer.algorithm": "word", "data.test": {}}
     changes = sounds | changes | {"tokenizer.target_algorithm": "character"}
-    assert prepared(tmp_path, changes | {"data.augmentation": {"joined": 0.5}}, "a").pairs
+    assert prepared(tmp_path, changes | {"data.augmentation": {"joined": 0.5}}, "a")
     message = "`data.augmentation` must be empty but for `joined`"
     assert_error(message, prepared, tmp_path, changes | {"data.augmentation": {"typos": 0.5}}, "b")
 

@@ -95,5 +95,5 @@ def test_shares_are_kept_and_drawn_anew_in_every_epoch_from_the_seed(tokenizers)
     assert all(30 < len(numbers) < 90 for numbers in changed)
     assert texts_of(tokenizers, {})[0] == plain
     for share in (-0.1, 1.1, float("nan")):
-        message = rf"`data.augmentation.typos` must be from 0 to 1, but is {share} instead"
+        message = rf"`data.augmentation.typos` must be at least 0 and at most 1, but is {share} instead"
         assert_error(message, AugmentationRules, typos=share)

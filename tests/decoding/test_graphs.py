@@ -9,12 +9,13 @@ import itertools
 import logging
 import pickle
 import warnings
+from types import SimpleNamespace
 from unittest.mock import Mock
 from weakref import WeakKeyDictionary
 
 import pytest
 import torch
-from transformers import CompileConfig, PreTrainedModel
+from transformers import CompileConfig, PreTrainedModel, StaticCache
 
 from heedful import HeedForConditionalGeneration, SeededSampling, generation_heed, prepare_for_inference
 from heedful.decoding import engines
@@ -240,3 +241,14 @@ def test_generate_compiles_the_step_of_beams_where_it_is_asked_to(on_gpu):
     assert not on_gpu
     assert torch.equal(model.generate(source, **settings, **static), expected)
     assert len(on_gpu) == 1  # and not the first call, which fills the cache
+
+
+def test_beams_are_reordered_where_they_lie():
+    cache = StaticCache(config=tiny_model(decoder_layers=1).config, max_cache_len=3)
+    cache.update(*torch.randn(2, 4, 2, 1, 8), 0)
+    rows, layer = torch.tensor([2, 0, 2, 1]), cache.layers[0]
+    before = [(states.data_ptr(), states[rows]) for states in (layer.keys, layer.values)]
+    generation_heed.CachedGenerationMixin._reorder_cache(SimpleNamespace(self_attention_cache=cache), rows)
+    for states, (address, expected) in zip((layer.keys, layer.values), before, strict=True):
+        assert states.data_ptr() == address
+        assert torch.equal(states, expected)

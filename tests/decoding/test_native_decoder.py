@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.network import best_tokens
 from heedful.modeling_heed import HeedFeedForward
 from helpers import assert_error
 
@@ -220,3 +221,15 @@ def test_changed_weights_are_noticed_and_code_of_a_user_that_would_not_run_is_re
         assert_error(r"must (be|have no)", NativeDecoder, model)
     else:
         assert_error("weights or modules have changed since", model.generate, **make_batch(9), custom_generate=decoder)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 300), st.integers(1, 12), st.integers(0, 1000))
+def test_the_best_tokens_are_those_of_a_full_sort(sentences, beams, vocabulary, count, seed):
+    torch.manual_seed(seed)
+    logits, scores = torch.randn(sentences * beams, vocabulary), torch.randn(sentences, beams)
+    totals, hypotheses, tokens = best_tokens(logits, scores, count)
+    plain = (logits.view(sentences, beams, vocabulary) + scores[..., None]).flatten(1)
+    wanted = plain.topk(min(count, beams * vocabulary))
+    assert totals.tolist() == wanted.values.tolist()
+    assert (hypotheses * vocabulary + tokens).tolist() == wanted.indices.tolist()

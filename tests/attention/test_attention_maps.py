@@ -246,7 +246,9 @@ def test_words_are_shown_whole_and_scripts_without_spaces_by_their_tokens(tokeni
         shown = shown_words(tokenizer, ids)
         assert shown.labels == [*words, "</s>"]
         assert shown.of_tokens == sorted(shown.of_tokens)
-        assert len(shown.of_tokens) == len(ids)
+        *found, end = token_words(tokenizer, ids)
+        assert (end, {*found} - {None}) == (None, {*range(len(text.split()))})
+        assert len(shown.of_tokens) == len(found) + 1 == len(ids)
     broken = tokenizers.source("네").input_ids[0]
     assert shown_words(tokenizers.source, [broken, 2]) == (["‹EB›", "</s>"], [0, 1])
     assert shown_words(ByT5Tokenizer(), [0xEB + 3, 1]) == (["‹EB›", "</s>"], [0, 1])

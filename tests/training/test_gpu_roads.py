@@ -123,7 +123,7 @@ def test_graphs_that_cannot_be_recorded_are_found_out_before_the_first_update(ma
             raise RuntimeError("operation not permitted when stream is capturing")
         return self._model(**inputs)
 
-    monkeypatch.setattr(compilation, "body_of", lambda model, *_: CompiledBody(model.model, uses_graphs=True))
+    monkeypatch.setattr(model_of_recipe, "body_of", lambda model, *_: CompiledBody(model.model, uses_graphs=True))
     monkeypatch.setattr(CompiledBody, "__call__", fail_when_recorded)
     assert make_loop(COMPILED | {"optimization.max_updates": 1}).run().update == 1
     assert len(calls) == 2

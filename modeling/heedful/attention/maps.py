@@ -6,7 +6,7 @@ Section 3.2.3 names the three kinds: in "cross" attention every target position 
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +16,8 @@ from heedful.configuration_base_heed import position_limit, special_token
 from heedful.data.labels import Words, shown_words, token_labels, token_words
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.translation import Translator
+from heedful.protocols import Seq2SeqModel
 from heedful.symbols_heed import trimmed
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +140,7 @@ class AttentionMaps:
 
 
 def attention_maps(
-    model: "PreTrainedModel | Translator",
+    model: Seq2SeqModel | Translator,
     tokenizers: TokenizerPair,
     source: str,
     target: str | None = None,
@@ -179,7 +177,7 @@ def attention_maps(
 
 
 def attention_maps_of_ids(
-    model: "PreTrainedModel | Translator",
+    model: Seq2SeqModel | Translator,
     tokenizers: TokenizerPair,
     source_ids: Sequence[int],
     target_ids: Sequence[int],
@@ -227,7 +225,7 @@ def attention_maps_of_ids(
 
 
 def attention_map(
-    model: "PreTrainedModel | Translator",
+    model: Seq2SeqModel | Translator,
     tokenizers: TokenizerPair,
     source: str,
     target: str | None = None,

@@ -4,16 +4,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from transformers import PreTrainedConfig
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import LANGUAGE_TAG
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
 from heedful.messages_heed import wrong
 from heedful.recipe_keys import Section, key
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 Location = str | list[str]
 OTHER_DIRECTION = "data.both_directions"
@@ -219,7 +218,7 @@ class DataRecipe(Section, section="data"):
         tags = [f"<{part.tag}>" for part in self.parts.values() if part.tag]
         return (*self.languages, *dict.fromkeys([*tags, *self.denoise.marks]))
 
-    def check_room(self, config: "PreTrainedConfig") -> None:
+    def check_room(self, config: PreTrainedConfig) -> None:
         """Raise a `ValueError` where rows made anew in an epoch may have more tokens than the model has positions."""
         limit, is_new = position_limit(config), self.augmentation.joined or self.streaming or self.denoise
         for name in ("max_source_tokens", "max_target_tokens"):

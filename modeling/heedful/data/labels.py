@@ -5,14 +5,11 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from itertools import count, islice
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from tokenizers import decoders, models
-from transformers import ByT5Tokenizer
+from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SPACE_MARK = "▁"
 CONTINUATION_MARK = "…"
@@ -33,7 +30,7 @@ class Words(NamedTuple):
     of_tokens: list[int]  # for each token the number of its label
 
 
-def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[str]:
+def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """Make readable labels of the tokens of one sequence.
 
     Control tokens keep their name (`</s>`), a space is ▁, and an id that the tokenizer does not know <its number>.
@@ -64,13 +61,13 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
     return [label if label.strip(JOINERS) else _escaped(label) for label in labels]
 
 
-def is_of_characters(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def is_of_characters(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether a tokenizer splits text into characters, or jamo."""
     state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
     return r"\X" in ((state.get("pre_tokenizer") or {}).get("pattern") or {}).get("Regex", "")
 
 
-def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[int | None]:
+def token_words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int | None]:
     """Return the number from 0 of the word that each token of a sequence belongs to; white space separates words.
 
     Control tokens and tokens of white space alone belong to none. A token that ends one word and begins another
@@ -104,7 +101,7 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
     return words
 
 
-def shown_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> Words:
+def shown_words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Words:
     """Join the tokens of a sequence to the words that people read.
 
     Words are those of `token_words`; a control token is one, and a token of white space goes with the word after it.

@@ -15,6 +15,7 @@ from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.search_settings import SEARCH_SETTINGS, check_ids
 from heedful.files import ENDLESS, check_inside, first_line, import_extra, listed, read_object, shortened
+from heedful.generation_heed import check_weights
 from heedful.protocols import Seq2SeqModel
 
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -124,8 +125,6 @@ def reading(place: str | Path, part: str = "model") -> Iterator[None]:
 
 def load_weights(place: str | Path, kind: Any, read: str = "", may_lack: str = "", **options: Any) -> Any:
     """Load a model by an Auto class; weights that it lacks, or does not know and are to be `read`, are errors."""
-    from heedful.generation_heed import check_weights
-
     # Other shapes are named below; the error of transformers does not name them.
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
     with reading(place):
@@ -247,8 +246,6 @@ def _check_adapter(path: Path) -> None:
 
 def merged_adapter(folder: Path) -> Seq2SeqModel:
     """Load the model that an adapter was trained on, with the adapter merged into its weights."""
-    from heedful.generation_heed import check_weights
-
     peft = import_extra("peft", "adapters")
     check_inside(folder)
     base = below = adapted_model(folder)

@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from transformers import GenerationConfig
 
-if TYPE_CHECKING:
-    from transformers import GenerationConfig
-
-    from heedful.protocols import Seq2SeqModel
+from heedful.protocols import Seq2SeqModel
 
 # Settings that only `BeamSearch` reads, with the values that change nothing; a recipe writes them into a config.
 SEARCH_SETTINGS: dict[str, Any] = {
@@ -55,7 +53,7 @@ Numbers = torch.Tensor | float
 Inputs = dict[str, torch.Tensor]  # `input_ids` and `attention_mask`, `(batch, source_length)`
 
 
-def asked_of(generation_config: "GenerationConfig", names: Iterable[str] | None = None) -> dict[str, Any]:
+def asked_of(generation_config: GenerationConfig, names: Iterable[str] | None = None) -> dict[str, Any]:
     """Return what a generation config asks for by some settings, or by all that change the tokens."""
     if names is None:
         # `generate()` takes `min_new_tokens` in place of `min_length`.
@@ -65,7 +63,7 @@ def asked_of(generation_config: "GenerationConfig", names: Iterable[str] | None 
     return {name: value for name, value in values.items() if value not in IDLE.get(name, UNSET)}
 
 
-def end_tokens(generation_config: "GenerationConfig") -> list[int]:
+def end_tokens(generation_config: GenerationConfig) -> list[int]:
     """Return the ids that end a sequence, perhaps none."""
     ends = generation_config.eos_token_id
     if ends is None:
@@ -73,13 +71,13 @@ def end_tokens(generation_config: "GenerationConfig") -> list[int]:
     return [int(end) for end in ends] if isinstance(ends, Sequence) else [int(ends)]
 
 
-def filler(generation_config: "GenerationConfig") -> int:
+def filler(generation_config: GenerationConfig) -> int:
     """Return the token that follows the end of finished sequences: padding, or the end token if there is none."""
     padding = generation_config.pad_token_id
     return next(iter(end_tokens(generation_config)), 0) if padding is None else int(padding)
 
 
-def check_ids(generation_config: "GenerationConfig", limit: int) -> None:
+def check_ids(generation_config: GenerationConfig, limit: int) -> None:
     """Raise a `ValueError` that names a setting with a token id outside of a target vocabulary of `limit` tokens."""
     for name, value in vars(generation_config).items():
         values = [value] if ID_SETTING.fullmatch(name) else []
@@ -102,6 +100,6 @@ def length_penalty(length: Numbers, alpha: float, form: LengthPenaltyForm) -> Nu
     return ((5 + length) / 6) ** alpha if form == "gnmt" else length**alpha
 
 
-def device_of(model: "Seq2SeqModel") -> torch.device:
+def device_of(model: Seq2SeqModel) -> torch.device:
     """Return where a model takes its inputs: the CPU if its weights are loaded only while they are needed."""
     return torch.device("cpu") if model.device.type == "meta" else model.device

@@ -10,29 +10,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import Any, Self, get_args
 
 import torch
+from transformers import GenerationConfig
 
 from heedful.configuration_base_heed import TEXT_TASK, position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.engines import EngineName, GenerateEngine, Hypothesis, Progress, ignored
 from heedful.decoding.loading import load_model, load_tokenizers, model_folder, resolve_device
+from heedful.decoding.native.kernels import Precision
+from heedful.decoding.paragraphs import Paragraphs
+from heedful.decoding.scoring import PairScore, score_stream
 from heedful.decoding.search_settings import LONGEST_SOURCE, MOST_SOURCE_TOKENS
+from heedful.decoding.strategies.sampling import SeededSampling
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.messages_heed import wrong
 from heedful.protocols import Seq2SeqModel
 from heedful.sentences_heed import LINE_BREAK
 from heedful.symbols_heed import UNKNOWN, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
-
-if TYPE_CHECKING:
-    from transformers import GenerationConfig
-
-    from heedful.decoding.native.kernels import Precision
-    from heedful.decoding.paragraphs import Paragraphs
-    from heedful.decoding.scoring import PairScore
-    from heedful.decoding.strategies.sampling import SeededSampling
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Translation(Hypothesis):
 class Search:
     """What one call asks for, checked and with its defaults filled in."""
 
-    config: "GenerationConfig"
+    config: GenerationConfig
     token_budget: int
     target_language: str | None = None
     positions: int | None = None  # the most tokens of a sequence; `None` is any number
@@ -54,7 +51,7 @@ class Search:
     split: bool | None = False
     every_line: bool = False
     keep_going: bool = False
-    sampling: "SeededSampling | None" = None
+    sampling: SeededSampling | None = None
     progress: Progress = ignored
 
 
@@ -63,7 +60,7 @@ class Tally:
     """What the sentences of one call have in common, of which one warning is given at its end."""
 
     search: Search
-    paragraphs: "Paragraphs | None" = None  # where lines may be taken apart
+    paragraphs: Paragraphs | None = None  # where lines may be taken apart
     unfinished: int = 0
     unknown: int = 0
     long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
@@ -126,7 +123,7 @@ class Translator:
         model: Seq2SeqModel,
         tokenizers: TokenizerPair,
         engine: EngineName = "auto",
-        precision: "Precision" = "float32",
+        precision: Precision = "float32",
         ensemble: Sequence[Seq2SeqModel] = (),
     ):
         if not isinstance(tokenizers, TokenizerPair):
@@ -160,7 +157,7 @@ class Translator:
         device: str | torch.device | None = None,
         revision: str | None = None,
         engine: EngineName = "auto",
-        precision: "Precision" = "float32",
+        precision: Precision = "float32",
     ) -> Self:
         """Load a model and its tokenizers from a folder or the Hub.
 
@@ -233,7 +230,7 @@ class Translator:
         split: bool | None = None,
         paragraphs: bool = False,
         keep_going: bool = False,
-        sampling: "SeededSampling | None" = None,
+        sampling: SeededSampling | None = None,
         progress: Progress | None = None,
         **settings: Any,
     ) -> Iterator[list[Translation]]:
@@ -280,7 +277,7 @@ class Translator:
         token_budget: int = 8192,
         chunk_size: int = 4096,
         keep_going: bool = False,
-    ) -> Iterator["PairScore | None"]:
+    ) -> Iterator[PairScore | None]:
         """Tell how probable the model finds given translations, of pairs that need not fit in memory.
 
         Padding changes the last digits of a score, in float32 by less than 1e-5 a token; with a `token_budget` of 1
@@ -301,8 +298,6 @@ class Translator:
             ValueError: If a setting is out of range, a pair is not two texts, one is longer than `translate` takes, or
                 the translator computes in another precision than float32.
         """
-        from heedful.decoding.scoring import score_stream
-
         check_are_several(pairs, "pairs")
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
         self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
@@ -376,7 +371,7 @@ class Translator:
         trained = getattr(self.model.generation_config, LONGEST_SOURCE, None)
         return trained or getattr(self.model.config, "max_position_embeddings", None)
 
-    def _engine(self, config: "GenerationConfig") -> GenerateEngine:
+    def _engine(self, config: GenerationConfig) -> GenerateEngine:
         """Return the engine of this call, with the model's present weights."""
         if self.engine != "auto":
             return self._current(self.engine)
@@ -408,8 +403,6 @@ class Translator:
         search = tally.search
         is_apart = search.split or (search.split is None and any(map(LINE_BREAK.search, map(trimmed, texts))))
         if tally.paragraphs is None and is_apart:
-            from heedful.decoding.paragraphs import Paragraphs
-
             tally.paragraphs = Paragraphs(search.every_line)
         apart = tally.paragraphs
         rows = self._rows(list(enumerate(texts, start=first_number)), tally)

@@ -3,13 +3,17 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from transformers import PreTrainedConfig
 
 import heedful
+from heedful.configuration_base_heed import HeedBaseConfig
+from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.loading import load_model
 from heedful.messages_heed import wrong
 from heedful.protocols import TrainableModel
 from heedful.training.loop.feed import Feed, may_pack
@@ -17,15 +21,12 @@ from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
 from heedful.training.recipe_file import MODEL_TYPES, read_config
+from heedful.training.updates.compilation import body_of, check_compile
 from heedful.training.updates.engine import TrainingEngine
+from heedful.training.updates.model_size import check_memory
+from heedful.training.updates.objective import Objective
 from heedful.training.updates.optimizers import make_optimizer
 from heedful.versions_heed import CHECKPOINTING
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-    from heedful.configuration_base_heed import HeedBaseConfig
-    from heedful.training.updates.objective import Objective
 
 
 def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path | None = None) -> TrainableModel:
@@ -37,8 +38,6 @@ def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path 
         config = config_of(recipe, tokenizers.vocabularies(), tokenizers.is_joint)
         model = _class_of(config)(config)
     else:
-        from heedful.decoding.loading import load_model
-
         model = cast("TrainableModel", load_model(recipe.start_from))
         tokenizers.check_config(model.config)
     if recipe.attn_implementation is not None:
@@ -66,8 +65,6 @@ def make_engine(accelerator: Accelerator, model: TrainableModel, settings: Optim
     packs = not is_sharded and may_pack(model, accelerator)
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
-        from heedful.training.updates.compilation import body_of
-
         body = body_of(model, settings, accelerator, is_sharded, packs)
     feed = Feed(accelerator, model.config, settings.micro_batch_tokens, _objective(settings, model.config), packs)
     # A scale of gradients waits for each update anyway, and only Adam can be stopped on a GPU.
@@ -77,12 +74,10 @@ def make_engine(accelerator: Accelerator, model: TrainableModel, settings: Optim
     return TrainingEngine(model, optimizer, feed, body, decides_on_device)
 
 
-def _objective(settings: OptimizationRecipe, config: "PreTrainedConfig") -> "Objective | None":
+def _objective(settings: OptimizationRecipe, config: PreTrainedConfig) -> Objective | None:
     """Return what is minimized in place of the cross-entropy; R-Drop without dropout is a `ValueError`."""
     if settings.r_drop is None and settings.distillation is None:
         return None
-    from heedful.training.updates.objective import Objective
-
     return Objective.of(settings, config)
 
 
@@ -90,8 +85,6 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
     """Raise a `ValueError` for what cannot be, before anything slow; tokenizers are `given`, or will be trained."""
     settings, options, optimization = recipe.tokenizer, recipe.model.options, recipe.optimization
     if optimization.distillation is not None and given is not None:
-        from heedful.data.epochs.teacher import TeacherTokens
-
         TeacherTokens(optimization.distillation).check(given)
     if given is not None:
         vocabularies, is_joint = given.vocabularies(), given.is_joint
@@ -103,13 +96,9 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         source = vocabularies["vocab_size"] = settings.vocab_size or options.get("vocab_size", 1000)
         vocabularies["decoder_vocab_size"] = target or options.get("decoder_vocab_size", source)
     if recipe.model.start_from is None:
-        from heedful.training.updates.model_size import check_memory
-
         config = config_of(recipe.model, vocabularies, is_joint)
         _objective(optimization, config)
         if optimization.compile is True:
-            from heedful.training.updates.compilation import check_compile
-
             check_compile(optimization, config, recipe.model.activation_checkpointing)
         recipe.data.check_room(config)
         check_memory(_class_of(config), config, runs_on_cpu(optimization.device) and world_size() == 1)
@@ -118,7 +107,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         raise wrong("decoding.num_beams", f"be at most {target}, the size of the vocabulary", beams)
 
 
-def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> "HeedBaseConfig":
+def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> HeedBaseConfig:
     """Make a config of the config file, the options above it, and what is known of the tokenizers."""
     options = (read_config(recipe.config) if recipe.config is not None else {}) | recipe.options
     for name in vocabularies.keys() & recipe.options.keys():
@@ -140,7 +129,7 @@ def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint
     return _made(heedful.HeedRNNConfig, options | vocabularies)
 
 
-def _made(kind: type["HeedBaseConfig"], options: dict[str, Any]) -> "HeedBaseConfig":
+def _made(kind: type[HeedBaseConfig], options: dict[str, Any]) -> HeedBaseConfig:
     from huggingface_hub.errors import StrictDataclassFieldValidationError
 
     try:
@@ -154,6 +143,6 @@ def _made(kind: type["HeedBaseConfig"], options: dict[str, Any]) -> "HeedBaseCon
         raise wrong(f"model.options.{named[1]}", f"be {types}", repr(options[named[1]])) from error
 
 
-def _class_of(config: "HeedBaseConfig") -> Callable[[Any], TrainableModel]:
+def _class_of(config: HeedBaseConfig) -> Callable[[Any], TrainableModel]:
     is_recurrent = isinstance(config, heedful.HeedRNNConfig)
     return heedful.HeedRNNForConditionalGeneration if is_recurrent else heedful.HeedForConditionalGeneration

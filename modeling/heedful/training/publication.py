@@ -5,11 +5,12 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
+from transformers import GenerationConfig
 
 from heedful.configuration_base_heed import TASK, TEXT_TASK
 from heedful.data.cleaning import SOURCES_FILE, sample
@@ -26,9 +27,6 @@ from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.checkpoints import published_checkpoints, written_folder
 from heedful.training.run_folder.folder import foreign_files
 from heedful.training.run_folder.progress import Progress
-
-if TYPE_CHECKING:
-    from transformers import GenerationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +105,7 @@ def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
 
 
-def with_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> "GenerationConfig":
+def with_decoding(config: GenerationConfig, decoding: DecodingRecipe) -> GenerationConfig:
     """Return a generation config in which the published model generates so, in place of earlier settings.
 
     `Translator` and `BeamSearch` read all of it. transformers' own search ignores `length_penalty_form` and

@@ -3,10 +3,11 @@
 import logging
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from accelerate.tracking import get_available_trackers
+from transformers import PreTrainedConfig
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.epochs.corpus import Corpus, StoredRows
@@ -17,9 +18,6 @@ from heedful.evaluation.metrics import score_translations
 from heedful.files import import_extra, shortened
 from heedful.messages_heed import wrong
 from heedful.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ def check_installed(recipe: Recipe) -> None:
             raise ValueError(f"`logging.trackers` must name installed ones ({ones}), but names {name}.")
 
 
-def check_start(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> None:
+def check_start(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> None:
     """Raise a `ValueError` for what would end a run or make it worthless, and warn of what costs much of it."""
     recipe.data.check_room(config)
     for fault in faults(recipe, corpus, config):
@@ -66,7 +64,7 @@ def check_start(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> N
         logger.warning("warning: %s", fault.message)
 
 
-def faults(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> Iterator[Fault]:
+def faults(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> Iterator[Fault]:
     """Find what is wrong with the tokenizers, the lengths and the limits of a run."""
     targets = [pair["target"] for pair in corpus.validation_pairs]
     yield from faults_of_targets(tokenizer_key(recipe), corpus.tokenizers, targets)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -14,12 +14,12 @@ from transformers import PreTrainedConfig
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.batching import Row
 from heedful.data.epochs.micro_batches import MicroBatch, collate, micro_batches_of_rank
+from heedful.data.epochs.teacher import teacher_tensors
 from heedful.fast_paths_heed import runs_known_code
 from heedful.packed_rows_heed import Packing, why_padded
 from heedful.protocols import TrainableModel
-
-if TYPE_CHECKING:
-    from heedful.training.updates.objective import Objective
+from heedful.training.updates.objective import Objective
+from heedful.training.updates.packing import laid_end_to_end
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -44,7 +44,7 @@ class Feed:
     accelerator: Accelerator
     config: PreTrainedConfig  # of the model
     token_budget: int  # padded tokens of a micro-batch
-    objective: "Objective | None" = None  # what is minimized in place of the cross-entropy
+    objective: Objective | None = None  # what is minimized in place of the cross-entropy
     packs: bool = False  # whether rows lie end to end
 
     @property
@@ -65,14 +65,10 @@ class Feed:
         """Return the tensors of a micro-batch, on the CPU."""
         rows, budget, pad = [*rows] * self.passes, self.token_budget * self.passes, self.config.pad_token_id
         if self.packs:
-            from heedful.training.updates.packing import laid_end_to_end
-
             tensors = laid_end_to_end(rows, budget, pad, self.config.decoder_start_token_id)
         else:
             tensors = collate(rows, pad)
         if self.objective is not None:
-            from heedful.data.epochs.teacher import teacher_tensors
-
             tensors |= teacher_tensors(rows, tensors["labels"])
         return pinned(tensors) if self.is_ahead else tensors
 

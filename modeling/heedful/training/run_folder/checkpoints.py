@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from accelerate import Accelerator
 
 from heedful.checksums_heed import checksum
 from heedful.data.tokenization import TokenizerPair
@@ -23,11 +24,7 @@ from heedful.training.processes.collectives import Watch, any_rank, broadcast
 from heedful.training.recipe import CheckpointRecipe, Recipe
 from heedful.training.recipe_file import read_recipe, to_yaml
 from heedful.training.run_folder.progress import Progress
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from heedful.training.updates.engine import TrainingEngine
+from heedful.training.updates.engine import TrainingEngine
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +166,7 @@ def write_manifest(folder: Path) -> None:
     flush(folder / MANIFEST)
 
 
-def checkpoint_to_resume(recipe: Recipe, accelerator: "Accelerator") -> Path | None:
+def checkpoint_to_resume(recipe: Recipe, accelerator: Accelerator) -> Path | None:
     """Return the newest whole checkpoint of the run, as the main process sees it; `None` for none."""
     is_reader = recipe.resume and accelerator.is_main_process
     newest = newest_whole_checkpoint(recipe.folder / CHECKPOINTS) if is_reader else None
@@ -179,7 +176,7 @@ def checkpoint_to_resume(recipe: Recipe, accelerator: "Accelerator") -> Path | N
 class CheckpointStore:
     """Saves and loads what a run needs to go on; the watch is paused while files are written."""
 
-    def __init__(self, recipe: Recipe, tokenizers: TokenizerPair, engine: "TrainingEngine", watch: Watch):
+    def __init__(self, recipe: Recipe, tokenizers: TokenizerPair, engine: TrainingEngine, watch: Watch):
         self.recipe, self.settings, self.tokenizers = recipe, recipe.checkpoints, tokenizers
         self.engine, self.accelerator, self.watch = engine, engine.accelerator, watch
         self.folder = recipe.folder / CHECKPOINTS

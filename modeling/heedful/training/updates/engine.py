@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
@@ -20,10 +20,8 @@ from heedful.files import first_line
 from heedful.protocols import TrainableModel
 from heedful.training.loop.feed import Feed
 from heedful.training.processes.collectives import full_tensor, full_weights, local_shard, shard_like
-from heedful.training.updates.optimizers import AVERAGED, COUNTED, set_learning_rate
-
-if TYPE_CHECKING:
-    from heedful.training.updates.compilation import CompiledBody
+from heedful.training.updates.compilation import CompiledBody
+from heedful.training.updates.optimizers import AVERAGED, COUNTED, averaged_weights, set_learning_rate
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +58,7 @@ class TrainingEngine:
         model: TrainableModel,
         optimizer: torch.optim.Optimizer,
         feed: Feed,
-        body: "CompiledBody | None" = None,
+        body: CompiledBody | None = None,
         decides_on_device: bool = False,
     ):
         self.accelerator, self.feed, self.body = feed.accelerator, feed, body
@@ -185,8 +183,6 @@ class TrainingEngine:
         saved = self.network.state_dict()
         parameters: dict[str, torch.Tensor] = dict(self.network.named_parameters())
         if self.averages:
-            from heedful.training.updates.optimizers import averaged_weights
-
             parameters = averaged_weights(self.optimizer, parameters)
         buffers = {name: buffer for name, buffer in self.network.named_buffers() if name in saved}
         return full_weights(parameters | buffers, keep)

@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.teacher import TEACHER_COLUMNS
 from heedful.loss_heed import LOGITS_AT_ONCE, replace_by_gradient, smoothed_cross_entropy
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-    from heedful.training.recipe import OptimizationRecipe
+from heedful.training.recipe import OptimizationRecipe
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Objective:
     teacher: tuple[torch.Tensor, ...] = ()
 
     @classmethod
-    def of(cls, settings: "OptimizationRecipe", config: "PreTrainedConfig") -> "Objective":
+    def of(cls, settings: OptimizationRecipe, config: PreTrainedConfig) -> "Objective":
         """Return what the settings ask for; R-Drop with a model whose two passes are the same is a `ValueError`."""
         rates = (getattr(config, name) for name in type(config).__dataclass_fields__ if name.endswith("dropout"))
         if settings.r_drop is not None and not any(rates):

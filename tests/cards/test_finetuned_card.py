@@ -8,9 +8,8 @@ import pytest
 
 from card_facts import SCORES, card_facts
 from guides import assert_named
-from heedful.cards.finetuned_card import write_finetuned_card
 from heedful.cards.hub import check_folder, files_to_push, read_card
-from heedful.cards.model_card import write_model_card
+from heedful.cards.model_card import write_finetuned_card, write_model_card
 from memorised import saved_model
 
 TOLD = ["--license", "MIT", "--dataset", "pairs.tsv", "--dataset", "me/more", "--base-model", "someone/base"]

@@ -21,7 +21,7 @@ def card(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a README.md that is there.")] = False,
 ) -> None:
     """Write the card of a model of a Trainer, which `heedful push` asks for; runs of `heedful train` have one."""
-    from heedful.cards.finetuned_card import write_finetuned_card
+    from heedful.cards.model_card import write_finetuned_card
 
     options.quieten()
     facts: dict[str, Any] = {"license": license, "datasets": dataset, "base_model": base_model, "task": task}

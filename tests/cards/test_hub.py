@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from card_facts import card_facts
+from guides import blocks_of, python_of, text_of
 from heedful.cards.hub import check_folder, files_to_push, push
 from heedful.cards.model_card import write_model_card
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.files import check_inside
 from helpers import CODE, assert_error, assert_refused, run_python
 from hub_stand_in import HubStandIn
-from memorised import PAIRS, memorised_model, saved_in
+from memorised import PAIRS, SHOWN, memorised_model, saved_in, saved_model
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
 LOUD = {source: target.upper() for source, target in PAIRS.items()}
@@ -208,6 +209,25 @@ def test_each_revision_loads_with_heed_without_it_without_the_network_and_with_a
     assert run(pushed.offline, "-c", LOAD, pushed.answers)[-1:] == ["done"]
     assert pushed.hub.repositories["me/tiny"].private
     assert pushed.private == ["done", "done"]
+
+
+@pytest.mark.slow
+def test_the_guide_of_publishing_prints_what_it_says_and_the_code_of_the_pushed_card_runs(tmp_path):
+    folder = saved_model(tmp_path / "runs/quickstart/model", SHOWN, vocab_size=272, norm_placement="post")
+    write_model_card(folder, card_facts(example={"source": "제 이모는 변호사예요."}))
+    mark = "--- next block"
+    with HubStandIn() as hub:
+        environment = hub.environment(tmp_path / "caches")
+        setting = f"import os; os.chdir({json.dumps(str(tmp_path))})"
+        script = f"\nprint({mark!r})\n".join([setting, *python_of(text_of("publish")), "print(revision)"])
+        _, *published, revision = run_python("-c", script, **environment).stdout.split(f"{mark}\n")
+        card = hub.repositories["me/model"].commits[revision.strip()]["README.md"].decode()
+        code = "\n".join(python_of(card))
+        printed = run_python("-c", code, **environment).stdout
+    for (block, expected), found in zip(blocks_of(text_of("publish")), published, strict=True):
+        assert found == expected, block
+    assert 'repository = "me/model"' in code
+    assert printed.splitlines() == ["My aunt is a lawyer."] * 3
 
 
 # Before anything is sent

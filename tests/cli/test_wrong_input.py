@@ -136,6 +136,13 @@ def test_weights_that_are_no_numbers_are_named(folder, road, value):
     assert_error(f"weights .*must be finite numbers, but are not in {WEIGHT}", road, folder)
 
 
+def test_the_largest_numbers_of_a_type_are_numbers(tokenizers):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        model = ending_model(vocab_size=272).to(dtype)
+        torch.nn.init.constant_(model.model.encoder.layers[0].feed_forward.fc1.weight, torch.finfo(dtype).max)
+        assert pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu")
+
+
 def test_a_file_in_the_place_of_a_folder_a_broken_generation_config_and_such_an_index_are_named(folder, tmp_path):
     (tmp_path / "file").write_text("")
     saved = (folder / "generation_config.json").read_text()

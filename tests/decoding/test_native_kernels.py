@@ -160,6 +160,7 @@ def test_in_int8_a_sentence_gets_the_same_tokens_alone_and_in_a_batch(width):
     decoder = NativeDecoder(model, "int8")
     encoded = decoder.encoded(**batch)
     together = model.generate(**encoded, custom_generate=decoder)
+    assert not torch.equal(encoded["encoder_outputs"].last_hidden_state, NativeDecoder(model).encode(**batch))
     for number, row in enumerate(together):
         is_token = batch["attention_mask"][number].bool()
         alone = decoder.encoded(batch["input_ids"][None, number, is_token])

@@ -1,6 +1,6 @@
 """A tiny model with either trainer, and pairs that it can learn by heart: what the tests of options start from.
 
-python trainer_runs.py FOLDER pushes to the stand-in that HF_ENDPOINT names, into repositories `me/TRAINER-STRATEGY`.
+python trainer_runs.py FOLDER pushes to the stand-in that HF_ENDPOINT names, into repositories `me/STRATEGY`.
 """
 
 import sys
@@ -19,9 +19,7 @@ from memorised import PAIRS, encoded
 TRAINERS = [Seq2SeqTrainer, HeedSeq2SeqTrainer]
 SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
 SEPARATE = {"vocab_size": 264, "decoder_vocab_size": 266, "share_encoder_decoder_embeddings": False}
-# transformers' trainer is a measure of what ours sends, once before the end and there.
-PUSHES = [(HeedSeq2SeqTrainer, strategy) for strategy in ("every_save", "checkpoint", "all_checkpoints", "end")]
-PUSHES += [(Seq2SeqTrainer, strategy) for strategy in ("every_save", "end")]
+PUSHES = ("every_save", "checkpoint", "all_checkpoints", "end")
 
 
 @cache
@@ -80,23 +78,15 @@ def same_weights(one, other) -> bool:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     tokenizers = separate_tokenizers()
-    for kind, strategy in PUSHES:
-        name = f"{kind.__name__}-{strategy}"
-        trainer = make_trainer(
-            kind,
-            Path(sys.argv[1]) / name,
-            fresh_model(**SEPARATE),
-            {"processing_class": tokenizers, "train_dataset": encoded_pairs(tokenizers)},
-            push_to_hub=True,
-            hub_model_id=f"me/{name}",
-            hub_strategy=strategy,
-            hub_always_push=True,
-            save_strategy="steps",
-            save_steps=1,
-        )
-        # The weights of an earlier run, without their code, which only our trainer is to send.
-        fresh_model(**SEPARATE, d_model=16).save_pretrained(Path(sys.argv[1]) / name)
-        for path in (Path(sys.argv[1]) / name).glob("*.py"):
+    given = {"processing_class": tokenizers, "train_dataset": encoded_pairs(tokenizers)}
+    for strategy in PUSHES:
+        folder, model = Path(sys.argv[1]) / strategy, fresh_model(**SEPARATE)
+        options = {"hub_model_id": f"me/{strategy}", "hub_strategy": strategy, "hub_always_push": True}
+        options |= {"push_to_hub": True, "save_strategy": "steps", "save_steps": 1}
+        trainer = make_trainer(HeedSeq2SeqTrainer, folder, model, given, **options)
+        # The weights of an earlier run, without their code.
+        fresh_model(**SEPARATE, d_model=16).save_pretrained(folder)
+        for path in folder.glob("*.py"):
             path.unlink()
         trainer.train()
         if strategy == "end":

@@ -4,8 +4,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -24,7 +22,7 @@ from heedful.cards.hub import check_folder
 from heedful.data.tokenization import TokenizerPair
 from heedful.training.run_folder.checkpoints import MANIFEST, find_damage
 from heedful.training.trainer import saving
-from helpers import CODE, assert_error
+from helpers import CODE, assert_error, run_python
 from hub_stand_in import HubStandIn
 from tiny_runs import full_disk
 from trainer_runs import SOURCES, fresh_model, joint_tokenizers, make_trainer, same_weights, trained
@@ -225,24 +223,17 @@ def test_a_tokenizer_that_would_be_lost_is_warned_of(tmp_path, caplog):
 def repositories(tmp_path_factory):
     """What a process that takes the stand-in for the Hub has pushed there."""
     folder = tmp_path_factory.mktemp("pushed")
-    script = Path(__file__).parents[1] / "support" / "trainer_runs.py"
     with HubStandIn() as hub:
-        environment = os.environ | hub.environment(folder / "caches")
-        process = subprocess.run(
-            [sys.executable, str(script), str(folder)], env=environment, capture_output=True, text=True, check=False
-        )
-    assert process.returncode == 0, process.stderr[-4000:]
+        run_python(Path(__file__).parents[1] / "support/trainer_runs.py", folder, **hub.environment(folder / "caches"))
     return hub.repositories
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("kind", "strategy"), trainer_runs.PUSHES)
-def test_what_is_pushed_is_whole(repositories, kind, strategy, tmp_path):
-    repository = repositories[f"me/{kind.__name__}-{strategy}"]
+@pytest.mark.parametrize("strategy", trainer_runs.PUSHES)
+def test_what_is_pushed_is_whole(repositories, strategy, tmp_path):
+    repository = repositories[f"me/{strategy}"]
     files = repository.commits[repository.branches["main"]]
-    assert files.keys() >= WHOLE
-    # transformers' trainer sends the code with the last push alone.
-    assert (files.keys() >= CODE) == (kind is HeedSeq2SeqTrainer or strategy == "end")
+    assert files.keys() >= WHOLE | CODE
     folders = {path.split("/")[0] for path in files if "checkpoint" in path}
     expected = {"checkpoint": {"last-checkpoint"}, "all_checkpoints": {"checkpoint-1", "checkpoint-2"}}
     assert folders == expected.get(strategy, set())

@@ -294,8 +294,8 @@ def test_two_files_of_markup_are_named_with_what_makes_text_of_them(tmp_path):
         memory, r"known kind .*, but is .*memory\.tmx instead: .* looks like TMX\. Make text of it by `tmx2po`"
     )
     table = write(tmp_path / "base.tsv", "a\tb\n")
-    with pytest.raises(ValueError, match=r"`data.denoise.text.1` must be files of plain text, .* `cut -f2` writes it"):
-        read_parts({"data.denoise.text.1": MixturePart([table, table], "1", "1")})
+    with pytest.raises(ValueError, match=r"`data.mixture.a` must be files of plain text, .* `cut -f2` writes it"):
+        read_parts({"data.mixture.a": MixturePart([table, table], "1", "1")})
     inline = ["<b>Ja</b>", "1 = 1", "Note: x", "<2de> a", "1:2 Im Anfang", "Anna: Ja"]
     files = [write(tmp_path / name, "".join(f"{line}{name}\n" for line in inline)) for name in "ab"]
     assert len(read_pairs(files, "en", "ko")) == len(inline)

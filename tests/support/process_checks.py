@@ -49,10 +49,8 @@ STREAM = {"data.streaming": True, "data.pool_size": 70}
 R_DROP = {"optimization.r_drop": 5.0}
 # Everything against overfitting, most of which draws random numbers or leaves something out.
 REGULAR = {**R_DROP, "model.options.source_word_dropout": 0.1}
-REGULAR |= {"data.train": "builtin:train:150", "data.denoise": {"sides": ["target"]}}
 SEVERAL = {"data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko"}}}
 SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}}
-SEVERAL |= {"data.denoise": {"sides": ["source", "target"], "kind": "infilling"}}
 
 
 def write_teacher(folder: Path, tokenizers: TokenizerPair, pairs: str = "builtin:train:300") -> dict:

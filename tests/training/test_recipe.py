@@ -60,7 +60,7 @@ def test_a_value_of_another_type_is_refused():
         ("name", 5, "text"),
         *[("seed", value, "a whole number") for value in ("one", True, 1.5)],
         *[("resume", value, "true or false") for value in ("yes", 1)],
-        *[("data.train", value, "text or a list or empty") for value in (3, [1, 2])],
+        *[("data.train", value, "text or a list") for value in (3, None, [1, 2])],
         *[("data.test", value, "a mapping") for value in (["a.tsv"], {"a": 5})],
         ("data.max_source_tokens", "many", "a whole number or empty"),
         ("data.cleaning.max_ratio", "wide", "a number or empty"),
@@ -209,8 +209,8 @@ CONTRADICTIONS = [
     ),
     ({"decoding.bootstrap": 7}, r"`decoding.bootstrap` must be 0 or at least 40, but is 7 instead"),
     (
-        {"data.denoise": {"sides": ["target"]}, "tokenizer.vocab_size": 300},
-        r"`tokenizer.vocab_size` must be at least 361 for bpe \(105 special tokens, with .* 256 more\), but is 300",
+        {"data.mixture": {"a": {"train": "b.tsv", "tag": "bt"}}, "tokenizer.vocab_size": 260},
+        r"`tokenizer.vocab_size` must be at least 261 for bpe \(5 special tokens, with .* 256 more\), but is 260",
     ),
     ({"decoding.max_length": 1}, r"`decoding.max_length` must be at least 2, but is 1 instead"),
     ({"validation.select": "bleu"}, r"`validation.select` must be loss where `validation.sentences` is 0"),
@@ -314,10 +314,8 @@ def test_the_data_folder_is_relative_to_its_file_and_stands_before_file_names_on
     changes = {"data.train": ["a.de", "a.en"], "data.validation": "a.tsv", "data.test": test, "data.folder": "corpora"}
     located = splits_of(make_recipe(tiny_tree("x", changes)))
     assert located == (["corpora/a.de", "corpora/a.en"], "corpora/a.tsv", test)
-    changes |= {"data.mixture": {"more": {"train": "b.tsv"}}, "data.denoise": {"text": ["c.txt"]}}
-    data = make_recipe(tiny_tree("x", changes)).data
-    places = [["corpora/a.de", "corpora/a.en"], "corpora/b.tsv", ["corpora/c.txt"] * 2]
-    assert [part.train for part in data.parts.values()] == places
+    data = make_recipe(tiny_tree("x", changes | {"data.mixture": {"more": {"train": "b.tsv"}}})).data
+    assert [part.train for part in data.parts.values()] == [["corpora/a.de", "corpora/a.en"], "corpora/b.tsv"]
     assert data.located.parts == data.parts
 
 

@@ -263,13 +263,11 @@ SEVERAL = {
     "data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko", "tag": "bt"}},
     "data.temperature": 2.0,
     "data.augmentation": {"lower_case": 0.2, "typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
-    "data.denoise": {"sides": ["target"], "kind": "infilling"},
 }
-MENDED = {"data.train": "builtin:train:150", "data.denoise": {"sides": ["target"]}}
 FEW = {"optimization.r_drop": 5.0, "data.train": "builtin:train:80"}
 KINDS = {
     "plain": {},
-    "stream": {"data.streaming": True, "data.pool_size": 70, **MENDED},
+    "stream": {"data.streaming": True, "data.pool_size": 70},
     "schedule_free": {"optimization.optimizer": "schedule_free", "optimization.weight_decay": 0.1},
     "muon": {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.02},
     "all against overfitting": FEW | DROPPED | SEVERAL,

@@ -81,8 +81,8 @@ def facts_of(result: RunResult) -> CardFacts:
         if "count" in values
     }
     data = recipe.data
-    files: list[Any] = [data.train, *(part.train for part in data.mixture.values()), *data.denoise.text]
-    trained = [place for each in files for place in (each if isinstance(each, list) else [each]) if place is not None]
+    files: list[Any] = [data.train, *(part.train for part in data.mixture.values()), *data.denoise]
+    trained = [place for each in files for place in (each if isinstance(each, list) else [each])]
     is_own = recipe.model.start_from is None and all("builtin:" in each for each in trained)
     is_trained = tokenizer_key(recipe) == "tokenizer.vocab_size"
     tokens = [TOKENS[kind] if is_trained else "pieces of a given tokenizer" for kind, _ in recipe.tokenizer.sides]

@@ -117,7 +117,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         check_output_folder(recipe)
     except ValueError as error:
         yield RecipeFinding("output", "warning", str(error), "output")
-    if recipe.card.license is None and "builtin:" not in (recipe.data.train or ""):
+    if recipe.card.license is None and "builtin:" not in recipe.data.train:
         message = "The model card will say that the license is unknown, and without one the model may not be used."
         yield RecipeFinding("card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0.")
     for key, part in recipe.data.parts.items():
@@ -153,7 +153,8 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
         yield RecipeFinding("card", "note", message, "card.source_language", "If it translates, name both.")
     with refusal("installed", "decoding.bleu_tokenizer"):
         check_installed(recipe)
-    yield from _check_tokens(recipe, splits, kept, [train, *held_out])
+    learned = train.without([0]) if recipe.data.denoise else train  # the pairs are the tokenizer's alone
+    yield from _check_tokens(recipe, splits, kept, [learned, *held_out])
 
 
 def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pairs]) -> Iterator[RecipeFinding]:

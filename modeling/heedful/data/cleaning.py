@@ -81,17 +81,16 @@ def clean_pairs(
     rules: CleaningRules,
     held_out: Rows = (),
     both_directions: bool = False,
-    texts: Iterable[int] = (),
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
     """Return the pairs that break no rule, in their order, and the report, which a `ValueError` holds if none is left.
 
     `held_out` holds the rows of validation and test data; `both_directions` tells that each pair is trained on from
-    target to source, too; `texts` are the numbers of parts whose pairs are one text each. The report of a stream fills
-    while it is iterated, and starts from zero with every pass, at whose end its error comes.
+    target to source, too. The report of a stream fills while it is iterated, and starts from zero with every pass, at
+    whose end its error comes.
     """
     from datasets import IterableDataset
 
-    judge = Judge(rules, held_out, both_directions, texts)
+    judge = Judge(rules, held_out, both_directions)
     if isinstance(pairs, IterableDataset):
         stream = IterableDataset.from_generator(partial(_clean_stream, pairs, judge), features=pairs.features)
         return cast("IterableDataset", stream), judge.report
@@ -153,14 +152,12 @@ def _clean_stream(pairs: "IterableDataset", judge: "Judge") -> Iterator[dict[str
 
 
 class Judge:
-    """Applies the rules to one pair after another; pairs of the parts `texts` are one text each."""
+    """Applies the rules to one pair after another."""
 
-    def __init__(
-        self, rules: CleaningRules, held_out: Rows = (), both_directions: bool = False, texts: Iterable[int] = ()
-    ):
+    def __init__(self, rules: CleaningRules, held_out: Rows = (), both_directions: bool = False):
         rows = list(held_out) if rules.drop_overlap else []
         self._sources, targets = ({row[side].strip() for row in rows} for side in ("source", "target"))
-        self._held_out, self._texts = self._sources | targets, {*texts}
+        self._held_out = self._sources | targets
         self._rules, self._both_directions, self.report = rules, both_directions, CleaningReport()
 
     def kept(self, rows: Iterable[tuple[Item, str, str, int]]) -> Iterator[Item]:
@@ -183,9 +180,9 @@ class Judge:
             return "empty"
         if rules.max_ratio is not None and longer > rules.max_ratio * shorter:
             return "ratio"
-        if rules.drop_identical and source == target and part not in self._texts:
+        if rules.drop_identical and source == target:
             return "identical"
-        is_either = part or self._both_directions or part in self._texts
+        is_either = part or self._both_directions
         if source in self._sources or (is_either and {source, target} & self._held_out):
             return "overlap"
         if rules.drop_duplicates:

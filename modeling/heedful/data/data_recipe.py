@@ -4,22 +4,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedConfig
 
 from heedful.configuration_base_heed import position_limit
-from heedful.data.tokenization import LANGUAGE_TAG
+from heedful.data.tokenization import GAP, LANGUAGE_TAG
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
 from heedful.messages_heed import wrong
 from heedful.recipe_keys import Section, key
 
 Location = str | list[str]
 OTHER_DIRECTION = "data.both_directions"
-DENOISE = "denoise"  # the tag of texts that are damaged
-MASK, SENTINELS = "<mask>", [f"<extra_id_{number}>" for number in range(100)]  # called as BART and T5 call them
-TAKEN = (*SPECIAL_TOKENS, f"<{DENOISE}>", MASK, *SENTINELS)
-USUAL_SHARES = {"spans": 0.15, "infilling": 0.3, "deletion": 0.1}  # those of the papers
+DENOISE, MASK = "denoise", "<mask>"  # the tag of damaged texts, and what is in the place of a span, as in BART
 
 
 @dataclass
@@ -68,45 +65,11 @@ class AugmentationRules(Section, section="data.augmentation"):
     )
 
 
-@dataclass(frozen=True)
-class DenoiseRules(Section, section="data.denoise"):
-    """Texts that are damaged anew in every epoch, so that the model learns to mend them; true if there are any."""
-
-    text: list[str] = key("files with one text a line (.txt, .gz), in the target language", list)
-    sides: list[Literal["source", "target"]] = key("the texts of the pairs above: source, target or both", list)
-    alone: bool = key("true learns no pair: for a first run; `data.train` may then be empty", False)
-    kind: Literal["spans", "infilling", "deletion", "order"] = key(
-        "spans (T5: a mark for each span that is missing, and the target is what is), infilling (BART: one mask "
-        "for each span), deletion (of tokens), order (words change places); the target of these three is the whole"
-        " text",
-        "spans",
-    )
-    share: float | None = key("of the tokens; empty: 0.15 of spans, 0.3 of infilling, 0.1 of deletion", None)
-    length: int = key("of a span, on average; of the way that a word moves, at most", 3, least=1)
-
-    def check(self) -> None:
-        """Refuse what is not read."""
-        if not self and (self.alone, self.kind, self.share, self.length) != (False, "spans", None, 3):
-            raise ValueError("`data.denoise` must name a `text` or one of the `sides`, but names neither.")
-        self.require(len({*self.sides}) == len(self.sides), "sides", "name each side once")
-        self.require(self.share is None or self.kind != "order", "share", "be empty where words change places")
-        self.require(self.share is None or 0 < self.share < 1, "share", "be above 0 and below 1")
-        self.require(self.length == 3 or self.kind != "deletion", "length", "be 3 where single tokens are deleted")
-
-    def __bool__(self) -> bool:
-        return bool(self.text or self.sides)
-
-    @property
-    def marks(self) -> list[str]:
-        """The control tokens that stand for what is missing."""
-        return {"spans": SENTINELS, "infilling": [MASK]}.get(self.kind, []) if self else []
-
-
 @dataclass
 class DataRecipe(Section, section="data"):
     """Where the pairs come from and which of them are kept."""
 
-    train: Location | None = key(
+    train: Location = key(
         "a file (.jsonl, .json, .csv, .tsv, .txt, .gz of them, .parquet), a glob of them, a folder with a file for"
         " each split, a pair of line-aligned texts [a.de, a.en], a Hub dataset NAME[:CONFIG[:SPLIT]], or "
         "builtin:SPLIT:COUNT of the built-in Korean-English corpus; paths are relative to the recipe's file"
@@ -149,7 +112,11 @@ class DataRecipe(Section, section="data"):
     max_target_tokens: int | None = key("the same of targets", 256, least=1)
     cleaning: CleaningRules = key("which pairs are dropped", CleaningRules)
     augmentation: AugmentationRules = key("changes shares of the pairs, others in every epoch", AugmentationRules)
-    denoise: DenoiseRules = key("texts that the model learns to mend, damaged anew in every epoch", DenoiseRules)
+    denoise: list[str] = key(
+        "files with one text a line (.txt, .gz), in the target language, which the model learns to mend, damaged anew "
+        "in every epoch. It then learns no pair, for a run before that of the pairs; the tokenizer learns both",
+        list,
+    )
 
     def check(self) -> None:
         """Refuse keys that exclude each other."""
@@ -162,15 +129,13 @@ class DataRecipe(Section, section="data"):
         is_changed = self.mixture or self.augmentation != AugmentationRules()
         must = "be false where `data.mixture` or `data.augmentation` is given"
         self.require(not (self.streaming and is_changed), "streaming", must)
-        must = "be 1 in a stream" if self.streaming else "be 1 without a `data.mixture` or `data.denoise`"
-        has_parts = not self.streaming and (self.mixture or self.denoise)
-        self.require(self.temperature == 1 or has_parts, "temperature", must)
-        is_needed = self.denoise.sides or not self.denoise.alone
-        must = "be given, but for `data.denoise.text` with `alone: true`"
-        self.require(self.train is not None or not is_needed, "train", must)
-        for name in ("mixture", "both_directions", "augmentation") if self.denoise.alone else ():
+        must = "be 1 in a stream" if self.streaming else "be 1 without a `data.mixture`"
+        self.require(self.temperature == 1 or (self.mixture and not self.streaming), "temperature", must)
+        for name in ("mixture", "both_directions", "streaming", "augmentation") if self.denoise else ():
             is_off = getattr(self, name) in ({}, False, AugmentationRules())
-            self.require(is_off, name, "be left out where `data.denoise.alone` is true")
+            self.require(is_off, name, "be left out where `data.denoise` is given")
+        must = "be false where `data.denoise` is given"
+        self.cleaning.require(not (self.denoise and self.cleaning.drop_identical), "drop_identical", must)
 
     @property
     def located(self) -> "DataRecipe":
@@ -178,33 +143,26 @@ class DataRecipe(Section, section="data"):
         train, validation = self._located(self.train), self._located(self.validation)
         test = {name: self._located(where) for name, where in self.test.items()}
         mixture = {name: replace(part, train=self._located(part.train)) for name, part in self.mixture.items()}
-        denoise = replace(self.denoise, text=self._located(self.denoise.text))
         places: dict[str, Any] = {"train": train, "validation": validation, "test": test, "mixture": mixture}
-        return replace(self, **places, denoise=denoise, folder=None)
+        return replace(self, **places, denoise=self._located(self.denoise), folder=None)
 
     @property
     def parts(self) -> dict[str, MixturePart]:
         """The parts of the training data by their keys: `train`, its other direction, `mixture`, and `denoise`."""
-        train, parts = self._located(self.train) or "", {}
-        if not self.denoise.alone:
-            parts["data.train"] = MixturePart(train, self.source, self.target, self.target)
+        train = self._located(self.train)
+        parts = {"data.train": MixturePart(train, self.source, self.target, self.target)}
         if self.both_directions:
             parts[OTHER_DIRECTION] = MixturePart(train, self.target, self.source, self.source)
         for name, part in self.mixture.items():
             source, target, to = part.source or self.source, part.target or self.target, part.to or self.target
             parts[f"data.mixture.{name}"] = MixturePart(self._located(part.train), source, target, to, part.tag)
-        for side in self.denoise.sides:  # a pair of one text
-            name, is_one = getattr(self, side), isinstance(train, str) or len(train) != 2
-            file = train if is_one else [train[side == "target"]] * 2
-            parts[f"data.denoise.{side}"] = MixturePart(file, name, name, name, DENOISE)
-        for number, text in enumerate(self._located(self.denoise.text), start=1):
-            name = self.target
-            parts[f"data.denoise.text.{number}"] = MixturePart([text, text], name, name, name, DENOISE)
+        for number, text in enumerate(self._located(self.denoise), start=1):  # pairs of one text
+            parts[f"data.denoise.{number}"] = MixturePart([text, text], self.target, self.target, self.target, DENOISE)
         return parts
 
     @property
     def denoised(self) -> list[int]:
-        """The numbers of the parts whose texts are damaged."""
+        """The numbers of the parts whose texts are damaged; if there are some, the pairs are the tokenizer's."""
         return [number for number, part in enumerate(self.parts.values()) if part.tag == DENOISE]
 
     @property
@@ -214,9 +172,9 @@ class DataRecipe(Section, section="data"):
 
     @property
     def control_tokens(self) -> tuple[str, ...]:
-        """What tokenizers of these data need besides the usual: tags of languages and parts, and marks."""
-        tags = [f"<{part.tag}>" for part in self.parts.values() if part.tag]
-        return (*self.languages, *dict.fromkeys([*tags, *self.denoise.marks]))
+        """What tokenizers of these data need besides the usual: tags of languages and parts, and a mask."""
+        tags = dict.fromkeys(f"<{part.tag}>" for part in self.parts.values() if part.tag)
+        return (*self.languages, *tags, *[MASK] * bool(self.denoise))
 
     def check_room(self, config: PreTrainedConfig) -> None:
         """Raise a `ValueError` where rows made anew in an epoch may have more tokens than the model has positions."""
@@ -237,8 +195,7 @@ class DataRecipe(Section, section="data"):
 
 def languages_of(parts: Mapping[str, MixturePart]) -> tuple[str, ...]:
     """Return the target languages of a model that learns several; otherwise none."""
-    translated = [part for part in parts.values() if part.tag != DENOISE]
-    languages = tuple(dict.fromkeys(str(part.to) for part in translated[::-1]))
+    languages = tuple(dict.fromkeys(str(part.to) for part in [*parts.values()][::-1]))
     return languages if len(languages) > 1 else ()
 
 
@@ -258,6 +215,7 @@ def check_mixture(mixture: dict[str, MixturePart], target: str, other: str | Non
         field, token = f"data.mixture.{name}", f"<{part.tag}>"
         if part.to is None and part.target not in (None, target) and re.fullmatch("[a-z]{2,3}", part.target or ""):
             raise wrong(f"{field}.to", f"be given where its target is {part.target}, not {target}", "empty")
-        if part.tag is not None and (not OTHER_TAG.fullmatch(token) or token in TAKEN):
+        is_taken = token in SPECIAL_TOKENS or part.tag == DENOISE or GAP.fullmatch(token)
+        if part.tag is not None and (is_taken or not OTHER_TAG.fullmatch(token)):
             must = "letters, digits, '-' and '_', a letter first, and not pad, s, unk, mask, denoise or extra_id_0"
             raise wrong(f"{field}.tag", f"be {must}", repr(part.tag))

@@ -65,7 +65,7 @@ def clean(splits: Splits, data: DataRecipe) -> Splits:
     """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none."""
     others = ({"source": text, "target": text} for text in splits.others)
     held_out = chain(splits.validation or (), *splits.tests.values(), others)
-    train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions, data.denoised)
+    train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions)
     kept = replace(splits, train=train, report=report)
     if splits.validation is not None:
         return kept

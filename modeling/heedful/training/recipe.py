@@ -300,8 +300,9 @@ class Recipe(Section):
         if self.optimization.distillation is not None:
             noise = {name: share for name, share in asdict(data.augmentation).items() if share}
             drawn: dict[str, Any] = {"data.streaming": data.streaming, "data.augmentation": noise}
+            drawn["data.denoise"] = data.denoise
             drawn |= {f"data.mixture.{name}.tag": part.tag for name, part in data.mixture.items()}
-            for name, value in (drawn | {"data.denoise": data.denoise and "given"}).items():
+            for name, value in drawn.items():
                 if value:
                     off = "false" if value is True else "empty"
                     must = f"be {off} where `optimization.distillation` knows the tokens of all pairs beforehand"

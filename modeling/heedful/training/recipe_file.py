@@ -30,7 +30,7 @@ RECIPE_FILE = "recipe.yaml"
 MODEL_TYPES = ("heed", "heed_rnn")
 # Keys whose paths may be relative to the recipe's file: those of data only where there is no `data.folder`.
 PATHS = re.compile(r"model\.(config|start_from)|tokenizer\.path|.+\.distillation|data\.(folder|held_out\..+)")
-PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train|denoise\.text)")
+PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train|denoise)")
 
 
 class _Loader(yaml.SafeLoader):
@@ -90,7 +90,7 @@ def read_recipe(
     tree = _read_tree(path)
     is_open = tree.get("optimization") is None and not section_of(tree, "model").get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
-    is_other = any(map(re.compile(r"data(\.train|\.(mixture|denoise).*)?").fullmatch, overridden))
+    is_other = any(map(re.compile(r"data(\.train|\.denoise|\.mixture.*)?").fullmatch, overridden))
     if is_other and (card := section_of(tree, "card")):
         # What the file says of its data is not so of others: a model is not published under someone else's licence.
         tree["card"] = {key: value for key, value in card.items() if key.endswith("_language")}

@@ -3,7 +3,7 @@
 import logging
 import re
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import chain, count, pairwise
 from typing import TYPE_CHECKING
 
@@ -29,19 +29,16 @@ class Augmentation:
     """Changes the rows of an epoch; the same seed, epoch and rows give the same.
 
     A pair that is joined has another one of its part, drawn anew, behind it, with a space between (Kondo et al., 2021,
-    arXiv 2104.08478); then its source may be damaged. One that would be longer than its
-    limit stays as it is. `pairs` are those that the rows were made of, by their `numbers`; those of the parts `left`
-    stay as they are.
+    arXiv 2104.08478); then its source may be damaged. One that would be longer than its limit stays as it is. `pairs`
+    are those that the rows were made of, by their `numbers`.
     """
 
-    def __init__(
-        self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int, left: Collection[int] = ()
-    ):
+    def __init__(self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int):
         changes_words = rules.lower_case or rules.typos or rules.no_final_punctuation
         if changes_words and symbols_of(encoder.tokenizers.source) is not None:
             must = "empty but for `joined` where the source's vocabulary is closed"
             raise ValueError(f"`data.augmentation` must be {must}, but changes the words of sources.")
-        self._rules, self._pairs, self._encoder, self._seed, self._left = rules, pairs, encoder, seed, left
+        self._rules, self._pairs, self._encoder, self._seed = rules, pairs, encoder, seed
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
         """Return the rows of an epoch, from 0."""
@@ -55,8 +52,6 @@ class Augmentation:
         changed = {}
         for index, number in enumerate(numbers):
             source, target = sources[number], targets[number]
-            if parts[number] in self._left:
-                continue
             others = of_part[parts[number]]
             if next(draws) < self._rules.joined:
                 other = others[int(next(draws) * len(others))]

@@ -18,10 +18,10 @@ from heedful.data.tokenization import TokenizerPair
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from heedful.data.epochs.denoising import Denoising
     from heedful.data.epochs.teacher import TeacherTokens
 
 Update = list[list[Row]]  # buckets of rows
+Draw = Callable[[EncodedPairs, int], EncodedPairs]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class StoredRows:
 
     rows: EncodedPairs
     batching: BatchingSettings
-    drawn: Sequence[Callable[[EncodedPairs, int], EncodedPairs]]  # choose or change them anew in every epoch
+    drawn: Sequence[Draw]  # choose or change them anew in every epoch
     teacher: "TeacherTokens | None"  # what it says goes along with each row
     parts: dict[str, int]  # rows of each part of a mixture, by its key in the recipe
     digests: np.ndarray  # checksums of the sources
@@ -68,7 +68,6 @@ class StreamedRows:
     encoder: PairEncoder
     batching: BatchingSettings
     pool_size: int  # rows that are read, sorted and shuffled at a time
-    denoising: "Denoising | None"  # damages texts anew in every epoch
     accelerator: "Accelerator | None"  # `None` for one process
     pairs: int | None = None  # rows, known when an epoch was read to its end
     fingerprint = ""
@@ -88,7 +87,6 @@ class StreamedRows:
         from heedful.data.epochs.streaming import encode_in_shares, stream_updates
 
         rows, counts = encode_in_shares(self.encoder, self.stream, self.accelerator), Counter[bool]()
-        rows = rows if self.denoising is None else self.denoising.damaged(rows, epoch)
         fitting = (row for row in rows if counts.update([row is not None]) or row is not None)
         yield from stream_updates(fitting, self.batching, pool_size=self.pool_size, epoch=epoch)
         if not counts[True]:
@@ -124,22 +122,23 @@ def encode(
     """
     heads = source_prefixes(data.parts, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
-    denoising = None
+    held_out = both_ways(kept.validation) if data.both_directions else kept.validation
+    validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(held_out))
+    pairs: Any = with_other_direction(kept.train) if data.both_directions else kept.train
+    drawn: list[Draw] = []
     if data.denoise:
-        from heedful.data.epochs.denoising import Denoising
+        from heedful.data.epochs.denoising import HELD_OUT, Denoising
 
-        denoising = Denoising(data.denoise, encoder, batching.seed)
-    pairs = with_other_direction(kept.train) if data.both_directions else kept.train
+        pairs = pairs.select(np.flatnonzero(np.isin(numbers_of_parts(pairs), data.denoised)))
+        denoising = Denoising(encoder, batching.seed)
+        drawn.append(denoising.rows)
+        texts = [{"source": pair["target"], "target": pair["target"], "part": 1} for pair in kept.validation]
+        validation = denoising.rows(EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(texts)), HELD_OUT)
     training: StoredRows | StreamedRows
     if isinstance(pairs, Sized):
-        training = _stored(data, batching, pairs, encoder, teacher, denoising)
+        training = _stored(data, batching, pairs, encoder, teacher, drawn)
     else:
-        training = StreamedRows(pairs, encoder, batching, data.pool_size, denoising, accelerator)
-    if denoising is not None and data.denoise.alone:
-        validation = denoising.held_out(kept.validation)
-    else:
-        held_out = both_ways(kept.validation) if data.both_directions else kept.validation
-        validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(held_out))
+        training = StreamedRows(pairs, encoder, batching, data.pool_size, accelerator)
     language = data.target if len(tokenizers.languages) > 1 else None
     tests = {key: tokenizers.encode_source(test["source"][:], language) for key, test in kept.tests.items()}
     return Corpus(
@@ -160,23 +159,23 @@ def _stored(
     pairs: Any,
     encoder: PairEncoder,
     folder: str | None,
-    denoising: "Denoising | None",
+    drawn: list[Draw],
 ) -> StoredRows:
-    rows, teacher, drawn = EncodedPairs(encoder.rows(pairs)), None, []
+    rows, teacher, parts = EncodedPairs(encoder.rows(pairs)), None, dict[str, int]()
+    numbers, fingerprint = numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
+    if data.mixture or data.denoise:
+        first = min(data.denoised, default=0)
+        parts = rows_of_parts([*data.parts][first:], numbers - first)
     if not len(rows):
         raise _nothing_left(encoder, rows.left_out)
-    numbers, fingerprint = numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
-    parts = rows_of_parts(data.parts, numbers) if data.mixture or data.denoise else {}
     if data.temperature != 1:
         from heedful.data.epochs.sampling import Sampling
 
         drawn.append(Sampling(numbers, data.temperature, batching.seed).rows)
-    if denoising is not None:
-        drawn.append(denoising.rows)
     if any(asdict(data.augmentation).values()):
         from heedful.data.epochs.augmentation import Augmentation
 
-        drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed, data.denoised).rows)
+        drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed).rows)
     if folder is not None:
         from heedful.data.epochs.teacher import TeacherTokens
 

@@ -25,6 +25,7 @@ from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.files import duration, first_line, private, read_object, write_text
 from heedful.messages_heed import wrong
 from heedful.pipeline_heed import pipelines_of_folder
+from heedful.protocols import Seq2SeqModel
 from heedful.training.publication import UNDETERMINED, is_translation
 from heedful.training.run_folder.folder import leaves
 
@@ -120,7 +121,7 @@ def render_model_card(facts: CardFacts) -> str:
     return render(template, card_metadata(facts), facts=facts, run=facts.run, metric_names=metric_names)
 
 
-def facts_of_model(model: Any, tokenizers: TokenizerPair, tokens: Sequence[str], **facts: Any) -> CardFacts:
+def facts_of_model(model: Seq2SeqModel, tokenizers: TokenizerPair, tokens: Sequence[str], **facts: Any) -> CardFacts:
     """Return facts with those that a model and its tokenizers tell; `tokens` is what to call those of each side."""
     source, target = (f"{len(each):,}" for each in (tokenizers.source, tokenizers.target))
     vocabulary = f"{source} {tokens[0]} for both sides"

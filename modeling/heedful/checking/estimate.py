@@ -22,6 +22,7 @@ from heedful.data.epochs.batching import Row
 from heedful.data.epochs.corpus import Corpus, StoredRows, StreamedRows
 from heedful.data.epochs.micro_batches import split_update
 from heedful.files import duration, shortened
+from heedful.protocols import TrainableModel
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import corpus_of, earlier_tokenizers
 from heedful.training.processes.collectives import all_reduce
@@ -246,7 +247,7 @@ def _target_tokens(parts: Parts) -> int:
 class Rehearsal:
     """A run on all ranks that takes its real steps at a learning rate of 0, to be measured and thrown away."""
 
-    def __init__(self, accelerator: Accelerator, model: Any, settings: OptimizationRecipe):
+    def __init__(self, accelerator: Accelerator, model: TrainableModel, settings: OptimizationRecipe):
         self.accelerator, self.settings = accelerator, settings
         self.engine = make_engine(accelerator, model, settings)
         self.engine.model.train()

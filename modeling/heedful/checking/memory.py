@@ -10,6 +10,8 @@ import torch
 from accelerate.utils import DistributedType
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from heedful.protocols import Seq2SeqModel
+
 MIB = 2**20  # bytes
 
 
@@ -46,7 +48,7 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
     return [storage for part in parts for storage in _storages(part)]
 
 
-def count_parameters(model: Any) -> dict[str, int]:
+def count_parameters(model: Seq2SeqModel) -> dict[str, int]:
     """Count the parameters of embeddings (and the output layer), encoder, decoder and the rest, tied ones once."""
     tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     parts = {"embeddings": [*tables, model.get_output_embeddings()]}
@@ -66,7 +68,7 @@ MATRICES = {
 }
 
 
-def count_matrices(model: Any) -> dict[str, dict[str, int]]:
+def count_matrices(model: Seq2SeqModel) -> dict[str, dict[str, int]]:
     """Count the parameters of a Transformer's encoder and decoder by matrix of section 3, biases with theirs."""
     tables = {module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     counts: dict[str, dict[str, int]] = {}

@@ -32,6 +32,7 @@ from heedful.decoding.native.conditions import obstacle_to_copies
 from heedful.decoding.search_settings import BEAM_SETTINGS, GREEDY_SETTINGS, SEARCH_SETTINGS, asked_of
 from heedful.files import check_at_least, check_is_new, new_folder, read_lines
 from heedful.messages_heed import wrong
+from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.symbols_heed import UnknownSymbol, trimmed
 from heedful.training.publication import MODEL_FOLDER
 from heedful.training.recipe_file import recipe_of
@@ -102,7 +103,7 @@ class UnscoredEngine(GenerateEngine):
 class Draft:
     """A model on its way into another form, with the sentences that both forms must translate alike."""
 
-    model: Any  # on the CPU, in evaluation mode and float32, with an adapter merged into it
+    model: HeedForConditionalGeneration  # on the CPU, in evaluation mode and float32, with an adapter merged into it
     tokenizers: TokenizerPair
     sentences: list[str]  # without blank ones
     folder: Path  # to write to; it holds the tokenizers already

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from heedful.decoding.search_settings import GREEDY_SETTINGS, asked_of, end_toke
 from heedful.decoding.strategies.steps import require
 from heedful.export import comparison
 from heedful.export import ctranslate2_specification as specification
+from heedful.protocols import Seq2SeqModel
 
 BEAMS = 5
 ALMOST_ZERO = 1e-30  # in place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis
@@ -44,7 +45,8 @@ def export_ctranslate2(
         comparison.check_fields(loaded.config, specification.CHOICES, "CTranslate2")
         specification.save_model(loaded, draft.tokenizers, folder, quantization)
         searches, limit = _searches(loaded), specification.positions_of_table(loaded.config)
-        tried = CTranslate2Engine(folder, loaded.to(resolved), TokenizerPair.from_pretrained(folder), quantization)
+        there: Seq2SeqModel = cast("Any", loaded).to(resolved)
+        tried = CTranslate2Engine(folder, there, TokenizerPair.from_pretrained(folder), quantization)
         found = draft.outputs(tried, searches, limit)
         comparisons = draft.compare(found, searches, limit, "CTranslate2", quantization)
         size = (folder / "model.bin").stat().st_size
@@ -54,7 +56,7 @@ def export_ctranslate2(
 class CTranslate2Engine:
     """Greedy and beam search by CTranslate2 over an exported folder of a model, which is on the same device."""
 
-    def __init__(self, folder: Path, model: Any, tokenizers: TokenizerPair, compute_type: str):
+    def __init__(self, folder: Path, model: Seq2SeqModel, tokenizers: TokenizerPair, compute_type: str):
         self.model = model
         self._source_tokens = specification.vocabulary(tokenizers.source)
         self._target_tokens = specification.vocabulary(tokenizers.target)
@@ -111,7 +113,7 @@ def check_compute_type(name: str, device: torch.device) -> None:
     require(name in supported, "quantization", must, repr(name))
 
 
-def _searches(model: Any) -> dict[str, Any]:
+def _searches(model: Seq2SeqModel) -> dict[str, Any]:
     """Return the model's own settings for each search; without beams, if those cannot have what greedy search can."""
     own, searches = model.generation_config, {}
     has_beams = (own.num_beams or 1) > 1

@@ -23,6 +23,7 @@ from heedful.decoding.search_settings import MOST_SOURCE_TOKENS, asked_of, end_t
 from heedful.export import comparison
 from heedful.files import check_writable, json_in_html, write_text
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
+from heedful.protocols import Seq2SeqModel
 
 PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))
 LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
@@ -76,7 +77,7 @@ def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (matrix / scales[:, None]).round().to(torch.int8), scales
 
 
-def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
+def _packed(name: str, card: str, model: Seq2SeqModel, tokenizers: TokenizerPair) -> dict[str, Any]:
     """Return all that the page needs of a model, and what its card says of its limits, as JSON can hold it."""
     config, search, limits = model.config, model.generation_config, LIMITS.search(card)
     tensors, weights = _tensors(model)
@@ -96,7 +97,7 @@ def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict
     }
 
 
-def _tensors(model: Any) -> tuple[dict[str, Any], bytes]:
+def _tensors(model: Seq2SeqModel) -> tuple[dict[str, Any], bytes]:
     """Return where each tensor lies in the bytes: matrices of int8 behind all numbers of float32, shared ones once."""
     vectors, matrices, places = bytearray(), bytearray(), {}
     tensors: dict[str, Any] = {}

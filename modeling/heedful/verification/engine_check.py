@@ -1,11 +1,10 @@
 """The check that the engine which would translate with a model gives what `generate()` gives."""
 
-from typing import Any
-
 from heedful.checking.findings import Measured, SkippedError, check
 from heedful.decoding.engines import evaluation_mode
 from heedful.decoding.native.conditions import NAME, model_obstacle
 from heedful.decoding.native.engine import may_replace, prepare_for_inference
+from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.verification import samples
 from heedful.verification.samples import Sample, make_sample
 
@@ -13,7 +12,7 @@ BEAMS = (1, 4)
 
 
 @check("engines")
-def check_engines(model: Any, sample: Sample | None = None) -> Measured:
+def check_engines(model: HeedForConditionalGeneration, sample: Sample | None = None) -> Measured:
     """Check that the native decoder, where a `Translator` would choose it, gives the tokens of `generate()`; count."""
     sample = sample or make_sample(model)
     if not may_replace(model, model.generation_config):

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from heedful.configuration_base_heed import IGNORED_LABEL, position_limit, special_token
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.engines import evaluation_mode
+from heedful.protocols import Seq2SeqModel
 from heedful.symbols_heed import symbols_of
 from heedful.versions_heed import by_name, cache_of
 
@@ -42,7 +43,7 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}
 ROUGH = 5e-2  # of bfloat16, and of what is rougher
 
 
-def tolerance_of(model: Any) -> float:
+def tolerance_of(model: Seq2SeqModel) -> float:
     """Return the relative difference that a model's dtype allows logits and losses."""
     return TOLERANCES.get(model.dtype, ROUGH)
 
@@ -81,7 +82,7 @@ class Variation:
 PLAIN = Variation()
 
 
-def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
+def make_sample(model: Seq2SeqModel, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
     """Make six rows of 2 to 32 source tokens and of 1 to 16 target tokens; the same ones every time.
 
     Tokenizers cut them from `texts` and built-in ones; without, tokens are drawn from those that are not special.
@@ -96,7 +97,9 @@ def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequ
     return Sample(*(rows or _random_rows(model, tokenizers, lengths)))
 
 
-def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: Sequence[str], lengths: Rows) -> list[Rows] | None:
+def _rows_of_texts(
+    model: Seq2SeqModel, tokenizers: TokenizerPair, texts: Sequence[str], lengths: Rows
+) -> list[Rows] | None:
     """Cut rows of the given lengths out of encoded texts; `None` without texts or where the model lacks an id."""
     is_closed = any(symbols_of(each) is not None for each in (tokenizers.source, tokenizers.target))
     texts = list(filter(str.strip, [*texts, *(() if is_closed else TEXTS)]))
@@ -114,7 +117,7 @@ def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: Sequence[str], 
     return sides
 
 
-def _random_rows(model: Any, tokenizers: TokenizerPair | None, lengths: Rows) -> list[Rows]:
+def _random_rows(model: Seq2SeqModel, tokenizers: TokenizerPair | None, lengths: Rows) -> list[Rows]:
     """Draw rows of the given lengths from the tokens that are not special."""
     settings = [*model.config.to_dict().items(), *model.generation_config.to_dict().items()]
     special = {id_ for name, value in settings if name.endswith("token_id") for id_ in id_set(value)}
@@ -129,7 +132,7 @@ def _random_rows(model: Any, tokenizers: TokenizerPair | None, lengths: Rows) ->
     return sides
 
 
-def vocabulary_sizes(model: Any) -> tuple[int, int]:
+def vocabulary_sizes(model: Seq2SeqModel) -> tuple[int, int]:
     """Return the number of rows of the source's embeddings and of the output's."""
     return model.get_input_embeddings().weight.shape[0], model.get_output_embeddings().weight.shape[0]
 
@@ -139,41 +142,41 @@ def id_set(ids: int | list[int] | None) -> set[int]:
     return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
 
 
-def pad_token(model: Any) -> int:
+def pad_token(model: Seq2SeqModel) -> int:
     """Return the id that fills up a batch; any will do where the model has none, as it is masked."""
     return special_token(model, "pad_token_id", "decoder_start_token_id", "bos_token_id") or 0
 
 
-def start_token(model: Any) -> int:
+def start_token(model: Seq2SeqModel) -> int:
     """Return the decoder's first input."""
     return special_token(model, "decoder_start_token_id", "bos_token_id", "pad_token_id") or 0
 
 
-def padded(model: Any, rows: Rows, fill: int, side: str = "right", extra: int = 0) -> torch.Tensor:
+def padded(model: Seq2SeqModel, rows: Rows, fill: int, side: str = "right", extra: int = 0) -> torch.Tensor:
     """Stack rows to `(batch, longest + extra)` ids, padded on one side, on the model's device."""
     tensors = [torch.tensor(row) for row in rows]
     stacked = pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)
     return pad(stacked, (extra, 0) if side == "left" else (0, extra), value=fill).to(model.device)
 
 
-def source_inputs(model: Any, sources: Rows, variation: Variation = PLAIN) -> dict[str, torch.Tensor]:
+def source_inputs(model: Seq2SeqModel, sources: Rows, variation: Variation = PLAIN) -> dict[str, torch.Tensor]:
     """Return `input_ids` and `attention_mask` of a batch, `(batch, longest + padding)`, on the model's device."""
     ids = padded(model, sources, pad_token(model), variation.side, variation.padding)
     mask = padded(model, [[1] * len(row) for row in sources], 0, variation.side, variation.padding)
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def decoder_inputs(model: Any, targets: Rows) -> torch.Tensor:
+def decoder_inputs(model: Seq2SeqModel, targets: Rows) -> torch.Tensor:
     """Return what the decoder reads to predict the targets: the start token and all but the last token."""
     return padded(model, [(start_token(model), *row[:-1]) for row in targets], pad_token(model))
 
 
-def labels_of(model: Any, targets: Rows, extra: int = 0) -> torch.Tensor:
+def labels_of(model: Seq2SeqModel, targets: Rows, extra: int = 0) -> torch.Tensor:
     """Return labels, `(batch, longest + extra)`, with -100 behind each row."""
     return padded(model, targets, IGNORED_LABEL, extra=extra)
 
 
-def logits_of(model: Any, sample: Sample, variation: Variation = PLAIN) -> list[torch.Tensor]:
+def logits_of(model: Seq2SeqModel, sample: Sample, variation: Variation = PLAIN) -> list[torch.Tensor]:
     """Compute the logits of each row, `(length of its target, vocabulary)`, without those at padding."""
 
     def compute(batch: Sample) -> list[torch.Tensor]:
@@ -188,7 +191,7 @@ def logits_of(model: Any, sample: Sample, variation: Variation = PLAIN) -> list[
         return _arranged(compute, sample, variation)
 
 
-def _logits_by_cache(model: Any, inputs: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+def _logits_by_cache(model: Seq2SeqModel, inputs: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
     """Compute logits, `(batch, length, vocabulary)`, one target token at a time with a cache."""
     settings = {"encoder_outputs": model.get_encoder()(**inputs), "attention_mask": inputs["attention_mask"]}
     cache, steps = None, []
@@ -199,7 +202,7 @@ def _logits_by_cache(model: Any, inputs: dict[str, torch.Tensor], targets: torch
     return torch.cat(steps, dim=1)
 
 
-def generated(model: Any, sample: Sample, num_beams: int, variation: Variation = PLAIN) -> list[list[int]]:
+def generated(model: Seq2SeqModel, sample: Sample, num_beams: int, variation: Variation = PLAIN) -> list[list[int]]:
     """Generate at most 12 tokens for each row, by the model's own generation config without sampling."""
     settings = copy.deepcopy(model.generation_config)
     longest = min(NEW_TOKENS, (position_limit(model.config) or 99) - 1)
@@ -227,7 +230,7 @@ def _arranged(run: Callable[[Sample], list[Item]], sample: Sample, variation: Va
     return run(sample.part(slice(None, None, -1)))[::-1] if variation.is_reversed else run(sample)
 
 
-def loss_of(model: Any, sample: Sample, labels: torch.Tensor | None = None, **settings: Any) -> float:
+def loss_of(model: Seq2SeqModel, sample: Sample, labels: torch.Tensor | None = None, **settings: Any) -> float:
     """Compute the loss of a batch in evaluation mode, by the sample's labels or by others."""
     labels = labels_of(model, sample.targets) if labels is None else labels
     with evaluation_mode(model), torch.no_grad():

@@ -28,6 +28,7 @@ from heedful.data.tokenization import TokenizerPair, options_inside, tokenizing
 from heedful.decoding.engines import evaluation_mode
 from heedful.decoding.loading import ADAPTER_FILE, CODE_REFERENCE, reading, resolve_device
 from heedful.files import check_inside, first_line, listed, read_object
+from heedful.protocols import Seq2SeqModel
 from heedful.symbols_heed import symbols_of
 from heedful.verification import samples
 from heedful.verification.engine_check import check_engines
@@ -45,7 +46,7 @@ def _unchanged_by(
     ways = (variation, samples.PLAIN)
 
     @check(name)
-    def compare(model: Any, sample: Sample | None = None) -> Measured:
+    def compare(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
         sample = sample or make_sample(model)
         limit = 0.0 if to_the_bit else tolerance_of(model)
         distance, differing = difference(*(samples.logits_of(model, sample, each) for each in ways)), 0
@@ -77,7 +78,7 @@ check_determinism = _unchanged_by("determinism", samples.PLAIN, (1,), "two calls
 
 
 @check("attention weights")
-def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
+def check_attentions(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
     """Check that attention weights exist under any kernel, sum to 1, leave padding out, and change no logits."""
     sample, is_recurrent = sample or make_sample(model), model.config.model_type == "heed_rnn"
     kinds = ["encoder_attentions", "decoder_attentions"] * (not is_recurrent) + ["cross_attentions"]
@@ -107,7 +108,7 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
 
 
 @check("loss of a split update")
-def check_loss_split(model: Any, sample: Sample | None = None) -> Measured:
+def check_loss_split(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
     """Check that the losses of an update's micro-batches add up to the loss of the whole; relative difference."""
     sample = sample or make_sample(model)
     whole = loss_of(model, sample)
@@ -124,7 +125,7 @@ def check_loss_split(model: Any, sample: Sample | None = None) -> Measured:
 
 
 @check("loss and padding")
-def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
+def check_loss_padding(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
     """Check that a loss is the mean over the labels that are not -100, wherever these are; relative difference."""
     sample = sample or make_sample(model)
     whole, read = loss_of(model, sample), samples.decoder_inputs(model, sample.targets)
@@ -159,7 +160,7 @@ def check_weights(report: dict[str, Any]) -> Measured:
 
 
 @check("save and load")
-def check_saving(model: Any, sample: Sample | None = None) -> Measured:
+def check_saving(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
     """Check that a model which is saved whole and in shards is loaded as it was: weights and logits to the bit."""
     sample = sample or make_sample(model)
     expected, state, files = samples.logits_of(model, sample), model.state_dict(), []
@@ -196,7 +197,7 @@ def check_files(folder: str | Path) -> Measured:
 
 
 @check("tied weights")
-def check_tied_weights(model: Any) -> Measured:
+def check_tied_weights(model: Seq2SeqModel) -> Measured:
     """Check that embeddings share memory where the config says so, and only there; the figure counts wrong pairs."""
     config = model.config
     if config.model_type in HEED_TYPES:
@@ -239,7 +240,7 @@ torch.save({"logits": logits, "tokens": tokens}, work + "/found.pt")
 
 @check("code in the folder")
 def check_remote_code(
-    folder: str | Path, model: Any, sample: Sample | None = None, trust_remote_code: bool = False
+    folder: str | Path, model: Seq2SeqModel, sample: Sample | None = None, trust_remote_code: bool = False
 ) -> Measured:
     """Check that a folder's code gives logits and greedy tokens of its `model` where Heedful is not installed."""
     folder = Path(folder)
@@ -304,7 +305,7 @@ def _code_is_ours(folder: Path) -> bool:
 
 
 @check("special ids")
-def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Measured:
+def check_special_ids(model: Seq2SeqModel, tokenizers: TokenizerPair | None = None) -> Measured:
     """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes; else count."""
     faults, sizes, is_heed = [], samples.vocabulary_sizes(model), model.config.model_type in HEED_TYPES
     places = {"config": model.config, "generation config": model.generation_config}

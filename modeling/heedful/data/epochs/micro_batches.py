@@ -3,16 +3,14 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.batching import Row, TokenCounts
 from heedful.files import check_at_least
-
-if TYPE_CHECKING:
-    import torch
 
 WORTHWHILE_LOAD = 0.85  # what an extra micro-batch must leave of the busiest rank's load
 RankBatches = list[list[Row]]  # the rows of each micro-batch of a rank
@@ -64,11 +62,10 @@ def micro_batches_of_rank(
     return [MicroBatch(make(rows or [filler]), counts=bool(rows)) for rows in parts[rank]]
 
 
-def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "dict[str, torch.Tensor]":
+def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> dict[str, torch.Tensor]:
     """Make right-padded int64 tensors `(batch, length)`: `input_ids`, `attention_mask`, `labels` (padded by -100)."""
-    import torch
 
-    def padded(sequences: list[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":
+    def padded(sequences: list[Sequence[int]], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         is_token = np.arange(max(1, lengths.max())) < lengths[:, None]  # (batch, length)
         tokens = np.full(is_token.shape, padding, np.int64)

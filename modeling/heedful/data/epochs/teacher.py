@@ -7,18 +7,16 @@ tokens are kept, as by Tan et al., "Multilingual Neural Machine Translation with
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from heedful.checksums_heed import checksum
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import first_line, read_object
-
-if TYPE_CHECKING:
-    import torch
 
 FACTS = "distillation.json"
 # Of R rows with N target tokens: `(R)` keys, sorted, and where the tokens of each row start; `(N, k)` the teacher's.
@@ -75,13 +73,11 @@ class TeacherTokens:
         return {**row, **dict(zip(TEACHER_COLUMNS, (self._tokens[place], self._probabilities[place]), strict=True))}
 
 
-def teacher_tensors(rows: Sequence[Mapping[str, Any]], labels: "torch.Tensor") -> "dict[str, torch.Tensor]":
+def teacher_tensors(rows: Sequence[Mapping[str, Any]], labels: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return what a teacher says at each of a batch's labels, `(…, k)`, and nothing for rows without a teacher.
 
     The probabilities of a label sum to 1.
     """
-    import torch
-
     tensors: dict[str, torch.Tensor] = {}
     if TEACHER_COLUMNS[0] not in rows[0]:
         return tensors

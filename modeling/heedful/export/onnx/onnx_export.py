@@ -15,6 +15,7 @@ from heedful.decoding.engines import pad_sources
 from heedful.export import comparison
 from heedful.export.onnx.onnx_graphs import check_packages, quantize_file, write_onnx
 from heedful.export.onnx.onnx_model import ONNX_FILES, OnnxModel
+from heedful.modeling_heed import HeedForConditionalGeneration
 
 Quantization = Literal["float32", "int8"]
 
@@ -52,7 +53,7 @@ def export_onnx(
 
 @torch.inference_mode()
 def greedy_difference(
-    model: Any, exported: OnnxModel, sources: list[list[int]], greedy: Any, limit: int | None
+    model: HeedForConditionalGeneration, exported: OnnxModel, sources: list[list[int]], greedy: Any, limit: int | None
 ) -> float:
     """Return the largest difference of a logit of greedy search, in which both models translate the sources alike."""
     greedy.update(return_dict_in_generate=True, output_logits=True)

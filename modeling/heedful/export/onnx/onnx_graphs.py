@@ -69,7 +69,7 @@ def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
     model.generation_config.to_json_file(folder / "generation_config.json")
 
 
-def check_exportable(model: Any) -> None:
+def check_exportable(model: HeedForConditionalGeneration) -> None:
     """Raise a `ValueError` for quantized weights, which the exporter cannot read."""
     quantized = getattr(model.config, "quantization_config", None)
     if quantized is not None or model.quantized_weights():

@@ -94,10 +94,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> Seq2SeqModel:
     check_files(folder)
     # Beside the loading, which takes as long.
     changed = ThreadPoolExecutor(1).submit(changed_files, folder, "weights")
-    # The classes of heedful must be known to transformers' Auto classes.
     from transformers import AutoModelForSeq2SeqLM
-
-    import heedful  # noqa: F401
 
     model: Seq2SeqModel = load_weights(folder, AutoModelForSeq2SeqLM, local_files_only=True)
     if names := changed.result():  # last, because the errors above say more

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
+
 from heedful import processor_heed
 from heedful.data.cleaning import sample, words_without_tags
 from heedful.data.data_recipe import DataRecipe
@@ -101,8 +103,6 @@ def _are_symbols(words: Sequence[str]) -> bool:
 
 def this_machine(device: str = "auto") -> Machine:
     """Return the machine that this process runs on, with no GPU where the recipe wants none."""
-    import torch
-
     speed = CORE_SPEEDS.get(processor_heed.registers(), OTHER_CORES)
     return Machine(processor_heed.usable_cores(), device != "cpu" and torch.cuda.is_available(), speed)
 

@@ -1,4 +1,4 @@
-"""What would ruin a training run, found before it starts, by training's own steps with checks between them."""
+"""What would ruin a training run, found before it starts by the steps of training themselves."""
 
 import re
 from collections import Counter
@@ -36,17 +36,17 @@ from heedful.training.start_checks import check_installed, faults, tokenizer_key
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 KEY = re.compile(r"`((?:data|decoding|logging|model|optimization|tokenizer|validation)\.[a-z_]+(?:\.\w+)*)`")
-# What is checked in a step that is named after something else.
+# Keys whose check has another name than the step that refuses them.
 CHECKS = {"data.max_source_tokens": "lengths", "optimization.distillation": "distillation"}
 
 
 @dataclass
 class Diagnosis:
-    """What was found in a recipe, the worst first."""
+    """The findings in a recipe, the worst first."""
 
     findings: list[RecipeFinding]
     looked_at: int  # training pairs
-    total: int | None  # training pairs in all; None for a stream whose end was not reached
+    total: int | None  # training pairs in all; None for a stream with more
 
     def __post_init__(self) -> None:
         self.findings = sorted(self.findings, key=lambda finding: LEVELS.index(finding.level))
@@ -76,12 +76,12 @@ class Diagnosis:
 
 
 class RefusalError(Exception):
-    """What training refuses, with its finding: nothing behind it can be checked."""
+    """Training refuses the recipe. The argument is the finding."""
 
 
 @contextmanager
 def refusal(check: str, where: str, level: Level = "error", advice: str = "") -> Iterator[None]:
-    """Turn the `ValueError` of a step of training into a `RefusalError`; a key in its message wins over `where`."""
+    """Turn the `ValueError` of a step into a `RefusalError`; a key in its message replaces `where`."""
     try:
         yield
     except ValueError as error:
@@ -93,7 +93,7 @@ def refusal(check: str, where: str, level: Level = "error", advice: str = "") ->
 
 
 def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
-    """Run every check on a recipe, its vocabulary trained on `limit` drawn training pairs, which are looked at."""
+    """Run every check on a recipe, with `limit` drawn training pairs."""
     check_at_least(1, **{"--pairs": limit})
     splits, findings = read_splits(recipe.data, limit), []
     try:
@@ -105,14 +105,13 @@ def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
 
 
 def lines_of(data: DataRecipe, count: int) -> list[int]:
-    """Return the line of each of the first training pairs, if one table holds them all."""
+    """Return the lines of the first `count` training pairs, if one table holds them all."""
     files = table_files(data.located.train) if len(data.parts) == 1 else []
     rows = table_rows(files[0], (data.source, data.target)) if len(files) == 1 else iter(())
     return [line for line, _ in islice(rows, count)]
 
 
 def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
-    """Prepare the run, with the checks of what each step gives behind it."""
     try:
         check_output_folder(recipe)
     except ValueError as error:
@@ -158,7 +157,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
 
 
 def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
-    """Run the checks of what the tokenizers make of pairs, the first for training, then those of model and run."""
+    """Check tokens, model and run. The first of `pairs` are those of training."""
     key, looked_at = tokenizer_key(recipe), len(splits.train)
     is_whole, model_key = looked_at == splits.total, "model" if recipe.model.start_from is None else "model.start_from"
     with refusal("tokenizer", key):
@@ -191,13 +190,13 @@ def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pair
     findings += _check_faults(recipe, corpus, model.config, pairs)
     yield from findings
     if all(finding.level != "error" or finding.check == "decoding_lengths" for finding in findings):
-        # Else the model cannot be run. The pairs that were not read are taken to be like the others.
+        # With an error the model cannot run. Pairs that were not read count as the others.
         share = None if splits.total is None else splits.total / looked_at
         yield from _check_run(recipe, corpus, model.config, share)
 
 
 def _check_faults(recipe: Recipe, corpus: Corpus, config: Any, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
-    """Find what training finds before its first update, and show the pairs."""
+    """Report the faults that training finds at its start, with example pairs."""
     splits = dict(zip(("data.train", "data.validation", *corpus.tests), pairs, strict=True))
     encoded = {**corpus.tests}
     if isinstance(corpus.training, StoredRows):
@@ -213,7 +212,7 @@ def _check_faults(recipe: Recipe, corpus: Corpus, config: Any, pairs: list[Pairs
 
 
 def _check_run(recipe: Recipe, corpus: Corpus, config: Any, share: float | None) -> Iterator[RecipeFinding]:
-    """Run the checks of speed and length of a run, whose data are `share` times the corpus."""
+    """Check speed and length of a run whose data are `share` times the corpus."""
     yield from check_speed(recipe, config)
     plan, seconds = plan_batches(corpus, recipe.optimization.micro_batch_tokens), None
     if recipe.optimization.max_minutes is not None:
@@ -221,7 +220,7 @@ def _check_run(recipe: Recipe, corpus: Corpus, config: Any, share: float | None)
             model = make_model(recipe.model, corpus.tokenizers)
             rehearsal = Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
             seconds = rehearsal.speed(plan.first[:TIMED]).seconds(plan.padded_tokens)
-        except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine than this one
+        except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine
             message = f"How far the run comes in its time could not be measured here: {first_line(error)}"
             yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
     per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
@@ -229,7 +228,7 @@ def _check_run(recipe: Recipe, corpus: Corpus, config: Any, share: float | None)
 
 
 def check_speed(recipe: Recipe, config: Any) -> Iterator[RecipeFinding]:
-    """Find a precision that is not here, and what is slow on a GPU: an H200, base size (docs/benchmarks.md)."""
+    """Find what is slow here. The figures are those of an H200 at base size (docs/benchmarks.md)."""
     settings, kernel = recipe.optimization, recipe.model.attn_implementation or "sdpa"
     on_cpu = not torch.cuda.is_available() or runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision == "bf16" and not processor_heed.has_bfloat16():

@@ -1,4 +1,4 @@
-"""What a recipe would do: sizes, batches, memory and time, measured on a few updates of training's own engine."""
+"""What a recipe would do: sizes, batches, memory and time, measured on a few updates."""
 
 import gc
 import time
@@ -39,7 +39,7 @@ STREAMED_UPDATES = 20  # of a stream, whose epoch is not read to its end
 TIMED_UPDATES = 12
 TIMED_SECONDS = 20.0  # after which no further update is timed
 PROBE_TOKENS = 512
-SLOW_SECONDS = 60.0  # a micro-batch that would take longer is not run: the probe's speed is taken
+SLOW_SECONDS = 60.0  # a slower micro-batch is not run: the speed of the probe counts
 SHOWN_ROWS = 3
 SHOWN_TEXT = 200
 
@@ -48,19 +48,19 @@ Parts = list[list[list[Row]]]  # for every rank, the rows of its micro-batches
 
 @dataclass(frozen=True)
 class Speed:
-    """How long updates take on the busiest rank."""
+    """Seconds of updates on the busiest rank."""
 
-    of_token: float  # seconds of both passes, for each padded token
-    of_step: float  # seconds of the change of the weights, whatever the tokens
+    of_token: float  # seconds of both passes for each padded token
+    of_step: float  # seconds of the optimizer
 
     def seconds(self, tokens: float) -> float:
-        """Return the seconds of an update of so many padded tokens."""
+        """Return the seconds of an update of `tokens` padded tokens."""
         return self.of_token * tokens + self.of_step
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batches of a run, as far as its first epoch shows them."""
+    """The batches of a run, by its first epoch."""
 
     updates_per_epoch: int | None  # None for a stream
     padding: float  # share of padding in their micro-batches
@@ -73,7 +73,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Everything that `heedful train --dry-run` prints; `str()` writes it out."""
+    """What `heedful train --dry-run` prints."""
 
     recipe: Recipe
     corpus: Corpus
@@ -164,7 +164,7 @@ class DryRun:
 
 
 def dry_run(recipe: Recipe) -> DryRun:
-    """Prepare a run, measure a few of its updates, and forget it; with several processes, each calls this."""
+    """Prepare a run and measure a few of its updates. With several processes, each calls this."""
     settings = recipe.optimization
     check_installed(recipe)
     try:
@@ -191,7 +191,7 @@ def dry_run(recipe: Recipe) -> DryRun:
         raise MemoryError(f"{what}: set `optimization.token_budget` lower.") from error
     memory["activations of the largest micro-batch"] = activations
     if accelerator.device.type == "cpu":
-        # Freed memory stays with the process, in pieces that the next tensors do not quite fit into.
+        # Freed memory stays with the process in pieces that fit no later tensor.
         memory["freed, but kept by the allocator"] = max(0, process_memory() - sum(memory.values()))
     seconds = speed.seconds(batches.padded_tokens)
     end = run_end(recipe, batches.updates_per_epoch, seconds)
@@ -199,7 +199,7 @@ def dry_run(recipe: Recipe) -> DryRun:
 
 
 def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> BatchPlan:
-    """Make updates and micro-batches of `token_budget` padded tokens as the first epoch begins, and describe them."""
+    """Describe the updates and micro-batches of `token_budget` padded tokens at the start of the first epoch."""
     most: list[tuple[int, list[Row]]] = [(0, [])] * 3  # of each cost
     first, sums, micro_batches = list[Parts](), Counter[str](), 0
     updates, is_stream = corpus.training.updates(0), isinstance(corpus.training, StreamedRows)
@@ -225,7 +225,7 @@ def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> Batc
 
 
 def _costs(rows: list[Row]) -> tuple[int, int, int]:
-    """Return the numbers that the memory of a micro-batch grows with: padded tokens, logits and attention scores."""
+    """Return what the memory of a micro-batch grows with: padded tokens, logits and attention scores."""
     source, target = (max(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
     attention = source * source + source * target + target * target
     return len(rows) * (source + target), len(rows) * target, len(rows) * attention
@@ -236,7 +236,7 @@ def _padded_tokens(rows: list[Row]) -> int:
 
 
 def _busiest(parts: Parts) -> int:
-    """Return the padded tokens of an update on the rank that has the most."""
+    """Return the padded tokens of an update on the busiest rank."""
     return max(sum(map(_padded_tokens, part)) for part in parts)
 
 
@@ -245,7 +245,7 @@ def _target_tokens(parts: Parts) -> int:
 
 
 class Rehearsal:
-    """A run on all ranks that takes its real steps at a learning rate of 0, to be measured and thrown away."""
+    """A run that takes real steps at a learning rate of 0, to be measured."""
 
     def __init__(self, accelerator: Accelerator, model: TrainableModel, settings: OptimizationRecipe):
         self.accelerator, self.settings = accelerator, settings
@@ -253,7 +253,7 @@ class Rehearsal:
         self.engine.model.train()
 
     def take_update(self, parts: Parts) -> tuple[float, float]:
-        """Take an update as training does, and return the seconds of passes and step, the means over the ranks."""
+        """Take an update, and return the mean seconds of passes and step over the ranks."""
         begun = self._now()
         self._accumulate(parts)
         passed = self._now()
@@ -274,7 +274,7 @@ class Rehearsal:
         return [[rows]] * self.accelerator.num_processes
 
     def speed(self, updates: list[Parts]) -> Speed:
-        """Measure whole updates or, if they are slow, one of a few rows."""
+        """Measure whole updates, or a few rows if updates are slow."""
         largest = max((rows for parts in updates for part in parts for rows in part), key=_padded_tokens)
         probe = largest[: max(1, PROBE_TOKENS * len(largest) // _padded_tokens(largest))]
         with float32_products(self.settings.mixed_precision):
@@ -283,7 +283,7 @@ class Rehearsal:
         passes, step = self.take_update(self._on_all_ranks(probe))
         if passes / _padded_tokens(probe) * _padded_tokens(largest) > SLOW_SECONDS:
             return Speed(passes / _padded_tokens(probe), step)
-        self.take_update(self._on_all_ranks(largest))  # warms up the allocator, and what libraries keep by shape
+        self.take_update(self._on_all_ranks(largest))  # warms up the allocator and caches by shape
         times: list[tuple[float, float]] = []
         for parts in updates:
             if sum(map(sum, times)) <= TIMED_SECONDS:
@@ -292,10 +292,7 @@ class Rehearsal:
         return Speed(passes / sum(map(_busiest, updates[: len(times)])), step / len(times))
 
     def activation_memory(self, rows: list[Row], of_token: float) -> int:
-        """Measure the most bytes that a micro-batch, or a part of a slow one, needs beside weights and moments.
-
-        `of_token` are the seconds of a padded token.
-        """
+        """Measure the peak bytes of a micro-batch besides weights and moments; for a slow one by a part of it."""
         part = rows[: max(1, len(rows) // 16)] if of_token * _padded_tokens(rows) > SLOW_SECONDS else rows
         self._accumulate(self._on_all_ranks(rows[:1]), all_reduce=False)  # gradients exist from here on
         gc.collect()

@@ -1,4 +1,4 @@
-"""What a check finds, in a recipe or in a model."""
+"""Findings of the checks of recipes and models."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Literal, ParamSpec, Self
 from heedful.files import first_line
 
 Settings = ParamSpec("Settings")
-# What a check of a model measures: the worst figure seen, the largest that passes, and what was compared.
+# The worst figure of a check of a model, the largest that passes, and what was compared.
 Measured = tuple[float, float, str]
 Level = Literal["error", "warning", "note"]
 EXAMPLES = 3  # shown for each finding
@@ -16,44 +16,44 @@ EXAMPLES = 3  # shown for each finding
 
 @dataclass(frozen=True)
 class RecipeFinding:
-    """What one check found in a recipe."""
+    """A finding in a recipe."""
 
-    check: str  # its name
+    check: str
     level: Level  # an error ruins the run or its scores, a warning probably costs quality or time
-    message: str  # what was found, in a sentence with its numbers
-    where: str  # the recipe's key that it concerns
-    advice: str = ""  # what to do about it
-    examples: tuple[str, ...] = ()  # pairs that it concerns, each with its split and row
+    message: str  # a sentence with its numbers
+    where: str  # the key in the recipe
+    advice: str = ""
+    examples: tuple[str, ...] = ()  # pairs, each with its split and row
 
 
 @dataclass(frozen=True)
 class ModelFinding:
-    """What one check found in a model."""
+    """A finding in a model."""
 
-    check: str  # its name
+    check: str
     level: Literal["pass", "FAIL", "skipped"]
-    message: str  # what was compared, in a sentence with its numbers
+    message: str  # a sentence with its numbers
     figure: float | None = None  # the worst case measured: a relative difference or a number of faults
     limit: float | None = None  # the largest figure that passes
 
     @property
     def passed(self) -> bool:
-        """Whether the check was made and came out well."""
+        """Whether the check ran and passed."""
         return self.level == "pass"
 
     def assert_passed(self) -> Self:
-        """Return the finding itself; one that failed or was skipped raises an `AssertionError` with its figure."""
+        """Return the finding, or raise an `AssertionError` with its figure if it failed or was skipped."""
         if not self.passed:
             raise AssertionError(f"{self.check}: {self.level}, {shown(self.figure)}: {self.message}")
         return self
 
 
 class SkippedError(Exception):
-    """Raised by a check that cannot be made here; its text is the reason."""
+    """A check cannot run here; the text says why."""
 
 
 def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settings, ModelFinding]]:
-    """Make a function that measures a model a check, which fails above the limit and where an error is raised."""
+    """Make a measuring function a check, which fails above its limit and at any error."""
 
     def decorate(measure: Callable[Settings, Measured]) -> Callable[Settings, ModelFinding]:
         @functools.wraps(measure)
@@ -62,10 +62,10 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
                 figure, limit, message = measure(*args, **kwargs)
             except SkippedError as reason:
                 return ModelFinding(name, "skipped", str(reason))
-            # The models of others raise whatever they like, and that they raise is what the check has found.
+            # Models of others may raise anything, which is then the finding.
             except Exception as error:
                 return ModelFinding(name, "FAIL", first_line(error))
-            # Not `figure > limit`: what is not a number fails.
+            # Not `figure > limit`: NaN fails.
             return ModelFinding(name, "pass" if figure <= limit else "FAIL", message, figure, limit)
 
         return judge
@@ -75,10 +75,10 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
 
 @dataclass(frozen=True)
 class RowCheck:
-    """A check that looks for rows: what it says of those it finds, and from which share of all on they are grave."""
+    """A check that finds rows, with its message and the shares of all rows at which it becomes grave."""
 
     name: str
-    message: str  # `{count}` of `{total}` were found, a `{share}` of the `{split}`; who looks gives other fields
+    message: str  # with `{count}`, `{total}`, `{share}`, `{split}`, and fields of the caller
     advice: str = ""
     warning: float = 0.0  # fewer are a note
     error: float | None = None
@@ -86,7 +86,7 @@ class RowCheck:
     def findings(
         self, pairs: Any, found: Sequence[int], where: str, can_be_error: bool = True, **fields: Any
     ) -> Iterator[RecipeFinding]:
-        """Yield the finding about the rows of `Pairs` that were found, if any; their share may be among the fields."""
+        """Yield the finding about the rows `found`, if any. `fields` may give another share."""
         share = fields.pop("share", len(found) / max(1, len(pairs)))
         fields |= {"count": f"{len(found):,}", "total": f"{len(pairs):,}", "share": percent(share)}
         level = graded(share, self.warning, self.error if can_be_error else None)
@@ -96,14 +96,14 @@ class RowCheck:
 
 
 def graded(share: float, warning: float, error: float | None = None) -> Level:
-    """Grade a share: an error from `error` on, a warning from `warning` on, below that a note."""
+    """Grade a share as error, warning or note."""
     if error is not None and share >= error:
         return "error"
     return "warning" if share >= warning else "note"
 
 
 def percent(share: float) -> str:
-    """Write a share as a percentage; a small one with enough digits to be seen."""
+    """Write a share as a percentage, a small one with more digits."""
     for digits in (0, 1, 2):
         if round(100 * share, digits) >= 10 ** (1 - digits):
             return f"{100 * share:.{digits}f} %"
@@ -111,7 +111,7 @@ def percent(share: float) -> str:
 
 
 def shown(figure: float | None) -> str:
-    """Write a figure: counts as they are, measured differences with two digits."""
+    """Write a figure: a count as it is, a difference with two digits."""
     if figure is None:
         return "-"
     return str(int(figure)) if figure == 0 or (figure >= 1 and float(figure).is_integer()) else f"{figure:.1e}"

@@ -1,4 +1,4 @@
-"""How much memory a model, a computation and a process have."""
+"""Memory of a model, a computation and a process."""
 
 import sys
 import weakref
@@ -16,7 +16,7 @@ MIB = 2**20  # bytes
 
 
 class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are made while it is entered, on any machine: not freed yet, and the most."""
+    """Counts the bytes of tensors made while it is entered: `now` and their `peak`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class HeldBytes(TorchDispatchMode):
         self._held: set[int] = set()
 
     def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count what is new among its results: views and what is changed in place are not."""
+        """Run an operator and count new storages among its results; views and changes in place add none."""
         result = function(*args, **(kwargs or {}))
         given = {storage.data_ptr() for storage in _storages((args, kwargs))}
         for storage in _storages(result):
@@ -49,7 +49,7 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
 
 
 def count_parameters(model: Seq2SeqModel) -> dict[str, int]:
-    """Count the parameters of embeddings (and the output layer), encoder, decoder and the rest, tied ones once."""
+    """Count the parameters of embeddings and output layer, encoder, decoder and the rest; tied ones once."""
     tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     parts = {"embeddings": [*tables, model.get_output_embeddings()]}
     parts |= {"encoder": [model.get_encoder()], "decoder": [model.get_decoder()], "other": [model]}
@@ -61,7 +61,7 @@ def count_parameters(model: Seq2SeqModel) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count} | {"together": sum(counts.values())}
 
 
-# What a parameter belongs to, by what its name holds.
+# Matrices by a part of the parameter's name.
 MATRICES = {
     **{"q_proj": "W_Q", "k_proj": "W_K", "v_proj": "W_V, value down", "out_proj": "W_O, value up"},
     **{"fc": "feed-forward", "norm": "norms"},
@@ -69,7 +69,7 @@ MATRICES = {
 
 
 def count_matrices(model: Seq2SeqModel) -> dict[str, dict[str, int]]:
-    """Count the parameters of a Transformer's encoder and decoder by matrix of section 3, biases with theirs."""
+    """Count a Transformer's parameters of encoder and decoder by the matrices of section 3, biases included."""
     tables = {module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     counts: dict[str, dict[str, int]] = {}
     for part, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder())):
@@ -82,19 +82,16 @@ def count_matrices(model: Seq2SeqModel) -> dict[str, dict[str, int]]:
 
 
 def state_memory(parameters: int, settings: Any, processes: int, kind: DistributedType) -> dict[str, int]:
-    """Return the bytes of what a process holds all the time, in float32, by the recipe's `optimization`.
-
-    Muon has one moment of the layers' matrices, and is counted as if it had two.
-    """
-    sizes = {"weights": 4, "gradients": 4, "the optimizer's state": 8}  # of a parameter
-    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):  # DDP holds a second copy in buckets
+    """Return the bytes that a process holds all the time, in float32."""
+    sizes = {"weights": 4, "gradients": 4, "the optimizer's state": 8}  # of a parameter; Muon needs less
+    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):  # copies in buckets of DDP
         sizes["gradients in exchange"] = 4
     shares = processes if kind == DistributedType.FSDP else 1
     return {name: parameters * size // shares for name, size in sizes.items()}
 
 
 def process_memory() -> int:
-    """Return the most bytes of memory that this process has had so far, 0 where the system does not tell."""
+    """Return the peak bytes of this process, or 0 if the system does not report them."""
     with suppress(ImportError):
         import resource
 

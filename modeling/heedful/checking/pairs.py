@@ -1,4 +1,4 @@
-"""Checks of the texts of a corpus, before any tokenizer has seen them."""
+"""Checks of the texts of a corpus before tokenization."""
 
 import re
 import unicodedata
@@ -18,23 +18,23 @@ from heedful.data.splits import Splits
 from heedful.files import shortened
 
 NO_RULES = CleaningRules(drop_overlap=False)
-# A ratio this many times the usual one is an outlier, unless ratios spread so widely that it is ordinary here.
+# A ratio this many times the usual one is an outlier, unless the corpus has a wide spread.
 OUTLIER_FACTOR = 3.0
 OUTLIER_SPREADS = 6.0
-SHORT_TEXT = 8  # characters added to both sides, so that short texts, whose ratios say little, stay ordinary
+SHORT_TEXT = 8  # characters added to both sides: ratios of short texts say little
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The texts of one split, or of its beginning."""
+    """The texts of a split, or of its beginning."""
 
     name: str  # train, validation, or that of a test set
-    key: str  # the recipe's key that says where it lies
+    key: str  # of the recipe
     sources: list[str]
     targets: list[str]
     rows: list[int]  # the number of each pair in the split, from 1
-    parts: list[int]  # of which part of the training data each pair is, from 0
-    lines: Sequence[int] = ()  # the line of each row, counted from 0, in the only table of the split
+    parts: list[int]  # the part of the training data of each pair, from 0
+    lines: Sequence[int] = ()  # of each row in the only table of the split
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -51,7 +51,7 @@ class Pairs:
         return cls(name, key, columns["source"], columns["target"], [*rows], parts, lines)
 
     def chosen(self, numbers: Sequence[int]) -> "Pairs":
-        """Return some of these pairs, counted from 0, with the row numbers that they have in the split."""
+        """Return some pairs, counted from 0; `rows` stay those of the split."""
         names = ("sources", "targets", "rows", "parts")
         columns: Any = {name: [getattr(self, name)[number] for number in numbers] for name in names}
         return replace(self, **columns)
@@ -61,14 +61,14 @@ class Pairs:
         return self.chosen([number for number, part in enumerate(self.parts) if part not in parts]) if parts else self
 
     def examples(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """Show the first few of some of these pairs, counted from 0."""
+        """Show the first few of some pairs, counted from 0."""
         few = self.chosen([*islice(numbers, EXAMPLES)])
         places = [f"line {self.lines[row - 1]}" if self.lines else f"row {row}" for row in few.rows]
         shown = zip(places, map(shortened, few.sources), map(shortened, few.targets), strict=True)
         return tuple(f"{self.name} {place}: {source} → {target}" for place, source, target in shown)
 
     def dropped_for(self, reason: str, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
-        """Return the pairs, counted from 0, that rules would drop for this reason."""
+        """Return the pairs, counted from 0, that rules drop for a reason."""
         judge, seen = Judge(rules, held_out), set[bytes]()
         pairs = zip(self.sources, self.targets, self.parts, strict=True)
         reasons = (judge.reason_to_drop(source.strip(), target.strip(), part, seen) for source, target, part in pairs)
@@ -76,7 +76,7 @@ class Pairs:
 
 
 def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:
-    """Say which training pairs the recipe's rules drop, and why."""
+    """Report the training pairs that the rules of the recipe drop."""
     if not (count := kept.report.dropped.total()):
         return
     left = {*kept.train["row"][:], *(kept.validation["row"][:] if kept.is_held_out else ())}
@@ -101,7 +101,7 @@ POINTLESS_PAIRS = {
 
 
 def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator[RecipeFinding]:
-    """Find empty sides, copies of the source as target, and repeated pairs that no rules (None in tests) drop."""
+    """Find empty sides, identical sides and repeated pairs that no rules drop (None for tests)."""
     for rule, check in POINTLESS_PAIRS.items():
         key, advice = pairs.key, "Scores measure them too: remove them."
         if rules is not None:
@@ -112,7 +112,7 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator
 
 
 def check_targets(pairs: Pairs) -> Iterator[RecipeFinding]:
-    """Find sources that come with several targets, as a word does where a column that says which form is left out."""
+    """Find sources with several targets."""
     different = {(pair["source"].strip(), pair["target"].strip()) for pair in pairs}
     targets = Counter(source for source, _ in different)
     found = [number for number, source in enumerate(pairs.sources) if targets[source.strip()] > 1]
@@ -123,7 +123,7 @@ def check_targets(pairs: Pairs) -> Iterator[RecipeFinding]:
 
 
 def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> Iterator[RecipeFinding]:
-    """Find held-out sentences in the training data, unless the recipe drops them (`drop_overlap`)."""
+    """Find held-out sources in the training data, unless `drop_overlap` drops them."""
     if rules.drop_overlap:
         return
     known = {(pair["source"].strip(), pair["target"].strip()) for pair in train}
@@ -142,10 +142,10 @@ def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs])
 
 
 def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
-    """Find pairs one side of which is far too long for the other: rows that have slipped, or half translations."""
+    """Find pairs with one side far too long: shifted rows, or half translations."""
     if len(pairs) < 20:
         return
-    # What is far follows from medians of the corpus, which a few wrong pairs do not move.
+    # Medians, because a few wrong pairs do not move them.
     sources, targets = (np.array([len(text) for text in texts]) for texts in (pairs.sources, pairs.targets))
     ratios = np.log((targets + SHORT_TEXT) / (sources + SHORT_TEXT))
     distances = np.abs(ratios - (usual := np.median(ratios)))
@@ -160,7 +160,7 @@ def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
     yield from check.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
 
 
-# What columns are called, beside languages.
+# Names of columns, besides languages.
 NAMES = {
     "source": "source src input question query prompt command 원문 질문 문의 입력",
     "target": "target tgt trg output answer response reply summary action translation 번역 번역문 답변 응답 요약 ipa",
@@ -174,11 +174,11 @@ KINDS: dict[str, Callable[[str], object]] = {
     "ids": re.compile(r"[!-~]*\d[!-~]*|https?://\S+|\S+@\S+").fullmatch,
     "licenses": re.compile(r"CC[ -](BY|0)", re.IGNORECASE).match,
 }
-FEW = 0.02  # a share of different ones below which short texts are labels
+FEW = 0.02  # share of different texts below which short ones are labels
 
 
 def kind_of(texts: Sequence[object]) -> str | None:
-    """Tell what the cells of a column are where they are no sentences, such as numbers; `None` of sentences."""
+    """Return the kind of cells that are no sentences, such as numbers, or `None` for sentences."""
     filled = [text.strip() for text in texts if isinstance(text, str) and text.strip()]
     if 2 * len(filled) <= len(texts):
         return "no texts"
@@ -192,7 +192,7 @@ def kind_of(texts: Sequence[object]) -> str | None:
 
 
 def _are_tags(texts: Sequence[str]) -> bool:
-    """Tell whether texts with marks inside, which may be ids, have the marks of tags, or repeat and share parts."""
+    """Decide between tags and ids: tags have marks inside, or repeat and share parts."""
     different = {*texts}
     parts = {part for text in different for part in re.split(r"\W+", text)}
     has_marks = sum(re.search("[;|=]", text) is not None for text in texts) > 0.9 * len(texts)
@@ -200,13 +200,13 @@ def _are_tags(texts: Sequence[str]) -> bool:
 
 
 def roles_of(name: str) -> set[str]:
-    """Tell what a column's name says: source, target, text, other, language; nothing where it may be a sentence."""
+    """Return the roles that a column's name says: source, target, text, other, language."""
     words = re.findall(r"[^\W\d_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())
     if len(words) > 3 or (len(words) > 1 and re.search("[.?!,]$", name.strip())):
         return set()
     roles = set[str]()
     for word in words:
-        # In Korean the last part of a compound says what it is.
+        # A Korean compound has its head at the end.
         ends = {word, word.removesuffix("s")} if word.isascii() else {word[begin:] for begin in range(len(word))}
         roles |= {role for role, names in NAMES.items() if ends & {*names.split()}}
     is_language = language_named(name) or any(re.fullmatch("[가-힣]{1,5}어", word) for word in words)
@@ -214,7 +214,7 @@ def roles_of(name: str) -> set[str]:
 
 
 def check_sides(pairs: Pairs) -> Iterator[RecipeFinding]:
-    """Find sides that are no sentences, and a first pair that is the names of columns."""
+    """Find sides that are no sentences, and names of columns in place of the first pair."""
     for side, texts in (("source", pairs.sources), ("target", pairs.targets)):
         kind = kind_of(texts)
         if kind in ("numbers", "dates", "ids", "one value"):
@@ -226,12 +226,12 @@ def check_sides(pairs: Pairs) -> Iterator[RecipeFinding]:
         yield RecipeFinding("sides", "warning", message, "data.source", advice, pairs.examples([0]))
 
 
-# Two to four bytes of UTF-8 that were read as Windows-1252 or Latin-1: a lead byte and its continuations.
+# Two to four bytes of UTF-8, lead byte and continuations, read as Windows-1252 or Latin-1.
 MOJIBAKE = re.compile(r"[Â-ô][\x80-¿ŒœŠšŸŽžƒˆ˜–-”†-…‰‹›€™•‘’‚“”„]+")
 
 
 def has_mojibake(text: str) -> bool:
-    """Tell whether a part of the text turns into other letters when its bytes are read as UTF-8."""
+    """Return whether a part of the text becomes other letters when its bytes are read as UTF-8."""
     for run in MOJIBAKE.findall(text):
         if len(run) == 2 and run[0] not in "ÂÃ" and run[1] in "“”‘’‚„–—":
             continue  # a capital before a closing quotation mark
@@ -246,7 +246,6 @@ def has_mojibake(text: str) -> bool:
 
 
 WITH = "{sources:,} sources and {targets:,} targets of {total} {split} pairs have "
-# What tells whether a text has a defect.
 IS_IN: dict[str, Callable[[str], object]] = {
     "control_characters": re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]").search,
     "replacement_characters": re.compile("\ufffd").search,
@@ -257,12 +256,12 @@ IS_IN: dict[str, Callable[[str], object]] = {
         r"(?: [^<>]*=[^<>]*)? ?/?>",
         re.IGNORECASE,
     ).search,
-    # Reading composes what can be composed, so jamo that are left have lost their syllable.
+    # The reader composes Unicode, so these jamo have lost their syllable.
     "decomposed": lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text),
     "marks": re.compile(r'^".*(""|\\").*"$', re.DOTALL).search,
     "tabs": lambda text: re.search(r"[\t\n\r]", text.strip()),
 }
-# What such texts have, what to do about it, and from which shares on it is grave.
+# The defect, the advice, and the shares from which it is grave.
 DEFECTS: dict[str, tuple[Any, ...]] = {
     "control_characters": ("control characters.", "Remove them: the model learns to write them.", 0.001),
     "replacement_characters": ("U+FFFD for lost letters.", "Decode the files in their own encoding.", 0.001, 0.1),
@@ -289,13 +288,13 @@ def check_text(pairs: Pairs) -> Iterator[RecipeFinding]:
 
 
 WRONG_SCRIPT_SHARE = 0.05
-Sides = tuple[str | None, str | None]  # what is known of sources and of targets
+Sides = tuple[str | None, str | None]  # scripts or languages of sources and targets
 SWAPPED = ": source and target are swapped."
 
 
 def check_scripts(train: Pairs, held_out: Sequence[Pairs], languages: Sides) -> Iterator[RecipeFinding]:
-    """Find swapped languages, and targets in a script that is not theirs; codes of unknown languages say nothing."""
-    train = train.chosen([number for number, part in enumerate(train.parts) if part == 0])  # others: other languages
+    """Find swapped languages, and targets in a wrong script. Unknown languages are not checked."""
+    train = train.chosen([number for number, part in enumerate(train.parts) if part == 0])  # of one language
     ours, *others = ((main_script(split.sources), main_script(split.targets)) for split in (train, *held_out))
     yield from _languages_against_scripts(ours, languages)
     for split, theirs in zip(held_out, others, strict=True):

@@ -1,4 +1,4 @@
-"""Checks of the length of a run: what its updates, its data and its clock make of each other."""
+"""Checks of the length of a run: updates, epochs and minutes."""
 
 import math
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ MANY_EPOCHS = 200
 
 
 class RunEnd(NamedTuple):
-    """What ends a run first; as text, the recipe's key and how the number of updates is known."""
+    """The limit that ends a run first. As text: its key, and the source of the number."""
 
     key: str
     updates: float
-    error: Level = "error"  # the level of what ruins such a run
-    source: str = ""  # how the number is known, unless the recipe says it
+    error: Level = "error"  # level of a finding that ruins the run
+    source: str = ""  # of the number, unless the recipe says it
 
     @property
     def last(self) -> int:
@@ -29,7 +29,7 @@ class RunEnd(NamedTuple):
 
 
 def run_end(recipe: Recipe, updates_per_epoch: float | None, seconds_per_update: float | None) -> RunEnd | None:
-    """Return what ends a run first by what is known of it on this machine, None where that is not enough."""
+    """Return the limit that ends a run first, or None if too little is known."""
     settings = recipe.optimization
     ends = []
     if settings.max_updates is not None:
@@ -46,7 +46,7 @@ def run_end(recipe: Recipe, updates_per_epoch: float | None, seconds_per_update:
 def check_run_length(
     recipe: Recipe, d_model: int, updates_per_epoch: float | None = None, seconds_per_update: float | None = None
 ) -> Iterator[RecipeFinding]:
-    """Run all checks of this file on a model of width `d_model`, which the paper's schedule depends on."""
+    """Check schedule, epochs and intervals. The paper's schedule depends on the width `d_model`."""
     end = run_end(recipe, updates_per_epoch, seconds_per_update)
     if updates_per_epoch is not None:
         yield from _check_epochs(recipe, updates_per_epoch, end)
@@ -56,7 +56,6 @@ def check_run_length(
 
 
 def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[RecipeFinding]:
-    """Find learning rates that never reach their peak, or never come down, before the run ends."""
     settings, warmup = recipe.optimization, recipe.optimization.warmup_updates
     ended = f"the run ends after {end.last:,} updates ({end})"
     key, rises = "optimization.warmup_updates", f"The learning rate rises over {warmup:,} updates"
@@ -76,7 +75,6 @@ def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[Recip
 
 
 def _check_epochs(recipe: Recipe, per_epoch: float, end: RunEnd | None) -> Iterator[RecipeFinding]:
-    """Find updates larger than the data, and runs that repeat the data hundreds of times."""
     if per_epoch <= 1:
         size, advice = recipe.optimization.tokens_per_update, "Lower it so that an epoch has tens of updates at least."
         message = f"One update takes {size:,} padded tokens, all training pairs at once: it always sees the same."
@@ -89,7 +87,6 @@ def _check_epochs(recipe: Recipe, per_epoch: float, end: RunEnd | None) -> Itera
 
 
 def _check_intervals(recipe: Recipe, end: RunEnd) -> Iterator[RecipeFinding]:
-    """Find validations, checkpoints and early stopping that never happen before the run ends."""
     validation, checkpoints = recipe.validation, recipe.checkpoints
     ended = f"the run ends after {end.last:,} ({end})"
     advice = f"Set it to {max(1, end.last // 10):,} or so."

@@ -1,4 +1,4 @@
-"""Checks of tokenizers, of what they make of the pairs, and of the model's config that has to agree with them."""
+"""Checks of tokenizers, of the tokens of the pairs, and of the special ids in the model's config."""
 
 import json
 import unicodedata
@@ -17,9 +17,9 @@ from heedful.data.tokenization import TokenizerPair, encode_texts
 from heedful.files import shortened
 from heedful.verification.samples import id_set
 
-RARE = 5  # types that are seen fewer times than this are hardly learnt
+RARE = 5  # a type with fewer occurrences is hardly learnt
 LOOKED_AT_FOR_UNKNOWN_WORDS = 200  # pairs
-SHORTER_VOCABULARY = 0.4  # share of rare types from which on the vocabulary is called too large
+SHORTER_VOCABULARY = 0.4  # share of rare types from which a vocabulary is too large
 
 OF_TOKENS = "{unknown:,} of {tokens:,} {side} tokens of the {split} pairs ({share}, in {count} of {total} rows) are "
 ADVICE = "Every algorithm but word knows every text; word needs a larger vocabulary or more sentences."
@@ -27,7 +27,7 @@ UNKNOWN = RowCheck("unknown_tokens", OF_TOKENS + "unknown{words}.", ADVICE, warn
 
 
 def check_special_ids(config: Any, generation_config: Any, key: str) -> Iterator[RecipeFinding]:
-    """Compare the special ids of config and generation config of the model that `key` names."""
+    """Compare the special ids of config and generation config."""
 
     def problem(message: str, advice: str, level: Any = "error") -> RecipeFinding:
         return RecipeFinding("special_ids", level, message, key, advice)
@@ -53,7 +53,7 @@ def check_special_ids(config: Any, generation_config: Any, key: str) -> Iterator
 
 
 def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
-    """Find ids that collide inside a tokenizer: two tokens with one id, ids beyond its size, equal special ids."""
+    """Find ids of two tokens, ids beyond the size of a tokenizer, and equal special ids."""
     for side, tokenizer in _sides(tokenizers):
         vocabulary = tokenizer.get_vocab()
         counts = np.bincount(np.fromiter(vocabulary.values(), dtype=np.int64))
@@ -73,7 +73,7 @@ def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[RecipeF
 
 
 def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
-    """Measure how much of each side is unknown to the tokenizer, with the words and pairs."""
+    """Measure the share of unknown tokens of each side."""
     for side, name, texts in (("source", "text", pairs.sources), ("target", "text_target", pairs.targets)):
         tokenizer = getattr(tokenizers, side)
         if tokenizer.unk_token_id is None:
@@ -88,8 +88,8 @@ def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> I
 
 
 def unknown_words(tokenizer: Any, texts: Sequence[str]) -> list[str]:
-    """List the words, or pieces of them, that a tokenizer does not know, the most frequent first."""
-    if not tokenizer.is_fast:  # it does not know where in the text its tokens are
+    """List the words, or parts of words, that a tokenizer does not know, the most frequent first."""
+    if not tokenizer.is_fast:  # without offsets
         return []
     counts: Counter[str] = Counter()
     for text in texts:
@@ -102,7 +102,7 @@ def unknown_words(tokenizer: Any, texts: Sequence[str]) -> list[str]:
 def check_vocabulary_use(
     rows: EncodedPairs, tokenizers: TokenizerPair, key: str, looked_at: int | None = None
 ) -> Iterator[RecipeFinding]:
-    """Count the types that rows (of so many pairs, or of all) show never, or fewer than 5 times: hardly learnt."""
+    """Count the types that never occur, or fewer than 5 times, in the rows of `looked_at` (None: all) pairs."""
     seen_on = {"source": [rows.sources], "target": [rows.targets], "joint": [rows.sources, rows.targets]}
     for side, tokenizer in _sides(tokenizers):
         known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
@@ -111,7 +111,7 @@ def check_vocabulary_use(
         state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {"model": {}}
         for left, right in reversed(state["model"].get("merges") or ()):  # of byte pairs
             used |= {left, right} if left + right in used else set()
-        # Neither special tokens nor single characters, which every text needs.
+        # Not special tokens, nor single characters, which every text needs.
         of_several = ((token, id_, FALLBACK_BYTE.sub("", token).lstrip("▁ ")) for token, id_ in known)
         types = [(token, id_) for token, id_, text in of_several if len(text) > 1 and id_ not in added]
         unused = [int(seen[id_]) for token, id_ in types if token not in used]
@@ -128,7 +128,7 @@ def check_vocabulary_use(
 
 
 def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
-    """Look whether the source tokenizer makes more tokens of a decomposed text (NFD) than of the same in NFC."""
+    """Find source tokenizers that cut decomposed text (NFD) into more tokens than composed text (NFC)."""
     texts = [text for text in sample(pairs.sources, 200) if not unicodedata.is_normalized("NFD", text)]
     forms = ([unicodedata.normalize(form, text) for text in texts] for form in ("NFC", "NFD"))
     composed, decomposed = (sum(map(len, encode_texts(tokenizers.source, "text", form))) for form in forms)

@@ -121,8 +121,8 @@ def random_recipe(random, folder):
         options = {"position_encoding": "learned", "max_position_embeddings": random.choice([24, 300])}
         changes |= {f"model.options.{name}": value for name, value in options.items()}
     if random.random() < 0.15:
-        kind = random.choice(["spans", "infilling", "deletion", "order"])
-        changes["data.denoise"] = {"sides": random.choice([["target"], ["source", "target"]]), "kind": kind}
+        (folder / "texts.txt").write_text("\n".join(random.choices(words, k=20)), encoding="utf-8")
+        changes["data.denoise"] = [str(folder / "texts.txt")]
     return tiny_recipe(folder / "run", changes)
 
 

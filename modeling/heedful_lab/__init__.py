@@ -1,1 +1,1 @@
-"""The laboratory: studies, what the course shows, the generator of the built-in corpus, and task pairs."""
+"""The laboratory: studies, what the course shows, the built-in corpus, task pairs, and COMET."""

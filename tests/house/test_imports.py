@@ -104,7 +104,7 @@ def test_the_product_never_imports_the_laboratory_which_names_itself_in_entry_po
     assert not imported
     assert not [name_of(path) for path in FILES if "heedful_lab" in path.read_text(encoding="utf-8")]
     project = tomllib.loads((SCRIPTS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for group in ("heedful.commands", "heedful.corpora"):
+    for group in ("heedful.commands", "heedful.corpora", "heedful.metrics"):
         for home in project["entry-points"][group].values():
             module, name = home.split(":")
             assert hasattr(importlib.import_module(module), name)

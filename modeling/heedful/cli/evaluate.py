@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from typer import Option
 
 from heedful.cli import options
 from heedful.files import check_at_least, one_line
+from heedful.messages_heed import wrong
 from heedful.training.processes.launcher import world_size
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ def evaluate(
     if recipe is not None:
         _warn_of_direction(model, recipe, source, target)
         _report_on_pairs(Path(model), recipe, pairs)
-    learned = None if metric is None else import_module("heedful.verification.comet").learned_metric(metric, device)
+    learned = None if metric is None else learned_metric(metric, device)
     options.quieten()
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     texts = _translate_all(model, revision, device, pairs, ignore, token_budget=token_budget, **search)
@@ -82,6 +84,15 @@ def evaluate(
         scores["confusions"] = found.commonest_confusions(seen, left, sources, confusions, lowercase)
         lines.append(found.confusions_table(scores["confusions"]))
     options.print_result(scores, "\n".join(lines), as_json)
+
+
+def learned_metric(name: str, device: str | None) -> Any:
+    """Return the metric that `--metric` names, of those that entry points `heedful.metrics` add."""
+    kind, _, folder = name.partition(":")
+    known = {each.name: each for each in entry_points(group="heedful.metrics")}
+    if kind not in known or not folder:
+        raise wrong("--metric", f"be {' or '.join(f'{each}:FOLDER' for each in known)}", name)
+    return known[kind].load()(folder, device)
 
 
 def recipe_in(model: str, revision: str | None = None) -> Any:

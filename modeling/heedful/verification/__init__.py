@@ -1,1 +1,1 @@
-"""A trained model measured: whether it behaves as any other, whether its engines agree, and COMET."""
+"""A trained model measured: whether it behaves as any other, and whether its engines agree."""

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from comet_checkpoint import LAYERS, SETTINGS, WORDS, comet_checkpoint
-from heedful.verification.comet import Comet, learned_metric, sparsemax
+from heedful.cli.evaluate import learned_metric
+from heedful_lab.metrics.comet import Comet, sparsemax
 from helpers import assert_error
 
 TEXTS = ["eine Katze", "schläft", "eine"], ["a cat", "sleeps the Dog a", "the"], ["the cat", "sleeps", "a"]

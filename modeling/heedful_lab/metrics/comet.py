@@ -11,7 +11,6 @@ from heedful.data.tokenization import options_inside
 from heedful.decoding.loading import resolve_device
 from heedful.evaluation.metrics import TITLE_WIDTH
 from heedful.files import check_inside, first_line
-from heedful.messages_heed import wrong
 from heedful.training.recipe_file import read_yaml
 
 KINDS = {"regression_metric": True, "referenceless_regression_metric": False}  # whether a reference is read
@@ -27,14 +26,6 @@ KNOWN: dict[str, tuple[Any, ...]] = {
 # What COMET takes where hparams.yaml is silent.
 DEFAULTS: dict[str, Any] = {"class_identifier": None, "layer_norm": True, "activations": "Tanh", "layer": "mix"}
 ENCODER = "encoder.model."
-
-
-def learned_metric(name: str, device: str | None = None) -> "Comet":
-    """Return the metric that `--metric` names: `comet:FOLDER`."""
-    kind, _, folder = name.partition(":")
-    if kind != "comet" or not folder:
-        raise wrong("--metric", "be comet:FOLDER", name)
-    return Comet(folder, device)
 
 
 class Comet:

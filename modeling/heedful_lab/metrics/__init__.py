@@ -1,0 +1,1 @@
+"""Trained metrics, which entry points `heedful.metrics` give to `heedful evaluate --metric`."""

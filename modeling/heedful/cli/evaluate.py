@@ -86,7 +86,7 @@ def evaluate(
     options.print_result(scores, "\n".join(lines), as_json)
 
 
-def learned_metric(name: str, device: str | None) -> Any:
+def learned_metric(name: str, device: str | None = None) -> Any:
     """Return the metric that `--metric` names, of those that entry points `heedful.metrics` add."""
     kind, _, folder = name.partition(":")
     known = {each.name: each for each in entry_points(group="heedful.metrics")}

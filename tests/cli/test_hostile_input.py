@@ -336,7 +336,7 @@ def test_a_recipe_is_data_and_what_it_names_runs_no_code(place):
         recipe.write_text(f"name: {tag}\n")
         assert_error("must be YAML, but is not", train, recipe)
         recipe.write_text("name: a\n")
-        assert_error("`data` must be a section with keys, but is '!!python", train, recipe, f"data={tag}")
+        assert_error("must be YAML, but '!!python", train, recipe, f"data={tag}")
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
     (place / "pairs.pkl").write_bytes(pickle.dumps(Bomb(place / "ran")))
     recipe = recipe_file(place, {"model.options": {}, "optimization.max_updates": 1})

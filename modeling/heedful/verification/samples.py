@@ -1,4 +1,4 @@
-"""Sentences to try any encoder-decoder with, and what it makes of them: alone, in a batch, padded, step by step."""
+"""Sentences to try any encoder-decoder with, and its outputs: alone, in a batch, padded, step by step."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ from heedful.symbols_heed import symbols_of
 from heedful.versions_heed import by_name, cache_of
 
 Item = TypeVar("Item")
-Rows = Sequence[Sequence[int]]  # a sentence each, as token ids
+Rows = Sequence[Sequence[int]]  # sentences as token ids
 
-# Sentences of one script each, of very different lengths; in Unicode's form NFC.
+# One script each, very different lengths, in NFC.
 TEXTS = (
     "Good morning!",
     "The committee, which had met only twice since 3 May, agreed that prices would rise by 4.5 % (or €12.80) a year.",
@@ -32,28 +32,27 @@ TEXTS = (
     "हम कल सुबह मिलेंगे।",
     "Emoji 🙂 and mathematics: x² ≤ ½, two  spaces, a_name and user@example.org.",
 )
-# Every model check sees all of these lengths at once, so that each row is padded differently.
+# Different lengths, so that each row of a batch has other padding.
 SOURCE_LENGTHS = (5, 32, 2, 20, 9, 27)
 TARGET_LENGTHS = (9, 4, 16, 1, 12, 7)
 EXTRA_PADDING = 5
 NEW_TOKENS = 12
-# Largest difference of logits and losses, relative to the largest of them. Reordered sums differ by about 1e-6 in
-# float32; a wrong position or mask by a hundredth and more.
+# Largest relative difference of logits and losses. In float32, reordered sums differ by 1e-6, a wrong mask by 1e-2.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}
-ROUGH = 5e-2  # of bfloat16, and of what is rougher
+ROUGH = 5e-2  # of bfloat16 and rougher types
 
 
 def tolerance_of(model: Seq2SeqModel) -> float:
-    """Return the relative difference that a model's dtype allows logits and losses."""
+    """Return the largest relative difference for the dtype of a model."""
     return TOLERANCES.get(model.dtype, ROUGH)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Sentences to try a model with, of different lengths."""
+    """Sentences of different lengths."""
 
     sources: Rows
-    targets: Rows  # labels: without the decoder's start token
+    targets: Rows  # labels, without the start token
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -70,27 +69,27 @@ class Sample:
 
 @dataclass(frozen=True)
 class Variation:
-    """How a model reads sentences. Its outputs must not depend on it."""
+    """A way to read sentences that must not change the outputs."""
 
-    padding: int = 0  # more padding tokens for each source than its batch needs
-    side: str = "right"  # where the padding is: right or left
-    is_alone: bool = False  # each sentence in a batch of its own, instead of all in one
+    padding: int = 0  # more padding tokens than a batch needs
+    side: str = "right"  # of the padding
+    is_alone: bool = False  # each sentence in a batch of its own
     is_reversed: bool = False  # in reverse order
-    uses_other_cache: bool = False  # logits step by step with a cache, not in one pass; generated without one
+    uses_other_cache: bool = False  # logits with a cache, and generation without one
 
 
 PLAIN = Variation()
 
 
 def make_sample(model: Seq2SeqModel, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
-    """Make six rows of 2 to 32 source tokens and of 1 to 16 target tokens; the same ones every time.
+    """Make six rows of 2 to 32 source tokens and 1 to 16 target tokens, always the same ones.
 
-    Tokenizers cut them from `texts` and built-in ones; without, tokens are drawn from those that are not special.
+    Tokenizers cut them from `texts` and built-in ones. Without tokenizers, they are random tokens.
     """
     longest = position_limit(model.config) or 10**6
     if longest < 10:
         raise ValueError(f"The model must have room for at least 10 positions to be tried, but has {longest} instead.")
-    # Room for the padding that a check adds, and for the start token.
+    # Room for added padding and the start token.
     share = min(1.0, (longest - EXTRA_PADDING - 1) / max(SOURCE_LENGTHS))
     lengths = [[max(1, int(length * share)) for length in side] for side in (SOURCE_LENGTHS, TARGET_LENGTHS)]
     rows = _rows_of_texts(model, tokenizers, texts, lengths) if tokenizers else None
@@ -100,7 +99,7 @@ def make_sample(model: Seq2SeqModel, tokenizers: TokenizerPair | None = None, te
 def _rows_of_texts(
     model: Seq2SeqModel, tokenizers: TokenizerPair, texts: Sequence[str], lengths: Rows
 ) -> list[Rows] | None:
-    """Cut rows of the given lengths out of encoded texts; `None` without texts or where the model lacks an id."""
+    """Cut rows of some lengths from encoded texts; `None` without texts, or if the model lacks an id."""
     is_closed = any(symbols_of(each) is not None for each in (tokenizers.source, tokenizers.target))
     texts = list(filter(str.strip, [*texts, *(() if is_closed else TEXTS)]))
     if not texts:
@@ -109,7 +108,7 @@ def _rows_of_texts(
     encoded = tokenizers.encode_source(texts, language), tokenizers.encode_target(texts[1:] + texts[:1])
     sides: list[Rows] = []
     for rows, wanted, size in zip(encoded, lengths, vocabulary_sizes(model), strict=True):
-        # A short text is followed by the next ones until the row has its length.
+        # The next texts follow until the row has its length.
         cut = [[id_ for row in rows[number:] + rows for id_ in row][:length] for number, length in enumerate(wanted)]
         if not all(0 <= id_ < size for row in cut for id_ in row):
             return None
@@ -118,7 +117,7 @@ def _rows_of_texts(
 
 
 def _random_rows(model: Seq2SeqModel, tokenizers: TokenizerPair | None, lengths: Rows) -> list[Rows]:
-    """Draw rows of the given lengths from the tokens that are not special."""
+    """Draw rows of some lengths from the ordinary tokens."""
     settings = [*model.config.to_dict().items(), *model.generation_config.to_dict().items()]
     special = {id_ for name, value in settings if name.endswith("token_id") for id_ in id_set(value)}
     special |= {pad_token(model), start_token(model)}
@@ -133,17 +132,17 @@ def _random_rows(model: Seq2SeqModel, tokenizers: TokenizerPair | None, lengths:
 
 
 def vocabulary_sizes(model: Seq2SeqModel) -> tuple[int, int]:
-    """Return the number of rows of the source's embeddings and of the output's."""
+    """Return the rows of the source embeddings and of the output layer."""
     return model.get_input_embeddings().weight.shape[0], model.get_output_embeddings().weight.shape[0]
 
 
 def id_set(ids: int | list[int] | None) -> set[int]:
-    """Return the ids of a setting that holds one, several or none."""
+    """Return the ids of a setting with one, several or none."""
     return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
 
 
 def pad_token(model: Seq2SeqModel) -> int:
-    """Return the id that fills up a batch; any will do where the model has none, as it is masked."""
+    """Return the padding id; any other if the model has none, because it is masked."""
     return special_token(model, "pad_token_id", "decoder_start_token_id", "bos_token_id") or 0
 
 
@@ -153,31 +152,31 @@ def start_token(model: Seq2SeqModel) -> int:
 
 
 def padded(model: Seq2SeqModel, rows: Rows, fill: int, side: str = "right", extra: int = 0) -> torch.Tensor:
-    """Stack rows to `(batch, longest + extra)` ids, padded on one side, on the model's device."""
+    """Return rows as ids `(batch, longest + extra)`, padded on one side."""
     tensors = [torch.tensor(row) for row in rows]
     stacked = pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)
     return pad(stacked, (extra, 0) if side == "left" else (0, extra), value=fill).to(model.device)
 
 
 def source_inputs(model: Seq2SeqModel, sources: Rows, variation: Variation = PLAIN) -> dict[str, torch.Tensor]:
-    """Return `input_ids` and `attention_mask` of a batch, `(batch, longest + padding)`, on the model's device."""
+    """Return `input_ids` and `attention_mask`, `(batch, longest + padding)`."""
     ids = padded(model, sources, pad_token(model), variation.side, variation.padding)
     mask = padded(model, [[1] * len(row) for row in sources], 0, variation.side, variation.padding)
     return {"input_ids": ids, "attention_mask": mask}
 
 
 def decoder_inputs(model: Seq2SeqModel, targets: Rows) -> torch.Tensor:
-    """Return what the decoder reads to predict the targets: the start token and all but the last token."""
+    """Return the decoder's input ids: the start token, and all but the last target token."""
     return padded(model, [(start_token(model), *row[:-1]) for row in targets], pad_token(model))
 
 
 def labels_of(model: Seq2SeqModel, targets: Rows, extra: int = 0) -> torch.Tensor:
-    """Return labels, `(batch, longest + extra)`, with -100 behind each row."""
+    """Return labels `(batch, longest + extra)`, padded with -100."""
     return padded(model, targets, IGNORED_LABEL, extra=extra)
 
 
 def logits_of(model: Seq2SeqModel, sample: Sample, variation: Variation = PLAIN) -> list[torch.Tensor]:
-    """Compute the logits of each row, `(length of its target, vocabulary)`, without those at padding."""
+    """Compute the logits of each row, `(target length, vocabulary)`."""
 
     def compute(batch: Sample) -> list[torch.Tensor]:
         inputs, targets = source_inputs(model, batch.sources, variation), decoder_inputs(model, batch.targets)
@@ -192,7 +191,7 @@ def logits_of(model: Seq2SeqModel, sample: Sample, variation: Variation = PLAIN)
 
 
 def _logits_by_cache(model: Seq2SeqModel, inputs: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-    """Compute logits, `(batch, length, vocabulary)`, one target token at a time with a cache."""
+    """Compute logits `(batch, length, vocabulary)`, a token at a time."""
     settings = {"encoder_outputs": model.get_encoder()(**inputs), "attention_mask": inputs["attention_mask"]}
     cache, steps = None, []
     for token in targets.split(1, dim=1):
@@ -203,11 +202,11 @@ def _logits_by_cache(model: Seq2SeqModel, inputs: dict[str, torch.Tensor], targe
 
 
 def generated(model: Seq2SeqModel, sample: Sample, num_beams: int, variation: Variation = PLAIN) -> list[list[int]]:
-    """Generate at most 12 tokens for each row, by the model's own generation config without sampling."""
+    """Generate at most 12 tokens for each row, without sampling."""
     settings = copy.deepcopy(model.generation_config)
     longest = min(NEW_TOKENS, (position_limit(model.config) or 99) - 1)
     settings.update(do_sample=False, num_beams=num_beams, num_return_sequences=1, return_dict_in_generate=False)
-    # No two tokens come twice in a row: an untrained model would repeat one token whatever it reads.
+    # No bigram twice: an untrained model would repeat one token for every input.
     settings.update(max_length=None, max_new_tokens=longest, no_repeat_ngram_size=2)
     settings.update(pad_token_id=pad_token(model), decoder_start_token_id=start_token(model))
     settings.use_cache = not variation.uses_other_cache
@@ -215,7 +214,7 @@ def generated(model: Seq2SeqModel, sample: Sample, num_beams: int, variation: Va
 
     def generate(batch: Sample) -> list[list[int]]:
         rows = model.generate(**source_inputs(model, batch.sources, variation), generation_config=settings).tolist()
-        # `generate()` may fill rows up with the end token; the start token, which may be it too, does not count.
+        # `generate()` may pad with the end token; a start token with the same id does not count.
         lasts = [next((at for at, token in enumerate(row) if at and token in ends), len(row)) for row in rows]
         return [row[: last + 1] for row, last in zip(rows, lasts, strict=True)]
 
@@ -224,24 +223,24 @@ def generated(model: Seq2SeqModel, sample: Sample, num_beams: int, variation: Va
 
 
 def _arranged(run: Callable[[Sample], list[Item]], sample: Sample, variation: Variation) -> list[Item]:
-    """Run on batches as the variation arranges them, and return what comes of each sentence in the sample's order."""
+    """Run on batches as the variation says, and return the results in the order of the sample."""
     if variation.is_alone:
         return [result for row in range(len(sample)) for result in run(sample.part(slice(row, row + 1)))]
     return run(sample.part(slice(None, None, -1)))[::-1] if variation.is_reversed else run(sample)
 
 
 def loss_of(model: Seq2SeqModel, sample: Sample, labels: torch.Tensor | None = None, **settings: Any) -> float:
-    """Compute the loss of a batch in evaluation mode, by the sample's labels or by others."""
+    """Compute the loss of a batch in evaluation mode, by the labels of the sample or others."""
     labels = labels_of(model, sample.targets) if labels is None else labels
     with evaluation_mode(model), torch.no_grad():
         return float(model(**source_inputs(model, sample.sources), labels=labels, **settings).loss)
 
 
 def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
-    """Return the largest difference of two lists of tensors, relative to the second's largest number, or infinity."""
+    """Return the largest difference of tensors relative to the largest number of `theirs`, or infinity."""
     if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
         return float("inf")
-    # In float64, so that the comparison itself costs nothing.
+    # In float64, to add no error of its own.
     found, expected = (torch.cat([each.detach().cpu().double().flatten() for each in side]) for side in (ours, theirs))
     if not (found.isfinite() & expected.isfinite()).all():
         return float("inf")

@@ -1,6 +1,6 @@
-"""Does a saved model keep the promises that Heed makes? Checks for any encoder-decoder of transformers.
+"""Checks that a saved encoder-decoder of transformers keeps the promises of Heed.
 
-Most give sentences, a `sample` of random ones by default, to `model` in two ways that must come to the same.
+Most run `model` on a `sample`, random by default, in two ways that must agree.
 """
 
 import inspect
@@ -36,13 +36,13 @@ from heedful.verification.samples import Sample, Variation, difference, labels_o
 from heedful.versions_heed import NEWEST_TRANSFORMERS
 
 BEAMS = 4
-EXACT = (torch.float32, torch.float64)  # in other types near ties fall either way
+EXACT = (torch.float32, torch.float64)  # in other types near ties are arbitrary
 
 
 def _unchanged_by(
     name: str, variation: Variation, beams: Sequence[int], message: str, to_the_bit: bool = False
 ) -> Callable[..., ModelFinding]:
-    """Return a check that logits, and what is generated with some numbers of beams, are as without a variation."""
+    """Return a check that a variation changes neither logits nor the tokens generated with some numbers of beams."""
     ways = (variation, samples.PLAIN)
 
     @check(name)
@@ -66,12 +66,11 @@ def _unchanged_by(
 
 _MORE = f"{samples.EXTRA_PADDING} more padding tokens on the source's"
 _SEARCHES = f"greedy and {BEAMS} beams"
-# A sentence alone and beside longer ones.
 check_batch = _unchanged_by("batch", Variation(is_alone=True), (1, BEAMS), f"alone and in one batch, {_SEARCHES}")
 check_order = _unchanged_by("order of a batch", Variation(is_reversed=True), (1,), "a batch and its reverse")
 check_right_padding = _unchanged_by("right padding", Variation(samples.EXTRA_PADDING), (), f"{_MORE} right")
 check_left_padding = _unchanged_by("left padding", Variation(samples.EXTRA_PADDING, "left"), (1,), f"{_MORE} left")
-# Logits of every step beside one pass over the whole target; generation with a cache beside `use_cache=False`.
+# Logits without a cache are compared with logits by a cache; generation likewise.
 _STEPS = f"step by step with a cache and in one pass, {_SEARCHES}"
 check_cache = _unchanged_by("cache", Variation(uses_other_cache=True), (1, BEAMS), _STEPS)
 check_determinism = _unchanged_by("determinism", samples.PLAIN, (1,), "two calls, to the bit", to_the_bit=True)
@@ -79,7 +78,7 @@ check_determinism = _unchanged_by("determinism", samples.PLAIN, (1,), "two calls
 
 @check("attention weights")
 def check_attentions(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
-    """Check that attention weights exist under any kernel, sum to 1, leave padding out, and change no logits."""
+    """Check that attention weights exist under any kernel, sum to 1, ignore padding, and change no logits."""
     sample, is_recurrent = sample or make_sample(model), model.config.model_type == "heed_rnn"
     kinds = ["encoder_attentions", "decoder_attentions"] * (not is_recurrent) + ["cross_attentions"]
     if is_recurrent and model.config.attention == "none":
@@ -109,10 +108,10 @@ def check_attentions(model: Seq2SeqModel, sample: Sample | None = None) -> Measu
 
 @check("loss of a split update")
 def check_loss_split(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
-    """Check that the losses of an update's micro-batches add up to the loss of the whole; relative difference."""
+    """Check that the losses of micro-batches add up to the loss of the batch; relative difference."""
     sample = sample or make_sample(model)
     whole = loss_of(model, sample)
-    # As `Trainer` does it: a model that takes loss arguments gets the count, and the losses are summed; else averaged.
+    # As in `Trainer`: losses of a model that takes the count of labels are summed, those of others averaged.
     takes_arguments = getattr(model, "accepts_loss_kwargs", None)
     if takes_arguments is None:
         parameters = inspect.signature(model.forward).parameters.values()
@@ -126,7 +125,7 @@ def check_loss_split(model: Seq2SeqModel, sample: Sample | None = None) -> Measu
 
 @check("loss and padding")
 def check_loss_padding(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
-    """Check that a loss is the mean over the labels that are not -100, wherever these are; relative difference."""
+    """Check that a loss is the mean over the labels that are not -100; relative difference."""
     sample = sample or make_sample(model)
     whole, read = loss_of(model, sample), samples.decoder_inputs(model, sample.targets)
     singles = [sample.part(slice(row, row + 1)) for row in range(len(sample))]
@@ -143,7 +142,7 @@ def check_loss_padding(model: Seq2SeqModel, sample: Sample | None = None) -> Mea
     return max(distances), tolerance_of(model), message.format(*distances)
 
 
-# Those that try a model with sentences and write no file.
+# The checks that write no file.
 MODEL_CHECKS = (
     *(check_batch, check_order, check_right_padding, check_left_padding, check_cache, check_determinism),
     *(check_attentions, check_loss_split, check_loss_padding, check_engines),
@@ -152,7 +151,7 @@ MODEL_CHECKS = (
 
 @check("weights complete")
 def check_weights(report: dict[str, Any]) -> Measured:
-    """Check by what `from_pretrained(..., output_loading_info=True)` reports that no weight is missing or unknown."""
+    """Check that no weight is missing or unknown, by the report of `from_pretrained(output_loading_info=True)`."""
     kinds = {"missing_keys": "missing", "unexpected_keys": "unknown", "mismatched_keys": "misshapen"}
     faults = {word: [str(name) for name in report[kind]] for kind, word in kinds.items() if report.get(kind)}
     message = "; ".join(f"{word}: {listed(names)}" for word, names in faults.items())
@@ -161,7 +160,7 @@ def check_weights(report: dict[str, Any]) -> Measured:
 
 @check("save and load")
 def check_saving(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
-    """Check that a model which is saved whole and in shards is loaded as it was: weights and logits to the bit."""
+    """Check that a model saved whole and in shards comes back the same: weights and logits to the bit."""
     sample = sample or make_sample(model)
     expected, state, files = samples.logits_of(model, sample), model.state_dict(), []
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
@@ -186,7 +185,7 @@ def check_saving(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
 
 @check("files as saved")
 def check_files(folder: str | Path) -> Measured:
-    """Check that weights and tokenizers in a folder are those that were saved; the figure counts other files."""
+    """Check the checksums of weights and tokenizers in a folder; count the changed files."""
     parts: tuple[Part, ...] = ("weights", "tokenizer")
     known = {part: names for part in parts if (names := changed_files(folder, part)) is not None}
     if not known:
@@ -198,7 +197,7 @@ def check_files(folder: str | Path) -> Measured:
 
 @check("tied weights")
 def check_tied_weights(model: Seq2SeqModel) -> Measured:
-    """Check that embeddings share memory where the config says so, and only there; the figure counts wrong pairs."""
+    """Check that embeddings share memory exactly where the config says so; count."""
     config = model.config
     if config.model_type in HEED_TYPES:
         claims = [config.shares_source_and_target_embeddings, config.shares_target_and_output_embeddings]
@@ -242,11 +241,11 @@ torch.save({"logits": logits, "tokens": tokens}, work + "/found.pt")
 def check_remote_code(
     folder: str | Path, model: Seq2SeqModel, sample: Sample | None = None, trust_remote_code: bool = False
 ) -> Measured:
-    """Check that a folder's code gives logits and greedy tokens of its `model` where Heedful is not installed."""
+    """Check that the code in a folder gives the same logits and greedy tokens without Heedful."""
     folder = Path(folder)
     if not any(folder.rglob("*.py")):
         raise SkippedError("the folder carries no code")
-    # Only code that is the installed package's to the byte is run unasked, and older code fails.
+    # Only code equal to the installed package's runs unasked; older code fails.
     if not trust_remote_code and not _code_is_ours(folder):
         if model.config.model_type in HEED_TYPES and (age := _age_of_code(folder)):
             return 1, 0, age
@@ -265,11 +264,11 @@ def check_remote_code(
 
 
 def _found_in_fresh_process(folder: Path, dtype: torch.dtype, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Return logits and tokens that a folder's own code computes in a new process, which cannot import heedful."""
+    """Return logits and tokens by a folder's own code, in a process that cannot import heedful."""
     with tempfile.TemporaryDirectory() as work:
         cpu = {name: tensor.cpu() for name, tensor in inputs.items()}
         torch.save((cpu, dtype, torch.get_num_threads()), f"{work}/asked.pt")
-        # -P: no module of the current folder is imported.
+        # -P: imports nothing from the current folder.
         command = [sys.executable, "-P", "-c", _FRESH_PROCESS, str(folder.resolve()), work]
         environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
         process = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, check=False)
@@ -280,10 +279,10 @@ def _found_in_fresh_process(folder: Path, dtype: torch.dtype, inputs: dict[str, 
 
 
 def _age_of_code(folder: Path) -> str | None:
-    """Say that a folder's code is older than the installed Heedful's, and how to renew it; `None` if it is not."""
+    """Return how old a folder's code is and how to renew it, or `None` if it is up to date."""
     path = folder / "versions_heed.py"
     found = re.search(r'^NEWEST_TRANSFORMERS = "([\d.]+)"$', path.read_text("utf-8"), re.M) if path.is_file() else None
-    known = found[1] if found else "5.23"  # the last before there was such a line
+    known = found[1] if found else "5.23"  # the last before this line existed
     if tuple(map(int, known.split("."))) >= tuple(map(int, NEWEST_TRANSFORMERS.split("."))):
         return None
     load = f"AutoModelForSeq2SeqLM.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
@@ -293,27 +292,27 @@ def _age_of_code(folder: Path) -> str | None:
 
 
 def _code_is_ours(folder: Path) -> bool:
-    """Tell whether a folder's code runs nothing but files that are installed here already."""
+    """Return whether a folder's code runs only files equal to installed ones."""
     installed = {path.name: path for path in Path(heedful.__file__).parent.glob("*.py")}
     for path in folder.rglob("*.py"):
         ours = installed.get(path.name)
         if path.parent != folder or ours is None or ours.read_bytes() != path.read_bytes():
             return False
-    # What names code elsewhere: the model below an adapter, "owner/repository--file.Class", a path.
+    # Code elsewhere: the base model of an adapter, "owner/repository--file.Class", a path.
     references = (read_object(folder / "config.json").get("auto_map") or {}).values()
     return not (folder / ADAPTER_FILE).exists() and all(CODE_REFERENCE.fullmatch(str(each)) for each in references)
 
 
 @check("special ids")
 def check_special_ids(model: Seq2SeqModel, tokenizers: TokenizerPair | None = None) -> Measured:
-    """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes; else count."""
+    """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes; count."""
     faults, sizes, is_heed = [], samples.vocabulary_sizes(model), model.config.model_type in HEED_TYPES
     places = {"config": model.config, "generation config": model.generation_config}
     places |= {"tokenizer": tokenizers.target} if tokenizers else {}
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         found = ((place, getattr(holder, name, None)) for place, holder in places.items())
         ids = {place: id_ for place, id_ in found if id_ is not None}
-        # A model may end at more tokens than its tokenizer's one.
+        # A model may have more end tokens than its tokenizer.
         if not ids or not set.intersection(*map(samples.id_set, ids.values())):
             message = ", ".join(f"{id_} in the {place}" for place, id_ in ids.items())
             faults.append(f"{name}: {message or 'set nowhere'}")
@@ -323,7 +322,7 @@ def check_special_ids(model: Seq2SeqModel, tokenizers: TokenizerPair | None = No
     if tokenizers is not None:
         for side, rows in zip(("source", "target"), sizes, strict=True):
             count = len(getattr(tokenizers, side))
-            # Some models round their vocabulary up; Heed's do not, and its Translator insists.
+            # Some models round their vocabulary up; Heed's never do.
             if count > rows or (is_heed and count != rows):
                 faults.append(f"{side} vocabulary: {count} tokens in the tokenizer, {rows} rows in the model")
         start = special_token(model, "decoder_start_token_id")
@@ -336,7 +335,7 @@ def check_special_ids(model: Seq2SeqModel, tokenizers: TokenizerPair | None = No
 
 @check("tokenizer round trip")
 def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = ()) -> Measured:
-    """Check that texts (by default built-in ones, or all symbols) come back, in form NFC, when encoded and decoded."""
+    """Check that texts (built-in ones, or all symbols, by default) come back from encoding and decoding, in NFC."""
     changed, count = dict[str, str](), 0
     for encode, tokenizer in _sides(tokenizers):
         symbols = symbols_of(tokenizer)
@@ -349,20 +348,20 @@ def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = ()) -> Me
     message = f"{count} texts encoded and decoded"
     for text, back in [*changed.items()][:1]:
         message = f"{len(changed)} of {count} texts come back changed: {text!r} as {back!r}"
-        # A small closed vocabulary is made for some texts only.
+        # A small vocabulary knows some texts only.
         message += "" if texts else " (try other texts: `--text`, `--data`)"
     return len(changed), 0, message
 
 
 @check("special tokens in a text")
 def check_special_text(tokenizers: TokenizerPair) -> Measured:
-    """Check that "<s>" or "</s>" written in a text stays text; the figure is how many such become special tokens."""
+    """Check that "<s>" or "</s>" in a text stays text; count the tokens that become special."""
     tokens = dict.fromkeys([*tokenizers.source.all_special_tokens, *tokenizers.target.all_special_tokens])
     smuggled: dict[str, None] = {}
     for encode, tokenizer in _sides(tokenizers):
         if symbols_of(tokenizer) is not None:
-            continue  # which refuses every text with such a word
-        # The unknown token controls nothing, and any text may hold what is unknown.
+            continue  # it refuses such texts
+        # Any text may have unknown tokens, which control nothing.
         special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         rows = encode(["a b", *(f"a {token} b" for token in tokens)])
         expected, *counts = (sum(id_ in special for id_ in ids) for ids in rows)
@@ -372,7 +371,7 @@ def check_special_text(tokenizers: TokenizerPair) -> Measured:
 
 
 def _sides(tokenizers: TokenizerPair) -> Iterator[tuple[Callable[[list[str]], list[list[int]]], Any]]:
-    """Yield how each different tokenizer encodes, and the tokenizer."""
+    """Yield the encoding method of each different tokenizer, and the tokenizer."""
     yield tokenizers.encode_target, tokenizers.target
     if not tokenizers.is_joint:
         language = tokenizers.languages[0] if len(tokenizers.languages) > 1 else None
@@ -381,14 +380,14 @@ def _sides(tokenizers: TokenizerPair) -> Iterator[tuple[Callable[[list[str]], li
 
 @dataclass
 class Verification:
-    """What all checks found in one folder, and under which conditions."""
+    """The findings of all checks of a folder, and their conditions."""
 
-    findings: list[ModelFinding]  # one for each check
+    findings: list[ModelFinding]
     folder: str
-    model: str  # name of its class
-    parameters: int  # shared ones counted once
-    dtype: str  # in which the checks ran
-    saved_dtype: str | None  # in which the weights were saved, where the config says so
+    model: str  # its class
+    parameters: int  # tied ones once
+    dtype: str  # of the checks
+    saved_dtype: str | None  # of the weights in the file, if the config says so
     device: str
 
     @property
@@ -397,7 +396,7 @@ class Verification:
         return [finding.check for finding in self.findings if finding.level == "FAIL"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON can hold it."""
+        """Return everything as data for JSON."""
         conditions, verdicts = {**vars(self)}, []
         for finding in conditions.pop("findings"):
             is_number = finding.figure is None or math.isfinite(finding.figure)
@@ -406,7 +405,7 @@ class Verification:
         return {**conditions, "verdicts": verdicts, "passed": not self.failed}
 
     def table(self) -> str:
-        """Return the findings as lines of text, with the conditions above them and a summary below."""
+        """Write the conditions, the findings and a summary as text."""
         saved = f" (saved in {self.saved_dtype})" if self.saved_dtype not in (None, self.dtype) else ""
         head = f"{self.folder}: {self.model}, {self.parameters:,} parameters, in {self.dtype}{saved} on {self.device}"
         rows = [("check", "result", "worst", "limit", "compared")]
@@ -426,9 +425,9 @@ def verify(
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     trust_remote_code: bool = False,
 ) -> Verification:
-    """Run every check on a saved encoder-decoder, and on its tokenizers where the folder has them.
+    """Run every check on a saved encoder-decoder, and on its tokenizers if the folder has some.
 
-    `texts` to try them with are by default built-in ones; float32 shows faults that rounding hides in other types.
+    `texts` replace the built-in ones. float32 shows faults that rounding hides in other types.
     """
     folder, target = Path(folder), resolve_device(device)
     model, report = _load(folder, getattr(torch, dtype), trust_remote_code)
@@ -456,7 +455,7 @@ def verify(
 
 
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
-    """Load a model and what `from_pretrained` reports of its weights; a check judges them."""
+    """Load a model, with the report of `from_pretrained` on its weights."""
     if not (folder / "config.json").is_file():
         what = "is a file" if folder.is_file() else "has no config.json" if folder.exists() else "does not exist"
         hint = "(A model on the Hub must be downloaded first: huggingface_hub.snapshot_download.)"
@@ -465,7 +464,7 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[An
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    # Weights of other shapes are in the report; transformers' error names none of them.
+    # The report names weights of other shapes; the error of transformers does not.
     options: dict[str, Any] = local | {"output_loading_info": True, "ignore_mismatched_sizes": True}
     with reading(folder):
         config = AutoConfig.from_pretrained(folder, **local)
@@ -475,7 +474,7 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[An
 
 
 def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPair | None, str, bool]:
-    """Load the tokenizers of a folder; without, say why, and whether there are any, which are broken."""
+    """Load the tokenizers of a folder; without them, return the reason, and whether they are broken."""
     if not has_tokenizer(folder):
         return None, "the folder holds no tokenizer", False
     from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""Which of several systems translates better: sacrebleu's paired tests, and the sentences that differ most."""
+"""Comparison of systems: sacrebleu's paired tests, and the sentences that differ most."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP, TITLE_WIDTH, comparab
 from heedful.files import check_at_least, read_lines
 from heedful.messages_heed import wrong
 
-TIE = 1e-7  # up to which two differences of scores are the same
+TIE = 1e-7  # smaller differences of scores are none
 HEADING = (
     "{count:,} pairs. After each difference from the first system, p by paired bootstrap ({resamples:,} resamples) "
     "and by approximate randomization ({trials:,} trials), seed {seed}."
@@ -27,16 +27,16 @@ TESTED = "  {difference:+.2f}  p {bootstrap_p:.4f}  {randomization_p:.4f}"
 
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """How systems are compared; what is out of range, or cannot be computed here, is an error at once."""
+    """Settings of a comparison, checked at once."""
 
-    tokenize: str | None = None  # sacrebleu's tokenizer for BLEU; None for the one that fits the references
-    lowercase: bool = False  # whether case is ignored, as by TER always
+    tokenize: str | None = None  # for BLEU; None for the one that fits the references
+    lowercase: bool = False  # ignore case, as TER always does
     resamples: int = 1000  # of the paired bootstrap
     trials: int = 10_000  # of the approximate randomization
-    seed: int = 12345  # of both; sacrebleu takes 0 for "none"
-    examples: int = 3  # sentences shown in which a system wins, and in which it loses
-    ignore: str | None = None  # a regular expression of what no score sees
-    ter: bool | None = None  # whether TER is computed; None where it takes two minutes at most
+    seed: int = 12345  # of both tests; 0 means "none" to sacrebleu
+    examples: int = 3  # shown of a system's wins, and of its losses
+    ignore: str | None = None  # a regular expression of text that is not scored
+    ter: bool | None = None  # compute TER; None: if it takes two minutes at most
 
     def __post_init__(self) -> None:
         check_at_least(SMALLEST_BOOTSTRAP, resamples=self.resamples, trials=self.trials)
@@ -51,36 +51,34 @@ def compare_translations(
     sources: Sequence[str],
     settings: ComparisonSettings | None = None,
 ) -> dict[str, Any]:
-    """Compare systems with the first of them, on the same sentences.
+    """Compare systems with the first of them on the same sentences, by sacrebleu's paired tests.
 
-    The tests are sacrebleu's paired bootstrap (Koehn, 2004) and approximate randomization (Riezler and Maxwell, 2005),
-    each a p-value for the difference in BLEU, chrF, TER, exact match and error rates. A system of several seeds has
-    the mean of their scores: each resample has the same sentences for all seeds, and a trial swaps the translations of
-    a sentence by all of them. So the tests ask whether these very seeds would differ on other sentences, and the
-    standard deviation over the seeds shows whether other seeds would. Unlike sacrebleu's, a trial counts whose
-    difference is as large as the systems' own, and without a difference p is 1.
+    Paired bootstrap (Koehn, 2004) and approximate randomization (Riezler and Maxwell, 2005) give p-values for each
+    difference of scores. A system of several seeds has the mean of their scores; a resample or a trial takes the
+    sentences of all its seeds together. The tests ask about other sentences, the deviation shows the effect of other
+    seeds. Unlike in sacrebleu, a trial with an equal difference counts, and p is 1 without a difference.
 
     Args:
-        systems: By name, the translations of each seed, one list of sentences per seed.
-        references: For each sentence its reference, or a list of one or more.
-        sources: One source for each sentence, to be shown.
-        settings: Tokenizer, resamples, seed and the like. What they ignore is not in the examples either.
+        systems: By name, a list of translations for each seed.
+        references: For each sentence a reference, or a list of them.
+        sources: For each sentence the source, to be shown.
+        settings: Tokenizer, resamples, seed and the like.
 
     Returns:
-        `count`, `settings`, the signatures, and `systems`: for each its `seeds`, and for each metric `score`, the
-        `scores` of the seeds, their standard `deviation` (of several), the 95 % `interval`, and against the first
-        system `difference`, `bootstrap_p` and `randomization_p`; further `wins`, `losses` and `ties` by sentence chrF
-        (means over seeds), and as `examples` those with the largest differences, in the words of the first seeds.
+        `count`, `settings`, signatures, and `systems`, each with its `seeds` and for each metric `score`, `scores` of
+        the seeds and their `deviation`, the 95 % `interval`, and against the first system `difference`, `bootstrap_p`
+        and `randomization_p`; also `wins`, `losses` and `ties` by sentence chrF (mean of the seeds), and `examples`
+        with the largest differences, in the words of the first seeds.
 
     Raises:
-        ValueError: If there are fewer than two systems, sentences are missing, or all references are ignored.
+        ValueError: If there are fewer than two systems, sentences are missing, or `ignore` matches all references.
     """
     settings = settings or ComparisonSettings()
     accepted = metrics.references_left(settings.ignore, metrics.nested(references))
     _check_systems(systems, accepted, sources)
     settings = replace(settings, tokenize=metrics.fitting_tokenizer(settings.tokenize, accepted))
     systems = {name: [comparable(texts, settings.ignore) for texts in seeds] for name, seeds in systems.items()}
-    # As many columns for each: fewer seeds are repeated, which leaves their mean as it is.
+    # Repeated seeds give all systems one width and keep their means.
     width = math.lcm(*map(len, systems.values()))
     compared: dict[str, dict[str, Any]] = {name: {"seeds": len(seeds)} for name, seeds in systems.items()}
     signatures, chrf = {}, {}
@@ -99,7 +97,7 @@ def compare_translations(
     baseline, *others = systems
     for name in others:
         differences = chrf[name] - chrf[baseline]
-        differences[np.abs(differences) <= TIE] = 0  # means of other numbers of seeds are rounded differently
+        differences[np.abs(differences) <= TIE] = 0  # numbers of seeds round means differently
         signs = np.sign(differences)
         compared[name] |= {key: int((signs == sign).sum()) for key, sign in (("wins", 1), ("losses", -1), ("ties", 0))}
         order = np.argsort(-differences, kind="stable")
@@ -114,7 +112,7 @@ def compare_translations(
 
 
 def comparison_table(comparison: Mapping[str, Any]) -> str:
-    """Write what `compare_translations` returned for people to read."""
+    """Write a result of `compare_translations` as text."""
     systems = comparison["systems"]
     lines = [HEADING.format(count=comparison["count"], **comparison["settings"])]
     if comparison["settings"]["ignore"] is not None:
@@ -140,7 +138,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
 
 
 def directions_table(comparisons: Mapping[str | None, Mapping[str, Any]]) -> str:
-    """Write what `compare_translations` returned for each target language, a row a language and system."""
+    """Write results of `compare_translations` by target language as a table."""
     name, *_ = next(iter(comparisons.values()))["systems"]
     tested = "  ".join(f"{'before':>6} {title:>6}  {'diff.':>6} {'p':>6}" for title in ("chrF", "BLEU"))
     lines = [f"Before each score that of {name}; after it the difference, and p by paired bootstrap."]
@@ -158,7 +156,7 @@ def directions_table(comparisons: Mapping[str | None, Mapping[str, Any]]) -> str
 
 
 def read_predictions(path: Path, count: int, references: Sequence[Sequence[str]] = ()) -> list[str]:
-    """Read translations, one a line; another number of them, and JSON where no reference is JSON, is an error."""
+    """Read `count` translations, one a line, without JSON unless references are JSON."""
     what = f"{path} must hold translations, one a line, as `heedful evaluate --predictions` writes them"
     lines = read_lines(path, "systems")
     if len(lines) != count:
@@ -177,7 +175,7 @@ def _is_json(text: str) -> bool:
 
 
 class _Metric:
-    """A score that is made of sums over sentences: one of sacrebleu's, exact match or an error rate."""
+    """A score by sums over sentences."""
 
     def __init__(self, name: str, references: Sequence[Sequence[str]], settings: ComparisonSettings):
         self.name, self.references, self.settings = name, references, settings
@@ -186,14 +184,14 @@ class _Metric:
         self.metric = None if is_ours else metrics.sacrebleu_metric(name, str(settings.tokenize), settings.lowercase)
 
     def counts(self, texts: Sequence[str]) -> np.ndarray:
-        """Return what each sentence adds to the sums, `(sentences, counts)`."""
+        """Return the addends of each sentence, `(sentences, counts)`."""
         if self.metric is None:
             return counts_of(self.name, texts, self.references, self.settings.lowercase)
         given = metrics.Counted(texts), metrics.streams(self.references)
         return np.array(self.metric._extract_corpus_statistics(*given))
 
     def score(self, sums: np.ndarray) -> float:
-        """Return the score of sums `(counts)`, or the mean of those of several seeds, `(seeds, counts)`."""
+        """Return the score of sums `(counts)`, or the mean over seeds `(seeds, counts)`."""
         if sums.ndim > 1:
             return statistics.fmean(map(self.score, sums))
         if self.metric is None:
@@ -205,7 +203,7 @@ class _Metric:
         from sacrebleu.metrics.base import Signature
 
         numbers = {len(texts) for texts in self.references}
-        plain = Signature({"num_refs": min(numbers) if len(numbers) == 1 else -1})  # -1 is for different ones
+        plain = Signature({"num_refs": min(numbers) if len(numbers) == 1 else -1})  # -1: they differ
         signature = plain if self.metric is None else self.metric.get_signature()
         signature.update("seed", self.settings.seed)
         signature.update("bs", self.settings.resamples)
@@ -213,7 +211,7 @@ class _Metric:
 
 
 def _tests(metric: _Metric, systems: list[np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Yield the interval of each system `(sentences, seeds, counts)`, and its difference from the first with p."""
+    """Yield the interval of each system `(sentences, seeds, counts)`, and its difference from the first, with p."""
     from sacrebleu.significance import estimate_ci
 
     settings, count = metric.settings, len(systems[0])  # the draws are those of sacrebleu's paired tests

@@ -1,4 +1,4 @@
-"""Which tokens a model takes for which, and how often. rapidfuzz finds the edits."""
+"""The commonest confusions of tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,19 +8,17 @@ from rapidfuzz.distance import Levenshtein
 
 from heedful.evaluation.error_rates import nearest
 
-NO_TOKEN = "–"  # in a table, where one side has none
+NO_TOKEN = "–"  # in a table
 EDITS = {"replace": "substitution", "insert": "insertion", "delete": "deletion"}  # by rapidfuzz's names
 
 
 def commonest_confusions(
     predictions: Sequence[str], references: Sequence[Sequence[str]], sources: Sequence[str], most: int, lowercase: bool
 ) -> list[dict[str, Any]]:
-    """Return the commonest edits between the tokens of nearest references and predictions, at most `most`.
+    """Return the `most` frequent edits between the nearest references and the predictions, the commonest first.
 
-    Each has its `edit` (substitution, insertion or deletion), its token in the `reference` and in the `prediction`
-    (None where there is none), its `count`, and as `example` the first pair that has it: `number`, from 1, `source`,
-    `reference` and `prediction`. The commonest is first; of equally common ones, that of the first pair. Where nine of
-    ten references have no space inside, the tokens are characters.
+    Each has its `edit`, its token in `reference` and `prediction` (or None), its `count`, and the first pair with it
+    as `example`. Tokens are characters if nine of ten references have no space.
     """
     are_words = sum(len(accepted[0].split()) < 2 for accepted in references) > 0.9 * len(references)
     unit, space = ("character_error_rate", "") if are_words else ("token_error_rate", " ")
@@ -43,7 +41,7 @@ def commonest_confusions(
 
 
 def confusions_table(confusions: Sequence[dict[str, Any]]) -> str:
-    """Write what `commonest_confusions` returned for people to read."""
+    """Write a result of `commonest_confusions` as text."""
     lines = ["commonest confusions: reference → prediction, and the first pair: source | reference | prediction"]
     for found in confusions:
         edit = f"{found['reference'] or NO_TOKEN} → {found['prediction'] or NO_TOKEN}"

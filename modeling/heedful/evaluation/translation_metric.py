@@ -1,6 +1,6 @@
-"""The scores of `heedful.evaluation.metrics` as an `evaluate.Metric` that needs no network.
+"""The scores of `heedful.evaluation.metrics` as an `evaluate.Metric`.
 
-Importing `evaluate` takes seconds, so import this module only where the class is used.
+The import of `evaluate` takes seconds, so nothing else imports this module.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,10 @@ CITATION = "Matt Post (2018). A Call for Clarity in Reporting BLEU Scores. WMT 2
 
 
 class TranslationMetric(evaluate.Metric):
-    """The scores of `score_translations` with the interface of Hugging Face's `evaluate`.
+    """`score_translations` with the interface of `evaluate`; unlike `evaluate.load("sacrebleu")` it needs no network.
 
-    Unlike `evaluate.load("sacrebleu")` it needs no network. `score` is BLEU once more, as sacrebleu's metric names it,
-    so that scripts such as transformers' run_translation.py read it. Several processes work as with every metric of
-    `evaluate`: each makes the metric with `num_process`, `process_id` and a common `experiment_id`, and only process 0
-    gets the scores.
+    `score` is BLEU once more, as sacrebleu's metric names it, for scripts such as run_translation.py of transformers.
+    Several processes each pass `num_process`, `process_id` and a common `experiment_id`; process 0 gets the scores.
 
         metric = TranslationMetric()
         metric.add_batch(predictions=["A house."], references=["A house."])
@@ -38,13 +36,13 @@ class TranslationMetric(evaluate.Metric):
         )
 
     def add(self, *, prediction: str, reference: str | Sequence[str], **kwargs: Any) -> None:
-        """Add one prediction and its reference or references, as `add_batch` does with several."""
+        """Add one prediction with its reference or references."""
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
 
     def add_batch(
         self, *, predictions: Sequence[str], references: Sequence[str | Sequence[str]], **kwargs: Any
     ) -> None:
-        """Add detokenized predictions, and for each its reference or the list of its references."""
+        """Add detokenized predictions, each with its reference or list of references."""
         given = as_list(predictions, "predictions"), nested(references)
         check_equally_many(*given)
         evaluate.Metric.add_batch(self, predictions=given[0], references=given[1], **kwargs)

@@ -2,9 +2,10 @@
 
 import copy
 import functools
+import inspect
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -23,8 +24,7 @@ DEFAULT_MAX_NEW_TOKENS = 256
 # Arguments of `generate()` that it hands to no `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
 COMPILED_DEVICES = ("cuda",)  # where a step over a static cache is compiled
-# Whether the latest call of `generate()` in this thread has a `custom_generate` of the user's own.
-_is_users_strategy: ContextVar[bool] = ContextVar("_is_users_strategy", default=False)
+NAMES = [name for name in inspect.signature(GenerationMixin.generate).parameters if name not in ("self", "kwargs")]
 
 
 def check_strategy(arguments: dict[str, Any]) -> None:
@@ -35,14 +35,14 @@ def check_strategy(arguments: dict[str, Any]) -> None:
             raise ValueError(f"{must}, but is a {type(given).__name__} instead.")
 
 
-def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_generate_arguments(kwargs: dict[str, Any]) -> None:
     """Raise for arguments of `generate()` that transformers would drop silently, or fail at deep inside."""
     strategy = kwargs.get("custom_generate")
     if isinstance(strategy, type):
         must = f"`custom_generate` must be an object such as {strategy.__name__}(…)"
         raise ValueError(f"{must}, but is the class itself instead.")
     check_strategy(kwargs)
-    sources = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+    sources = [kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     sources.append(getattr(kwargs.get("encoder_outputs"), "last_hidden_state", None))
     source: Any = next((given for given in sources if given is not None), None)
     is_ids = isinstance(source, torch.Tensor) and not source.is_floating_point()
@@ -120,10 +120,10 @@ def check_logits(values: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 class FiniteLogits(LogitsProcessor):
-    """Checks the logits of a search's first step, and changes none; `model` makes them."""
+    """Checks the logits that `model` makes at a search's first step, and changes none; it may fill a user's cache."""
 
-    def __init__(self, model: Any):
-        self.model = model
+    def __init__(self, model: Any, fills_cache: bool = False):
+        self.model, self.fills_cache = model, fills_cache
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the `(rows, V)` scores as they are."""
@@ -133,10 +133,10 @@ class FiniteLogits(LogitsProcessor):
         return scores
 
 
-def with_check(model: Any, processors: Any) -> LogitsProcessorList:
+def with_check(model: Any, processors: Any, fills_cache: bool = False) -> LogitsProcessorList:
     """Return logits processors, perhaps `None`, behind one check of the model's logits."""
     others = [each for each in processors or () if not isinstance(each, FiniteLogits)]
-    return LogitsProcessorList([FiniteLogits(model), *others])
+    return LogitsProcessorList([FiniteLogits(model, fills_cache), *others])
 
 
 def give_each_row_its_source(cache: Any) -> None:
@@ -168,23 +168,21 @@ class HeedGenerationMixin(GenerationMixin):
     @functools.wraps(GenerationMixin.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Generate as transformers does, with the target's vocabulary; what it would drop silently is an error."""
-        check_generate_arguments(args, rename_cache(kwargs))
-        given: Any = kwargs.get(CACHE)
+        kwargs = dict(**dict(zip(NAMES, args, strict=False)), **kwargs)
+        check_generate_arguments(rename_cache(kwargs))
+        given, encoded = kwargs.get(CACHE), kwargs.get("encoder_outputs")
+        if encoded is not None:  # which transformers changes
+            kwargs["encoder_outputs"] = BaseModelOutput(*encoded) if isinstance(encoded, tuple) else copy.copy(encoded)
         strategy = kwargs.get("custom_generate")
         warn_ignored_settings(kwargs.get("generation_config") or self.generation_config, strategy)
-        if isinstance(given, Cache):
-            given.is_the_users = True  # type: ignore[attr-defined] # it must be filled
-            if not callable(strategy):
-                prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
+        if isinstance(given, Cache) and not callable(strategy):
+            prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or transformers would warn of the folder's at every call
-        is_unseen = only_tokens_are_returned(self, *args, **kwargs)
-        if len(args) < 3:  # the third are processors
-            kwargs["logits_processor"] = with_check(self, kwargs.get("logits_processor"))
-        is_ours = str(getattr(strategy, "__module__", None)).startswith(f"{__name__.rpartition('.')[0]}.")
-        _is_users_strategy.set(strategy is not None and not is_ours)
+        is_unseen = only_tokens_are_returned(self, **kwargs)
+        kwargs["logits_processor"] = with_check(self, kwargs.get("logits_processor"), given is not None)
         with self.config.vocabulary_of_the_target(), torch.inference_mode() if is_unseen else nullcontext():
-            found: Any = GenerationMixin.generate(self, *args, **kwargs)
+            found: Any = GenerationMixin.generate(self, **kwargs)
         if is_unseen:
             return found.clone()  # which autograd can read
         if given is None:  # a user's own may be filled once more
@@ -219,22 +217,6 @@ class CachedGenerationMixin(HeedGenerationMixin):
         """Return the encoder, of a prepared model one that reads the packed weights where they give the same."""
         return super().get_encoder(*args, **kwargs) if self.prepared is None else self.prepared.encoder
 
-    def _expand_inputs_for_generation(
-        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """Make a row of the target's for each hypothesis; those of a sentence share its source, if no user sees it."""
-        if _is_users_strategy.get() or not runs_known_code(self):
-            given = model_kwargs.get("encoder_outputs")
-            given = BaseModelOutput(*given) if isinstance(given, tuple) else copy.copy(given)  # which is changed
-            model_kwargs["encoder_outputs"] = given
-            return super()._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
-        kept = {name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs}
-        mask = kept.get("attention_mask")
-        if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
-            kept["attention_mask"] = None  # or it would be looked through at each step
-        input_ids, expanded = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
-        return input_ids, expanded | kept
-
     @staticmethod
     def _reorder_cache(cache: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
         """Let each hypothesis go on from another of its sentence, which has the same source."""
@@ -263,7 +245,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         """Return what a step hands to `forward`; transformers' own takes longer than an attention of a small model."""
         is_static = cache is not None and cache.is_compileable
         if attention_mask is None and is_static:
-            # Left out where it is all ones, see `_expand_inputs_for_generation`: without it a step is compiled anew.
+            # Left out where it is all ones, see `share_sources`: without it a step is compiled anew.
             source = kwargs["encoder_outputs"][0]
             attention_mask = torch.ones(source.shape[:2], dtype=torch.long, device=source.device)
         is_ordinary = cache is not None and not is_static and is_unmodified(self.lm_head)
@@ -278,7 +260,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         """Search greedily or sample, as transformers does."""
         found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
-        return super()._sample(*args, **kwargs) if found is None else found
+        return super()._sample(*args, **share_sources(self, kwargs)) if found is None else found
 
     def _beam_search(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Search with beams, as transformers does, and compile the step where it would for greedy search."""
@@ -287,9 +269,42 @@ class CachedGenerationMixin(HeedGenerationMixin):
         config, searching = kwargs["generation_config"], self
         is_asked_for = config.compile_config and config.cache_implementation == "static" and not config.disable_compile
         if is_asked_for and self.device.type in COMPILED_DEVICES and runs_known_code(self):
-            searching, step = copy.copy(self), self.get_compiled_call(config.compile_config)
-            searching.forward = lambda **inputs: (step if inputs[CACHE].is_updated.get(0) else self)(**inputs)
-        return GenerationMixin._beam_search(searching, *args, **kwargs)
+            searching = CompiledSteps(self, self.get_compiled_call(config.compile_config))
+        return GenerationMixin._beam_search(searching, *args, **share_sources(self, kwargs))
+
+
+class CompiledSteps:
+    """A model in a search, whose steps are compiled once the source is in the cache."""
+
+    def __init__(self, model: Any, step: Callable[..., Any]):
+        self._model, self._step = model, step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Call the model, or its compiled step."""
+        return (self._step if inputs[CACHE].is_updated.get(0) else self._model)(**inputs)
+
+
+def share_sources(model: Any, arguments: dict[str, Any], each: int | None = None) -> dict[str, Any]:
+    """Return the arguments of a search in which the hypotheses of a sentence, `each` so many, share its source.
+
+    They have a row of the source for each hypothesis, and still do for another model than Heed's Transformer, or where
+    code of a user's may look at them.
+    """
+    if not (isinstance(model, CachedGenerationMixin) and runs_known_code(model)):
+        return arguments
+    encoded, mask = arguments["encoder_outputs"], arguments.get("attention_mask")
+    if each is None:
+        config = arguments["generation_config"]
+        each = max(config.num_beams or 1, config.num_return_sequences or 1)
+    if each > 1:
+        encoded, mask = copy.copy(encoded), None if mask is None else mask[::each]
+        encoded.last_hidden_state = encoded.last_hidden_state[::each].contiguous()
+    if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
+        mask = None  # or it would be looked through at each step
+    return arguments | {"encoder_outputs": encoded, "attention_mask": mask}
 
 
 def _check_padding_side(labels: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ from heedful.decoding.native import kernels
 from heedful.decoding.native.network import NativeNetwork
 from heedful.decoding.search_settings import HUB_MODES, OTHER_MODES, SEARCH_SETTINGS, asked_of
 from heedful.fast_paths_heed import foreign_code, foreign_hooks, method_of_one, runs_known_functions
+from heedful.generation_heed import FiniteLogits
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE
@@ -134,8 +135,8 @@ def settings_obstacle(
     for name in UNREAD_ARGUMENTS:
         if model_kwargs.get(name) is not None and model_kwargs[name] is not False:
             return f"`{name}` must be None with {NAME}, but is given instead."
-    # `HeedGenerationMixin.generate` marks it so.
-    if getattr(model_kwargs.get(CACHE), "is_the_users", False):
+    processors = model_kwargs.get("logits_processor") or ()
+    if any(isinstance(each, FiniteLogits) and each.fills_cache for each in processors):
         return f"`{CACHE}` must be None with {NAME}, which fills none, but is given instead."
     return padding_obstacle(model_kwargs.get("attention_mask"))
 

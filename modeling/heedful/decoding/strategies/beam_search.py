@@ -96,7 +96,7 @@ class BeamSearch:
         _check_settings(strategy, config)
         steps.check_members(model, self.models)
         prompts = input_ids.view(-1, config.num_beams or 1, input_ids.shape[1])
-        ensemble = _Ensemble(strategy, prompts, steps.ModelSteps(model, model_kwargs), inputs_tensor)
+        ensemble = _Ensemble(strategy, prompts, steps.ModelSteps(model, model_kwargs, prompts.shape[1]), inputs_tensor)
         search = _Search(strategy, config, ensemble, logits_processor, stopping_criteria)
         while not bool(search.beam.done.all()):
             search.step()

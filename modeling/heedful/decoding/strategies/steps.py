@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
 from heedful.decoding.search_settings import OTHER_MODES, asked_of, device_of, end_tokens
+from heedful.generation_heed import share_sources
 from heedful.messages_heed import wrong
 from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE, by_name, cache_of
@@ -51,8 +52,8 @@ def single_source_of(strategy: object, config: GenerationConfig, name: str) -> A
 class ModelSteps:
     """A model with what its decoder gets at each step, as `generate()` prepares it, expanded to `(B * K, …)`."""
 
-    def __init__(self, model: Seq2SeqModel, model_kwargs: Arguments):
-        self.model, self.model_kwargs = model, dict(model_kwargs)
+    def __init__(self, model: Seq2SeqModel, model_kwargs: Arguments, rows_per_sentence: int):
+        self.model, self.model_kwargs = model, dict(share_sources(model, dict(model_kwargs), rows_per_sentence))
         self._is_first = True
 
     def next(self, tokens: torch.Tensor) -> ModelOutput:
@@ -152,7 +153,7 @@ def member_steps(member: Seq2SeqModel, source: torch.Tensor, first: ModelSteps, 
     model_kwargs["use_cache"] = given.get("use_cache")
     if given.get("decoder_attention_mask") is not None:
         model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(device)
-    return ModelSteps(member, model_kwargs)
+    return ModelSteps(member, model_kwargs, rows_per_sentence)
 
 
 def average(log_probabilities: list[torch.Tensor], weights: list[float], averaging: Averaging) -> torch.Tensor:

@@ -203,4 +203,5 @@ def test_slow_choices_on_a_gpu_are_named_by_their_key(tmp_path, monkeypatch):
         monkeypatch.setattr(processor_heed, "has_bfloat16", lambda has=has_bfloat16: has)
         recipe = tiny_recipe(tmp_path / "run", ON_GPU | changes)
         config = HeedConfig(**CONFIG.to_diff_dict() | options)
-        assert [(each.level, each.where) for each in check_speed(recipe, config)] == found, (changes, options)
+        speed = check_speed(recipe.optimization, recipe.model.attn_implementation, config)
+        assert [(each.level, each.where) for each in speed] == found, (changes, options)

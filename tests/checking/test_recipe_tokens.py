@@ -185,6 +185,7 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
 
 def test_a_sound_run_gives_no_finding_and_what_is_wrong_is_named_by_its_key(tmp_path):
     for plan, changes, expected, texts in CASES:
-        found = list(check_run_length(tiny_recipe(tmp_path / "run", {**SOUND, **changes}), 32, *plan))
+        recipe = tiny_recipe(tmp_path / "run", {**SOUND, **changes})
+        found = list(check_run_length(recipe.optimization, recipe.validation, recipe.checkpoints, 32, *plan))
         assert [(finding.level, finding.where) for finding in found] == expected, (plan, changes)
         assert all(text in " ".join(finding.message for finding in found) for text in texts), found

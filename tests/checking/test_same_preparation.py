@@ -9,16 +9,16 @@ import pytest
 from heedful.checking.doctor import diagnose
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
-from heedful.training.start_checks import check_installed, check_start
+from heedful.training.start_checks import check_installed, check_start, faults
 from tiny_runs import table_file, tiny_recipe
 
 
 def refusal_of_training(recipe, folder):
     """Return the message with which a run ends before its first update, `None` if it begins."""
     try:
-        check_installed(recipe)
+        check_installed(recipe.optimization, recipe.decoding.bleu_tokenizer, recipe.logging.trackers)
         corpus = prepare_corpus(recipe, folder)
-        check_start(recipe, corpus, make_model(recipe.model, corpus.tokenizers).config)
+        check_start(faults(recipe, corpus, make_model(recipe.model, corpus.tokenizers).config))
         list(corpus.training.updates(0))
     except (ValueError, FileNotFoundError) as error:
         return str(error)

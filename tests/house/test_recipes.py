@@ -1,5 +1,6 @@
 """Every file under configuration/ can be used as it is."""
 
+import ast
 import gzip
 import json
 import re
@@ -13,12 +14,14 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
+import heedful
 from guides import text_of
 from heedful.recipe_keys import keys_of
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import MODEL_TYPES, find_known, make_recipe, read_config, read_recipe, sizes, to_yaml
 from helpers import assert_error, slow_but
 
+PACKAGE = Path(heedful.__file__).parent
 CONFIGURATION = Path(__file__).parents[2] / "configuration"
 MEASUREMENTS = Path(__file__).parents[2] / "docs" / "records" / "measurements.md"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
@@ -221,3 +224,17 @@ def test_the_guide_mixes_korean_texts_with_others_that_have_nouns_of_a_dictionar
     made = set(Path("spacing/nouns5.jsonl").read_text(encoding="utf-8").splitlines())
     assert made == {'{"source": "나는바다에간다.", "target": "나는 바다에 간다."}'}
     assert read_recipe(train[2], train[3:]).data.mixture["nouns"].train == "nouns5.jsonl"
+
+
+def test_functions_take_the_group_of_a_recipe_that_they_read():
+    parameters = [
+        (path.name, function.name)
+        for path in PACKAGE.rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+        for node in ast.walk(each)
+        if isinstance(node, ast.Name) and node.id == "Recipe"
+    ]
+    assert ("run.py", "train") in parameters
+    assert len(parameters) <= 15, parameters

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from heedful.proposals import tuning
-from heedful.proposals.tuning import knobs_of, tune, with_values
+from heedful.proposals.tuning import Tuning, knobs_of, tune
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import read_recipe
 from heedful.training.updates.engine import TrainingEngine
@@ -17,6 +17,10 @@ from helpers import assert_error, assert_refused
 from tiny_runs import tiny_recipe
 
 pytest.importorskip("optuna")
+def knobs(recipe):
+    return knobs_of(recipe.tokenizer, recipe.model, recipe.optimization)
+
+
 FEW = {"dropout": [0.1, 0.4], "learning_rate": [0.003, 0.0001]}
 
 
@@ -36,7 +40,7 @@ def test_a_search_ends_with_a_recipe_of_the_best_values_and_a_picture(found, rec
     best, first = found.trials[0], next(trial for trial in found.trials if trial.number == 1)
     assert best.loss == min(trial.loss for trial in found.trials)
     assert first.values == {"dropout": 0.1, "learning_rate": 0.003}
-    assert read_recipe(found.recipe) == with_values(recipe, best.values)
+    assert read_recipe(found.recipe) == Tuning(recipe, Path(), {}).with_values(best.values)
     assert b"learning_rate" in (found.recipe.parent / tuning.PICTURE).read_bytes()
     assert not list(found.recipe.parent.glob("trial-*/checkpoints"))
     pruned = [trial for trial in found.trials if trial.is_pruned]  # before its end
@@ -79,7 +83,7 @@ def test_a_search_whose_time_is_over_leaves_its_trial_for_the_next(recipe, tmp_p
     assert search.trials == []
     assert search.has_unfinished
     assert not search.recipe.exists()
-    assert tuning._try(None, None, None, tmp_path, end=0) is False  # none begins when the time is over
+    assert Tuning(recipe, tmp_path, {})._try(None, None, {}, end=0) is False  # none begins when the time is over
 
 
 def test_a_trial_in_tf32_multiplies_by_it(tmp_path, monkeypatch, steps):
@@ -97,25 +101,25 @@ def test_a_trial_in_tf32_multiplies_by_it(tmp_path, monkeypatch, steps):
 
 def test_values_are_chosen_around_the_recipe_s_own_and_models_keep_their_proportions(tmp_path):
     tiny = tiny_recipe(tmp_path)
-    choices = knobs_of(tiny)
+    choices = knobs(tiny)
     assert choices["vocabulary"] == (300, 400, 800)
     assert (choices["width"], choices["depth"]) == ((32, 64), (1, 2, 3, 4, 6))
     assert (0.1 in choices["dropout"], 0.003 in choices["learning_rate"]) == (True, True)
-    assert "vocabulary" not in knobs_of(tiny_recipe(tmp_path, {"tokenizer.path": "somewhere"}))
+    assert "vocabulary" not in knobs(tiny_recipe(tmp_path, {"tokenizer.path": "somewhere"}))
     free, muon = ({"optimization.optimizer": name} for name in ("schedule_free", "muon"))
-    assert knobs_of(tiny_recipe(tmp_path, free)).keys() - choices.keys() == {"beta1"}
-    found = knobs_of(tiny_recipe(tmp_path, {**muon, "optimization.muon_learning_rate": 0.02}))
+    assert knobs(tiny_recipe(tmp_path, free)).keys() - choices.keys() == {"beta1"}
+    found = knobs(tiny_recipe(tmp_path, {**muon, "optimization.muon_learning_rate": 0.02}))
     assert found.keys() - choices.keys() == {"muon_learning_rate"}
     assert found["muon_learning_rate"] == (0.006, 0.01, 0.02, 0.034, 0.06)
     empty = tiny_recipe(tmp_path, muon)  # which means that of the rest, and is among what is tried
-    assert tuning._own_values(empty, found)["muon_learning_rate"] in knobs_of(empty)["muon_learning_rate"]
-    assert knobs_of(tiny_recipe(tmp_path, {**muon, "optimization.schedule": "paper"})).keys() == choices.keys()
-    options = with_values(tiny, {"width": 64, "depth": 3}).model.options
+    assert Tuning(empty, tmp_path, found).own_values()["muon_learning_rate"] in knobs(empty)["muon_learning_rate"]
+    assert knobs(tiny_recipe(tmp_path, {**muon, "optimization.schedule": "paper"})).keys() == choices.keys()
+    options = Tuning(tiny, tmp_path, {}).with_values({"width": 64, "depth": 3}).model.options
     assert (options["d_model"], options["encoder_attention_heads"], options["decoder_ffn_dim"]) == (64, 4, 128)
     assert (options["encoder_layers"], options["decoder_layers"]) == (3, 3)
     deep = tiny_recipe(tmp_path, {"model.options.encoder_layers": 4, "model.options.decoder_layers": 2})
-    assert with_values(deep, {"depth": 4}) == deep
-    options = with_values(deep, {"depth": 6}).model.options
+    assert Tuning(deep, tmp_path, {}).with_values({"depth": 4}) == deep
+    options = Tuning(deep, tmp_path, {}).with_values({"depth": 6}).model.options
     assert (options["encoder_layers"], options["decoder_layers"]) == (6, 3)
 
 
@@ -150,12 +154,13 @@ def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path):
 
 
 def test_all_sets_of_values_are_tried_in_the_end(recipe, tmp_path, monkeypatch):
-    def rated(study, trial, tried, folder, end):
+    def rated(tuned, study, trial, values, end):
+        tried = tuned.with_values(values)
         trial.report(tried.model.options["dropout"] + 100 * tried.optimization.learning_rate, 1)
         study.tell(trial.number, 1.0)
         return True
 
-    monkeypatch.setattr(tuning, "_try", rated)
+    monkeypatch.setattr(Tuning, "_try", rated)
     vary = {"dropout": [0.1, 0.2, 0.3], "learning_rate": [0.001, 0.002], "optimization.beta1": [0.8, 0.9]}
     search = tune(recipe, tmp_path / "search", minutes=5, vary=vary)
     assert len({tuple(trial.values.values()) for trial in search.trials}) == len(search.trials) == 12
@@ -191,7 +196,7 @@ def test_trials_are_compared_by_the_same_pairs_and_all_of_their_bytes(tmp_path):
         mine = tiny_recipe(tmp_path / "run", {**changes, "validation.every_updates": 6})
         losses.append(tune(mine, tmp_path / str(both), minutes=5, vary={"dropout": [0.1, 0.2]}).trials[0].loss)
     assert losses[1] < 1.5 * losses[0]  # of twice the rows
-    study = tuning._study(mine, tmp_path / "True", {"dropout": [0.1, 0.2]})
+    study = Tuning(mine, tmp_path / "True", {"dropout": [0.1, 0.2]}).study()
     with pytest.raises(ValueError, match=r"`data\.validation` must be the pairs of the trials before"):
         tuning._check_same_validation(study, [{"source": "둘", "target": "two"}])
 
@@ -211,5 +216,5 @@ def test_a_lock_that_a_killed_search_in_a_relative_folder_has_left_is_waited_for
     lock.parent.mkdir()
     lock.symlink_to("found/trials.log")
     monkeypatch.setattr(journal, "JournalFileBackend", backend)
-    tuning._study(recipe, Path("found"), FEW)
+    Tuning(recipe, Path("found"), FEW).study()
     assert [path.name for path in lock.parent.iterdir()] == ["trials.log"]

@@ -174,7 +174,7 @@ def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one
 
     monkeypatch.setattr(validation, "score_pairs", fail)
     with pytest.raises(torch.OutOfMemoryError):
-        validation.validate(loop.recipe, loop.corpus, loop.engine)
+        validation.validate(loop.recipe.validation, loop.recipe.decoding, loop.corpus, loop.engine)
     assert seen == [(True, True, torch.bfloat16)]
 
 
@@ -341,7 +341,7 @@ def test_optimizers_that_cannot_be_had_are_refused_by_name(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "schedulefree", None)
     free = tiny_recipe(tmp_path, {"optimization.optimizer": "schedule_free"})
     must += r"one that is installed \(.*pip install 'heedful\[optimizers\]'\), but is sc"
-    assert_error(must, check_installed, free)
+    assert_error(must, check_installed, free.optimization, None, [])
     assert_error(must, dry_run, free)
     vary = {"optimization.optimizer": ["adam", "schedule_free"]}
     assert_error(must, tune, tiny_recipe(tmp_path), tmp_path / "search", 1, vary)

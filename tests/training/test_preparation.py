@@ -20,7 +20,7 @@ from heedful.training.model_of_recipe import check_model, make_model
 from heedful.training.preparation import prepare_corpus, tokenizers_of
 from heedful.training.recipe_file import read_config
 from heedful.training.run import train
-from heedful.training.start_checks import check_start, faults_of_targets
+from heedful.training.start_checks import check_start, faults, faults_of_targets
 from heedful.training.updates.model_size import parameters_of
 from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import assert_error, assert_refused, tiny_config
@@ -309,7 +309,7 @@ def check(folder, changes, **config):
     recipe = tiny_recipe(folder / "run", {**LONG, **changes})
     corpus = prepare_corpus(recipe, folder / "tokenizer")
     config = tiny_config(vocab_size=len(corpus.tokenizers.source), **config)
-    check_start(recipe, corpus, config)
+    check_start(faults(recipe, corpus, config))
 
 
 def test_our_own_tokenizers_give_targets_back():

@@ -287,7 +287,8 @@ EARLY = [  # what ended a run, what its recipe says of its end, and what is told
 def test_an_end_is_early_by_what_else_limits_the_run():
     for by, changes, told in EARLY:
         recipe = tiny_recipe(Path("run"), {"validation.patience": 3, "optimization.max_minutes": 4.5} | changes)
-        assert re.search(told, str(early_end(by, recipe, Progress(update=1230, epoch=1)).get("message"))), changes
+        end = early_end(by, recipe.optimization, 3, Progress(update=1230, epoch=1))
+        assert re.search(told, str(end.get("message"))), changes
 
 
 def test_a_run_in_tf32_multiplies_by_it_to_its_end_and_not_afterwards(tmp_path, monkeypatch):

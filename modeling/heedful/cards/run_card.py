@@ -73,18 +73,17 @@ def write_run_card(result: RunResult) -> Path:
 
 def facts_of(result: RunResult) -> CardFacts:
     """Return what the card says of a run's model, by the run itself and by what its recipe says for the card."""
-    recipe, corpus, progress = result.recipe, result.corpus, result.progress
-    source_language, target_language = language_codes(recipe, corpus.validation_pairs)
+    recipe, corpus, progress, data = result.recipe, result.corpus, result.progress, result.recipe.data
+    source_language, target_language = language_codes(recipe.card, data, corpus.validation_pairs)
     scores = {
         name: {key: value for key, value in values.items() if key not in ("loss", "perplexity")}
         for name, values in result.metrics.items()
         if "count" in values
     }
-    data = recipe.data
     files: list[Any] = [data.train, *(part.train for part in data.mixture.values()), *data.denoise]
     trained = [place for each in files for place in (each if isinstance(each, list) else [each])]
     is_own = recipe.model.start_from is None and all("builtin:" in each for each in trained)
-    is_trained = tokenizer_key(recipe) == "tokenizer.vocab_size"
+    is_trained = tokenizer_key(recipe.tokenizer, recipe.model) == "tokenizer.vocab_size"
     tokens = [TOKENS[kind] if is_trained else "pieces of a given tokenizer" for kind, _ in recipe.tokenizer.sides]
     source, language = sample(corpus.validation_pairs, 1)[0]["source"], corpus.target_language
     confidence = _calibrated(result, translator := Translator.from_pretrained(result.folder))
@@ -146,8 +145,8 @@ def _leave_results(result: RunResult) -> None:
 
 def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
     """Calibrate the confidence of a run's published model with validation pairs, and write it into the folder."""
-    held_out = result.corpus.validation_pairs
-    pairs, exact = sample(held_out, MOST), not is_translation(*language_codes(result.recipe, held_out))
+    held_out, recipe = result.corpus.validation_pairs, result.recipe
+    pairs, exact = sample(held_out, MOST), not is_translation(*language_codes(recipe.card, recipe.data, held_out))
     settings: Any = {"target_language": result.corpus.target_language, "split": False}
     with warnings.catch_warnings(action="ignore"):  # of what was cut off, the run itself has warned
         best = [row[0] for row in translator.translate_lines([pair["source"] for pair in pairs], **settings)]

@@ -29,7 +29,7 @@ from heedful.training.model_of_recipe import check_model, make_model
 from heedful.training.preparation import earlier_tokenizers, tokenizers_of
 from heedful.training.processes.devices import make_accelerator, runs_on_cpu
 from heedful.training.publication import UNDETERMINED, language_codes
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import OptimizationRecipe, Recipe
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_installed, faults, tokenizer_key
 
@@ -97,7 +97,7 @@ def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
     check_at_least(1, **{"--pairs": limit})
     splits, findings = read_splits(recipe.data, limit), []
     try:
-        for finding in _check(recipe, splits):
+        for finding in _Examination(recipe, splits).found():
             findings.append(finding)
     except RefusalError as refused:
         findings.append(refused.args[0])
@@ -111,132 +111,154 @@ def lines_of(data: DataRecipe, count: int) -> list[int]:
     return [line for line, _ in islice(rows, count)]
 
 
-def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
-    try:
-        check_output_folder(recipe)
-    except ValueError as error:
-        yield RecipeFinding("output", "warning", str(error), "output")
-    if recipe.card.license is None and "builtin:" not in recipe.data.train:
-        message = "The model card will say that the license is unknown, and without one the model may not be used."
-        yield RecipeFinding("card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0.")
-    for key, part in recipe.data.parts.items():
-        for said in layouts_of(table_files(part.train)):
-            yield RecipeFinding("layout", "note", f"{said[0].upper()}{said[1:]}.", key)
-    lines = lines_of(recipe.data, max(splits.train["row"][:], default=0))
-    read = Pairs.of("train", "data.train", splits.train, lines)
-    if pairs := read.without(recipe.data.denoised):
-        yield from texts.check_pointless_pairs(pairs, recipe.data.cleaning)
-        yield from texts.check_sides(pairs)
-    with refusal("references", "decoding.ignore"):
-        check_references(splits, recipe.decoding.ignore, recipe.decoding.bleu_tokenizer)
-    with refusal("cleaning", "data.cleaning"):
-        kept = clean(splits, recipe.data)
-    yield from texts.check_cleaning(read, kept)
-    train = Pairs.of("train", "data.train", kept.train, lines)
-    place = "data.train" if kept.is_held_out else "data.validation"
-    held_out = [Pairs.of("validation", place, kept.validation, lines if kept.is_held_out else ())]
-    held_out += [Pairs.of(key.removeprefix("data.test."), key, pairs) for key, pairs in kept.tests.items()]
-    yield from texts.check_overlap(read, recipe.data.cleaning, held_out)
-    for split in held_out:
-        yield from texts.check_pointless_pairs(split, None)
-    pairs = train.without(recipe.data.denoised)
-    yield from texts.check_targets(pairs)
-    for split in (pairs, *held_out):
-        yield from texts.check_length_ratios(split)
-    for split in (train, *held_out):
-        yield from texts.check_text(split)
-    languages = recipe.card.source_language or recipe.data.source, recipe.card.target_language or recipe.data.target
-    yield from texts.check_scripts(pairs, held_out, languages) if pairs else ()
-    if UNDETERMINED in language_codes(recipe, kept.validation):
-        message = "Neither names nor texts say both languages: the model will count as one from text to text."
-        yield RecipeFinding("card", "note", message, "card.source_language", "If it translates, name both.")
-    with refusal("installed", "decoding.bleu_tokenizer"):
-        check_installed(recipe)
-    learned = train.without([0]) if recipe.data.denoise else train  # the pairs are the tokenizer's alone
-    yield from _check_tokens(recipe, splits, kept, [learned, *held_out])
+@dataclass(frozen=True)
+class _Examination:
+    """The checks of a recipe and of the pairs that are looked at."""
 
+    recipe: Recipe
+    splits: Splits
 
-def _check_tokens(recipe: Recipe, splits: Splits, kept: Splits, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
-    """Check tokens, model and run. The first of `pairs` are those of training."""
-    key, looked_at = tokenizer_key(recipe), len(splits.train)
-    is_whole, model_key = looked_at == splits.total, "model" if recipe.model.start_from is None else "model.start_from"
-    with refusal("tokenizer", key):
-        given = earlier_tokenizers(recipe)
-    with refusal("model", model_key):
-        check_model(recipe, given)
-    with refusal("tokenizer", key):
-        tokenizers = given or tokenizers_of(recipe.tokenizer, recipe.data, kept)
-    wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
-    if given is None and wanted is not None and size < wanted:
-        message = f"The pairs that were looked at allow {size:,} tokens, to which the {wanted:,} wanted are lowered."
-        level: Level = "warning" if is_whole else "note"
-        yield RecipeFinding("tokenizer", level, message, key, f"Set it to {size // 2:,} or so.")
-    with refusal("unknown_tokens", key, "error" if is_whole or given else "warning"):
-        check_symbols(tokenizers, kept, recipe.decoding.ignore)
-    yield from tokens.check_tokenizer_ids(tokenizers, key)
-    yield from tokens.check_normalization(pairs[0], tokenizers, key)
-    for split in pairs:
-        yield from tokens.check_unknown_tokens(split, tokenizers, key)
-    with refusal("model", model_key, advice="Give the model the tokenizer it was made with."):
-        check_model(recipe, tokenizers)
-    with refusal("tokenizer", key, advice="Take a tokenizer of these languages, or let one be trained."):
-        corpus = encode(recipe.data, recipe.batching, kept, tokenizers, recipe.optimization.distillation)
-    assert isinstance(corpus.training, StoredRows)  # of a stream the beginning was read
-    yield from tokens.check_vocabulary_use(corpus.training.rows, tokenizers, key, None if is_whole else looked_at)
-    with refusal("model", model_key), torch.device("meta") if model_key == "model" else nullcontext():
-        model = make_model(recipe.model, tokenizers)  # fresh weights take no memory
-        recipe.data.check_room(model.config)
-    findings = [*tokens.check_special_ids(model.config, model.generation_config, model_key)]
-    findings += _check_faults(recipe, corpus, model.config, pairs)
-    yield from findings
-    if all(finding.level != "error" or finding.check == "decoding_lengths" for finding in findings):
-        # With an error the model cannot run. Pairs that were not read count as the others.
-        share = None if splits.total is None else splits.total / looked_at
-        yield from _check_run(recipe, corpus, model.config, share)
+    def found(self) -> Iterator[RecipeFinding]:
 
-
-def _check_faults(recipe: Recipe, corpus: Corpus, config: Any, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
-    """Report the faults that training finds at its start, with example pairs."""
-    splits = dict(zip(("data.train", "data.validation", *corpus.tests), pairs, strict=True))
-    encoded = {**corpus.tests}
-    if isinstance(corpus.training, StoredRows):
-        encoded["data.train"] = corpus.training.rows
-    for fault in faults(recipe, corpus, config):
-        if fault.check == "unknown_tokens":  # `check_unknown_tokens` names the words
-            continue
-        split, rows = splits.get(fault.key, pairs[1]), encoded.get(fault.key, corpus.validation)
-        ways = both_ways if recipe.data.both_directions and fault.key not in corpus.tests else iter
-        order = [pair["number"] for pair in ways({**pair, "number": n} for n, pair in enumerate(split))]
-        examples = split.examples(dict.fromkeys(order[rows.numbers[row]] for row in fault.rows))
-        yield RecipeFinding(fault.check, fault.level, fault.message, fault.key, examples=examples)
-
-
-def _check_run(recipe: Recipe, corpus: Corpus, config: Any, share: float | None) -> Iterator[RecipeFinding]:
-    """Check speed and length of a run whose data are `share` times the corpus."""
-    yield from check_speed(recipe, config)
-    plan, seconds = plan_batches(corpus, recipe.optimization.micro_batch_tokens), None
-    if recipe.optimization.max_minutes is not None:
+        recipe, splits = self.recipe, self.splits
         try:
-            model = make_model(recipe.model, corpus.tokenizers)
-            rehearsal = Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
-            seconds = rehearsal.speed(plan.first[:TIMED]).seconds(plan.padded_tokens)
-        except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine
-            message = f"How far the run comes in its time could not be measured here: {first_line(error)}"
-            yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
-    per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
-    yield from check_run_length(recipe, config.d_model, per_epoch, seconds)
+            check_output_folder(recipe)
+        except ValueError as error:
+            yield RecipeFinding("output", "warning", str(error), "output")
+        if recipe.card.license is None and "builtin:" not in recipe.data.train:
+            message = "The model card will say that the license is unknown, and without one the model may not be used."
+            yield RecipeFinding(
+                "card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0."
+            )
+        for key, part in recipe.data.parts.items():
+            for said in layouts_of(table_files(part.train)):
+                yield RecipeFinding("layout", "note", f"{said[0].upper()}{said[1:]}.", key)
+        lines = lines_of(recipe.data, max(splits.train["row"][:], default=0))
+        read = Pairs.of("train", "data.train", splits.train, lines)
+        if pairs := read.without(recipe.data.denoised):
+            yield from texts.check_pointless_pairs(pairs, recipe.data.cleaning)
+            yield from texts.check_sides(pairs)
+        with refusal("references", "decoding.ignore"):
+            check_references(splits, recipe.decoding.ignore, recipe.decoding.bleu_tokenizer)
+        with refusal("cleaning", "data.cleaning"):
+            kept = clean(splits, recipe.data)
+        yield from texts.check_cleaning(read, kept)
+        train = Pairs.of("train", "data.train", kept.train, lines)
+        place = "data.train" if kept.is_held_out else "data.validation"
+        held_out = [Pairs.of("validation", place, kept.validation, lines if kept.is_held_out else ())]
+        held_out += [Pairs.of(key.removeprefix("data.test."), key, pairs) for key, pairs in kept.tests.items()]
+        yield from texts.check_overlap(read, recipe.data.cleaning, held_out)
+        for split in held_out:
+            yield from texts.check_pointless_pairs(split, None)
+        pairs = train.without(recipe.data.denoised)
+        yield from texts.check_targets(pairs)
+        for split in (pairs, *held_out):
+            yield from texts.check_length_ratios(split)
+        for split in (train, *held_out):
+            yield from texts.check_text(split)
+        languages = (
+            recipe.card.source_language or recipe.data.source,
+            recipe.card.target_language or recipe.data.target,
+        )
+        yield from texts.check_scripts(pairs, held_out, languages) if pairs else ()
+        if UNDETERMINED in language_codes(recipe.card, recipe.data, kept.validation):
+            message = "Neither names nor texts say both languages: the model will count as one from text to text."
+            yield RecipeFinding("card", "note", message, "card.source_language", "If it translates, name both.")
+        with refusal("installed", "decoding.bleu_tokenizer"):
+            check_installed(recipe.optimization, recipe.decoding.bleu_tokenizer, recipe.logging.trackers)
+        learned = train.without([0]) if recipe.data.denoise else train  # the pairs are the tokenizer's alone
+        yield from self._of_tokens(kept, [learned, *held_out])
+
+    def _of_tokens(self, kept: Splits, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
+        """Check tokens, model and run. The first of `pairs` are those of training."""
+        recipe, splits = self.recipe, self.splits
+        key, looked_at = tokenizer_key(recipe.tokenizer, recipe.model), len(splits.train)
+        is_whole, model_key = (
+            looked_at == splits.total,
+            "model" if recipe.model.start_from is None else "model.start_from",
+        )
+        with refusal("tokenizer", key):
+            given = earlier_tokenizers(recipe)
+        with refusal("model", model_key):
+            check_model(recipe, given)
+        with refusal("tokenizer", key):
+            tokenizers = given or tokenizers_of(recipe.tokenizer, recipe.data, kept)
+        wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
+        if given is None and wanted is not None and size < wanted:
+            message = (
+                f"The pairs that were looked at allow {size:,} tokens, to which the {wanted:,} wanted are lowered."
+            )
+            level: Level = "warning" if is_whole else "note"
+            yield RecipeFinding("tokenizer", level, message, key, f"Set it to {size // 2:,} or so.")
+        with refusal("unknown_tokens", key, "error" if is_whole or given else "warning"):
+            check_symbols(tokenizers, kept, recipe.decoding.ignore)
+        yield from tokens.check_tokenizer_ids(tokenizers, key)
+        yield from tokens.check_normalization(pairs[0], tokenizers, key)
+        for split in pairs:
+            yield from tokens.check_unknown_tokens(split, tokenizers, key)
+        with refusal("model", model_key, advice="Give the model the tokenizer it was made with."):
+            check_model(recipe, tokenizers)
+        with refusal("tokenizer", key, advice="Take a tokenizer of these languages, or let one be trained."):
+            corpus = encode(recipe.data, recipe.batching, kept, tokenizers, recipe.optimization.distillation)
+        assert isinstance(corpus.training, StoredRows)  # of a stream the beginning was read
+        yield from tokens.check_vocabulary_use(corpus.training.rows, tokenizers, key, None if is_whole else looked_at)
+        with refusal("model", model_key), torch.device("meta") if model_key == "model" else nullcontext():
+            model = make_model(recipe.model, tokenizers)  # fresh weights take no memory
+            recipe.data.check_room(model.config)
+        findings = [*tokens.check_special_ids(model.config, model.generation_config, model_key)]
+        findings += self._of_rows(corpus, model.config, pairs)
+        yield from findings
+        if all(finding.level != "error" or finding.check == "decoding_lengths" for finding in findings):
+            # With an error the model cannot run. Pairs that were not read count as the others.
+            share = None if splits.total is None else splits.total / looked_at
+            yield from self._of_run(corpus, model.config, share)
+
+    def _of_rows(self, corpus: Corpus, config: Any, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
+        """Report the faults that training finds at its start, with example pairs."""
+        splits = dict(zip(("data.train", "data.validation", *corpus.tests), pairs, strict=True))
+        encoded = {**corpus.tests}
+        if isinstance(corpus.training, StoredRows):
+            encoded["data.train"] = corpus.training.rows
+        for fault in faults(self.recipe, corpus, config):
+            if fault.check == "unknown_tokens":  # `check_unknown_tokens` names the words
+                continue
+            split, rows = splits.get(fault.key, pairs[1]), encoded.get(fault.key, corpus.validation)
+            ways = both_ways if self.recipe.data.both_directions and fault.key not in corpus.tests else iter
+            order = [pair["number"] for pair in ways({**pair, "number": n} for n, pair in enumerate(split))]
+            examples = split.examples(dict.fromkeys(order[rows.numbers[row]] for row in fault.rows))
+            yield RecipeFinding(fault.check, fault.level, fault.message, fault.key, examples=examples)
+
+    def _of_run(self, corpus: Corpus, config: Any, share: float | None) -> Iterator[RecipeFinding]:
+        """Check speed and length of a run whose data are `share` times the corpus."""
+        recipe, settings = self.recipe, self.recipe.optimization
+        yield from check_speed(settings, recipe.model.attn_implementation, config)
+        plan, seconds = plan_batches(corpus, settings.micro_batch_tokens), None
+        if settings.max_minutes is not None:
+            try:
+                model = make_model(recipe.model, corpus.tokenizers)
+                rehearsal = Rehearsal(make_accelerator(settings), model, settings)
+                seconds = rehearsal.speed(plan.first[:TIMED]).seconds(plan.padded_tokens)
+            except (
+                ValueError,
+                torch.OutOfMemoryError,
+            ) as error:  # the recipe may be for another machine than this one
+                message = f"How far the run comes in its time could not be measured here: {first_line(error)}"
+                yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
+        per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
+        yield from check_run_length(
+            settings, recipe.validation, recipe.checkpoints, config.d_model, per_epoch, seconds
+        )
 
 
-def check_speed(recipe: Recipe, config: Any) -> Iterator[RecipeFinding]:
+def check_speed(settings: OptimizationRecipe, kernel: str | None, config: Any) -> Iterator[RecipeFinding]:
     """Find what is slow here. The figures are those of an H200 at base size (docs/benchmarks.md)."""
-    settings, kernel = recipe.optimization, recipe.model.attn_implementation or "sdpa"
     on_cpu = not torch.cuda.is_available() or runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision == "bf16" and not processor_heed.has_bfloat16():
         message = "This processor has no instructions for bf16: training here computes in float32."
         yield RecipeFinding("speed", "note", message, "optimization.mixed_precision")
     if on_cpu or config.model_type != "heed":
         return
-    reason = why_padded(config, kernel)
+    reason = why_padded(config, kernel or "sdpa")
     if kernel == "eager":
         message = "On a GPU `eager` attention takes a quarter more time for an update than `sdpa`, and more memory."
         yield RecipeFinding("speed", "warning", message, "model.attn_implementation", "Leave it empty.")

@@ -30,7 +30,7 @@ from heedful.training.processes.devices import float32_products, hardware_in_wor
 from heedful.training.recipe import OptimizationRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder
-from heedful.training.start_checks import check_installed, check_start
+from heedful.training.start_checks import check_installed, check_start, faults
 from heedful.training.updates.model_size import memory_of_machine
 from heedful.training.updates.schedule import learning_rate
 
@@ -166,7 +166,7 @@ class DryRun:
 def dry_run(recipe: Recipe) -> DryRun:
     """Prepare a run and measure a few of its updates. With several processes, each calls this."""
     settings = recipe.optimization
-    check_installed(recipe)
+    check_installed(settings, recipe.decoding.bleu_tokenizer, recipe.logging.trackers)
     try:
         check_output_folder(recipe)
     except ValueError as error:
@@ -177,7 +177,7 @@ def dry_run(recipe: Recipe) -> DryRun:
     batches = plan_batches(corpus, settings.micro_batch_tokens, accelerator.num_processes)
     process = process_memory()
     model = make_model(recipe.model, corpus.tokenizers)
-    check_start(recipe, corpus, model.config)
+    check_start(faults(recipe, corpus, model.config))
     parameters, matrices, d_model = count_parameters(model), count_matrices(model), model.config.d_model
     memory = {"Python, libraries and data": process} if accelerator.device.type == "cpu" else {}
     memory |= state_memory(parameters["together"], settings, accelerator.num_processes, accelerator.distributed_type)
@@ -194,7 +194,7 @@ def dry_run(recipe: Recipe) -> DryRun:
         # Freed memory stays with the process in pieces that fit no later tensor.
         memory["freed, but kept by the allocator"] = max(0, process_memory() - sum(memory.values()))
     seconds = speed.seconds(batches.padded_tokens)
-    end = run_end(recipe, batches.updates_per_epoch, seconds)
+    end = run_end(settings, batches.updates_per_epoch, seconds)
     return DryRun(recipe, corpus, batches, seconds, end, parameters, matrices, memory, accelerator, d_model)
 
 

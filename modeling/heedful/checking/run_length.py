@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from heedful.checking.findings import Level, RecipeFinding
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import CheckpointRecipe, OptimizationRecipe, ValidationRecipe
 from heedful.training.updates.schedule import learning_rate
 
 MANY_EPOCHS = 200
@@ -28,9 +28,10 @@ class RunEnd(NamedTuple):
         return f"`{self.key}`{self.source}"
 
 
-def run_end(recipe: Recipe, updates_per_epoch: float | None, seconds_per_update: float | None) -> RunEnd | None:
+def run_end(
+    settings: OptimizationRecipe, updates_per_epoch: float | None, seconds_per_update: float | None
+) -> RunEnd | None:
     """Return the limit that ends a run first, or None if too little is known."""
-    settings = recipe.optimization
     ends = []
     if settings.max_updates is not None:
         ends.append(RunEnd("optimization.max_updates", settings.max_updates))
@@ -44,19 +45,25 @@ def run_end(recipe: Recipe, updates_per_epoch: float | None, seconds_per_update:
 
 
 def check_run_length(
-    recipe: Recipe, d_model: int, updates_per_epoch: float | None = None, seconds_per_update: float | None = None
+    settings: OptimizationRecipe,
+    validation: ValidationRecipe,
+    checkpoints: CheckpointRecipe,
+    d_model: int,
+    updates_per_epoch: float | None = None,
+    seconds_per_update: float | None = None,
 ) -> Iterator[RecipeFinding]:
     """Check schedule, epochs and intervals. The paper's schedule depends on the width `d_model`."""
-    end = run_end(recipe, updates_per_epoch, seconds_per_update)
+    end = run_end(settings, updates_per_epoch, seconds_per_update)
     if updates_per_epoch is not None:
-        yield from _check_epochs(recipe, updates_per_epoch, end)
+        yield from _check_epochs(settings.tokens_per_update, updates_per_epoch, end)
     if end is not None:
-        yield from _check_schedule(recipe, end, d_model)
-        yield from _check_intervals(recipe, end)
+        yield from _check_schedule(settings, end, d_model)
+        yield from _check_intervals(validation, checkpoints, end)
 
 
-def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[RecipeFinding]:
-    settings, warmup = recipe.optimization, recipe.optimization.warmup_updates
+def _check_schedule(settings: OptimizationRecipe, end: RunEnd, d_model: int) -> Iterator[RecipeFinding]:
+
+    warmup = settings.warmup_updates
     ended = f"the run ends after {end.last:,} updates ({end})"
     key, rises = "optimization.warmup_updates", f"The learning rate rises over {warmup:,} updates"
     tenth = f"Set it to a tenth of the run, about {max(1, end.last // 10):,}"
@@ -74,9 +81,10 @@ def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[Recip
         yield RecipeFinding("schedule", "warning", message, "optimization.max_updates", advice)
 
 
-def _check_epochs(recipe: Recipe, per_epoch: float, end: RunEnd | None) -> Iterator[RecipeFinding]:
+def _check_epochs(size: int, per_epoch: float, end: RunEnd | None) -> Iterator[RecipeFinding]:
+
     if per_epoch <= 1:
-        size, advice = recipe.optimization.tokens_per_update, "Lower it so that an epoch has tens of updates at least."
+        advice = "Lower it so that an epoch has tens of updates at least."
         message = f"One update takes {size:,} padded tokens, all training pairs at once: it always sees the same."
         yield RecipeFinding("epochs", "warning", message, "optimization.tokens_per_update", advice)
     if end is not None and end.updates > MANY_EPOCHS * per_epoch:
@@ -86,8 +94,10 @@ def _check_epochs(recipe: Recipe, per_epoch: float, end: RunEnd | None) -> Itera
         yield RecipeFinding("epochs", "warning", message, end.key, advice)
 
 
-def _check_intervals(recipe: Recipe, end: RunEnd) -> Iterator[RecipeFinding]:
-    validation, checkpoints = recipe.validation, recipe.checkpoints
+def _check_intervals(
+    validation: ValidationRecipe, checkpoints: CheckpointRecipe, end: RunEnd
+) -> Iterator[RecipeFinding]:
+
     ended = f"the run ends after {end.last:,} ({end})"
     advice = f"Set it to {max(1, end.last // 10):,} or so."
     if validation.every_updates > end.last:

@@ -31,7 +31,7 @@ from heedful.export import comparison
 from heedful.files import read_object, write_text
 from heedful.messages_heed import wrong
 from heedful.training.model_of_recipe import config_of
-from heedful.training.preparation import given_tokenizers
+from heedful.training.preparation import named_tokenizers
 from heedful.training.publication import UNDETERMINED, with_decoding
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
@@ -85,7 +85,7 @@ def check_recipe(recipe: Recipe) -> None:
     if not recipe.publish.also:
         return
     folder, start, where = recipe.folder / FORM_FOLDER, recipe.model.start_from, None
-    given = given_tokenizers(recipe, None, is_main=False)
+    given = named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
     if len(languages := given.languages if given else recipe.data.languages) > 1:
         names = ", ".join(languages)
         where = f"for a model of several target languages, of which no class of transformers knows ({names})"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.data.epochs.corpus import Corpus
-from heedful.data.tokenizer_training import SUBWORDS
+from heedful.data.tokenizer_training import SUBWORDS, TokenizerRecipe
 from heedful.figures import save_figure
 from heedful.files import listed, write_text
 from heedful.training.loop.loop import TrainingLoop
@@ -27,7 +27,7 @@ from heedful.training.loop.monitoring import read_curves
 from heedful.training.model_of_recipe import check_model, config_of
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import float32_products, make_accelerator
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
 from heedful.training.recipe_file import make_recipe, to_yaml
 from heedful.training.run_folder.checkpoints import load_progress, newest_whole_checkpoint
 from heedful.training.run_folder.folder import folder_of_run
@@ -82,19 +82,20 @@ def tune(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     end = time.monotonic() + 60 * minutes
-    choices = knobs_of(recipe)
+    choices = knobs_of(recipe.tokenizer, recipe.model, recipe.optimization)
     if vary is not None:
         choices = {knob: choices.get(knob, ()) if values is None else tuple(values) for knob, values in vary.items()}
-    _check(recipe, choices)
+    tuning = Tuning(recipe, folder, choices)
+    tuning.check()
     is_new = not folder.exists()
     try:
         with folder_of_run(folder):
-            study = _study(recipe, folder, choices)
+            study = tuning.study()
             try:
-                is_whole = _search(study, recipe, folder, choices, end)
+                is_whole = tuning.search(study, end)
             finally:
                 if trials := _trials(study):
-                    write_text(folder / TUNED_RECIPE, _tuned(recipe, trials, choices))
+                    write_text(folder / TUNED_RECIPE, tuning.tuned(trials))
                     save_figure([partial(_draw_knob, trials, knob) for knob in choices], folder / PICTURE)
     except (ValueError, OSError):  # a mistake in the recipe, which is to be mended and tried again
         if is_new and not [*folder.glob("trial-*/checkpoints/*"), *folder.glob(TUNED_RECIPE)]:
@@ -103,24 +104,167 @@ def tune(
     return Search(trials, folder / TUNED_RECIPE, not is_whole)
 
 
-def _search(study: Any, recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]], end: float) -> bool:
-    """Train one trial after another, and return whether the last one came to its end."""
-    while time.monotonic() < end:
-        if (found := _next_trial(study, choices)) is None:
-            if not _ended(study):
-                raise ValueError("`--vary` must leave a model that can be trained, but none of its values does.")
-            logger.info("all %s sets of values were tried", math.prod(map(len, choices.values())))
-            break
-        trial, values = found
-        logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
-        try:
-            if not _try(study, trial, with_values(recipe, values), folder, end):
-                return False
-        except (FloatingPointError, MemoryError) as error:
-            logger.warning("%s This trial is left out.", error)
-            trial.set_user_attr(FAILED, str(error))
-            study.tell(trial.number, state=_state("FAIL"))
-    return True
+@dataclass(frozen=True)
+class Tuning:
+    """A recipe, the folder of its search, and the values that are tried of each knob."""
+
+    recipe: Recipe
+    folder: Path
+    choices: Mapping[str, Sequence[Any]]
+
+    def with_values(self, values: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with other values of its knobs."""
+        tree, config = asdict(self.recipe), config_of(self.recipe.model, {}, self.recipe.tokenizer.joint)
+        options = tree["model"]["options"]
+        for knob, value in values.items():
+            if knob == "width":
+                options |= _widened(config, value)
+            elif knob == "depth":
+                decoder = round(value * config.decoder_layers / config.encoder_layers)
+                options |= {"encoder_layers": value, "decoder_layers": max(1, decoder)}
+            else:
+                section, key = _place(tree, knob)
+                section[key] = value
+        return make_recipe(tree)
+
+    def search(self, study: Any, end: float) -> bool:
+        """Train one trial after another, and return whether the last one came to its end."""
+        while time.monotonic() < end:
+            if (found := _next_trial(study, self.choices)) is None:
+                if not _ended(study):
+                    raise ValueError("`--vary` must leave a model that can be trained, but none of its values does.")
+                logger.info("all %s sets of values were tried", math.prod(map(len, self.choices.values())))
+                break
+            trial, values = found
+            logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
+            try:
+                if not self._try(study, trial, values, end):
+                    return False
+            except (FloatingPointError, MemoryError) as error:
+                logger.warning("%s This trial is left out.", error)
+                trial.set_user_attr(FAILED, str(error))
+                study.tell(trial.number, state=_state("FAIL"))
+        return True
+
+    def check(self) -> None:
+        """Refuse knobs and values that leave no model to train."""
+        recipe, choices = self.recipe, self.choices
+        if not choices:
+            raise ValueError(f"`--vary` must name a knob or more ({', '.join(KNOBS)}, or keys), but names none.")
+        for name in ("resume", "overwrite", "allow_changes"):
+            if getattr(recipe, name):
+                raise ValueError(
+                    f"`{name}` must be false for a search, which always goes on in its folder, but is true."
+                )
+        keys: dict[str, str] = {}
+        for knob, values in choices.items():
+            other = keys.setdefault(KEYS.get(knob, knob), knob)
+            if other != knob:
+                found = f"names {other} and {knob}, which are the same"
+                raise ValueError(f"`--vary` must name each setting once, but {found}.")
+            is_whole = knob in ("vocabulary", "width", "depth")
+            for value in values:
+                if not isinstance(value, int if is_whole else int | float | str | None):
+                    must = "whole numbers" if is_whole else "numbers, texts, true, false or null"
+                    raise ValueError(f"`--vary {knob}` must have {must}, but has {value!r}.")
+            if len(set(values)) < 2:
+                found = (
+                    f"{listed(list(map(str, values)))} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
+                )
+                raise ValueError(f"`--vary {knob}` must have two values or more, but has {found}.")
+            for value in values:
+                tried = self.with_values({knob: value})
+                check_installed(tried.optimization, tried.decoding.bleu_tokenizer, tried.logging.trackers)
+                check_model(tried, None)
+
+    def study(self) -> Any:
+        """Open the search of the folder, or begin one, whose first trial is the recipe if its values may be tried."""
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        # Optuna's lock is a link to this path, and is waited for without end if it leads nowhere.
+        file = (self.folder / TRIALS_FILE).absolute()
+        lock = file.with_name(f"{file.name}.lock")
+        if lock.is_symlink() and not lock.exists():
+            lock.unlink()
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=3)
+        study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True, pruner=pruner)
+        choices = self.choices
+        subject = json.dumps(
+            [asdict(replace(self.recipe, output="")), {knob: list(choices[knob]) for knob in choices}]
+        )
+        known = study.user_attrs.get("subject")
+        if known is None:
+            study.set_user_attr("subject", subject)
+            own = self.own_values()
+            study.enqueue_trial({knob: own[knob] for knob in choices if own[knob] in choices[knob]})
+        elif known != subject:
+            raise ValueError(
+                f"`--output` must be a new folder or that of this search, but {self.folder} holds another search."
+            )
+        return study
+
+    def own_values(self) -> dict[str, Any]:
+        """Return the value that a recipe has for each knob."""
+        recipe = self.recipe
+        tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
+        own: dict[str, Any] = {"width": config.hidden_size, "depth": config.encoder_layers, "dropout": config.dropout}
+        for knob in self.choices.keys() - own.keys():
+            section, key = _place(tree, knob)
+            own[knob] = section.get(key)
+        if "muon_learning_rate" in own and own["muon_learning_rate"] is None:
+            own["muon_learning_rate"] = recipe.optimization.learning_rate
+        return own
+
+    def _try(self, study: Any, trial: Any, values: Mapping[str, Any], end: float) -> bool:
+        """Train a trial until it ends or is given up, and return True; False if the time is over before."""
+        import optuna
+
+        if end <= time.monotonic():
+            return False
+        place = (
+            self.folder / f"trial-{hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()[:8]}"
+        )
+        recipe = self.with_values(values)
+        own_minutes = recipe.optimization.max_minutes or math.inf
+        checkpoint = newest_whole_checkpoint(place / "checkpoints")
+        trained = 0.0 if checkpoint is None else load_progress(checkpoint).seconds / 60
+        minutes = trained + max(0.0, end - time.monotonic()) / 60
+        optimization = replace(recipe.optimization, max_minutes=min(own_minutes, minutes))
+        recipe = replace(recipe, output=str(place), resume=place.exists(), overwrite=False, optimization=optimization)
+        accelerator, is_pruned = make_accelerator(recipe.optimization, [], place / "trackers"), False
+        with folder_of_run(place), float32_products(optimization.mixed_precision):
+            corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
+            _check_same_validation(study, corpus.validation_pairs)
+            report = partial(_report, trial, corpus, recipe.data.both_directions)
+            loop = TrainingLoop(recipe, corpus, accelerator, lambda progress, loss: report(progress.update, loss))
+            write_text(place / "recipe.yaml", to_yaml(recipe))
+            try:
+                for update, loss in read_curves(place).get(LOSS, []):
+                    report(update, loss)
+                loop.run()
+            except optuna.TrialPruned:
+                is_pruned = True
+        if loop.time_is_up and minutes < own_minutes and not is_pruned:
+            return False
+        losses = study.trials[trial.number].intermediate_values
+        if not losses:
+            raise ValueError("`validation.every_updates` must let each trial be validated, but none was.")
+        best = None if is_pruned else min(losses.values())
+        study.tell(trial.number, best, state=_state("PRUNED" if is_pruned else "COMPLETE"))
+        shutil.rmtree(place / "checkpoints", ignore_errors=True)
+        return True
+
+    def tuned(self, trials: Sequence[Trial]) -> str:
+        """Write a recipe with the best values, and say above it what they are worth."""
+        best, own = trials[0], self.own_values()
+        text = f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target"
+        text += "".join(
+            f",\n# where the recipe as it was gave {each.loss:.4f}" for each in trials if each.values == own
+        )
+        values = "".join(f"#   {knob}: {value}\n" for knob, value in best.values.items())
+        return f"{text}.\n{values}{to_yaml(self.with_values(best.values))}"
 
 
 def _state(name: str) -> Any:
@@ -129,41 +273,27 @@ def _state(name: str) -> Any:
     return optuna.trial.TrialState[name]
 
 
-def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
+def knobs_of(
+    tokenizer: TokenizerRecipe, model: ModelRecipe, settings: OptimizationRecipe
+) -> dict[str, tuple[Any, ...]]:
     """Choose the values to try around those of a recipe; a knob that it has no room for is left out."""
-    config = config_of(recipe.model, {}, recipe.tokenizer.joint)
-    size, width, rate = recipe.tokenizer.vocab_size, config.hidden_size, recipe.optimization.learning_rate
+    config = config_of(model, {}, tokenizer.joint)
+    size, width, rate = tokenizer.vocab_size, config.hidden_size, settings.learning_rate
     choices: dict[str, list[Any]] = {}
-    if recipe.tokenizer.path is None and size is not None and recipe.tokenizer.algorithm in SUBWORDS:
+    if tokenizer.path is None and size is not None and tokenizer.algorithm in SUBWORDS:
         choices["vocabulary"] = [int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"]]
-    if recipe.model.start_from is None:
+    if model.start_from is None:
         # Heads of one width: their number changes with the model's.
         choices["width"] = [max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]]
         choices["depth"] = [*VALUES["depth"], config.encoder_layers]
         choices["dropout"] = [*VALUES["dropout"], float(config.dropout)]
     choices["learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
-    if recipe.optimization.optimizer == "muon" and recipe.optimization.schedule_in_use != "paper":
-        rate = recipe.optimization.muon_learning_rate or rate
+    if settings.optimizer == "muon" and settings.schedule_in_use != "paper":
+        rate = settings.muon_learning_rate or rate
         choices["muon_learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
-    if recipe.optimization.optimizer == "schedule_free":  # the average that gradients are computed at
-        choices["beta1"] = [*VALUES["beta1"], recipe.optimization.beta1]
+    if settings.optimizer == "schedule_free":  # the average that gradients are computed at
+        choices["beta1"] = [*VALUES["beta1"], settings.beta1]
     return {knob: tuple(sorted({*values})) for knob, values in choices.items()}
-
-
-def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """Return a recipe with other values of its knobs."""
-    tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
-    options = tree["model"]["options"]
-    for knob, value in values.items():
-        if knob == "width":
-            options |= _widened(config, value)
-        elif knob == "depth":
-            decoder = round(value * config.decoder_layers / config.encoder_layers)
-            options |= {"encoder_layers": value, "decoder_layers": max(1, decoder)}
-        else:
-            section, key = _place(tree, knob)
-            section[key] = value
-    return make_recipe(tree)
 
 
 def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
@@ -188,68 +318,6 @@ def _widened(config: Any, width: int) -> dict[str, int]:
         options[f"{side}_attention_heads"] = 1 if width % heads else heads
         options[f"{side}_ffn_dim"] = getattr(config, f"{side}_ffn_dim") * width // before
     return options
-
-
-def _check(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> None:
-    if not choices:
-        raise ValueError(f"`--vary` must name a knob or more ({', '.join(KNOBS)}, or keys), but names none.")
-    for name in ("resume", "overwrite", "allow_changes"):
-        if getattr(recipe, name):
-            raise ValueError(f"`{name}` must be false for a search, which always goes on in its folder, but is true.")
-    keys: dict[str, str] = {}
-    for knob, values in choices.items():
-        other = keys.setdefault(KEYS.get(knob, knob), knob)
-        if other != knob:
-            found = f"names {other} and {knob}, which are the same"
-            raise ValueError(f"`--vary` must name each setting once, but {found}.")
-        is_whole = knob in ("vocabulary", "width", "depth")
-        for value in values:
-            if not isinstance(value, int if is_whole else int | float | str | None):
-                must = "whole numbers" if is_whole else "numbers, texts, true, false or null"
-                raise ValueError(f"`--vary {knob}` must have {must}, but has {value!r}.")
-        if len(set(values)) < 2:
-            found = f"{listed(list(map(str, values)))} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
-            raise ValueError(f"`--vary {knob}` must have two values or more, but has {found}.")
-        for value in values:
-            tried = with_values(recipe, {knob: value})
-            check_installed(tried)
-            check_model(tried, None)
-
-
-def _study(recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]]) -> Any:
-    """Open the search of a folder, or begin one, whose first trial is the recipe as it is where its values may be."""
-    import optuna
-    from optuna.storages.journal import JournalFileBackend
-
-    # Optuna's lock is a link to this path, and is waited for without end if it leads nowhere.
-    file = (folder / TRIALS_FILE).absolute()
-    lock = file.with_name(f"{file.name}.lock")
-    if lock.is_symlink() and not lock.exists():
-        lock.unlink()
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=3)
-    study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True, pruner=pruner)
-    subject = json.dumps([asdict(replace(recipe, output="")), {knob: list(choices[knob]) for knob in choices}])
-    known = study.user_attrs.get("subject")
-    if known is None:
-        study.set_user_attr("subject", subject)
-        own = _own_values(recipe, choices)
-        study.enqueue_trial({knob: own[knob] for knob in choices if own[knob] in choices[knob]})
-    elif known != subject:
-        raise ValueError(f"`--output` must be a new folder or that of this search, but {folder} holds another search.")
-    return study
-
-
-def _own_values(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the value that a recipe has for each knob."""
-    tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
-    own: dict[str, Any] = {"width": config.hidden_size, "depth": config.encoder_layers, "dropout": config.dropout}
-    for knob in choices.keys() - own.keys():
-        section, key = _place(tree, knob)
-        own[knob] = section.get(key)
-    if "muon_learning_rate" in own and own["muon_learning_rate"] is None:
-        own["muon_learning_rate"] = recipe.optimization.learning_rate
-    return own
 
 
 def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, dict[str, Any]] | None:
@@ -282,43 +350,6 @@ def _ended(study: Any) -> list[Any]:
     return list(study.get_trials(deepcopy=False, states=[_state("COMPLETE"), _state("PRUNED")]))
 
 
-def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bool:
-    """Train a trial until it ends or is given up, and return True; False if the time is over before."""
-    import optuna
-
-    if end <= time.monotonic():
-        return False
-    place = folder / f"trial-{hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()[:8]}"
-    own_minutes = recipe.optimization.max_minutes or math.inf
-    checkpoint = newest_whole_checkpoint(place / "checkpoints")
-    trained = 0.0 if checkpoint is None else load_progress(checkpoint).seconds / 60
-    minutes = trained + max(0.0, end - time.monotonic()) / 60
-    optimization = replace(recipe.optimization, max_minutes=min(own_minutes, minutes))
-    recipe = replace(recipe, output=str(place), resume=place.exists(), overwrite=False, optimization=optimization)
-    accelerator, is_pruned = make_accelerator(recipe.optimization, [], place / "trackers"), False
-    with folder_of_run(place), float32_products(optimization.mixed_precision):
-        corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
-        _check_same_validation(study, corpus.validation_pairs)
-        report = partial(_report, trial, corpus, recipe.data.both_directions)
-        loop = TrainingLoop(recipe, corpus, accelerator, lambda progress, loss: report(progress.update, loss))
-        write_text(place / "recipe.yaml", to_yaml(recipe))
-        try:
-            for update, loss in read_curves(place).get(LOSS, []):
-                report(update, loss)
-            loop.run()
-        except optuna.TrialPruned:
-            is_pruned = True
-    if loop.time_is_up and minutes < own_minutes and not is_pruned:
-        return False
-    losses = study.trials[trial.number].intermediate_values
-    if not losses:
-        raise ValueError("`validation.every_updates` must let each trial be validated, but none was.")
-    best = None if is_pruned else min(losses.values())
-    study.tell(trial.number, best, state=_state("PRUNED" if is_pruned else "COMPLETE"))
-    shutil.rmtree(place / "checkpoints", ignore_errors=True)
-    return True
-
-
 def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
     """Check that all trials are compared by the same pairs, also those of a search that goes on."""
     checksum = hashlib.sha256(json.dumps([*pairs]).encode()).hexdigest()
@@ -345,15 +376,6 @@ def _trials(study: Any) -> list[Trial]:
         losses, is_pruned = trial.intermediate_values, trial.state.name == "PRUNED"
         trials.append(Trial(number, dict(trial.params), min(losses.values()), max(losses), is_pruned))
     return sorted(trials, key=lambda trial: (trial.is_pruned, trial.loss))
-
-
-def _tuned(recipe: Recipe, trials: Sequence[Trial], choices: Mapping[str, Sequence[Any]]) -> str:
-    """Write a recipe with the best values, and say above it what they are worth."""
-    best, own = trials[0], _own_values(recipe, choices)
-    text = f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target"
-    text += "".join(f",\n# where the recipe as it was gave {each.loss:.4f}" for each in trials if each.values == own)
-    values = "".join(f"#   {knob}: {value}\n" for knob, value in best.values.items())
-    return f"{text}.\n{values}{to_yaml(with_values(recipe, best.values))}"
 
 
 def _draw_knob(trials: Sequence[Trial], knob: str, axes: Any) -> None:

@@ -30,21 +30,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def given_tokenizers(recipe: Recipe, folder: Path | None, is_main: bool) -> TokenizerPair | None:
-    """Load the tokenizers that the recipe names or the run has in `folder`; `None` if they are to be trained."""
-    where = recipe.tokenizer.path or recipe.model.start_from
-    if where is None:
-        return None if folder is None else _load_tokenizers_of_run(recipe, folder, is_main)
-    given = TokenizerPair.from_pretrained(where)
-    if recipe.data.both_directions and not given.is_joint:
+def named_tokenizers(where: str | None, both_directions: bool) -> TokenizerPair | None:
+    """Load the tokenizers of `tokenizer.path` or `model.start_from`, if a recipe names one."""
+    given = None if where is None else TokenizerPair.from_pretrained(where)
+    if given is not None and both_directions and not given.is_joint:
         must = "hold one tokenizer of both sides where `data.both_directions` is true"
         raise wrong("tokenizer.path` or `model.start_from", must, f"{where}, which holds two,")
     return given
 
 
+def kept_tokenizers(folder: Path, checkpoints: Path | None) -> tuple[TokenizerPair | None, Path | None]:
+    """Load a run's tokenizers; where they are missing or damaged, those of the checkpoint to resume, and say which."""
+    failure: Exception | None = None
+    try:
+        if folder.is_dir():
+            return TokenizerPair.from_pretrained(folder), None
+    except Exception as error:  # each library raises another type, tokenizers a bare Exception
+        failure = error
+    checkpoint = None if checkpoints is None else newest_whole_checkpoint(checkpoints)
+    if checkpoint is None and failure is not None:
+        must = f"be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}"
+        advice = "There is no checkpoint with another: start again with overwrite=true or another `output`."
+        raise ValueError(f"`output` must {must}. {advice}") from failure
+    return None if checkpoint is None else TokenizerPair.from_pretrained(checkpoint), checkpoint
+
+
 def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
-    """Load the tokenizers that a run would begin with, as `given_tokenizers` does, and write nothing."""
-    return given_tokenizers(recipe, recipe.folder / "tokenizer" if recipe.resume else None, is_main=False)
+    """Load the tokenizers that a run would begin with, and write nothing."""
+    if recipe.given_tokenizer is None and recipe.resume:
+        return kept_tokenizers(recipe.folder / "tokenizer", recipe.folder / "checkpoints")[0]
+    return named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
 
 
 def tokenizers_of(settings: TokenizerRecipe, data: DataRecipe, kept: Splits) -> TokenizerPair:
@@ -66,31 +81,11 @@ def tokenizers_of(settings: TokenizerRecipe, data: DataRecipe, kept: Splits) -> 
     )
 
 
-def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
-    """Load the tokenizers in `folder`; where they are missing or damaged, those of the checkpoint to be resumed."""
-    failure: Exception | None = None
-    try:
-        if folder.is_dir():
-            return TokenizerPair.from_pretrained(folder)
-    except Exception as error:  # each library raises another type, tokenizers a bare Exception
-        failure = error
-    checkpoint = newest_whole_checkpoint(recipe.folder / "checkpoints") if recipe.resume else None
-    if checkpoint is None and failure is not None:
-        must = f"be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}"
-        advice = "There is no checkpoint with another: start again with overwrite=true or another `output`."
-        raise ValueError(f"`output` must {must}. {advice}") from failure
-    tokenizers = None if checkpoint is None else TokenizerPair.from_pretrained(checkpoint)
-    if tokenizers is not None and is_main:
-        logger.warning("%s is missing or damaged: it is restored from %s", folder, checkpoint)
-        save_tokenizers(tokenizers, folder, recipe)
-    return tokenizers
-
-
-def save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> None:
+def save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: str) -> None:
     """Save a run's tokenizers, as a whole or not at all, with its recipe, by which it knows them as its own."""
     with written_folder(folder) as partial:
         tokenizers.save_pretrained(partial)
-        (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+        (partial / "recipe.yaml").write_text(recipe, encoding="utf-8")
 
 
 def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelerator | None = None) -> Corpus:
@@ -107,9 +102,14 @@ def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelera
 
 def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
     """Return the corpus of a run, and save its tokenizers in `folder`, where earlier ones are taken from."""
-    is_main = accelerator is None or accelerator.is_main_process
-    given = given_tokenizers(recipe, folder, is_main)
+    is_main, checkpoint = accelerator is None or accelerator.is_main_process, None
+    given = named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
+    if given is None:
+        given, checkpoint = kept_tokenizers(folder, recipe.folder / "checkpoints" if recipe.resume else None)
+    if given is not None and checkpoint is not None and is_main:
+        logger.warning("%s is missing or damaged: it is restored from %s", folder, checkpoint)
+        save_tokenizers(given, folder, to_yaml(recipe))
     corpus = corpus_of(recipe, given, accelerator)
     if given is None and is_main:
-        save_tokenizers(corpus.tokenizers, folder, recipe)
+        save_tokenizers(corpus.tokenizers, folder, to_yaml(recipe))
     return corpus

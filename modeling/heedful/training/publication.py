@@ -1,6 +1,5 @@
 """What a run publishes: its averaged weights in a folder that anybody can load, and their scores."""
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from transformers import GenerationConfig
 
 from heedful.configuration_base_heed import TASK, TEXT_TASK
 from heedful.data.cleaning import SOURCES_FILE, sample
+from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.corpus import Corpus, StoredRows
 from heedful.data.languages import LANGUAGE_CODE, code_of, language_of
 from heedful.data.sources import read_pairs
@@ -22,7 +22,7 @@ from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.decoding.translation import Translator
 from heedful.protocols import TrainableModel
 from heedful.training.loop.validation import score_pairs, validation_loss
-from heedful.training.recipe import DecodingRecipe, Recipe
+from heedful.training.recipe import CardRecipe, DecodingRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.checkpoints import published_checkpoints, written_folder
 from heedful.training.run_folder.folder import foreign_files
@@ -35,12 +35,11 @@ UNDETERMINED = "und"  # ISO 639-2's code for a language that is not named
 NO_LANGUAGE = "zxx"  # its code for what is no language at all
 
 
-def language_codes(recipe: Recipe, pairs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def language_codes(card: CardRecipe, data: DataRecipe, pairs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Return the codes of source and target: what `card` says, else the data's columns, else what some pairs show.
 
     Two forms of one language, such as en_US and en_GB, keep their countries or scripts.
     """
-    card, data = recipe.card, recipe.data
     named = card.source_language or data.source, card.target_language or data.target
     texts = ([pair[side] for pair in pairs] for side in ("source", "target"))
     sides = zip((card.source_language, card.target_language), named, texts, strict=True)
@@ -70,7 +69,7 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
     assert not unexpected, unexpected
     model.generation_config = with_decoding(model.generation_config, recipe.decoding)
     setattr(model.generation_config, LONGEST_SOURCE, corpus.training.longest_source)
-    codes = language_codes(recipe, corpus.validation_pairs)
+    codes = language_codes(recipe.card, recipe.data, corpus.validation_pairs)
     model.config.custom_pipelines = pipelines_of_folder(TASK if is_translation(*codes) else TEXT_TASK)
     if accelerator.is_main_process:
         with written_folder(recipe.folder / MODEL_FOLDER) as partial:
@@ -121,25 +120,27 @@ def with_decoding(config: GenerationConfig, decoding: DecodingRecipe) -> Generat
     return type(config).from_dict(settings)
 
 
-def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator, ended: dict[str, Any]) -> dict[str, Any]:
-    """Measure the published folder as any user would, spread by all ranks; `metrics.json` also has how it `ended`."""
-    folder = recipe.folder / MODEL_FOLDER
+def score_published(
+    folder: Path,
+    data: DataRecipe,
+    decoding: DecodingRecipe,
+    corpus: Corpus,
+    accelerator: Accelerator,
+    token_budget: int,
+    sentences: int | None,
+) -> dict[str, Any]:
+    """Measure a published folder as any user would, spread by all ranks; without tests by so many validation pairs."""
     translator = Translator.from_pretrained(folder, device=accelerator.device)
-    budget = recipe.optimization.micro_batch_tokens
-    loss = validation_loss(translator.model, corpus.validation, budget, accelerator)
+    loss = validation_loss(translator.model, corpus.validation, token_budget, accelerator)
     metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
-    data, decoding = recipe.data, recipe.decoding
     scoring = {"bootstrap": decoding.bootstrap, "tokenize": decoding.bleu_tokenizer, "ignore": decoding.ignore}
-    settings = {"target_language": corpus.target_language, "token_budget": budget}
+    settings = {"target_language": corpus.target_language, "token_budget": token_budget}
     for name, location in data.located.test.items():
         pairs = list(read_pairs(location, data.source, data.target, split=name, references=data.references))
         metrics[name] = score_pairs(translator, pairs, accelerator, scoring, **settings)
     if not data.test:  # better than no score at all, which no card may have
-        pairs = sample(corpus.validation_pairs, recipe.validation.sentences or None)
+        pairs = sample(corpus.validation_pairs, sentences or None)
         metrics["validation"] |= score_pairs(translator, pairs, accelerator, scoring, **settings)
-    if accelerator.is_main_process:
-        written = metrics | ({"ended": ended} if ended else {})
-        (folder / "metrics.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
     return metrics
 
 

@@ -290,7 +290,7 @@ class Recipe(Section):
         if self.allow_changes and not self.resume:
             raise ValueError("`allow_changes` must be false where `resume` is: there is no run that could differ.")
         data, tokenizer = self.data, self.tokenizer
-        has_parts, is_trained = data.mixture or data.denoise, tokenizer.path is None and self.model.start_from is None
+        has_parts, is_trained = data.mixture or data.denoise, self.given_tokenizer is None
         must = "be empty where `data.mixture` or `data.denoise` needs every part in the tokenizer"
         tokenizer.require(not has_parts or tokenizer.sentences is None, "sentences", must)
         if is_trained:
@@ -313,6 +313,11 @@ class Recipe(Section):
         """The run's folder."""
         assert self.output is not None  # set in check
         return Path(self.output)
+
+    @property
+    def given_tokenizer(self) -> str | None:
+        """Where the tokenizers come from that are not trained."""
+        return self.tokenizer.path or self.model.start_from
 
     @property
     def batching(self) -> BatchingSettings:

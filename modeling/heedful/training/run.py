@@ -1,12 +1,13 @@
 """One training run from its recipe to a folder that anybody can load: data, loop, published weights, test scores."""
 
+import json
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator, PartialState
+from accelerate import PartialState
 from accelerate.utils import set_seed
 
 from heedful.data.epochs.corpus import Corpus, StoredRows
@@ -60,46 +61,39 @@ def train(recipe: Recipe) -> RunResult:
         TrainingInterrupted: After Ctrl-C or SIGTERM; the run can be resumed.
     """
     check_output_folder(recipe)
-    check_installed(recipe)
+    check_installed(recipe.optimization, recipe.decoding.bleu_tokenizer, recipe.logging.trackers)
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")
+    is_main = accelerator.is_main_process
     with lost_processes_reported(accelerator), float32_products(recipe.optimization.mixed_precision):
         accelerator.wait_for_everyone()  # all look before one writes
-        with folder_of_run(recipe.folder, recipe.overwrite) if accelerator.is_main_process else nullcontext():
-            result = _train(recipe, accelerator)
+        with folder_of_run(recipe.folder, recipe.overwrite) if is_main else nullcontext():
+            set_seed(recipe.seed)
+            # A process that reads a huge file in one call may be silent for long.
+            with make_watch(accelerator, patience=SECONDS_TO_PREPARE):
+                with accelerator.main_process_first():
+                    corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
+                if isinstance(rows := corpus.training, StoredRows):
+                    logger.info("%s training pairs, %s too long\n%s", rows.pairs, rows.rows.left_out, corpus.report)
+                loop = TrainingLoop(recipe, corpus, accelerator)
+                accelerator.wait_for_everyone()  # or who leaves first seems to be silent
+            if is_main:
+                write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
+            loop.log.start_trackers(recipe.name, loop.progress)
+            progress = loop.run()
+            ended = early_end(loop.ended_by, recipe.optimization, recipe.validation.patience, progress)
+            losses = read_curves(recipe.folder).get("validation/loss", []) if is_main else []
+            told = ([ended["message"]] if ended else []) + unfinished(losses, loop.ended_by, recipe.optimization)
+            for message in told:
+                logger.warning(message)
+            model = publish_weights(recipe, corpus, progress, accelerator)
+            folder, budget = recipe.folder / MODEL_FOLDER, recipe.optimization.micro_batch_tokens
+            asked = recipe.validation.sentences
+            metrics = score_published(folder, recipe.data, recipe.decoding, corpus, accelerator, budget, asked)
+            if is_main:
+                written = metrics | ({"ended": ended} if ended else {})
+                (folder / "metrics.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
+            loop.log.track(numbers(metrics), progress.update, is_last=True)
+            hardware, processes = hardware_in_words(accelerator), accelerator.num_processes
     PartialState().destroy_process_group()
-    return result
-
-
-def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
-    set_seed(recipe.seed)
-    # A process that reads a huge file in one call may be silent for long.
-    with make_watch(accelerator, patience=SECONDS_TO_PREPARE):
-        with accelerator.main_process_first():
-            corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
-        if isinstance(training := corpus.training, StoredRows):
-            logger.info("%s training pairs, %s too long\n%s", training.pairs, training.rows.left_out, corpus.report)
-        loop = TrainingLoop(recipe, corpus, accelerator)
-        accelerator.wait_for_everyone()  # or who leaves first seems to be silent
-    if accelerator.is_main_process:
-        write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
-    loop.log.start_trackers(recipe.name, loop.progress)
-    progress = loop.run()
-    ended = early_end(loop.ended_by, recipe, progress)
-    losses = read_curves(recipe.folder).get("validation/loss", []) if accelerator.is_main_process else []
-    told = ([ended["message"]] if ended else []) + unfinished(losses, loop.ended_by, recipe.optimization)
-    for message in told:
-        logger.warning(message)
-    model = publish_weights(recipe, corpus, progress, accelerator)
-    metrics = score_published(recipe, corpus, accelerator, ended)
-    loop.log.track(numbers(metrics), progress.update, is_last=True)
-    return RunResult(
-        folder=recipe.folder / MODEL_FOLDER,
-        recipe=recipe,
-        corpus=corpus,
-        progress=progress,
-        metrics=metrics,
-        parameters=model.num_parameters(),
-        hardware=hardware_in_words(accelerator),
-        processes=accelerator.num_processes,
-        ended=tuple(told),
-    )
+    parameters = model.num_parameters()
+    return RunResult(folder, recipe, corpus, progress, metrics, parameters, hardware, processes, tuple(told))

@@ -2,7 +2,7 @@
 
 import logging
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -10,14 +10,16 @@ from accelerate.tracking import get_available_trackers
 from transformers import PreTrainedConfig
 
 from heedful.configuration_base_heed import position_limit
+from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.corpus import Corpus, StoredRows
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import TokenizerRecipe
 from heedful.decoding.search_settings import MOST_SOURCE_TOKENS
 from heedful.evaluation.metrics import score_translations
 from heedful.files import import_extra, shortened
 from heedful.messages_heed import wrong
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import DecodingRecipe, ModelRecipe, OptimizationRecipe, Recipe, ValidationRecipe
 
 logger = logging.getLogger(__name__)
 
@@ -36,43 +38,43 @@ class Fault(NamedTuple):
     rows: Sequence[int] = ()  # that it concerns, the longest first
 
 
-def check_installed(recipe: Recipe) -> None:
+def check_installed(settings: OptimizationRecipe, bleu_tokenizer: str | None, trackers: Sequence[str]) -> None:
     """Raise a `ValueError` for an optimizer, BLEU tokenizer or tracker that is not installed, before anything slow."""
-    if recipe.optimization.optimizer == "schedule_free":
+    if settings.optimizer == "schedule_free":
         try:
             import_extra("schedulefree", "optimizers")
         except ImportError as error:
             raise wrong("optimization.optimizer", f"be one that is installed ({error})", "schedule_free") from error
     try:
-        score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
+        score_translations([""], [""], tokenize=bleu_tokenizer, metrics=("bleu",))
     except (ImportError, ValueError) as error:
         must = f"be one that can be used here ({error})"
-        raise wrong("decoding.bleu_tokenizer", must, recipe.decoding.bleu_tokenizer) from error
+        raise wrong("decoding.bleu_tokenizer", must, bleu_tokenizer) from error
     installed = [str(tracker) for tracker in get_available_trackers()]
-    for name in recipe.logging.trackers:
+    for name in trackers:
         if name not in installed:  # Accelerate would leave it out, without an error
             ones = ", ".join(installed) or "there is none"
-            raise ValueError(f"`logging.trackers` must name installed ones ({ones}), but names {name}.")
+            raise wrong("logging.trackers", f"name installed ones ({ones})", name, verb="names")
 
 
-def check_start(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> None:
+def check_start(found: Iterable[Fault]) -> None:
     """Raise a `ValueError` for what would end a run or make it worthless, and warn of what costs much of it."""
-    recipe.data.check_room(config)
-    for fault in faults(recipe, corpus, config):
+    for fault in found:
         if fault.level == "error" and fault.check in ("ends", "round_trip", "positions"):
             raise ValueError(fault.message)
         logger.warning("warning: %s", fault.message)
 
 
 def faults(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> Iterator[Fault]:
-    """Find what is wrong with the tokenizers, the lengths and the limits of a run."""
+    """Find what is wrong with the tokenizers, the lengths and the limits of a run; no room is a `ValueError`."""
+    recipe.data.check_room(config)
     targets = [pair["target"] for pair in corpus.validation_pairs]
-    yield from faults_of_targets(tokenizer_key(recipe), corpus.tokenizers, targets)
+    yield from faults_of_targets(tokenizer_key(recipe.tokenizer, recipe.model), corpus.tokenizers, targets)
     training = corpus.training
     splits = {"data.train": training.rows} if isinstance(training, StoredRows) else {}
     splits |= {"data.validation": corpus.validation, **corpus.tests}
-    yield from _too_long(recipe, position_limit(config), splits)
-    yield from _cut_off(recipe, corpus.validation.target_lengths)
+    yield from _too_long(recipe.data, recipe.validation, position_limit(config), splits)
+    yield from _cut_off(recipe.decoding, recipe.validation, corpus.validation.target_lengths)
     if isinstance(training, StoredRows):
         usual = np.median(training.rows.source_lengths + training.rows.target_lengths)
         if usual > recipe.optimization.tokens_per_update:
@@ -85,9 +87,9 @@ def faults(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> Iterator
             yield Fault("lengths", _graded(dropped / total), "data.max_source_tokens", message)
 
 
-def tokenizer_key(recipe: Recipe) -> str:
+def tokenizer_key(tokenizer: TokenizerRecipe, model: ModelRecipe) -> str:
     """Return the key of a recipe that decides about its tokenizers."""
-    given = {"tokenizer.path": recipe.tokenizer.path, "model.start_from": recipe.model.start_from}
+    given = {"tokenizer.path": tokenizer.path, "model.start_from": model.start_from}
     return next((key for key, value in given.items() if value is not None), "tokenizer.vocab_size")
 
 
@@ -113,10 +115,12 @@ def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str
         yield Fault("round_trip", _graded(len(changed) / len(tried)), key, message)
 
 
-def _too_long(recipe: Recipe, positions: int | None, splits: Mapping[str, EncodedPairs]) -> Iterator[Fault]:
+def _too_long(
+    data: DataRecipe, validation: ValidationRecipe, positions: int | None, splits: Mapping[str, EncodedPairs]
+) -> Iterator[Fault]:
     """Find rows, and a length of what is generated, that are too long for the model or for attention."""
-    data, new_tokens = recipe.data, recipe.validation.max_new_tokens
-    if positions is not None and recipe.validation.sentences != 0 and new_tokens > positions:
+    new_tokens = validation.max_new_tokens
+    if positions is not None and validation.sentences != 0 and new_tokens > positions:
         message = f"`validation.max_new_tokens` must be at most {positions}, the model's positions, but is "
         yield Fault("positions", "error", "validation.max_new_tokens", f"{message}{new_tokens} instead.")
     most = positions or MOST_SOURCE_TOKENS
@@ -133,11 +137,11 @@ def _too_long(recipe: Recipe, positions: int | None, splits: Mapping[str, Encode
             yield Fault("positions", "error", key, message + ", or give the model more." * bool(positions), found)
 
 
-def _cut_off(recipe: Recipe, lengths: np.ndarray) -> Iterator[Fault]:
+def _cut_off(decoding: DecodingRecipe, validation: ValidationRecipe, lengths: np.ndarray) -> Iterator[Fault]:
     """Find validation references, of so many tokens, that are longer than what may be generated."""
-    limits = {"decoding.max_length": (recipe.decoding.max_length, 1)}  # which counts the decoder's start token
-    if recipe.validation.sentences != 0:
-        limits["validation.max_new_tokens"] = recipe.validation.max_new_tokens, 0
+    limits = {"decoding.max_length": (decoding.max_length, 1)}  # which counts the decoder's start token
+    if validation.sentences != 0:
+        limits["validation.max_new_tokens"] = validation.max_new_tokens, 0
     for key, (limit, more) in limits.items():
         found = _longest(lengths, limit - more)
         if len(found) > SOME * len(lengths):

@@ -30,7 +30,7 @@ from heedful.training.processes.signals import StopSignals, TrainingInterrupted
 from heedful.training.recipe import Recipe
 from heedful.training.run_folder.checkpoints import CheckpointStore, checkpoint_to_resume
 from heedful.training.run_folder.progress import Progress, place_in_run
-from heedful.training.start_checks import check_start
+from heedful.training.start_checks import check_start, faults
 from heedful.training.updates.engine import Result, Results
 from heedful.training.updates.schedule import learning_rate
 
@@ -56,10 +56,10 @@ class TrainingLoop:
     ):
         self.recipe, self.settings, self.after_validation = recipe, recipe.optimization, after_validation
         self.corpus, self.accelerator = corpus, accelerator
-        resumed_from = checkpoint_to_resume(recipe, accelerator)
+        resumed_from = checkpoint_to_resume(recipe.folder if recipe.resume else None, accelerator)
         set_seed(recipe.seed)
         model = make_model(recipe.model, corpus.tokenizers, resumed_from)
-        check_start(recipe, corpus, model.config)
+        check_start(faults(recipe, corpus, model.config))
         self.d_model = model.config.d_model
         self.engine = make_engine(accelerator, model, self.settings)
         self.signals, self.watch = StopSignals(), make_watch(accelerator)
@@ -289,7 +289,7 @@ class TrainingLoop:
         """Measure loss and scores on the validation pairs, and note how good they are."""
         is_saved = self.checkpoints.saved_update == self.progress.update
         with self.signals.interrupting(self._interruption()) if is_saved else nullcontext():
-            values = validate(self.recipe, self.corpus, self.engine)
+            values = validate(self.recipe.validation, self.recipe.decoding, self.corpus, self.engine)
         self.engine.model.train()
         values = broadcast(self.accelerator, values)  # so that all ranks stop early, or none
         self.log.write_validation(self.progress, values)

@@ -20,7 +20,7 @@ from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import affordable_metrics, score_translations
 from heedful.protocols import Seq2SeqModel, TrainableModel
 from heedful.training.processes.collectives import all_reduce, is_sharded
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import DecodingRecipe, ValidationRecipe
 from heedful.training.updates.engine import TrainingEngine
 
 METRICS = ("bleu", "chrf", "chrf++", "exact_match", *ERROR_RATES)  # all but TER, which is slow
@@ -28,14 +28,16 @@ LOWER_IS_BETTER = ("loss", *ERROR_RATES)
 Pairs = list[dict[str, Any]]
 
 
-def validate(recipe: Recipe, corpus: Corpus, engine: TrainingEngine) -> dict[str, float]:
+def validate(
+    settings: ValidationRecipe, decoding: DecodingRecipe, corpus: Corpus, engine: TrainingEngine
+) -> dict[str, float]:
     """Return loss, perplexity and, where the recipe asks for translations, scores on the validation pairs.
 
     The model is left evaluating.
     """
-    settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
+    accelerator, budget = engine.accelerator, engine.feed.token_budget
     pairs, tokenizers = sample(corpus.validation_pairs, settings.sentences), corpus.tokenizers
-    scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer, "ignore": recipe.decoding.ignore}
+    scoring = {"metrics": METRICS, "tokenize": decoding.bleu_tokenizer, "ignore": decoding.ignore}
     search: dict[str, Any] = {"num_beams": 1, "max_new_tokens": settings.max_new_tokens}
     search |= {"target_language": corpus.target_language, "token_budget": budget}
     with _measured_model(engine) as model:

@@ -21,7 +21,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_name_inside, flush, leftovers, remove, written_whole
 from heedful.protocols import TrainableModel
 from heedful.training.processes.collectives import Watch, any_rank, broadcast
-from heedful.training.recipe import CheckpointRecipe, Recipe
+from heedful.training.recipe import CheckpointRecipe, DecodingRecipe, Recipe, ValidationRecipe
 from heedful.training.recipe_file import read_recipe, to_yaml
 from heedful.training.run_folder.progress import Progress
 from heedful.training.updates.engine import TrainingEngine
@@ -166,10 +166,9 @@ def write_manifest(folder: Path) -> None:
     flush(folder / MANIFEST)
 
 
-def checkpoint_to_resume(recipe: Recipe, accelerator: Accelerator) -> Path | None:
-    """Return the newest whole checkpoint of the run, as the main process sees it; `None` for none."""
-    is_reader = recipe.resume and accelerator.is_main_process
-    newest = newest_whole_checkpoint(recipe.folder / CHECKPOINTS) if is_reader else None
+def checkpoint_to_resume(run: Path | None, accelerator: Accelerator) -> Path | None:
+    """Return the newest whole checkpoint in a run's folder, as the main process sees it; `None` for none."""
+    newest = newest_whole_checkpoint(run / CHECKPOINTS) if run is not None and accelerator.is_main_process else None
     return cast("Path | None", broadcast(accelerator, newest))
 
 
@@ -197,7 +196,9 @@ class CheckpointStore:
         if progress.machine not in ("", now.machine):
             differ = "the run goes on, and equals an uninterrupted one up to rounding, not to the bit"
             logger.warning("before: %s; now: %s: %s", progress.machine, now.machine, differ)
-        if _measured(self.recipe, now) != _measured(read_recipe(path / RECIPE), progress):
+        recipe, before = self.recipe, read_recipe(path / RECIPE)
+        measured = _measured(recipe.validation, recipe.decoding, recipe.data.references, now)
+        if measured != _measured(before.validation, before.decoding, before.data.references, progress):
             # What was best by another measure is not compared; the weights that are resumed are measured again.
             progress.best, progress.validations_without_improvement, progress.awaits_validation = None, 0, True
             progress.validated_update = min(progress.validated_update, progress.update - 1)
@@ -252,11 +253,12 @@ class CheckpointStore:
             self.prune(progress)  # a recipe that keeps fewer than before makes room
 
 
-def _measured(recipe: Recipe, progress: Progress) -> tuple[Any, ...]:
+def _measured(
+    asked: ValidationRecipe, scored: DecodingRecipe, references: str | None, progress: Progress
+) -> tuple[Any, ...]:
     """Return what the values of validations depend on, besides the weights; the checksum of their rows comes first."""
-    asked, scored, rows = recipe.validation, recipe.decoding, (progress.data or "")[:64]
-    scores = asked.sentences, asked.max_new_tokens, scored.bleu_tokenizer, scored.ignore
-    return asked.select, rows, asked.select != "loss" and (*scores, recipe.data.references)
+    scores = asked.sentences, asked.max_new_tokens, scored.bleu_tokenizer, scored.ignore, references
+    return asked.select, (progress.data or "")[:64], asked.select != "loss" and scores
 
 
 def clear_leftovers(folder: Path, update: int) -> None:

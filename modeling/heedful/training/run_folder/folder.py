@@ -57,19 +57,21 @@ def check_output_folder(recipe: Recipe) -> None:
     except ValueError as error:
         raise ValueError(f"The run that is resumed has a recipe ({written}) of another version: {error}") from error
     for name, (then, value) in changed_keys(earlier, now).items():
-        if (reason := _reason_against(name, (then, value), recipe)) is not None:
+        if (
+            reason := _reason_against(name, (then, value), recipe.optimization.optimizer, recipe.allow_changes)
+        ) is not None:
             raise wrong(name, f"be as in the run that is resumed ({then})", value, advice=reason)
 
 
-def _reason_against(name: str, values: tuple[object, object], recipe: Recipe) -> str | None:
+def _reason_against(name: str, values: tuple[object, object], optimizer: str, allow_changes: bool) -> str | None:
     """Return why a key of a run may not change from one of the values to the other, `None` where it may."""
     if name.startswith("tokenizer."):
         return "the weights know no other tokenizer"
     if name == "optimization.optimizer" and {*values} != {"adam", "adamw"}:
         return "no other optimizer can go on with its state"
-    if name == "optimization.beta1" and recipe.optimization.optimizer == "schedule_free":
+    if name == "optimization.beta1" and optimizer == "schedule_free":
         return "the average of the weights is made with it"
-    return None if recipe.allow_changes else OTHER_RUN
+    return None if allow_changes else OTHER_RUN
 
 
 def _check_overwrite(folder: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from heedful.training.recipe import OptimizationRecipe, Recipe
+from heedful.training.recipe import OptimizationRecipe
 
 # Sums over updates: the loss in nats, tokens of targets, of both sides, and with padding, seconds, and so on.
 SUMS: tuple[str, ...] = ("loss", "r_drop", "distillation", "gradient_norm", "target_tokens", "tokens", "padded_tokens")
@@ -60,15 +60,16 @@ def place_in_run(progress: Progress, settings: OptimizationRecipe) -> str:
     return f"after update {progress.update:,}{of_updates}{of_epochs}"
 
 
-def early_end(by: str | None, recipe: Recipe, progress: Progress) -> dict[str, Any]:
+def early_end(
+    by: str | None, settings: OptimizationRecipe, patience: int | None, progress: Progress
+) -> dict[str, Any]:
     """Return what a run says of its end where a key of its recipe came before its last update, else nothing."""
-    settings = recipe.optimization
     lengths = {name: length for name in ("max_updates", "max_epochs") if (length := getattr(settings, name))}
     if by is None or (by == "optimization.max_minutes" and not lengths):  # the one limit of the run
         return {}
     resumed = f"`resume=true {by}=…` goes on from there"
     if by == "validation.patience":
-        limit = f"no improvement in {recipe.validation.patience} validations"
+        limit = f"no improvement in {patience} validations"
         advice = f"where that is not wanted, {resumed}"
     else:
         limit = f"{settings.max_minutes:g} minutes"

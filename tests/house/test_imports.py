@@ -22,7 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LABORATORY = sorted((ROOT / "heedful_lab").rglob("*.py"))
 # From the ground to the roof, as in CONTRIBUTING.md; a file imports its own floor and those below.
 FLOORS = [
-    "files figures host protocols checksums_* messages_* symbols_* versions_* configuration_*",
+    "files figures host protocols recipe_keys checksums_* messages_* symbols_* versions_* configuration_*",
     "*_heed",
     "modeling_* tokenization_* registration",
     "data/ evaluation/",

@@ -22,6 +22,7 @@ from heedful.data.epochs.corpus import Corpus
 from heedful.data.tokenizer_training import SUBWORDS, TokenizerRecipe
 from heedful.figures import save_figure
 from heedful.files import listed, write_text
+from heedful.messages_heed import wrong
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.monitoring import read_curves
 from heedful.training.model_of_recipe import check_model, config_of
@@ -304,7 +305,7 @@ def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
         section = section.get(name) if isinstance(section, dict) else None
     if not isinstance(section, dict) or (key not in section and section is not tree["model"]["options"]):
         must = f"name one of {', '.join(KNOBS)}, or a key of the recipe"
-        raise ValueError(f"`--vary` must {must}, but names {knob} instead.")
+        raise wrong("--vary", must, knob, verb="names")
     return section, key
 
 

@@ -47,7 +47,7 @@ def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path 
             model = type(model).from_pretrained(checkpoint, config=model.config, trust_remote_code=False)
         except RuntimeError as error:  # what transformers raises for weights of other sizes
             must = f"have the sizes of the run that is resumed ({checkpoint}), with allow_changes=true too"
-            raise ValueError(f"`model` must {must}, but has others instead.") from error
+            raise wrong("model", must, "others", verb="has") from error
     if recipe.activation_checkpointing:
         getattr(model, f"{CHECKPOINTING}_enable")()
     return model

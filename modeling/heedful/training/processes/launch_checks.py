@@ -4,6 +4,7 @@ import os
 
 import torch
 
+from heedful.messages_heed import wrong
 from heedful.training.processes.launcher import is_set, local_world_size, world_size
 from heedful.training.recipe import OptimizationRecipe
 
@@ -19,7 +20,7 @@ def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
     if kind == "FSDP":
         if on_cpu:
             where = "where the accelerate file says `distributed_type: FSDP`"
-            raise ValueError(f"`optimization.device` must be auto or cuda {where}, but is cpu instead.")
+            raise wrong("optimization.device", f"be auto or cuda {where}", "cpu")
         _check_field("fsdp_version", "FSDP_VERSION", "2", unset="1")
         reason = "every process makes or loads the same weights"
         _check_field("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", "false", reason)

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import Seq2SeqTrainingArguments
 
+from heedful.messages_heed import wrong
 from heedful.training.trainer.batches import is_list
 
 BY_LENGTH = "(`tokens_per_update` groups by length without changing the updates)"
@@ -39,7 +40,7 @@ def check_settings(given: Mapping[str, Any], tokens_per_update: int | None, buck
     """Refuse settings (Seq2SeqTrainer's, and ours) that contradict each other, break promises, or do nothing."""
     args, rows = given.get("args"), given.get("train_dataset")
     if not isinstance(args, Seq2SeqTrainingArguments):
-        raise ValueError(f"`args` must be Seq2SeqTrainingArguments, but is {type(args).__name__} instead.")
+        raise wrong("args", "be Seq2SeqTrainingArguments", type(args).__name__)
     holds = {
         "always": True,
         "on the CPU": args.device.type == "cpu",
@@ -57,8 +58,8 @@ def check_settings(given: Mapping[str, Any], tokens_per_update: int | None, buck
     }
     for name, value in {"tokens_per_update": tokens_per_update, "buckets_per_update": buckets_per_update}.items():
         if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"`{name}` must be a whole number of at least 1, but is {value!r} instead.")
+            raise wrong(name, "be a whole number of at least 1", repr(value))
     for when, name, right, wanted in RULES:
         value = not_in_args[name] if name in not_in_args else attrgetter(name)(args)
         if holds[when] and value not in right:
-            raise ValueError(f"`{name}` must be {wanted}, but is {value} instead.")
+            raise wrong(name, f"be {wanted}", value)

@@ -16,6 +16,7 @@ from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_w
 from transformers.utils import logging
 
 from heedful.data.epochs.micro_batches import Tensors
+from heedful.messages_heed import wrong
 from heedful.training.trainer import batches as of_lists
 from heedful.training.trainer.batches import is_list
 
@@ -71,7 +72,7 @@ class StreamedBatches(IterableDataset[Tensors]):
         if size not in (None, read):
             found = "more" if read > size else read
             must = f"have the length that it says, which is {size} batches"
-            raise ValueError(f"`train_dataset` must {must}, but has {found} instead.")
+            raise wrong("train_dataset", must, found, verb="has")
         if update and size is not None:
             self._note(update)
             yield update
@@ -80,7 +81,7 @@ class StreamedBatches(IterableDataset[Tensors]):
         if update and not self.marks and not self.epoch:
             size_of_one = f"`gradient_accumulation_steps` × processes ({self.parts}) batches"
             must = f"hold enough pairs for one update, which has {size_of_one}"
-            raise ValueError(f"`train_dataset` must {must}, but has {len(update)} instead.")
+            raise wrong("train_dataset", must, len(update), verb="has")
         self.left_over = update
 
     def _note(self, update: list[Tensors]) -> None:
@@ -149,7 +150,7 @@ class SharedUpdates(Seq2SeqTrainer):
         if not is_list(rows):
             return self._loader_of_stream(rows)
         if not len(rows):
-            raise ValueError("`train_dataset` must hold at least one pair, but is empty instead.")
+            raise wrong("train_dataset", "hold at least one pair", "empty")
         batches = of_lists.micro_batches(rows, self.args, self.tokens_per_update, self.buckets_per_update)
         epoch = of_lists.Epoch(len(batches), lambda: self.state.global_step * batches.parts // len(batches))
         seed = partial(seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index)
@@ -174,7 +175,7 @@ class SharedUpdates(Seq2SeqTrainer):
             raise ValueError("`train_dataset` must have a length with `tokens_per_update`, but has none.")
         if not isinstance(rows, IterableDataset):
             must = "have a length or be an IterableDataset"
-            raise ValueError(f"`train_dataset` must {must}, but is {type(rows).__name__} instead.")
+            raise wrong("train_dataset", must, type(rows).__name__)
         args, copies = self.args, self.get_tp_size()
         loading = self._loading() | {"num_workers": min(1, args.dataloader_num_workers)}
         if args.dataloader_num_workers > 1:

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.teacher import TEACHER_COLUMNS
 from heedful.loss_heed import LOGITS_AT_ONCE, replace_by_gradient, smoothed_cross_entropy
+from heedful.messages_heed import wrong
 from heedful.training.recipe import OptimizationRecipe
 
 
@@ -38,7 +39,7 @@ class Objective:
         rates = (getattr(config, name) for name in type(config).__dataclass_fields__ if name.endswith("dropout"))
         if settings.r_drop is not None and not any(rates):
             must = "empty for a model without `dropout`, whose two passes are the same"
-            raise ValueError(f"`optimization.r_drop` must be {must}, but is {settings.r_drop} instead.")
+            raise wrong("optimization.r_drop", f"be {must}", settings.r_drop)
         return cls(settings.r_drop, None if settings.distillation is None else settings.distillation_weight)
 
     @property

@@ -59,10 +59,7 @@ class RotaryPositions(nn.Module):
 
 
 def positions_of(
-    length: int,
-    past_length: int | torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    device: torch.device | str,
+    length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None, device: torch.device | str
 ) -> torch.Tensor:
     """Return the `(batch, length)` positions of the newest tokens, padding on either side not counted.
 

@@ -10,11 +10,7 @@ NAME_HELP = "Of a recipe or a size, to print its file; `keys` for a recipe with 
 
 
 def recipes(
-    name: Annotated[
-        str | None,
-        Argument(metavar="[NAME]", help=NAME_HELP),
-    ] = None,
-    as_json: options.AsJson = False,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help=NAME_HELP)] = None, as_json: options.AsJson = False
 ) -> None:
     """List the recipes and model sizes that come with Heedful, or print one."""
     from heedful.training import recipe_file

@@ -77,10 +77,7 @@ class CleaningReport:
 
 
 def clean_pairs(
-    pairs: "Dataset | IterableDataset",
-    rules: CleaningRules,
-    held_out: Rows = (),
-    both_directions: bool = False,
+    pairs: "Dataset | IterableDataset", rules: CleaningRules, held_out: Rows = (), both_directions: bool = False
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
     """Return the pairs that break no rule, in their order, and the report, which a `ValueError` holds if none is left.
 

@@ -66,14 +66,11 @@ def score_rows(model: Seq2SeqModel, rows: Sequence[Row], token_budget: int) -> l
 
 
 def forced_batches(
-    model: Seq2SeqModel,
-    rows: Sequence[Row] | EncodedPairs,
-    lengths: tuple[TokenCounts, TokenCounts],
-    token_budget: int,
+    model: Seq2SeqModel, rows: Sequence[Row] | EncodedPairs, lengths: tuple[TokenCounts, TokenCounts], budget: int
 ) -> Iterator[tuple[list[int], Inputs, torch.Tensor, torch.Tensor]]:
     """Yield the rows, of such sources and targets, in batches: numbers, the inputs of encoder and decoder, labels."""
     pad, start = (special_token(model, name) for name in ("pad_token_id", "decoder_start_token_id"))
-    for (numbers,) in UpdateBatches(*lengths, BatchingSettings(token_budget)).epoch(0):
+    for (numbers,) in UpdateBatches(*lengths, BatchingSettings(budget)).epoch(0):
         batch = collate([rows[number] for number in numbers], pad)
         inputs = {name: values.to(device_of(model)) for name, values in batch.items()}
         labels = inputs.pop("labels")

@@ -10,10 +10,7 @@ from transformers import GenerationConfig
 from heedful.protocols import Seq2SeqModel
 
 # Settings that only `BeamSearch` reads, with the values that change nothing; a recipe writes them into a config.
-SEARCH_SETTINGS: dict[str, Any] = {
-    "length_penalty_form": (None, "power"),
-    "tokens_beyond_source": (None,),
-}
+SEARCH_SETTINGS: dict[str, Any] = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
 LONGEST_SOURCE = "longest_trained_source"  # the tokens of the longest source that the model has learned from
 # A source of more tokens is refused unless the model has learned from longer ones: attention takes the square of it.
 MOST_SOURCE_TOKENS = 8192

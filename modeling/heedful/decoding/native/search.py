@@ -11,7 +11,7 @@ from heedful.decoding.engines import Result
 from heedful.decoding.native.network import DecodingState, NativeNetwork, best_tokens
 from heedful.decoding.search_settings import end_tokens, filler
 from heedful.decoding.strategies.beams import Beam, Hypotheses, check_found
-from heedful.decoding.strategies.steps import RowFunction
+from heedful.decoding.strategies.steps import OnRows
 from heedful.generation_heed import FiniteLogits, check_logits
 
 # The share of finished sentences at which they leave the batch, for which what a state knows of the others is copied.
@@ -26,7 +26,7 @@ class SearchSettings:
     def __init__(self, config: GenerationConfig, processor: LogitsProcessorList, prompt_length: int):
         self.config = config
         others = LogitsProcessorList(each for each in processor if not isinstance(each, FiniteLogits))
-        self.processor: RowFunction | None = others or None
+        self.processor: OnRows | None = others or None
         self.beams: int = config.num_beams or 1  # K
         self.returned: int = config.num_return_sequences or 1  # hypotheses of each sentence
         self.max_new_tokens: int = config.max_length - prompt_length

@@ -20,7 +20,7 @@ from heedful.decoding.search_settings import HUB_MODES, LengthPenaltyForm, end_t
 from heedful.decoding.strategies import steps
 from heedful.decoding.strategies.beams import NEVER, Beam, check_found, coverage_penalty
 from heedful.decoding.strategies.constraints import ForcedWords, Progress, Words, read_constraints
-from heedful.decoding.strategies.steps import RowFunction
+from heedful.decoding.strategies.steps import OnRows
 from heedful.files import check_at_least
 from heedful.generation_heed import check_logits
 from heedful.protocols import Seq2SeqModel
@@ -78,8 +78,8 @@ class BeamSearch:
         self,
         model: Seq2SeqModel,
         input_ids: torch.Tensor,
-        logits_processor: RowFunction,
-        stopping_criteria: RowFunction,
+        logits_processor: OnRows,
+        stopping_criteria: OnRows,
         generation_config: GenerationConfig,
         inputs_tensor: torch.Tensor | None = None,
         **model_kwargs: Any,
@@ -166,12 +166,7 @@ class _Search:
     """The state of one beam search and its step."""
 
     def __init__(
-        self,
-        strategy: BeamSearch,
-        config: GenerationConfig,
-        ensemble: _Ensemble,
-        processor: RowFunction,
-        criteria: RowFunction,
+        self, strategy: BeamSearch, config: GenerationConfig, ensemble: _Ensemble, processor: OnRows, criteria: OnRows
     ):
         prompts = ensemble.prompts  # (B, K, L)
         self.strategy, self.config, self.ensemble = strategy, config, ensemble

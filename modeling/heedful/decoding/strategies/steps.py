@@ -18,7 +18,7 @@ from heedful.versions_heed import CACHE, by_name, cache_of
 
 Averaging = Literal["probabilities", "log_probabilities"]
 Arguments = dict[str, Any]  # of the model, as `generate()` collects them
-RowFunction = Callable[..., torch.Tensor]  # logits processors or stopping criteria, of the tokens and scores of rows
+OnRows = Callable[..., torch.Tensor]  # logits processors or stopping criteria, of the tokens and scores of rows
 
 
 def check_request(

@@ -17,6 +17,8 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokeni
 
 from heedful.configuration_base_heed import special_token
 from heedful.decoding.search_settings import SEARCH_SETTINGS, Inputs, asked_of, device_of, length_penalty
+from heedful.decoding.strategies import graphs
+from heedful.decoding.strategies.beam_search import BeamSearch
 from heedful.generation_heed import COMPILED_DEVICES, check_logits, counted
 from heedful.protocols import Seq2SeqModel
 
@@ -97,15 +99,11 @@ class GenerateEngine:
 
     def generate(self, inputs: Inputs, settings: GenerationConfig, processor: Processor) -> Result:
         """Return the `(rows, length)` tokens of a batch, and their scores if the search has computed them."""
-        if self.model.device.type in COMPILED_DEVICES and not self.ensemble and processor is None:
-            from heedful.decoding.strategies import graphs
-
-            if graphs.may_use_graphs(self.model, inputs, settings):
-                return graphs.generate(self.model, inputs, settings), None
+        is_plain = self.model.device.type in COMPILED_DEVICES and not self.ensemble and processor is None
+        if is_plain and graphs.may_use_graphs(self.model, inputs, settings):
+            return graphs.generate(self.model, inputs, settings), None
         search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
         if self.ensemble or asked_of(settings, SEARCH_SETTINGS):
-            from heedful.decoding.strategies.beam_search import BeamSearch
-
             search["custom_generate"] = BeamSearch(models=self.ensemble)
         if settings.stop_strings is not None:
             search["tokenizer"] = self.tokenizer

@@ -19,6 +19,7 @@ from heedful.configuration_base_heed import TEXT_TASK, position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.engines import EngineName, GenerateEngine, Hypothesis, Progress, ignored
 from heedful.decoding.loading import load_model, load_tokenizers, model_folder, resolve_device
+from heedful.decoding.native.engine import NativeEngine, may_replace
 from heedful.decoding.native.kernels import Precision
 from heedful.decoding.paragraphs import Paragraphs
 from heedful.decoding.scoring import PairScore, score_stream
@@ -375,8 +376,6 @@ class Translator:
         """Return the engine of this call, with the model's present weights."""
         if self.engine != "auto":
             return self._current(self.engine)
-        from heedful.decoding.native.engine import may_replace
-
         if may_replace(self.model, config):
             try:
                 return self._current("native")
@@ -393,8 +392,6 @@ class Translator:
             if name == "generate":
                 engine = GenerateEngine(self.model, self.ensemble, self.tokenizers.target)
             else:  # which checks the precision's name
-                from heedful.decoding.native.engine import NativeEngine
-
                 engine = NativeEngine(self.model, self.precision)
             self._engines[name] = engine
         return engine

@@ -20,6 +20,7 @@ from heedful.data.sources import read_pairs
 from heedful.decoding.loading import load_model
 from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.decoding.translation import Translator
+from heedful.pipeline_heed import pipelines_of_folder
 from heedful.protocols import TrainableModel
 from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.recipe import CardRecipe, DecodingRecipe, Recipe
@@ -58,8 +59,6 @@ def is_translation(source_language: str, target_language: str) -> bool:
 
 def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelerator: Accelerator) -> TrainableModel:
     """Write the final folder on the main process, and return the model with the published weights on every rank."""
-    from heedful.pipeline_heed import pipelines_of_folder
-
     checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
     model = cast("TrainableModel", load_model(checkpoints[-1]))
     what = "weights" if len(checkpoints) == 1 else "average"

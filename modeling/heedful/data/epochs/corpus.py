@@ -3,22 +3,23 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 
 from heedful.data.cleaning import CleaningReport, source_digests
 from heedful.data.data_recipe import DataRecipe
+from heedful.data.epochs.augmentation import Augmentation
 from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
+from heedful.data.epochs.denoising import HELD_OUT, Denoising
 from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.sampling import Sampling
+from heedful.data.epochs.streaming import encode_in_shares, stream_updates
+from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.mixture import both_ways, numbers_of_parts, rows_of_parts, source_prefixes, with_other_direction
 from heedful.data.splits import Splits
 from heedful.data.tokenization import TokenizerPair
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from heedful.data.epochs.teacher import TeacherTokens
 
 Update = list[list[Row]]  # buckets of rows
 Draw = Callable[[EncodedPairs, int], EncodedPairs]
@@ -31,7 +32,7 @@ class StoredRows:
     rows: EncodedPairs
     batching: BatchingSettings
     drawn: Sequence[Draw]  # choose or change them anew in every epoch
-    teacher: "TeacherTokens | None"  # what it says goes along with each row
+    teacher: TeacherTokens | None  # what it says goes along with each row
     parts: dict[str, int]  # rows of each part of a mixture, by its key in the recipe
     digests: np.ndarray  # checksums of the sources
     fingerprint: str  # a checksum of the rows
@@ -68,7 +69,7 @@ class StreamedRows:
     encoder: PairEncoder
     batching: BatchingSettings
     pool_size: int  # rows that are read, sorted and shuffled at a time
-    accelerator: "Accelerator | None"  # `None` for one process
+    accelerator: Accelerator | None  # `None` for one process
     pairs: int | None = None  # rows, known when an epoch was read to its end
     fingerprint = ""
 
@@ -84,8 +85,6 @@ class StreamedRows:
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        from heedful.data.epochs.streaming import encode_in_shares, stream_updates
-
         rows, counts = encode_in_shares(self.encoder, self.stream, self.accelerator), Counter[bool]()
         fitting = (row for row in rows if counts.update([row is not None]) or row is not None)
         yield from stream_updates(fitting, self.batching, pool_size=self.pool_size, epoch=epoch)
@@ -114,7 +113,7 @@ def encode(
     kept: Splits,
     tokenizers: TokenizerPair,
     teacher: str | None = None,
-    accelerator: "Accelerator | None" = None,
+    accelerator: Accelerator | None = None,
 ) -> Corpus:
     """Turn pairs into rows of token ids, and prepare what every epoch draws from them by the seed of `batching`.
 
@@ -127,8 +126,6 @@ def encode(
     pairs: Any = with_other_direction(kept.train) if data.both_directions else kept.train
     drawn: list[Draw] = []
     if data.denoise:
-        from heedful.data.epochs.denoising import HELD_OUT, Denoising
-
         pairs = pairs.select(np.flatnonzero(np.isin(numbers_of_parts(pairs), data.denoised)))
         denoising = Denoising(encoder, batching.seed)
         drawn.append(denoising.rows)
@@ -169,16 +166,10 @@ def _stored(
     if not len(rows):
         raise _nothing_left(encoder, rows.left_out)
     if data.temperature != 1:
-        from heedful.data.epochs.sampling import Sampling
-
         drawn.append(Sampling(numbers, data.temperature, batching.seed).rows)
     if any(asdict(data.augmentation).values()):
-        from heedful.data.epochs.augmentation import Augmentation
-
         drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed).rows)
     if folder is not None:
-        from heedful.data.epochs.teacher import TeacherTokens
-
         teacher = TeacherTokens(folder)
         fingerprint += teacher.check(encoder.tokenizers, rows)
     return StoredRows(rows, batching, drawn, teacher, parts, np.unique(source_digests(pairs)), fingerprint)

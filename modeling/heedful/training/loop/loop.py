@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from heedful.data.epochs.corpus import Corpus, StoredRows, Update
 from heedful.data.epochs.micro_batches import split_update
-from heedful.training.loop.feed import MadeUpdate
+from heedful.training.loop.feed import MadeUpdate, made_ahead
 from heedful.training.loop.monitoring import LOG_FILE, RunLog
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
@@ -113,8 +113,6 @@ class TrainingLoop:
         # Not where ranks read a stream together: two threads of each would talk to the others at once.
         is_safe = self.accelerator.num_processes == 1 or isinstance(self.corpus.training, StoredRows)
         if self.engine.feed.is_ahead and is_safe:
-            from heedful.training.loop.feed import made_ahead
-
             updates = made_ahead(updates)
         with closing(updates):
             while not self._is_finished():

@@ -21,6 +21,7 @@ from heedful import processor_heed
 from heedful.host import keep_freed_memory, share_cores
 from heedful.messages_heed import wrong
 from heedful.training.processes.collectives import Watch
+from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.processes.launch_checks import check_launch, check_processes
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import OptimizationRecipe
@@ -85,8 +86,6 @@ def make_watch(accelerator: Accelerator, **settings: float) -> Watch:
     """Return the watch for as many processes as there are, with settings of `Heartbeat`."""
     if accelerator.num_processes == 1:
         return Watch()
-    from heedful.training.processes.heartbeat import Heartbeat
-
     return Heartbeat(accelerator, **settings)
 
 

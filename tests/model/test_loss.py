@@ -50,12 +50,6 @@ def test_loss_and_gradient_do_not_depend_on_padding(kind, padding):
 
 
 @of_both_families
-def test_num_items_in_batch_is_the_divisor(kind):
-    model, batch = training_model(kind), collated(rows())
-    assert_near(model(**batch, num_items_in_batch=2 * LABELS).loss * 2, model(**batch).loss)
-
-
-@of_both_families
 @torch.no_grad()
 def test_the_training_loss_is_smoothed_and_the_evaluation_loss_is_the_likelihood(kind):
     model, batch = training_model(kind), collated(rows())

@@ -33,6 +33,7 @@ EXTRA_KEYS = (
 # Others' names of fields, by what they mean and not by their letters; "" is none.
 MEANT_KEYS = {
     "feed_forward_proj": "activation_function",
+    "post_norm_eps": "",
     "share_embeddings": "share_encoder_decoder_embeddings",
     "static_position_embeddings": "position_encoding",
     "tie_encoder_decoder": "",
@@ -52,7 +53,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
         "dropout_rate hidden_dropout_prob hidden_dropout": "dropout",
         "attention_probs_dropout_prob attn_dropout": "attention_dropout",
         "hidden_act hidden_activation activation": "activation_function",
-        "layer_norm_epsilon rms_norm_eps norm_eps": "layer_norm_eps",
+        "layer_norm_epsilon rms_norm_eps norm_eps norm_epsilon": "layer_norm_eps",
         "n_positions": "max_position_embeddings",
         "src_vocab_size": "vocab_size",
         "tgt_vocab_size": "decoder_vocab_size",

@@ -9,7 +9,7 @@ import pytest
 from transformers import GenerationConfig
 
 from heedful.decoding.confidence import Confidence, settings_of
-from heedful.decoding.translation import Translation
+from heedful.decoding.engines import Translation
 from helpers import assert_error
 
 

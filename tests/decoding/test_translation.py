@@ -26,10 +26,10 @@ from transformers import (
 from heedful import BackTranslation, BeamSearch, attention_maps, pipeline_heed
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding import translation
-from heedful.decoding.engines import evaluation_mode, pad_sources, token_batches
+from heedful.decoding.engines import Translation, evaluation_mode, pad_sources, token_batches
 from heedful.decoding.native.decoder import NativeDecoder
 from heedful.decoding.paragraphs import Paragraphs
-from heedful.decoding.translation import Translation, Translator
+from heedful.decoding.translation import Translator
 from heedful.pipeline_heed import HeedTranslationPipeline, pipelines_of_folder
 from helpers import assert_error, assert_near, assert_refused, tiny_model
 from memorised import memorised_model, saved_in

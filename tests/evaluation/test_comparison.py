@@ -15,7 +15,7 @@ from sacrebleu.significance import PairedTest
 
 from heedful import Translator, compare_translations
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.decoding.translation import Translation
+from heedful.decoding.engines import Translation
 from heedful.evaluation.comparison import ComparisonSettings, comparison_table
 from heedful.evaluation.metrics import METRICS, score_translations
 from helpers import assert_refused, untrained_folder

@@ -17,6 +17,8 @@ from helpers import assert_error, assert_refused
 from tiny_runs import tiny_recipe
 
 pytest.importorskip("optuna")
+
+
 def knobs(recipe):
     return knobs_of(recipe.tokenizer, recipe.model, recipe.optimization)
 

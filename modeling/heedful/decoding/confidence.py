@@ -10,9 +10,9 @@ from typing import Any, Literal, Self
 import numpy as np
 from transformers import GenerationConfig
 
+from heedful.decoding.engines import Translation
 from heedful.decoding.loading import model_folder
 from heedful.decoding.search_settings import asked_of
-from heedful.decoding.translation import Translation
 from heedful.files import read_object, write_text
 
 CONFIDENCE_FILE = "confidence.json"

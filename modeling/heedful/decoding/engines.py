@@ -54,6 +54,13 @@ class Hypothesis:
     finished: bool = True
 
 
+@dataclass(frozen=True)
+class Translation(Hypothesis):
+    """One translation of one sentence: a hypothesis and its decoded `text`."""
+
+    text: str = ""
+
+
 class GenerateEngine:
     """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches.
 

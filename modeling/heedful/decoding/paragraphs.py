@@ -4,12 +4,12 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
 
+from heedful.decoding.engines import Translation
 from heedful.sentences_heed import LINE_BREAK, joined_sentences, split_sentences
 from heedful.symbols_heed import trimmed
 
-Ranked = list[Any]  # the `Translation`s of a sentence or a line, best first
+Ranked = list[Translation]  # the `Translation`s of a sentence or a line, best first
 FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,}|\$\$(?=\s*$)|\\[][](?=\s*$))")
 FRONT = "---", "+++"  # around the front matter of a page
 FRONT_MATTER = re.compile(r"[\w.-]+\s*[:=]|\s+\S|- |#")  # one line of it
@@ -80,7 +80,7 @@ class Paragraphs:
                 text = joined_sentences(text, parts[place].text.strip() if place in parts else "", between) + behind
                 between = behind
             ids = tuple(chain.from_iterable(part.token_ids for part in parts.values()))
-            score = sum(part.score for part in parts.values()) / len(parts) if parts else None
+            score = sum(part.score or 0.0 for part in parts.values()) / len(parts) if parts else None
             finished = all(part.finished for part in parts.values())
             results.append(replace(nothing, token_ids=ids, score=score, finished=finished, text=text))
         return results

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 from heedful.configuration_base_heed import TEXT_TASK, position_limit
 from heedful.data.tokenization import TokenizerPair
-from heedful.decoding.engines import EngineName, GenerateEngine, Hypothesis, Progress, ignored
+from heedful.decoding.engines import EngineName, GenerateEngine, Progress, Translation, ignored
 from heedful.decoding.loading import load_model, load_tokenizers, model_folder, resolve_device
 from heedful.decoding.native.engine import NativeEngine, may_replace
 from heedful.decoding.native.kernels import Precision
@@ -31,13 +31,6 @@ from heedful.messages_heed import wrong
 from heedful.protocols import Seq2SeqModel
 from heedful.sentences_heed import LINE_BREAK
 from heedful.symbols_heed import UNKNOWN, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
-
-
-@dataclass(frozen=True)
-class Translation(Hypothesis):
-    """One translation of one sentence: a hypothesis and its decoded `text`."""
-
-    text: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from heedful.decoding.engines import Translation
 from heedful.decoding.strategies.sampling import SeededSampling
-from heedful.decoding.translation import Translation, Translator
+from heedful.decoding.translation import Translator
 from heedful.files import check_at_least
 from heedful.symbols_heed import check_are_several, trimmed
 

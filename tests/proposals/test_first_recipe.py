@@ -40,14 +40,10 @@ def test_columns_are_found_or_asked_for(tmp_path):
     for name, text, expected in [
         ("a.tsv", "ko\ten\nNo. Yes.\tIt is.\n", ("ko", "en")),
         ("a.csv", "id;DE;en_US\n1;x;y\n", ("DE", "en_US")),
-        ("a.csv", "source,target\nx,y\n", ("source", "target")),
         ("a.tsv", "Hallo\tHello\nx\ty\n", ("1", "2")),
         ("a.txt", licensed, ("1", "2")),
-        ("a.jsonl", '{"translation": {"de": "x", "en": "y"}}\n', ("de", "en")),
-        ("a.json", '[{"id": 3, "src": "x", "tgt": "y"}]', ("src", "tgt")),
         ("a.jsonl", '{"word": "x", "sounds": "y"}\n', ("word", "sounds")),
         ("a.csv", "en,de\n" + "".join(f"A b {n},D e {n}\n" for n in range(30)) + "Hello,Hallo\n", ("en", "de")),
-        ("a.tsv", "headword\tIPA\nhouse\thaus\n", ("headword", "IPA")),
         ("a.tsv", "palabra\tAFI\n" + "".join(f"{text}\t{text}\n" for text in WORDS), ("palabra", "AFI")),
         ("a.tsv", "0\t1\nA b c.\tD e f.\n", ("0", "1")),  # as pandas numbers columns
         ("a.tsv", "de\tde\nen\ten\n", ("1", "2")),
@@ -162,7 +158,6 @@ FORMS = [
 
 def test_a_table_of_word_forms_gets_its_tags_as_a_second_source_column_and_characters(tmp_path):
     named = [("lemma", "form", "features"), *FORMS]
-    joined = [(f"{lemma} {tag}", form) for lemma, form, tag in FORMS]
     other = [(f"{lemma} is {tag}", form) for lemma, form, tag in FORMS]
     spaced = [(f"{lemma} {tag.replace(';', ' ')}", form) for lemma, form, tag in FORMS]
     dates = [(f"{day} {month} 1999", f"1999-{month}-{day}") for day in range(1, 29) for month in ("May", "Juni")]
@@ -171,7 +166,6 @@ def test_a_table_of_word_forms_gets_its_tags_as_a_second_source_column_and_chara
         ("named", named, {}, ("lemma,features", "form"), "character"),
         ("plain", FORMS, {}, ("1,3", "2"), "character"),
         ("asked", named, {"source": "1,3", "target": "2"}, ("lemma,features", "form"), "character"),
-        ("joined", joined, {}, ("1", "2"), "character"),
         ("spaced", spaced, {}, ("1", "2"), "character"),
         ("dates", dates, {"source": "1", "target": "2"}, ("1", "2"), "bpe"),
         ("reinflected", reinflected, {}, ("1,3", "4"), "character"),
@@ -374,16 +368,3 @@ def test_outputs_in_scripts_of_many_bytes_are_not_cut(tmp_path):
         longest = max(corpus.validation.target_lengths.max(), corpus.training.rows.target_lengths.max())
         assert longest <= recipe.validation.max_new_tokens < 5 * longest
         assert longest < recipe.decoding.max_length
-
-
-def test_a_recipe_says_which_exports_its_tokenizers_allow(tmp_path):
-    told = {
-        "byte pairs of both sides, which `heedful page` and every export take": PAIRS,
-        "joint: true  # one vocabulary, which all exports take; pages need one of byte pairs": [
-            (sound, sound[::-1]) for _, sound in SPELLINGS
-        ],
-        "joint: false  # two vocabularies, which onnx and ctranslate2 take; pages need one of byte pairs": SPELLINGS,
-    }
-    for number, (note, rows) in enumerate(told.items()):
-        path = write(table_file(tmp_path / "a.tsv", rows), tmp_path / f"{number}.yaml").path
-        assert note in path.read_text()

